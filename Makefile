@@ -1,0 +1,42 @@
+# Every target makes what it needs on a fresh machine: `make demo` and `make test` are all the set-up there is.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.PHONY: demo test test-all lint format bench docs clean
+
+# pip and not uv: torch is pinned here so that the small CPU build is taken; the package itself declares a range.
+$(STAMP): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/nantrap demo
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+test: lint
+	$(BIN)/pytest -q -n 2
+
+test-all: lint
+	$(BIN)/pytest -q -n 2 -m 'slow or not slow'
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/overhead.py
+
+docs: $(STAMP)
+	$(BIN)/python docs/build.py
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,0 +1,47 @@
+"""The exception tree. Everything nantrap raises on purpose derives from `NantrapError`.
+
+NantrapError
+├── NonFiniteError        the guard stopped the run; carries the incident
+├── UsageError            the call cannot be right: says what, where and what to do (also a ValueError)
+│   └── FormatError       a file is not what it should be: names the field or the byte (exit code 2)
+└── MissingExtraError     an optional dependency is not installed: names the extra (also an ImportError)
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nantrap.incident import Incident
+
+
+class NantrapError(Exception):
+    """Base of everything nantrap raises on purpose."""
+
+
+class NonFiniteError(NantrapError):
+    """The guard stopped the run. `incident` says what happened; the state is as before the failed step."""
+
+    def __init__(self, message: str, *, incident: Incident) -> None:
+        super().__init__(message)
+        self.incident = incident
+
+
+class UsageError(NantrapError, ValueError):
+    """The call cannot be right. The message says what, where and what to do."""
+
+
+class FormatError(UsageError):
+    """A file or a mapping is not what it should be. The message names the field."""
+
+
+class MissingExtraError(NantrapError, ImportError):
+    """An optional dependency is not installed."""
+
+    def __init__(self, package: str, *, extra: str) -> None:
+        super().__init__(
+            f"{package} is not installed; it belongs to an optional part of nantrap. "
+            f"Install it with: pip install 'nantrap[{extra}]'"
+        )
+        self.package = package
+        self.extra = extra

@@ -1,0 +1,81 @@
+"""The gradient norm, as `clip_grad_norm_` takes it, and what to do when it overflows.
+
+The norm is taken anyway by everybody who clips, and a finite norm proves that every gradient is finite: it is
+the free flag of a healthy step. The converse does not hold: squares of finite gradients above 1.8e19 (float32) or
+256 (float16 with a float16 result) overflow, and clipping by an infinite norm silently zeroes the whole update.
+`exact_norm` settles the doubt.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from nantrap.finite.check import readable
+
+try:
+    from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+except ImportError:  # torch < 2.6 has the two halves only inside clip_grad_norm_
+
+    def get_total_norm(tensors: Sequence[Tensor]) -> Tensor:  # type: ignore[misc]
+        """The 2-norm over all tensors, in the order of operations of `clip_grad_norm_`."""
+        if not tensors:
+            return torch.tensor(0.0)
+        norms = [torch.linalg.vector_norm(tensor, 2.0) for tensor in tensors]
+        device = norms[0].device
+        return torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]), 2.0)
+
+    def clip_grads_with_norm_(parameters: Sequence[Tensor], max_norm: float, total: Tensor) -> None:  # type: ignore[misc]
+        """Scale gradients in place by `max_norm / (total + 1e-6)`, at most 1."""
+        coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        for parameter in parameters:
+            if parameter.grad is not None:
+                parameter.grad.mul_(coefficient.to(parameter.grad.device))
+
+
+def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The total 2-norm, bit for bit as `torch.nn.utils.clip_grad_norm_` computes it; stays on the device."""
+    with torch.no_grad():
+        if any(gradient.is_sparse for gradient in gradients):
+            gradients = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+        norm = get_total_norm(gradients)
+        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+
+
+def clip_with_norm(
+    parameters: Sequence[Tensor], *, max_norm: float, total: Tensor, known: float | None = None
+) -> None:
+    """Clip as `clip_grad_norm_` does. With the norm `known` on the host, a factor of exactly 1 is not multiplied out."""
+    if known is not None and known + 1e-6 < max_norm * (1 - 1e-6):
+        return  # the clamped coefficient is 1.0, and x * 1.0 is x, bit for bit
+    sparse = [p for p in parameters if p.grad is not None and p.grad.is_sparse]
+    if sparse:
+        coefficient = torch.clamp(max_norm / (total + 1e-6), max=1.0)
+        for parameter in sparse:
+            assert parameter.grad is not None
+            parameter.grad.mul_(coefficient.to(parameter.grad.device))
+        parameters = [p for p in parameters if p.grad is not None and not p.grad.is_sparse]
+    clip_grads_with_norm_(parameters, max_norm, total)
+
+
+def exact_norm(gradients: Sequence[Tensor]) -> float:
+    """The norm in float64, scaled against overflow: finite whenever every gradient is finite. Reads the device."""
+    scale, total = 0.0, 0.0
+    for gradient in gradients:
+        dense = readable(gradient)
+        if dense is None:
+            continue
+        peak = float(torch.linalg.vector_norm(dense.double(), math.inf))
+        if peak == 0.0:
+            continue
+        if not math.isfinite(peak):
+            return math.nan
+        scaled = float(torch.linalg.vector_norm(dense.double() / peak))
+        # sqrt(sum_i (peak_i * scaled_i)^2), kept relative to the largest peak seen
+        top = max(scale, peak)
+        total = total * (scale / top) ** 2 + (scaled * peak / top) ** 2
+        scale = top
+    return scale * math.sqrt(total)

@@ -1,0 +1,108 @@
+"""Exact statistics of one tensor. Slow on purpose-built paths nowhere: it runs only after an alarm."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from nantrap.finite.check import readable
+from nantrap.incident import TensorStats
+
+_CHUNK = 1 << 22
+"""Values looked at together: bounds the temporary memory to some tens of megabytes however large the tensor is."""
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`float16` for `torch.float16`."""
+    return str(dtype).removeprefix("torch.")
+
+
+def limit_of(dtype: torch.dtype) -> float:
+    """The largest finite value of a floating-point dtype (of the real part for complex ones)."""
+    return float(torch.finfo(dtype).max)
+
+
+def tensor_stats(tensor: Tensor) -> TensorStats:
+    """Count NaN, +Inf, -Inf and zeros exactly; min, max, mean and absmax of the finite part, in float64.
+
+    A complex number counts once for each part that is bad, and its `shape` is the tensor's own.
+    """
+    shape, name = tuple(tensor.shape), dtype_name(tensor.dtype)
+    if tensor.is_meta:
+        return TensorStats(shape=shape, dtype=name, numel=tensor.numel())
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return _integer_stats(tensor, shape, name)
+    dense = readable(tensor)
+    if dense is None:
+        return TensorStats(shape=shape, dtype=name, numel=tensor.numel())
+    counts = [0, 0, 0, 0]
+    low, high, total, finite_count = math.inf, -math.inf, 0.0, 0
+    for chunk in dense.reshape(-1).split(_CHUNK):
+        finite = chunk.isfinite()
+        good = chunk[finite]
+        summary = torch.stack(
+            [chunk.isnan().sum(), chunk.isposinf().sum(), chunk.isneginf().sum(), (chunk == 0).sum()]
+        ).tolist()
+        counts = [a + int(b) for a, b in zip(counts, summary, strict=True)]
+        if good.numel():
+            chunk_low, chunk_high = torch.aminmax(good)
+            low, high = min(low, float(chunk_low)), max(high, float(chunk_high))
+            total += float(good.sum(dtype=torch.float64))
+            finite_count += good.numel()
+    absmax = max(abs(low), abs(high)) if finite_count else None
+    return TensorStats(
+        shape=shape,
+        dtype=name,
+        numel=dense.numel(),
+        nan=counts[0],
+        posinf=counts[1],
+        neginf=counts[2],
+        zeros=counts[3],
+        min=low if finite_count else None,
+        max=high if finite_count else None,
+        mean=total / finite_count if finite_count else None,
+        absmax=absmax,
+        headroom_bits=headroom_bits(absmax, tensor.dtype),
+    )
+
+
+def headroom_bits(absmax: float | None, dtype: torch.dtype) -> float | None:
+    """How many doublings are left before `absmax` overflows `dtype`; `None` where it makes no sense."""
+    if absmax is None or absmax == 0 or not (dtype.is_floating_point or dtype.is_complex):
+        return None
+    return round(math.log2(limit_of(dtype)) - math.log2(absmax), 3)
+
+
+def first_nonfinite_index(tensor: Tensor) -> tuple[int, ...] | None:
+    """Index of the first non-finite value in row-major order, or `None`."""
+    dense = readable(tensor)
+    if dense is None:
+        return None
+    bad = (~dense.isfinite()).reshape(-1)
+    if not bool(bad.any()):
+        return None
+    position = int(bad.to(torch.uint8).argmax())
+    index = []
+    for size in reversed(dense.shape):
+        index.append(position % size)
+        position //= size
+    return tuple(reversed(index))[: max(tensor.dim(), 1)]
+
+
+def _integer_stats(tensor: Tensor, shape: tuple[int, ...], name: str) -> TensorStats:
+    if tensor.numel() == 0 or tensor.layout != torch.strided:
+        return TensorStats(shape=shape, dtype=name, numel=tensor.numel())
+    values = tensor.detach().to(torch.int64)
+    low, high = (int(value) for value in torch.aminmax(values))
+    return TensorStats(
+        shape=shape,
+        dtype=name,
+        numel=tensor.numel(),
+        zeros=int((values == 0).sum()),
+        min=float(low),
+        max=float(high),
+        mean=float(values.to(torch.float64).mean()),
+        absmax=float(max(abs(low), abs(high))),
+    )

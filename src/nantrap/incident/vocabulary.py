@@ -1,0 +1,286 @@
+"""The words of DESIGN: what an incident is made of. Frozen, slotted, no torch.
+
+TensorStats  what a tensor holds, in numbers
+Source       a line of the user's code
+Site         where: phase, module, operation, autograd node, source, rank
+Finding      one observation: this tensor, here, holds non-finite values
+Frame        one operation on the way to the origin, with its magnitude
+Probe        a `nantrap.probe` point as it was in the failed step
+Evidence     one reason to believe a cause
+Fix          what to do, and whether a trial showed that it works
+Cause        a diagnosis
+Trial        a replay with exactly one thing changed
+Incident     one failed step
+
+Every class keeps the fields it does not know (written by a newer nantrap) in `extra`, so that an old
+reader never loses what a new writer said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Literal
+
+from nantrap.incident.codes import BY_SLUG
+
+Phase = Literal["data", "state", "forward", "backward", "optimizer"]
+PHASES: tuple[Phase, ...] = ("data", "state", "forward", "backward", "optimizer")
+
+FindingKind = Literal[
+    "batch", "parameter", "buffer", "optimizer_state", "ema",
+    "loss", "term", "activation", "gradient", "grad_norm", "spike", "watch",
+]  # fmt: skip
+
+
+class Action(str, Enum):
+    """What the guard did with the step. Compares equal to its plain string."""
+
+    APPLY = "apply"
+    SKIP = "skip"
+    ROLLBACK = "rollback"
+    STOP = "stop"
+
+    def __str__(self) -> str:
+        return self.value
+
+
+def _nothing() -> Mapping[str, Any]:
+    return {}
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStats:
+    """Exact statistics of one tensor. `min`, `max`, `mean` and `absmax` are of the finite part, `None` if there is none.
+
+    `headroom_bits` is log2(dtype's largest value / absmax): how many doublings are left before overflow.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str
+    numel: int
+    nan: int = 0
+    posinf: int = 0
+    neginf: int = 0
+    zeros: int = 0
+    min: float | None = None
+    max: float | None = None
+    mean: float | None = None
+    absmax: float | None = None
+    headroom_bits: float | None = None
+    extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+    @property
+    def nonfinite(self) -> int:
+        """How many values are NaN, +Inf or -Inf."""
+        return self.nan + self.posinf + self.neginf
+
+    def describe(self) -> str:
+        """What is wrong in a few words: `28 of 1,568 values are NaN`."""
+        parts = [
+            f"{count:,} {word}"
+            for count, word in ((self.nan, "NaN"), (self.posinf, "+Inf"), (self.neginf, "-Inf"))
+            if count
+        ]
+        if not parts:
+            if self.absmax is None:
+                return f"{self.numel:,} values"
+            return f"{self.numel:,} finite values, absmax {self.absmax:.4g}"
+        if len(parts) == 1:
+            count, word = parts[0].rsplit(" ", 1)
+            verb = "is" if count == "1" else "are"
+            return f"{count} of {self.numel:,} values {verb} {word}"
+        return f"of {self.numel:,} values " + ", ".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A line of the user's code. `column` and `end_column` (0-based) mark the guilty expression where known."""
+
+    file: str
+    line: int
+    function: str = ""
+    text: str = ""
+    column: int | None = None
+    end_column: int | None = None
+    inferred: bool = False
+    extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Site:
+    """Where something happened. `call` counts the calls of one module inside one forward, from 0."""
+
+    phase: Phase
+    module: str | None = None
+    op: str | None = None
+    node: str | None = None
+    source: Source | None = None
+    rank: int = 0
+    call: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One observation: the tensor `name`, of this kind, seen in this phase, with its statistics."""
+
+    kind: FindingKind
+    name: str
+    phase: Phase
+    stats: TensorStats | None = None
+    value: float | None = None
+    note: str = ""
+    first_index: tuple[int, ...] | None = None
+    samples: tuple[int, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One operation on the way to the origin: how large its result was, so that one sees 5.9e4 before 65504."""
+
+    op: str
+    module: str | None = None
+    dtype: str = ""
+    absmax: float | None = None
+    nonfinite: int = 0
+    phase: Phase = "forward"
+    line: int | None = None
+    origin: bool = False
+    extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """A `nantrap.probe` point as it was in the failed step, with the values watched beside it."""
+
+    name: str
+    stats: TensorStats
+    watch: Mapping[str, float] = field(default_factory=_nothing)
+    first_bad: bool = False
+    extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """One reason to believe a cause: measured on the step, shown by a trial, or read from the history."""
+
+    text: str
+    kind: Literal["measured", "trial", "history"] = "measured"
+    trial: int | None = None
+    data: Mapping[str, Any] = field(default_factory=_nothing)
+    extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Fix:
+    """What to do. `verified` only when trial number `trial` made the step finite with exactly this change."""
+
+    text: str
+    code: str = ""
+    diff: str = ""
+    verified: bool = False
+    trial: int | None = None
+    extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """A diagnosis. `proven` means a trial, or a measurement that admits no other reading; else it is a guess."""
+
+    slug: str
+    proven: bool = False
+    confidence: float = 0.0
+    summary: str = ""
+    evidence: tuple[Evidence, ...] = ()
+    fix: Fix | None = None
+    extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+    @property
+    def code(self) -> str:
+        """The stable code, `NT203`."""
+        entry = BY_SLUG.get(self.slug)
+        return entry.code if entry else "NT000"
+
+    @property
+    def title(self) -> str:
+        """The cause in one line, independent of this incident."""
+        entry = BY_SLUG.get(self.slug)
+        return entry.title if entry else self.slug
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """A replay of the failed step with exactly one thing changed. `finite` is `None` when it could not be run."""
+
+    number: int
+    name: str
+    change: str
+    finite: bool | None
+    loss: float | None = None
+    note: str = ""
+    milliseconds: float = 0.0
+    extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One failed step: what was seen, where it began, why, and what was done.
+
+    The names are the same in `incident.json`. `notes` says in words what could not be established.
+    """
+
+    step: int
+    rank: int = 0
+    phase: Phase = "forward"
+    module: str | None = None
+    op: str | None = None
+    node: str | None = None
+    source: Source | None = None
+    call: int | None = None
+    findings: tuple[Finding, ...] = ()
+    causes: tuple[Cause, ...] = ()
+    refuted: tuple[Cause, ...] = ()
+    samples: tuple[int, ...] = ()
+    dataset_indices: tuple[int, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    frames: tuple[Frame, ...] = ()
+    probes: tuple[Probe, ...] = ()
+    action: Action = Action.SKIP
+    loss: float | None = None
+    terms: Mapping[str, float] = field(default_factory=_nothing)
+    grad_norm: float | None = None
+    lr: tuple[float, ...] = ()
+    exact: bool | None = None
+    same_as: int | None = None
+    bundle: str | None = None
+    notes: tuple[str, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+    @property
+    def site(self) -> Site:
+        """Where it began, as one object."""
+        return Site(
+            phase=self.phase,
+            module=self.module,
+            op=self.op,
+            node=self.node,
+            source=self.source,
+            rank=self.rank,
+            call=self.call,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The incident as plain JSON values, with its schema."""
+        from nantrap.incident.codec import encode_incident
+
+        return encode_incident(self)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Incident:
+        """Read what `to_dict` wrote, also by a newer nantrap. A malformed mapping raises an error that names the field."""
+        from nantrap.incident.codec import decode_incident
+
+        return decode_incident(data)
