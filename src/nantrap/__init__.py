@@ -1,1 +1,68 @@
-"""nantrap: stops NaN and Inf before they reach the weights, names the guilty operation, proves the cause."""
+"""nantrap: stops NaN and Inf before they reach the weights, names the guilty operation, proves the cause.
+
+Importing this package imports no torch: the names below are resolved when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from nantrap._version import __version__
+from nantrap.errors import FormatError, MissingExtraError, NantrapError, NonFiniteError, UsageError
+from nantrap.incident import Action, Cause, Evidence, Finding, Incident, Site, TensorStats, Trial
+
+if TYPE_CHECKING:
+    from nantrap import ops as ops
+    from nantrap.guard import Guard as Guard
+    from nantrap.guard import Limit as Limit
+    from nantrap.guard import Outcome as Outcome
+    from nantrap.guard import Policy as Policy
+    from nantrap.locate import probe as probe
+
+_LAZY = {
+    "Guard": "nantrap.guard",
+    "Limit": "nantrap.guard",
+    "Outcome": "nantrap.guard",
+    "Policy": "nantrap.guard",
+    "probe": "nantrap.locate",
+}
+_LAZY_MODULES = frozenset({"ops"})
+
+__all__ = [
+    "Action",
+    "Cause",
+    "Evidence",
+    "Finding",
+    "FormatError",
+    "Guard",
+    "Incident",
+    "Limit",
+    "MissingExtraError",
+    "NantrapError",
+    "NonFiniteError",
+    "Outcome",
+    "Policy",
+    "Site",
+    "TensorStats",
+    "Trial",
+    "UsageError",
+    "__version__",
+    "ops",
+    "probe",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        value = getattr(importlib.import_module(_LAZY[name]), name)
+    elif name in _LAZY_MODULES:
+        value = importlib.import_module(f"nantrap.{name}")
+    else:
+        raise AttributeError(f"module 'nantrap' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -45,9 +45,7 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
         return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
 
 
-def clip_with_norm(
-    parameters: Sequence[Tensor], *, max_norm: float, total: Tensor, known: float | None = None
-) -> None:
+def clip_with_norm(parameters: Sequence[Tensor], *, max_norm: float, total: Tensor, known: float | None = None) -> None:
     """Clip as `clip_grad_norm_` does. With the norm `known` on the host, a factor of exactly 1 is not multiplied out."""
     if known is not None and known + 1e-6 < max_norm * (1 - 1e-6):
         return  # the clamped coefficient is 1.0, and x * 1.0 is x, bit for bit

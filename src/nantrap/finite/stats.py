@@ -43,7 +43,12 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
         finite = chunk.isfinite()
         good = chunk[finite]
         summary = torch.stack(
-            [chunk.isnan().sum(), chunk.isposinf().sum(), chunk.isneginf().sum(), (chunk == 0).sum()]
+            [
+                chunk.isnan().sum(),
+                chunk.isposinf().sum(),
+                chunk.isneginf().sum(),
+                (chunk == 0).sum(),
+            ]
         ).tolist()
         counts = [a + int(b) for a, b in zip(counts, summary, strict=True)]
         if good.numel():

@@ -1,1 +1,8 @@
-"""guard"""
+"""The guard: detects by one flag a step, contains, acts, records."""
+
+from nantrap.guard.guard import Guard
+from nantrap.guard.outcome import Outcome
+from nantrap.guard.policy import Policy
+from nantrap.guard.watch import Limit
+
+__all__ = ["Guard", "Limit", "Outcome", "Policy"]

@@ -51,11 +51,7 @@ def encode(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
-        plain = {
-            spec.name: encode(getattr(value, spec.name))
-            for spec in fields(value)
-            if spec.name != "extra"
-        }
+        plain = {spec.name: encode(getattr(value, spec.name)) for spec in fields(value) if spec.name != "extra"}
         if isinstance(value, Cause):  # for readers that have no table of codes
             plain["code"] = value.code
             plain["title"] = value.title

@@ -35,29 +35,61 @@ _TABLE: Final = (
     Code("NT207", "exploding_recurrence", "one forward pass multiplied its values again and again"),
     Code("NT301", "singular_gradient_at_zero", "the derivative is infinite at exactly zero"),
     Code("NT302", "arccos_boundary", "the derivative of acos or asin is infinite at ±1"),
-    Code("NT303", "where_unselected_branch", "a branch that was not selected put NaN into the gradient"),
-    Code("NT304", "degenerate_linalg_backward", "the gradient of a decomposition with a repeated or zero spectrum"),
+    Code(
+        "NT303",
+        "where_unselected_branch",
+        "a branch that was not selected put NaN into the gradient",
+    ),
+    Code(
+        "NT304",
+        "degenerate_linalg_backward",
+        "the gradient of a decomposition with a repeated or zero spectrum",
+    ),
     Code("NT401", "fp16_forward_overflow", "an activation exceeded the range of float16"),
     Code("NT402", "fp16_loss_overflow", "the loss was reduced in half precision and overflowed"),
-    Code("NT403", "mask_overflow", "a mask value near the dtype's limit overflowed when something was added"),
+    Code(
+        "NT403",
+        "mask_overflow",
+        "a mask value near the dtype's limit overflowed when something was added",
+    ),
     Code("NT404", "eps_underflow_half", "an epsilon is zero in the precision in which it is used"),
     Code("NT405", "adam_eps_underflow_half", "Adam's eps is zero in the precision of its state"),
-    Code("NT406", "optimizer_constant_rounding", "an optimizer constant rounds to one in its precision"),
-    Code("NT407", "loss_scale_misuse", "the loss scale overflowed, collapsed or was applied in the wrong order"),
+    Code(
+        "NT406",
+        "optimizer_constant_rounding",
+        "an optimizer constant rounds to one in its precision",
+    ),
+    Code(
+        "NT407",
+        "loss_scale_misuse",
+        "the loss scale overflowed, collapsed or was applied in the wrong order",
+    ),
     Code("NT501", "lr_too_high", "the learning rate is beyond the stability limit"),
     Code("NT502", "exploding_gradient", "the gradients grew step by step until they overflowed"),
     Code("NT503", "grad_norm_overflow", "the norm of finite gradients overflowed"),
-    Code("NT504", "bad_initialisation", "the first forward pass is already far outside any useful range"),
+    Code(
+        "NT504",
+        "bad_initialisation",
+        "the first forward pass is already far outside any useful range",
+    ),
     Code("NT601", "uninitialised_memory", "a parameter or buffer was never initialised"),
     Code("NT602", "corrupt_optimizer_state", "the optimizer state was bad before the step"),
     Code("NT603", "corrupt_checkpoint", "the weights were non-finite when they were loaded"),
     Code("NT604", "resume_lr_jump", "restored state changed the learning rate"),
-    Code("NT605", "bn_buffers_poisoned", "a buffer updated in the forward pass holds non-finite values"),
+    Code(
+        "NT605",
+        "bn_buffers_poisoned",
+        "a buffer updated in the forward pass holds non-finite values",
+    ),
     Code("NT606", "ema_poisoned", "the averaged weights hold non-finite values"),
     Code("NT701", "rank_divergence", "the ranks hold or decided different things"),
     Code("NT702", "hardware_fault", "the exact replay does not reproduce the failure"),
     Code("NT703", "compiler_bug", "the compiled model differs from the eager one"),
-    Code("NT704", "backend_or_kernel_bug", "one kernel is wrong on inputs for which the reference is right"),
+    Code(
+        "NT704",
+        "backend_or_kernel_bug",
+        "one kernel is wrong on inputs for which the reference is right",
+    ),
 )
 
 BY_SLUG: Final = MappingProxyType({entry.slug: entry for entry in _TABLE})
@@ -68,7 +100,5 @@ def lookup(code_or_slug: str) -> Code:
     """Find a cause by code (`NT203`, `nt203`) or slug (`softmax_fully_masked_row`)."""
     entry = BY_CODE.get(code_or_slug.upper()) or BY_SLUG.get(code_or_slug.lower())
     if entry is None:
-        raise UsageError(
-            f"no cause is called {code_or_slug!r}; `nantrap explain` lists every code and slug"
-        )
+        raise UsageError(f"no cause is called {code_or_slug!r}; `nantrap explain` lists every code and slug")
     return entry

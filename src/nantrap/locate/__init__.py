@@ -1,1 +1,26 @@
-"""locate"""
+"""Where it began: the first guilty operation, in forward, backward, optimizer, state or data, down to the sample."""
+
+from nantrap.locate.batch import batch_size, select, tensors_of
+from nantrap.locate.locate import locate
+from nantrap.locate.location import Location, batch_findings, finding
+from nantrap.locate.probes import clear_probes, probe, read_probes
+from nantrap.locate.rng import RngState
+from nantrap.locate.samples import find_samples
+from nantrap.locate.step import FailedStep, RootCall
+
+__all__ = [
+    "FailedStep",
+    "Location",
+    "RngState",
+    "RootCall",
+    "batch_findings",
+    "batch_size",
+    "clear_probes",
+    "find_samples",
+    "finding",
+    "locate",
+    "probe",
+    "read_probes",
+    "select",
+    "tensors_of",
+]

@@ -1,0 +1,150 @@
+"""How fast is `nantrap audit`, and how much memory does it take?
+
+Writes a checkpoint of model and Adam state (`--gb`, default 2) into a temporary folder, reads it several ways, each in
+a process of its own, and deletes it. The rival is the line everybody writes: `torch.load`, then `isnan` over the model,
+a third of the data. `read` is the bandwidth of plain reads with as many threads as the audit has workers.
+
+    python benchmarks/audit.py --gb 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+
+def write_checkpoint(path: Path, gigabytes: float) -> int:
+    """Model and Adam moments of equal size, in tensors of 4096 × 1024."""
+    import torch
+
+    layers = max(1, round(gigabytes * 1e9 / (3 * 4096 * 1024 * 4)))
+    weights = {f"layers.{i}.weight": torch.randn(4096, 1024) for i in range(layers)}
+    state = {
+        i: {"step": torch.tensor(100.0), "exp_avg": torch.randn(4096, 1024), "exp_avg_sq": torch.rand(4096, 1024)}
+        for i in range(layers)
+    }
+    groups = [{"lr": 1e-4, "betas": (0.9, 0.999), "params": list(range(layers))}]
+    torch.save({"model": weights, "optimizer": {"state": state, "param_groups": groups}, "step": 100}, path)
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.close(descriptor)
+    return path.stat().st_size
+
+
+def forget(path: str) -> None:
+    """Take the file out of the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def plain_read(path: str) -> None:
+    from nantrap.checkpoints.scan import default_workers
+
+    descriptor, size, workers = os.open(path, os.O_RDONLY), os.path.getsize(path), default_workers()
+    part = 32 << 20
+
+    def read(begin: int) -> None:
+        buffer = memoryview(bytearray(2 << 20))
+        for offset in range(begin, min(begin + part, size), len(buffer)):
+            os.preadv(descriptor, [buffer], offset)
+
+    with ThreadPoolExecutor(workers) as pool:
+        list(pool.map(read, range(0, size, part)))
+    os.close(descriptor)
+
+
+def load_and_isnan(path: str) -> None:
+    import torch
+
+    checkpoint = torch.load(path)
+    assert not any(torch.isnan(p).any() for p in checkpoint["model"].values())
+
+
+def audit_with_crc(path: str) -> None:
+    from nantrap.checkpoints import audit
+
+    assert audit(path).healthy
+
+
+def audit_fast(path: str) -> None:
+    from nantrap.checkpoints import audit
+
+    assert audit(path, verify=False).healthy
+
+
+WAYS: dict[str, Callable[[str], None]] = {
+    "read": plain_read,
+    "torch.load + isnan(model)": load_and_isnan,
+    "nantrap audit": audit_with_crc,
+    "nantrap audit --fast": audit_fast,
+}
+
+
+def measure_here(way: str, path: str, *, cold: bool) -> None:
+    """Run once, in this process, and print seconds and the peak of the resident memory in bytes."""
+    import torch
+
+    if way.startswith("nantrap"):
+        torch.set_num_threads(1)  # as the command does
+    if cold:
+        forget(path)
+    begin = time.perf_counter()
+    WAYS[way](path)
+    seconds = time.perf_counter() - begin
+    # Not ru_maxrss: a child inherits the peak of the process that forked it.
+    peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    print(seconds, int(peak.split()[1]) * 1024)
+
+
+def measure(way: str, path: Path, *, cold: bool, repeat: int) -> tuple[float, float]:
+    """Median seconds and greatest peak over several fresh processes."""
+    command = [sys.executable, __file__, "--way", way, "--path", str(path)] + (["--cold"] if cold else [])
+    runs = []
+    for _ in range(repeat):
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+        runs.append((float(output[0]), float(output[1])))
+    return statistics.median(run[0] for run in runs), max(run[1] for run in runs)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gb", type=float, default=2.0, help="size of the checkpoint")
+    parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--dir", help="where to write it; needs the space")
+    parser.add_argument("--way", choices=WAYS, help=argparse.SUPPRESS)
+    parser.add_argument("--path", help=argparse.SUPPRESS)
+    parser.add_argument("--cold", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.way:
+        measure_here(arguments.way, arguments.path, cold=arguments.cold)
+        return
+    import torch
+
+    with tempfile.TemporaryDirectory(dir=arguments.dir) as folder:
+        path = Path(folder) / "step_100.pt"
+        size = write_checkpoint(path, arguments.gb)
+        print(f"{size / 1e9:.2f} GB, {os.cpu_count()} cores, torch {torch.__version__}, {platform.machine()}, ")
+        print("| | seconds | GB/s | peak RSS MB | times faster than torch.load + isnan | of read |")
+        print("| --- | --- | --- | --- | --- | --- |")
+        for cold in (False, True):
+            results = {way: measure(way, path, cold=cold, repeat=arguments.repeat) for way in WAYS}
+            rival, bandwidth = results["torch.load + isnan(model)"][0], results["read"][0]
+            for way, (seconds, peak) in results.items():
+                print(
+                    f"| {way}, {'cold' if cold else 'warm'} | {seconds:.2f} | {size / 1e9 / seconds:.1f} "
+                    f"| {peak / 1e6:.0f} | {rival / seconds:.1f} × | {bandwidth / seconds:.0%} |"
+                )
+
+
+if __name__ == "__main__":
+    main()

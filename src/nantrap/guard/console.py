@@ -1,0 +1,57 @@
+"""What the guard says: one line a skip, the diagnostic once, a summary at the end. Words go to standard error."""
+
+from __future__ import annotations
+
+import sys
+
+from nantrap.guard.ladder import Tally
+from nantrap.incident import Action, Incident
+from nantrap.report import one_line, render_incident
+
+
+class Console:
+    """Prints, unless it is quiet. Holds nothing else."""
+
+    def __init__(self, *, quiet: bool) -> None:
+        self.quiet = quiet
+
+    def say(self, text: str) -> None:
+        """One line of the guard's own."""
+        if not self.quiet:
+            print(f"nantrap: {text}", file=sys.stderr, flush=True)  # noqa: T201
+
+    def incident(self, incident: Incident, reason: str) -> None:
+        """The line of an incident and, unless it was seen before, its diagnostic."""
+        self.say(one_line(incident, reason))
+        if not self.quiet and incident.same_as is None and (incident.op or incident.causes):
+            print(render_incident(incident, color=None), file=sys.stderr, flush=True)  # noqa: T201
+
+
+def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
+    """The end of a run in a few lines: what was applied, what was skipped and why."""
+    share = 100.0 * tally.applied / tally.attempted if tally.attempted else 100.0
+    lines = [f"{tally.attempted:,} steps, {tally.applied:,} applied ({share:.1f} %)"]
+    skipped = tally.attempted - tally.applied - tally.scaler_probes
+    if tally.incidents:
+        lines.append(f"{tally.incidents:,} incidents, {skipped:,} steps skipped, {tally.rollbacks} rollbacks")
+        for slug, count in tally.causes.most_common():
+            lines.append(f"  {count:,} × {slug}")
+    if tally.dropped_micro_batches:
+        lines.append(f"{tally.dropped_micro_batches:,} micro-batches dropped")
+    if tally.scaler_probes:
+        lines.append(f"{tally.scaler_probes:,} steps skipped by the GradScaler while it searched its scale (normal)")
+    if tally.spikes:
+        lines.append(f"{tally.spikes:,} spikes of loss or gradient norm")
+    if run_dir is not None:
+        lines.append(f"journal: {run_dir}")
+    return "\n".join(lines)
+
+
+def stop_message(incident: Incident, reason: str) -> str:
+    """The text of `NonFiniteError`: what happened, where, what was done, what to do."""
+    done = {
+        Action.STOP: "The step was not applied; parameters, optimizer state and buffers are as before it.",
+    }.get(incident.action, "")
+    cause = incident.causes[0] if incident.causes else None
+    help_line = f"\nhelp: {cause.fix.text}" if cause and cause.fix else ""
+    return f"{one_line(incident, reason)}\n{done}{help_line}"

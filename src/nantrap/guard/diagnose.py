@@ -1,0 +1,273 @@
+"""From a bad step to an incident: what was seen, where it began, why. Runs only after a failure, and never raises."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from nantrap import finite
+from nantrap.explain import Case, Explanation, explain_case
+from nantrap.guard.loss import as_loss
+from nantrap.guard.rates import current_rates
+from nantrap.incident import Action, Cause, Evidence, Finding, Fix, Incident, Phase
+from nantrap.locate import FailedStep, Location, finding, locate
+
+if TYPE_CHECKING:
+    from nantrap.guard.guard import Guard
+    from nantrap.guard.window import Micro, Window
+
+_MOST_FINDINGS = 20
+
+
+@dataclass(slots=True)
+class Observed:
+    """What the guard saw: the micro-batch, its values as read, and what was bad."""
+
+    step: int
+    micro: Micro
+    values: list[float]
+    norm: float
+    buffers_bad: bool = False
+    update: list[Finding] = field(default_factory=list)
+    spike: Finding | None = None
+    rank: int = 0
+    local: bool = True
+    harmless: bool = False
+
+
+class Diagnosis:
+    """Turns observations into incidents. Counts those that look alike, so that a bad night stays fast."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._seen: Counter[tuple[str, ...]] = Counter()
+        self._first: dict[tuple[str, ...], Incident] = {}
+
+    def run(self, observed: Observed, action: Action) -> Incident:
+        """The incident of a failed step; the state is as before afterwards."""
+        guard = self._guard
+        findings = self._findings(observed)
+        incident = self._bare(observed, findings, action)
+        if observed.spike is not None or not observed.local:
+            note = () if observed.local else (f"it began on rank {observed.rank}; see that rank's incident",)
+            return replace(incident, notes=note)
+        if guard.policy.diagnose == "off":
+            return incident
+        signature = _signature(incident)
+        self._seen[signature] += 1
+        if self._seen[signature] > guard.policy.repeat_diagnoses and (known := self._first.get(signature)):
+            return _like(incident, known)
+        failed = self._failed_step(observed, incident.phase, findings)
+        location = locate(failed, seconds=guard.policy.diagnose_seconds)
+        incident = _with_location(incident, location)
+        if guard.policy.diagnose == "full":
+            explanation = explain_case(self._case(failed, location, incident), seconds=guard.policy.diagnose_seconds)
+            incident = _with_explanation(incident, explanation)
+        self._first.setdefault(signature, incident)
+        return incident
+
+    def bad_batch(self, step: int, findings: list[Finding], action: Action) -> Incident:
+        """A batch that was found bad before the forward pass."""
+        guard = self._guard
+        samples = tuple(sorted({i for f in findings for i in f.samples}))
+        first = findings[0]
+        described = first.stats.describe() if first.stats else ""
+        cause = Cause(
+            "bad_input_data",
+            proven=True,
+            confidence=1.0,
+            summary=f"the batch holds non-finite values: {first.name}",
+            evidence=(Evidence(f"{first.name}: {described}, before the forward pass"),),
+            fix=Fix(text=f"clean or drop the sample where the data set makes {first.name}"),
+        )
+        return Incident(
+            step=step,
+            rank=guard._agreement.rank,
+            phase="data",
+            module="data",
+            findings=tuple(findings),
+            causes=(cause,),
+            samples=samples,
+            action=action,
+            lr=current_rates(guard.optimizer),
+        )
+
+    def dropped_terms(self, step: int, window: Window) -> Incident:
+        """A step that was applied without its bad loss terms."""
+        guard = self._guard
+        return Incident(
+            step=step,
+            rank=guard._agreement.rank,
+            phase="forward",
+            module="loss",
+            findings=tuple(window.findings),
+            action=Action.APPLY,
+            loss=window.loss,
+            terms=dict(window.terms),
+            lr=current_rates(guard.optimizer),
+            notes=("the bad terms were dropped, the good ones applied (Policy.bad_terms)",),
+        )
+
+    # ---- parts
+
+    def _findings(self, observed: Observed) -> list[Finding]:
+        guard = self._guard
+        found: list[Finding] = [] if observed.spike is None else [observed.spike]
+        found += observed.update
+        if observed.values:
+            named = observed.micro.loss.named(observed.values[1:])
+            found += [Finding("term", n, "forward", value=v) for n, v in named.items() if not math.isfinite(v)]
+            if not math.isfinite(observed.values[0]):
+                found.append(Finding("loss", "loss", "forward", value=observed.values[0]))
+        if not observed.update and not math.isfinite(observed.norm):
+            bad = [
+                (name, parameter.grad)
+                for name, parameter in guard._members.named()
+                if parameter.grad is not None and finite.any_nonfinite([parameter.grad])
+            ]
+            found += [finding("gradient", name, grad, "backward") for name, grad in bad[:_MOST_FINDINGS]]
+            if not bad:
+                exact = finite.exact_norm(guard._members.gradients())
+                note = f"every gradient is finite, their norm is {exact:.4g}, which overflowed to {observed.norm}"
+                found.append(Finding("grad_norm", "total gradient norm", "backward", value=observed.norm, note=note))
+        if observed.buffers_bad:
+            found += [finding("buffer", name, t, "forward") for name, t in guard._buffers.names_of_bad()]
+        return found
+
+    def _bare(self, observed: Observed, findings: list[Finding], action: Action) -> Incident:
+        guard = self._guard
+        kinds = {f.kind for f in findings}
+        phase: Phase = "forward"
+        if observed.update:
+            phase = "optimizer"
+        elif not kinds & {"loss", "term", "buffer", "spike"}:
+            phase = "backward"
+        named = observed.micro.loss.named(observed.values[1:]) if observed.values else {}
+        return Incident(
+            step=observed.step,
+            rank=observed.rank,
+            phase=phase,
+            findings=tuple(findings),
+            action=action,
+            loss=observed.values[0] if observed.values else None,
+            terms=named,
+            grad_norm=observed.norm,
+            lr=current_rates(guard.optimizer),
+        )
+
+    def _failed_step(self, observed: Observed, phase: Phase, findings: list[Finding]) -> FailedStep:
+        guard = self._guard
+        micro = observed.micro
+        forward = None
+        if micro.forward is not None:
+            fn = micro.forward
+            forward = lambda batch: as_loss(fn(batch)).total  # noqa: E731
+        scale = guard._scaling.scale_value()
+        snapshot = guard._update.snapshot
+        return FailedStep(
+            step=observed.step,
+            root=guard._members.root,
+            parameters=dict(guard._members.named()),
+            optimizer=guard.optimizer,
+            symptom=phase,
+            loss=micro.loss.total,
+            loss_value=observed.values[0] if observed.values else math.nan,
+            gradients={n: p.grad.detach() for n, p in guard._members.named() if p.grad is not None},
+            restore_buffers=guard._buffers.restore,
+            loss_factor=micro.factor * (scale or 1.0),
+            forward=forward,
+            batch=micro.batch,
+            batch_versions=micro.versions,
+            rng=micro.rng,
+            root_call=micro.root_call,
+            restore_update=snapshot.restore if observed.update and snapshot is not None else None,
+            run_update=guard.optimizer.step if observed.update else None,
+            bad_buffers=tuple(f.name for f in findings if f.kind == "buffer"),
+            norm_overflowed=any(f.kind == "grad_norm" for f in findings),
+            evidence=micro.evidence,
+            quiet=lambda: _without_collectives(guard.model),
+        )
+
+    def _case(self, failed: FailedStep, location: Location, incident: Incident) -> Case:
+        guard = self._guard
+        return Case(
+            failed=failed,
+            location=location,
+            incident=incident,
+            history=guard.history,
+            scale=guard._scaling.scale_value(),
+            max_grad_norm=guard._max_grad_norm,
+            anchors=guard._anchors,
+            ema_modules=tuple(guard._ema_modules),
+            scheduler=guard.scheduler,
+        )
+
+
+def _with_location(incident: Incident, location: Location) -> Incident:
+    batch = location.samples.guilty
+    if not batch and location.phase == "data":
+        batch = tuple(sorted({i for f in location.findings for i in f.samples}))
+    return replace(
+        incident,
+        phase=location.phase,
+        module=location.module,
+        op=location.op,
+        node=location.node,
+        source=location.source,
+        call=location.call,
+        findings=(*location.findings, *incident.findings),
+        samples=batch,
+        frames=location.frames,
+        probes=location.probes,
+        exact=location.exact,
+        notes=(*incident.notes, *location.notes),
+    )
+
+
+def _with_explanation(incident: Incident, explanation: Explanation) -> Incident:
+    return replace(
+        incident,
+        causes=explanation.causes,
+        refuted=explanation.refuted,
+        trials=explanation.trials,
+        notes=(*incident.notes, *explanation.notes),
+    )
+
+
+def _signature(incident: Incident) -> tuple[str, ...]:
+    """What can be told of an incident without running anything: two that agree in it are taken for the same."""
+    return (incident.phase, *sorted({f"{f.kind}:{f.name}" for f in incident.findings})[:8])
+
+
+def _like(incident: Incident, known: Incident) -> Incident:
+    """An incident that was seen before: its place and causes are taken over, and it refers back."""
+    return replace(
+        incident,
+        phase=known.phase,
+        module=known.module,
+        op=known.op,
+        node=known.node,
+        source=known.source,
+        causes=tuple(replace(cause, proven=False) for cause in known.causes),
+        same_as=known.step,
+        notes=(f"looks like the incident of step {known.step:,} and was not diagnosed anew",),
+    )
+
+
+@contextlib.contextmanager
+def _without_collectives(model: Any) -> Iterator[None]:
+    """A replay on one rank must not wait for the others: DDP neither averages gradients nor broadcasts buffers in it."""
+    if type(model).__name__ != "DistributedDataParallel":
+        yield
+        return
+    forward_sync = model.require_forward_param_sync
+    model.require_forward_param_sync = False
+    try:
+        with model.no_sync():
+            yield
+    finally:
+        model.require_forward_param_sync = forward_sync

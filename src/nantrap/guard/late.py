@@ -1,0 +1,137 @@
+"""`Policy(sync="late")`: no host read at all in a healthy step.
+
+The flag stays on the device. A fused optimizer takes it as `found_inf` and leaves parameters, state and step counter
+alone where it is 1; written buffers are put back by `where`. The host learns of it one step later, from a copy that
+has long arrived by then. What that costs: the schedule has already advanced, and the failed graph is gone, so the
+incident says what was bad but not where it began.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from nantrap import finite
+from nantrap.errors import NonFiniteError, UsageError
+from nantrap.guard.console import stop_message
+from nantrap.guard.outcome import Outcome
+from nantrap.guard.rates import current_rates
+from nantrap.incident import Action, Finding, Incident
+
+if TYPE_CHECKING:
+    from nantrap.guard.guard import Guard
+    from nantrap.guard.window import Window
+
+_CAPABLE = (torch.optim.Adam, torch.optim.AdamW, torch.optim.Adagrad, torch.optim.SGD)
+
+
+@dataclass(slots=True)
+class _Pending:
+    step: int
+    values: Tensor
+    rates: tuple[float, ...]
+    window: Window
+    milliseconds: float
+
+
+class LateSteps:
+    """Steps without reading. Holds the last step's values until they are read one step later."""
+
+    def __init__(self, guard: Guard) -> None:
+        self._guard = guard
+        self._pending: _Pending | None = None
+        optimizer = guard.optimizer
+        fused = all(group.get("fused") for group in optimizer.param_groups)
+        momentum = any(group.get("momentum") for group in optimizer.param_groups)
+        if type(optimizer) not in _CAPABLE or not fused or momentum:
+            raise UsageError(
+                f'Policy(sync="late") with {type(optimizer).__name__}: the skip happens inside the optimizer, which '
+                "only Adam, AdamW, Adagrad and SGD without momentum can, and only with fused=True "
+                "(fused SGD with momentum would read uninitialised memory after a skipped first step)"
+            )
+        if guard.policy.on_incident != "skip":
+            raise UsageError('Policy(sync="late") can only skip; use sync="step" to raise or to observe')
+
+    def step(self, window: Window) -> Outcome:
+        """Launch the step; report what the one before it turned out to be."""
+        guard = self._guard
+        reported = self.settle()
+        norm = finite.gradient_norm(guard._members.gradients())
+        losses = [micro.loss.total.detach().float() * micro.factor for micro in window.micros]
+        loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
+        bad = (~(norm.isfinite() & loss.isfinite())).float()
+        suspects = guard._buffers.suspects()
+        if suspects:
+            bad = torch.maximum(bad, finite.nonfinite_flag(suspects).to(bad.device))
+        bad = guard._agreement.reduce_flag(bad)
+        if guard._max_grad_norm is not None:
+            finite.clip_with_norm(guard._members.parameters, max_norm=guard._max_grad_norm, total=norm)
+        optimizer = guard.optimizer
+        optimizer.found_inf, optimizer.grad_scale = bad, None  # type: ignore[attr-defined]
+        try:
+            optimizer.step()
+        finally:
+            del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
+        guard._buffers.keep_where(bad)
+        rates = current_rates(optimizer)
+        if guard.scheduler is not None:
+            guard.scheduler.step()
+        if guard._ema_update is not None:
+            guard._ema_update()
+        guard._members.clear_gradients()
+        values = torch.stack([loss, norm.float().to(loss.device), bad.to(loss.device)])
+        self._pending = _Pending(guard._step, values, rates, window, (time.perf_counter() - window.started) * 1e3)
+        step = guard._step
+        guard._step += 1
+        guard.tally.attempted += 1
+        incident = reported.incident if reported is not None else None
+        previous = (reported.loss, reported.grad_norm) if reported is not None else (math.nan, math.nan)
+        return Outcome(True, Action.APPLY, step, *previous, incident)
+
+    def settle(self) -> Outcome | None:
+        """Read the step that was launched last, and record it."""
+        pending, self._pending = self._pending, None
+        if pending is None:
+            return None
+        guard = self._guard
+        loss, norm, bad = pending.values.tolist()
+        action = Action.SKIP if bad else Action.APPLY
+        incident: Incident | None = None
+        reason = ""
+        if bad:
+            action, reason = guard._ladder.decide(pending.step, harmless=False, can_roll_back=False)
+            incident = self._incident(pending, loss, norm, action)
+            guard.tally.incidents += 1
+            guard.tally.causes["undiagnosed"] += 1
+            guard.last_incident = incident
+            guard._console.incident(incident, reason)
+        else:
+            guard._ladder.applied()
+            guard.tally.applied += 1
+        guard._record_late(pending.step, loss, norm, pending.rates, action, pending.milliseconds)
+        if action is Action.STOP and incident is not None:
+            raise NonFiniteError(stop_message(incident, reason), incident=incident)
+        return Outcome(not bad, action, pending.step, loss, norm, incident)
+
+    def _incident(self, pending: _Pending, loss: float, norm: float, action: Action) -> Incident:
+        findings = []
+        if not math.isfinite(loss):
+            findings.append(Finding("loss", "loss", "forward", value=loss))
+        if not math.isfinite(norm):
+            findings.append(Finding("grad_norm", "total gradient norm", "backward", value=norm))
+        return Incident(
+            step=pending.step,
+            rank=self._guard._agreement.rank,
+            phase="forward" if not math.isfinite(loss) else "backward",
+            findings=tuple(findings),
+            action=action,
+            loss=loss,
+            grad_norm=norm,
+            lr=pending.rates,
+            notes=('read one step late (Policy(sync="late")): the graph is gone, so it was not located',),
+        )

@@ -1,0 +1,94 @@
+"""What a guard protects: the model's parameters and buffers, and the optimizer's, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
+
+from nantrap.errors import UsageError
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """The module the user wrote, inside `DistributedDataParallel`, `DataParallel` or `torch.compile`."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+class Members:
+    """The guarded tensors, in the order in which `clip_grad_norm_(model.parameters())` would see them.
+
+    Parameters that the optimizer owns outside the model (a learnable loss) follow after the model's, named after
+    their group. State held: references and names only.
+    """
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+        if not isinstance(model, nn.Module):
+            raise UsageError(f"Guard(model=...): expected a torch.nn.Module, got {type(model).__name__}")
+        if not isinstance(optimizer, Optimizer):
+            raise UsageError(
+                f"Guard(optimizer=...): expected a torch.optim.Optimizer, got {type(optimizer).__name__}. "
+                "A wrapped optimizer (Accelerate, DeepSpeed) is reached as its .optimizer"
+            )
+        self.root = unwrap(model)
+        named = dict(self.root.named_parameters())
+        if not named:
+            raise UsageError(
+                f"Guard(model={type(self.root).__name__}): the model has no parameters, so there is nothing to guard"
+            )
+        for name, parameter in named.items():
+            if isinstance(parameter, UninitializedParameter):
+                raise UsageError(
+                    f"Guard(model=...): parameter {name!r} is still lazy; run one forward pass before making the guard"
+                )
+        names = {id(parameter): name for name, parameter in named.items()}
+        owned = [p for group in optimizer.param_groups for p in group["params"]]
+        if not any(id(p) in names for p in owned):
+            raise UsageError(
+                "Guard(model, optimizer): the optimizer owns none of the model's parameters. It was probably made "
+                "before the model was replaced, moved or wrapped; make it from model.parameters() again"
+            )
+        self.parameters: list[nn.Parameter] = list(named.values())
+        self.optimized: list[nn.Parameter] = owned
+        for group_index, group in enumerate(optimizer.param_groups):
+            for index, parameter in enumerate(group["params"]):
+                if id(parameter) not in names:
+                    names[id(parameter)] = f"optimizer.group{group_index}[{index}]"
+                    self.parameters.append(parameter)
+        self._names = names
+
+    def name_of(self, parameter: Tensor) -> str:
+        """The qualified name of a guarded parameter."""
+        return self._names[id(parameter)]
+
+    def named(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Name and parameter, in order."""
+        return ((self._names[id(parameter)], parameter) for parameter in self.parameters)
+
+    def gradients(self) -> list[Tensor]:
+        """The gradients that exist now, in order."""
+        return [p.grad for p in self.parameters if p.grad is not None]
+
+    def clear_gradients(self) -> None:
+        """Every gradient to `None`: the only value with which no optimizer moves anything."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
+
+def optimizer_tensors(optimizer: Optimizer, names: Members) -> Iterator[tuple[str, str, Tensor]]:
+    """Parameter name, state key and tensor of everything an optimizer remembers."""
+    for parameter, state in optimizer.state.items():
+        if not isinstance(state, dict):
+            continue
+        name = names.name_of(parameter) if isinstance(parameter, torch.Tensor) else str(parameter)
+        for key, value in state.items():
+            if isinstance(value, Tensor):
+                yield name, str(key), value

@@ -1,0 +1,140 @@
+"""`Policy`: what the guard checks, what it does about it, and how much of it a run may need. Frozen; says no early."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any, Literal, get_args
+
+from nantrap.errors import UsageError
+
+OnIncident = Literal["skip", "raise", "observe"]
+Then = Literal["rollback", "stop"]
+Diagnose = Literal["full", "locate", "off"]
+Sync = Literal["step", "late"]
+Bundle = Literal["full", "light", "off"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Policy:
+    """What to check, what to do, budgets.
+
+    Attributes:
+        on_incident: `skip` the step, `raise` `NonFiniteError`, or only `observe` (the step is applied as it is).
+        max_consecutive_skips: so many incidents in a row are skipped; the next one takes the rung `then`.
+        max_skips_in_window: the same for incidents among the last `window` steps; `None` switches it off.
+        window: how many steps `max_skips_in_window` looks back.
+        then: the rung after skipping: `rollback` to the last good state (while there is one), or `stop`.
+        max_rollbacks: after so many the guard stops the run.
+        lr_backoff: a rollback multiplies every rate by this.
+        diagnose: `full` (locate, rules, trials), `locate` or `off`.
+        diagnose_seconds: a diagnosis ends after about so long, with what it has by then.
+        repeat_diagnoses: incidents that look the same are diagnosed so often; later ones are counted and refer back.
+        sync: `step` reads one value a step; `late` reads it a step later, and the skip happens on the device
+            (fused Adam, AdamW, Adagrad and SGD without momentum).
+        undo: how an update that made non-finite values is undone: `auto` copies parameters and optimizer state
+            before a step only where the update cannot be proven finite in advance, `always`, or `never`.
+        anchor_every: every so many steps the state is remembered, for rollback and for trials; 0 for never.
+        anchor_bytes: no anchor is kept, and no batches beyond it, when that would take more memory than this.
+        scheduler_on_skip: whether a skipped step advances the schedule: `hold` (as Accelerate does) or `advance`.
+        micro_batches: in gradient accumulation a bad micro-batch is dropped and the good ones kept (`drop`), or the
+            whole `window` is dropped. With several ranks it is always the window.
+        micro_weight: how the losses of a window add up: `mean` (each was divided by their number, so the rest is
+            scaled up when one is dropped) or `sum`.
+        bad_terms: with a dict of loss terms, `skip` the step when one is bad, or `drop` the bad terms and go on.
+        check_batch: look at the batch before the forward pass (`attempt` only), instead of after a failure only.
+        check_state_every: all parameters, buffers and optimizer state are read every so many steps; 0 for never.
+        spikes: a finite loss or gradient norm far outside its recent range is reported (`warn`), skipped (`skip`) or
+            not looked at (`off`).
+        spike_threshold: how far, in robust standard deviations (1.4826 MAD).
+        spike_window: how many recent steps make the statistic.
+        spike_warmup: the first so many steps are never called a spike.
+        max_scaler_probes: so many consecutive overflows of a `GradScaler` are its normal search for a scale; more
+            are an incident, as is a scale below 1.
+        bundle: what an incident leaves on disk: `full` (with what a replay needs), `light` (JSON and report) or `off`.
+        bundle_data: whether the batch may be written into a bundle. Off: data never leave the run unasked.
+        bundle_bytes: a bundle above this is written `light`.
+        max_bundles: older bundles beyond this number are removed, the first ones and the last ones are kept.
+    """
+
+    on_incident: OnIncident = "skip"
+    max_consecutive_skips: int = 5
+    max_skips_in_window: int | None = 50
+    window: int = 200
+    then: Then = "rollback"
+    max_rollbacks: int = 3
+    lr_backoff: float = 0.5
+    diagnose: Diagnose = "full"
+    diagnose_seconds: float = 60.0
+    repeat_diagnoses: int = 3
+    sync: Sync = "step"
+    undo: Literal["auto", "always", "never"] = "auto"
+    anchor_every: int = 32
+    anchor_bytes: int = 256 * 2**20
+    scheduler_on_skip: Literal["hold", "advance"] = "hold"
+    micro_batches: Literal["drop", "window"] = "drop"
+    micro_weight: Literal["mean", "sum"] = "mean"
+    bad_terms: Literal["skip", "drop"] = "skip"
+    check_batch: bool = False
+    check_state_every: int = 1000
+    spikes: Literal["warn", "skip", "off"] = "warn"
+    spike_threshold: float = 12.0
+    spike_window: int = 128
+    spike_warmup: int = 50
+    max_scaler_probes: int = 20
+    bundle: Bundle = "light"
+    bundle_data: bool = False
+    bundle_bytes: int = 512 * 2**20
+    max_bundles: int = 20
+
+    def __post_init__(self) -> None:
+        choices: dict[str, tuple[str, ...]] = {
+            "on_incident": get_args(OnIncident),
+            "then": get_args(Then),
+            "diagnose": get_args(Diagnose),
+            "sync": get_args(Sync),
+            "undo": ("auto", "always", "never"),
+            "scheduler_on_skip": ("hold", "advance"),
+            "micro_batches": ("drop", "window"),
+            "micro_weight": ("mean", "sum"),
+            "bad_terms": ("skip", "drop"),
+            "spikes": ("warn", "skip", "off"),
+            "bundle": get_args(Bundle),
+        }
+        for name, allowed in choices.items():
+            value = getattr(self, name)
+            if value not in allowed:
+                raise UsageError(f"Policy({name}={value!r}): choose one of {', '.join(allowed)}")
+        least: dict[str, float] = {
+            "max_consecutive_skips": 0,
+            "window": 1,
+            "max_rollbacks": 0,
+            "diagnose_seconds": 0,
+            "repeat_diagnoses": 1,
+            "anchor_every": 0,
+            "anchor_bytes": 0,
+            "check_state_every": 0,
+            "spike_window": 8,
+            "spike_warmup": 8,
+            "max_scaler_probes": 0,
+            "bundle_bytes": 0,
+            "max_bundles": 1,
+        }
+        for name, bound in least.items():
+            if getattr(self, name) < bound:
+                raise UsageError(f"Policy({name}={getattr(self, name)!r}): must be at least {bound}")
+        if not 0 < self.lr_backoff <= 1:
+            raise UsageError(
+                f"Policy(lr_backoff={self.lr_backoff!r}): a factor above 0 and at most 1; 0.5 halves the rate"
+            )
+        if not self.spike_threshold > 0:
+            raise UsageError(f"Policy(spike_threshold={self.spike_threshold!r}): must be above 0")
+
+    @classmethod
+    def strict(cls, **changes: Any) -> Policy:
+        """Raise `NonFiniteError` at the first incident, before anything is changed or saved."""
+        return replace(cls(on_incident="raise"), **changes)
+
+    @classmethod
+    def observe(cls, **changes: Any) -> Policy:
+        """Only report: every step is applied exactly as the plain loop would."""
+        return replace(cls(on_incident="observe"), **changes)

@@ -1,0 +1,33 @@
+"""The learning rates in force, and how to lower them so that a scheduler does not put them back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+def current_rates(optimizer: Optimizer) -> tuple[float, ...]:
+    """The rate of each parameter group."""
+    return tuple(float(group["lr"]) for group in optimizer.param_groups)
+
+
+def scale_rates(optimizer: Optimizer, scheduler: Any, factor: float) -> None:
+    """Multiply every rate, also those from which the scheduler computes the next ones."""
+    for group in optimizer.param_groups:
+        for key in ("lr", "initial_lr", "max_lr", "min_lr"):
+            if isinstance(group.get(key), Tensor):
+                group[key].mul_(factor)
+            elif isinstance(group.get(key), (int, float)):
+                group[key] *= factor
+    for inner in _schedulers(scheduler):
+        if hasattr(inner, "base_lrs"):
+            inner.base_lrs = [rate * factor for rate in inner.base_lrs]
+
+
+def _schedulers(scheduler: Any) -> list[Any]:
+    if scheduler is None:
+        return []
+    nested = getattr(scheduler, "_schedulers", [])
+    return [scheduler, *(s for inner in nested for s in _schedulers(inner))]

@@ -1,0 +1,111 @@
+"""Parameters and optimizer state, copied so that an update can be undone bit for bit.
+
+What is restored keeps its identity: the same tensor objects, with their old contents, so that whoever holds a
+reference (a scheduler, a fused kernel, the user) still holds the right thing. State that the step created is removed.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+
+class UpdateSnapshot:
+    """One copy of parameters, optimizer state and hyper-parameters; `take` again reuses its memory."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], optimizer: Optimizer) -> None:
+        self._parameters = parameters
+        self._optimizer = optimizer
+        self._originals: list[Tensor] = []
+        self._copies: list[Tensor] = []
+        self._states: dict[Any, dict[str, Any]] = {}
+        self._groups: list[dict[str, Any]] = []
+
+    def take(self) -> None:
+        """Remember everything as it is now."""
+        tensors: list[Tensor] = list(self._parameters)
+        states: dict[Any, dict[str, Any]] = {}
+        for key, state in self._optimizer.state.items():
+            if not isinstance(state, dict):
+                continue
+            kept: dict[str, Any] = {}
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    tensors.append(value)
+                    kept[name] = value
+                else:
+                    kept[name] = _copied(value)
+            states[key] = kept
+        self._states = states
+        self._groups = [
+            {name: _copied(value) for name, value in group.items() if name != "params"}
+            for group in self._optimizer.param_groups
+        ]
+        if not _same(tensors, self._originals):
+            self._originals = tensors
+            self._copies = [tensor.detach().clone() for tensor in tensors]
+            return
+        with torch.no_grad():
+            torch._foreach_copy_(self._copies, tensors)
+
+    def restore(self) -> None:
+        """Put everything back as it was at `take`. May be called again."""
+        with torch.no_grad():
+            if self._originals:
+                torch._foreach_copy_(self._originals, self._copies)
+        live = self._optimizer.state
+        for key in [key for key in live if key not in self._states]:
+            del live[key]
+        for key, kept in self._states.items():
+            state = live[key]
+            state.clear()
+            state.update({name: _restored(value) for name, value in kept.items()})
+        for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
+            for name in [name for name in group if name != "params" and name not in kept]:
+                del group[name]
+            for name, value in kept.items():
+                live_value = group.get(name)
+                if isinstance(value, Tensor) and isinstance(live_value, Tensor):
+                    live_value.copy_(value)
+                else:
+                    group[name] = _restored(value)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory the copies take."""
+        return sum(tensor.nbytes for tensor in self._copies)
+
+
+def state_bytes(parameters: list[torch.nn.Parameter], optimizer: Optimizer) -> int:
+    """Memory that one snapshot would take."""
+    total = sum(parameter.nbytes for parameter in parameters)
+    for state in optimizer.state.values():
+        if isinstance(state, dict):
+            total += sum(value.nbytes for value in state.values() if isinstance(value, Tensor))
+    return total
+
+
+def _same(tensors: list[Tensor], others: list[Tensor]) -> bool:
+    return len(tensors) == len(others) and all(a is b for a, b in zip(tensors, others, strict=True))
+
+
+def _copied(value: Any) -> Any:
+    """A copy that later in-place changes cannot reach; plain numbers and strings are their own copy."""
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, (list, tuple)):
+        return type(value)(_copied(item) for item in value)
+    if isinstance(value, (int, float, str, bool, type(None))):
+        return value
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()}
+    return copy.copy(value)
+
+
+def _restored(value: Any) -> Any:
+    # lists are copied again so that restoring twice gives the same thing twice; tensors in `state` are the originals
+    return _copied(value) if isinstance(value, (list, tuple, dict)) else value

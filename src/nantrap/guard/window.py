@@ -1,0 +1,78 @@
+"""The micro-batches of one step, and how their gradients are kept apart until each is known to be good."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nantrap.guard.loss import Loss
+from nantrap.incident import Finding, Incident
+from nantrap.locate import RngState, RootCall
+
+
+@dataclass(slots=True)
+class Micro:
+    """One backward pass: its loss, and by what it can be run again."""
+
+    loss: Loss
+    factor: float = 1.0
+    batch: Any = None
+    forward: Any = None
+    rng: RngState | None = None
+    root_call: RootCall | None = None
+    versions: dict[str, int] = field(default_factory=dict)
+    values: list[float] | None = None
+    evidence: Any = None
+
+
+@dataclass(slots=True)
+class Window:
+    """The step that is being made."""
+
+    started: float
+    micros: list[Micro] = field(default_factory=list)
+    settled: int = 0
+    good: int = 0
+    dropped: int = 0
+    loss: float = 0.0
+    terms: dict[str, float] = field(default_factory=dict)
+    accumulated: list[Tensor | None] | None = None
+    incident: Incident | None = None
+    findings: list[Finding] = field(default_factory=list)
+
+    def stash(self, parameters: list[nn.Parameter]) -> None:
+        """Add the gradients that stand in the parameters to those kept aside, and clear them."""
+        fresh = [p.grad for p in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        if self.accumulated is None:
+            self.accumulated = list(fresh)
+            return
+        targets, sources = [], []
+        for i, gradient in enumerate(fresh):
+            kept = self.accumulated[i]
+            if gradient is None:
+                continue
+            if kept is None:
+                self.accumulated[i] = gradient
+            elif kept.is_sparse or gradient.is_sparse:
+                self.accumulated[i] = kept + gradient
+            else:
+                targets.append(kept)
+                sources.append(gradient)
+        if targets:
+            with torch.no_grad():
+                torch._foreach_add_(targets, sources)
+
+    def unstash(self, parameters: list[nn.Parameter], *, scale: float) -> None:
+        """Put the kept gradients back, multiplied by `scale` where micro-batches were dropped."""
+        if self.accumulated is None:
+            return
+        for parameter, gradient in zip(parameters, self.accumulated, strict=True):
+            if gradient is not None and scale != 1.0:
+                gradient = gradient * scale
+            parameter.grad = gradient
+        self.accumulated = None

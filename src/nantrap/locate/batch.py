@@ -1,0 +1,93 @@
+"""Any batch structure: its tensors by path, its size, and the batch that holds only some of its samples."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def tensors_of(batch: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Path and tensor of everything in a batch: tuple, list, dict, dataclass, namedtuple, nested."""
+    if isinstance(batch, Tensor):
+        yield path or "batch", batch
+    elif isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from tensors_of(value, f"{path}.{key}" if path else str(key))
+    elif dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        for spec in dataclasses.fields(batch):
+            yield from tensors_of(getattr(batch, spec.name), f"{path}.{spec.name}" if path else spec.name)
+    elif isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        for name in batch._fields:
+            yield from tensors_of(getattr(batch, name), f"{path}.{name}" if path else name)
+    elif isinstance(batch, (list, tuple)):
+        for index, value in enumerate(batch):
+            yield from tensors_of(value, f"{path}[{index}]")
+    elif hasattr(batch, "__dict__") and type(batch).__name__ in ("BatchEncoding", "Data", "Batch"):
+        yield from tensors_of(dict(batch), path)
+
+
+def batch_size(batch: Any) -> int | None:
+    """How many samples a batch holds: the leading dimension most of its tensors share, or a list's length."""
+    sizes = Counter(t.shape[0] for _, t in tensors_of(batch) if t.dim() > 0)
+    if not sizes:
+        return None
+    (size, count), *others = sizes.most_common()
+    if others and others[0][1] == count:  # a tie: trust the first tensor
+        size = next(t.shape[0] for _, t in tensors_of(batch) if t.dim() > 0)
+    ragged = _ragged_length(batch)
+    if ragged is not None and sizes[size] <= 1:
+        return ragged
+    return size
+
+
+def select(batch: Any, samples: Sequence[int], size: int) -> Any:
+    """The batch with only these samples. Whatever does not run along the samples is passed on as it is."""
+    if isinstance(batch, Tensor):
+        if batch.dim() == 0 or batch.shape[0] != size:
+            return batch
+        if batch.layout != torch.strided:
+            batch = batch.to_dense()
+        return batch[torch.as_tensor(list(samples), device=batch.device)]
+    if isinstance(batch, Mapping):
+        chosen = {key: select(value, samples, size) for key, value in batch.items()}
+        try:
+            return type(batch)(chosen)  # type: ignore[call-arg]
+        except TypeError:
+            return chosen
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
+        changes = {
+            spec.name: select(getattr(batch, spec.name), samples, size)
+            for spec in dataclasses.fields(batch)
+            if spec.init
+        }
+        return dataclasses.replace(batch, **changes)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(select(value, samples, size) for value in batch))
+    if isinstance(batch, (list, tuple)):
+        if len(batch) == size and _ragged(batch, size):
+            return type(batch)(batch[i] for i in samples)
+        return type(batch)(select(value, samples, size) for value in batch)
+    return batch
+
+
+def _ragged(items: Sequence[Any], size: int) -> bool:
+    """A list with one entry a sample, rather than a list of columns."""
+    columns = [t for item in items for _, t in tensors_of(item) if t.dim() > 0]
+    return not columns or not all(t.shape[0] == size for t in columns)
+
+
+def _ragged_length(batch: Any) -> int | None:
+    items = batch.values() if isinstance(batch, Mapping) else batch
+    if isinstance(items, Tensor) or not hasattr(items, "__iter__"):
+        return None
+    if isinstance(batch, list) and len(batch) > 1 and _ragged(batch, len(batch)):
+        return len(batch)
+    for item in items:
+        if isinstance(item, list) and len(item) > 1 and all(isinstance(t, Tensor) for t in item):
+            return len(item)
+    return None

@@ -1,0 +1,65 @@
+"""`nantrap.probe(name, tensor)`: a named point inside a model's forward.
+
+While all is well a probe stores one reference in a list that the guard empties at each step. After a failure the
+references are looked into, in order, and the first bad one is marked. In a compiled model a probe vanishes; the
+replay after a failure runs the model eagerly, and there it speaks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from nantrap.finite import tensor_stats
+from nantrap.incident import Probe
+
+_LIMIT = 4096
+_current: list[tuple[str, Tensor, Mapping[str, Tensor | float] | None]] = []
+
+
+def probe(name: str, tensor: Tensor, *, watch: Mapping[str, Tensor | float] | None = None) -> Tensor:
+    """Name a value inside a model's forward, so that an incident can show it. Returns the tensor unchanged.
+
+    Args:
+        name: how the incident calls it, e.g. `"mhc.read_out"`.
+        tensor: the value; referenced until the guard's step ends.
+        watch: values to show beside it, e.g. `{"alpha": self.alpha}`.
+
+    Example:
+        >>> import torch, nantrap
+        >>> nantrap.probe("hidden", torch.ones(2))
+        tensor([1., 1.])
+    """
+    if not torch.compiler.is_compiling():
+        if len(_current) >= _LIMIT:  # nobody empties the list: probes outside a guarded loop
+            _current.clear()
+        _current.append((name, tensor, watch))
+    return tensor
+
+
+def clear_probes() -> None:
+    """Forget the probes: a step has ended."""
+    if _current:
+        _current.clear()
+
+
+def read_probes() -> tuple[Probe, ...]:
+    """The probes of the step as they are now, the first bad one marked."""
+    probes: list[Probe] = []
+    found = False
+    for name, tensor, watch in _current:
+        stats = tensor_stats(tensor)
+        first_bad = bool(stats.nonfinite) and not found
+        found = found or first_bad
+        values = {key: _number(value) for key, value in (watch or {}).items()}
+        probes.append(Probe(name, stats, watch=values, first_bad=first_bad))
+    return tuple(probes)
+
+
+def _number(value: Tensor | float) -> float:
+    if not isinstance(value, Tensor):
+        return float(value)
+    dense = value.detach().float()
+    return float(dense if dense.numel() == 1 else dense.abs().max())

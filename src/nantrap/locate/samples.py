@@ -1,0 +1,113 @@
+"""Which samples of the batch alone make the step fail: bisection by running the step on parts of the batch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nantrap.finite import any_nonfinite
+from nantrap.locate.batch import batch_size, select
+from nantrap.locate.step import FailedStep
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """The guilty samples, or why they could not be told. `rest_is_finite`: the step is finite without them."""
+
+    guilty: tuple[int, ...] = ()
+    size: int | None = None
+    note: str = ""
+    rest_is_finite: bool | None = None
+    runs: int = 0
+
+
+class _Enough(Exception):
+    """The budget is used up."""
+
+
+def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 64) -> Samples:
+    """Bisect the batch. Stops after `seconds` or `max_runs` and says what it knows by then."""
+    if not failed.repeatable:
+        return Samples(note="the samples cannot be told apart in the two-line form; use guard.attempt")
+    size = batch_size(failed.batch)
+    if size is None:
+        return Samples(note="the batch cannot be split: it holds no tensor with a sample dimension")
+    if size == 1:
+        return Samples((0,), 1, note="the batch holds a single sample")
+    search = _Search(failed, size, deadline=time.monotonic() + seconds, max_runs=max_runs)
+    everybody = list(range(size))
+    note = ""
+    try:
+        if not search.fails(everybody):
+            return Samples(
+                size=size,
+                note="the batch does not fail again when it is rebuilt from its samples",
+                runs=search.runs,
+            )
+        guilty = search.descend(everybody)
+    except _Enough:
+        guilty, note = search.found, "the search for the samples was cut short by its budget"
+    if not guilty:
+        return Samples(
+            size=size,
+            note=note or "no part of the batch fails alone: the fault needs the whole batch",
+            runs=search.runs,
+        )
+    rest = [i for i in everybody if i not in set(guilty)]
+    clean: bool | None = None
+    if rest:
+        verdict = search.try_fails(rest)
+        clean = None if verdict is None else not verdict
+    return Samples(tuple(sorted(guilty)), size, note, clean, search.runs)
+
+
+def fails(failed: FailedStep, samples: Sequence[int], size: int) -> bool:
+    """Whether the step is non-finite on these samples only. Raises what the user's function raises."""
+    assert failed.forward is not None
+    with failed.rewound():
+        loss = failed.forward(select(failed.batch, samples, size))
+        if any_nonfinite([loss]):
+            return True
+        if not loss.requires_grad:
+            return False
+        (loss * failed.loss_factor).backward()
+        if any_nonfinite([p.grad for p in failed.parameters.values()]):
+            return True
+        buffers = [b for n, b in failed.root.named_buffers() if n in failed.bad_buffers]
+        return any_nonfinite(buffers)
+
+
+class _Search:
+    def __init__(self, failed: FailedStep, size: int, *, deadline: float, max_runs: int) -> None:
+        self.failed = failed
+        self.size = size
+        self.deadline = deadline
+        self.max_runs = max_runs
+        self.runs = 0
+        self.found: list[int] = []
+
+    def try_fails(self, samples: Sequence[int]) -> bool | None:
+        """Like `fails`; `None` where the function does not take such a part (BatchNorm and a single sample)."""
+        self.runs += 1
+        try:
+            return fails(self.failed, samples, self.size)
+        except Exception:
+            return None
+
+    def fails(self, samples: Sequence[int]) -> bool:
+        if self.runs >= self.max_runs or time.monotonic() > self.deadline:
+            raise _Enough
+        return bool(self.try_fails(samples))
+
+    def descend(self, samples: list[int]) -> list[int]:
+        """The guilty ones among samples that fail together; empty if they fail only together."""
+        if len(samples) == 1:
+            self.found.append(samples[0])
+            return samples
+        middle = len(samples) // 2
+        guilty: list[int] = []
+        for part in (samples[:middle], samples[middle:]):
+            if self.fails(part):
+                guilty += self.descend(part)
+        return guilty

@@ -1,0 +1,127 @@
+"""`FailedStep`: what the guard hands over when a step has failed, and the way to run it again.
+
+Everything is held by reference. `rewound` puts the world back to just before the step, and afterwards to just after
+it: parameters, buffers, optimizer state, gradients and random streams end as they were found, whatever happened
+between. `fn` may have side effects of its own (a counter, a log line); those happen again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nantrap.incident import Phase
+from nantrap.locate.batch import tensors_of
+from nantrap.locate.rng import RngState
+
+_COTANGENT_BYTES = 64 * 2**20
+
+
+@dataclass(slots=True)
+class RootCall:
+    """The root module's last call in the two-line form: enough to run the model, though not the loss, again."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    rng: RngState
+    autocast: tuple[str, torch.dtype] | None
+    nodes: set[Any] = field(default_factory=set)
+    cotangents: dict[str, Tensor] = field(default_factory=dict)
+
+    def watch_output(self, output: Any) -> None:
+        """Remember where the model's part of the graph ends, and the gradient that comes back to it."""
+        for path, tensor in tensors_of(output):
+            if tensor.grad_fn is not None:
+                self.nodes.add(tensor.grad_fn)
+                if tensor.nbytes <= _COTANGENT_BYTES:
+                    tensor.register_hook(functools.partial(self.cotangents.__setitem__, path))
+
+
+@dataclass(slots=True)
+class FailedStep:
+    """A step that went wrong, with the means to run it again.
+
+    Attributes:
+        step: number of the step.
+        root: the user's model, unwrapped.
+        parameters: every guarded parameter by name.
+        optimizer: the optimizer.
+        symptom: the phase in which the guard noticed it.
+        loss: the loss tensor of the failed pass.
+        loss_value: the loss as it was read.
+        loss_factor: what the loss was multiplied by before backward (loss scale, 1/micro-batches).
+        gradients: the gradients as the failed pass left them, by parameter name.
+        forward: computes the loss of a batch again; `None` in the two-line form.
+        batch: the failing micro-batch.
+        batch_versions: version counters of the batch's tensors before the step, by path.
+        rng: random streams just before the forward pass.
+        root_call: the root module's call, in the two-line form.
+        restore_buffers: puts the buffers as before the step.
+        restore_update: puts parameters and optimizer state as before the update; set where an update was undone.
+        run_update: the update itself, on the gradients of the failed step.
+        bad_buffers: names of buffers that the forward pass made non-finite.
+        norm_overflowed: every gradient is finite, but their norm is not.
+        evidence: findings of a walk through the live graph, in the two-line form.
+        quiet: context in which a re-run must not talk to other ranks.
+    """
+
+    step: int
+    root: nn.Module
+    parameters: Mapping[str, nn.Parameter]
+    optimizer: Optimizer
+    symptom: Phase
+    loss: Tensor | None
+    loss_value: float
+    gradients: Mapping[str, Tensor]
+    restore_buffers: Callable[[], None]
+    loss_factor: float = 1.0
+    forward: Callable[[Any], Tensor] | None = None
+    batch: Any = None
+    batch_versions: Mapping[str, int] = field(default_factory=dict)
+    rng: RngState | None = None
+    root_call: RootCall | None = None
+    restore_update: Callable[[], None] | None = None
+    run_update: Callable[[], None] | None = None
+    bad_buffers: tuple[str, ...] = ()
+    norm_overflowed: bool = False
+    evidence: Any = None
+    quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+
+    @property
+    def repeatable(self) -> bool:
+        """Whether the whole step, loss included, can be run again."""
+        return self.forward is not None and self.rng is not None
+
+    @contextlib.contextmanager
+    def rewound(self) -> Iterator[None]:
+        """The world as just before the step; put back afterwards as it was found."""
+        found = RngState.capture()
+        modes = [(module, module.training) for module in self.root.modules()]
+        gradients = [(parameter, parameter.grad) for parameter in self.parameters.values()]
+        state = self.rng or (self.root_call.rng if self.root_call else None)
+        try:
+            self.restore_buffers()
+            if self.restore_update is not None:
+                self.restore_update()
+            for parameter in self.parameters.values():
+                parameter.grad = None
+            if state is not None:
+                state.restore()
+            with self.quiet():
+                yield
+        finally:
+            self.restore_buffers()
+            if self.restore_update is not None:
+                self.restore_update()
+            for parameter, gradient in gradients:
+                parameter.grad = gradient
+            for module, training in modes:
+                module.training = training
+            found.restore()

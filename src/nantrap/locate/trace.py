@@ -1,0 +1,416 @@
+"""An operation-level trace of a step that follows non-finite values along the data.
+
+Program order convicts the innocent: a deliberate `masked_fill(-inf)` comes first in every attention layer. So each
+storage carries the set of *origins* whose badness has flowed into it:
+
+1.  An operation is an origin when its result holds NaN though no input does, or Inf though every input, scalars
+    included, is finite.
+2.  A bad result inherits the origins of its bad inputs; a finite result inherits nothing. What ReLU, a mask or an
+    index erased is thereby forgotten, without a walk back.
+3.  The answer is read at the sinks: the origins carried by the bad loss, gradient, parameter or buffer.
+4.  Tensors that were bad before the step (batch, parameters, buffers) are origins of their own. A constant of the
+    program is not: who writes `float("-inf")` means it.
+5.  Results of `empty*` are not looked at before somebody reads them.
+
+Storages are told apart by address; memory is reused, but a reused address always appears first as a fresh result,
+which replaces whatever was known of it.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.module import (
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from nantrap.finite import dtype_name, readable
+from nantrap.incident import Phase
+from nantrap.locate.source import Place, user_place
+
+OUTSIDE = "loss"
+"""The module name of code that runs outside every named submodule."""
+
+_MAX_CAPTURES = 64
+_CLONE_LIMIT = 1 << 22
+
+_EMPTY = frozenset(
+    {
+        "aten.empty",
+        "aten.empty_like",
+        "aten.new_empty",
+        "aten.empty_strided",
+        "aten.new_empty_strided",
+    }
+)
+_OVERWRITE = frozenset(
+    {"aten.copy_", "aten.fill_", "aten.zero_", "aten.normal_", "aten.uniform_", "aten.bernoulli_",
+     "aten.random_", "aten.exponential_", "aten.set_", "aten._foreach_zero_", "aten._foreach_copy_"}
+)  # fmt: skip
+
+
+@dataclass(slots=True)
+class Op:
+    """One operation of the traced step."""
+
+    index: int
+    name: str
+    phase: Phase
+    module: str
+    call: int
+    node: str | None
+    sequence: int
+    place: Place | None
+    dtype: str = ""
+    absmax: float | None = None
+    nan: bool = False
+    inf: bool = False
+    made: Literal["nan", "inf", "uninitialised"] | None = None
+
+
+@dataclass(slots=True)
+class Capture:
+    """An origin with what it was given and what it gave: the material of the rules."""
+
+    op: Op
+    func: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    outputs: tuple[Tensor, ...]
+
+    def inputs(self) -> list[Tensor]:
+        """The input tensors, in order."""
+        return list(_tensors((self.args, self.kwargs)))
+
+
+@dataclass(slots=True)
+class External:
+    """A tensor that was bad before the step began."""
+
+    kind: Literal["parameter", "buffer", "batch", "optimizer_state", "constant"]
+    name: str
+    tensor: Tensor
+    mask: bool = False
+    first_reader: int | None = None
+
+
+@dataclass(slots=True)
+class _Bad:
+    origins: frozenset[int]
+
+
+@dataclass(slots=True)
+class Registered:
+    """The tensors known by name when the step begins."""
+
+    parameters: Mapping[str, Tensor] = field(default_factory=dict)
+    buffers: Mapping[str, Tensor] = field(default_factory=dict)
+    batch: Mapping[str, Tensor] = field(default_factory=dict)
+    optimizer_state: Mapping[str, Tensor] = field(default_factory=dict)
+
+
+class Trace(TorchDispatchMode):
+    """Runs around forward, backward or an update, and records. Holds small records of all operations, and the tensors
+    of the first origins only.
+    """
+
+    def __init__(self, root: nn.Module, registered: Registered, *, optimizer: bool = False) -> None:
+        super().__init__()
+        self.ops: list[Op] = []
+        self.captures: dict[int, Capture] = {}
+        self.externals: dict[int, External] = {}
+        self._names = {id(module): name for name, module in root.named_modules()}
+        self._calls: dict[int, int] = {}
+        self._stack: list[tuple[str, int]] = []
+        self._optimizer = optimizer
+        self._bad: dict[int, _Bad] = {}
+        self._known: set[int] = set()
+        self._uninitialised: dict[int, int] = {}
+        self._by_sequence: dict[int, Op] = {}
+        self._handles: list[Any] = []
+        self._named: dict[int, tuple[Any, str]] = {}
+        for kind in ("optimizer_state", "batch", "buffers", "parameters"):
+            for name, tensor in getattr(registered, kind).items():
+                self._named[_key(tensor)] = (
+                    kind.removesuffix("s") if kind != "batch" else kind,
+                    name,
+                )
+
+    # ---- life of the trace
+
+    def __enter__(self) -> Trace:
+        self._handles = [
+            register_module_forward_pre_hook(self._enter_module),
+            register_module_forward_hook(self._leave_module, always_call=True),
+        ]
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        for handle in self._handles:
+            handle.remove()
+
+    def _enter_module(self, module: nn.Module, _: Any) -> None:
+        name = self._names.get(id(module))
+        if name:  # the root itself and modules outside it are `loss`, unless a named one is around them
+            count = self._calls.get(id(module), 0)
+            self._calls[id(module)] = count + 1
+            self._stack.append((name, count))
+        else:
+            self._stack.append(self._stack[-1] if self._stack else (OUTSIDE, 0))
+
+    def _leave_module(self, module: nn.Module, _: Any, __: Any) -> None:
+        if self._stack:
+            self._stack.pop()
+
+    # ---- one operation
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        name = _op_name(func)
+        mutable = func._schema.is_mutable
+        arguments = (args, kwargs)
+        read_from = (args[1:], kwargs) if name in _OVERWRITE else arguments
+        input_nan, input_inf, inherited = self._inputs(read_from)
+        kept = _kept(args) if mutable else args
+        result = func(*args, **kwargs)
+        op = self._record(name)
+        outputs = tuple(_tensors(args[:1] if mutable and result is None else result))
+        if name in _EMPTY:
+            for output in outputs:
+                key = _key(output)
+                self._known.add(key)
+                self._bad.pop(key, None)
+                self._uninitialised[key] = op.index
+            return result
+        input_keys = {_key(tensor) for tensor in _tensors(arguments)}
+        views = not mutable
+        checked: list[tuple[Tensor, int, bool, bool, bool]] = []
+        for output in outputs:
+            key = _key(output)
+            fresh = key not in input_keys
+            if not fresh and views:
+                continue  # a view: nothing was written
+            nan, inf, absmax = _extremes(output)
+            checked.append((output, key, fresh, nan, inf))
+            op.nan, op.inf = op.nan or nan, op.inf or inf
+            if absmax is not None and (op.absmax is None or absmax > op.absmax):
+                op.absmax, op.dtype = absmax, dtype_name(output.dtype)
+            elif not op.dtype and output.is_floating_point():
+                op.dtype = dtype_name(output.dtype)
+        if op.nan and not input_nan:
+            op.made = "nan"
+        elif op.inf and not (input_nan or input_inf):
+            op.made = "inf"
+        if op.made and len(self.captures) < _MAX_CAPTURES:
+            self.captures[op.index] = Capture(op, func, kept, kwargs, outputs)
+        origins = inherited | {op.index} if op.made else inherited
+        for output, key, fresh, nan, inf in checked:
+            self._write(output, key, bad=nan or inf, fresh=fresh, origins=origins)
+        return result
+
+    def _record(self, name: str) -> Op:
+        phase: Phase = "optimizer" if self._optimizer else "forward"
+        module, call = self._stack[-1] if self._stack else (OUTSIDE, 0)
+        sequence = torch.autograd._get_sequence_nr() - 1
+        node_name: str | None = None
+        place: Place | None = None
+        in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward and not self._stack:  # a running module inside backward is a recomputed forward
+            node = torch._C._current_autograd_node()
+            phase = "backward"
+            if node is not None:
+                node_name = node.name()
+                sequence = node._sequence_nr()
+                made_by = self._by_sequence.get(sequence)
+                if made_by is not None:
+                    module, call, place = made_by.module, made_by.call, made_by.place
+        elif not self._optimizer:
+            place = user_place(sys._getframe(2))
+        elif self._optimizer:
+            module = "optimizer"
+            place = user_place(sys._getframe(2))
+        op = Op(len(self.ops), name, phase, module, call, node_name, sequence, place)
+        self.ops.append(op)
+        if phase != "backward" and sequence not in self._by_sequence:
+            self._by_sequence[sequence] = op
+        return op
+
+    def _inputs(self, arguments: Any) -> tuple[bool, bool, frozenset[int]]:
+        """Whether any input holds NaN, or Inf, and the origins that flowed into the bad ones."""
+        any_nan = any_inf = False
+        origins: frozenset[int] = frozenset()
+        for tensor in _tensors(arguments):
+            key = _key(tensor)
+            uninitialised = key in self._uninitialised
+            if key in self._known and key not in self._bad and not uninitialised:
+                continue
+            nan, inf, _ = _extremes(tensor)
+            if key not in self._known:
+                self._known.add(key)
+                if nan or inf:
+                    self._meet(tensor, key)
+            if not (nan or inf):
+                continue
+            if uninitialised and key not in self._bad:
+                index = self._uninitialised[key]
+                self.ops[index].made = "uninitialised"
+                self._bad[key] = _Bad(frozenset({index}))
+            any_nan, any_inf = any_nan or nan, any_inf or inf
+            bad = self._bad.get(key)
+            if bad is not None:
+                origins |= bad.origins
+        for number in _numbers(arguments):
+            any_nan, any_inf = any_nan or math.isnan(number), any_inf or math.isinf(number)
+        return any_nan, any_inf, origins
+
+    def _meet(self, tensor: Tensor, key: int) -> None:
+        """A bad tensor from outside the trace: an origin of its own if it has a name and is not a mask."""
+        kind, name = self._named.get(key, ("constant", ""))
+        external = External(kind, name, tensor, mask=_looks_like_mask(tensor))
+        index = -1 - len(self.externals)
+        self.externals[index] = external
+        origins = frozenset() if kind == "constant" or external.mask else frozenset({index})
+        self._bad[key] = _Bad(origins)
+        external.first_reader = len(self.ops)
+
+    def _write(self, output: Tensor, key: int, *, bad: bool, fresh: bool, origins: frozenset[int]) -> None:
+        self._known.add(key)
+        whole = fresh or _covers_storage(output)
+        if whole:
+            self._uninitialised.pop(key, None)
+        if not bad:
+            if whole:
+                self._bad.pop(key, None)
+            return
+        before = self._bad.get(key)
+        if not whole and before is not None:
+            origins = origins | before.origins
+        self._bad[key] = _Bad(origins)
+
+    # ---- answers
+
+    def origins_of(self, tensor: Tensor) -> frozenset[int]:
+        """The origins whose non-finite values stand in `tensor` now; empty if it is finite."""
+        key = _key(tensor)
+        nan, inf, _ = _extremes(tensor)
+        if not (nan or inf):
+            return frozenset()
+        if key not in self._known:
+            self._known.add(key)
+            self._meet(tensor, key)
+        bad = self._bad.get(key)
+        return bad.origins if bad is not None else frozenset()
+
+
+def _op_name(func: Any) -> str:
+    """`aten.log` for `aten.log.default`."""
+    return str(func).rsplit(".", 1)[0] if str(func).count(".") > 1 else str(func)
+
+
+def _key(tensor: Tensor) -> int:
+    """The identity of the memory a tensor lives in."""
+    if tensor.layout == torch.sparse_coo:
+        tensor = tensor._values()
+    elif tensor.layout != torch.strided:
+        return id(tensor)
+    try:
+        return tensor.untyped_storage()._cdata
+    except (RuntimeError, NotImplementedError):
+        return id(tensor)
+
+
+def _covers_storage(tensor: Tensor) -> bool:
+    if tensor.layout != torch.strided:
+        return True
+    try:
+        return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):
+        return True
+
+
+def _extremes(tensor: Tensor) -> tuple[bool, bool, float | None]:
+    """Whether the tensor holds NaN, holds Inf, and the largest magnitude of a finite tensor."""
+    dense = readable(tensor)
+    if dense is None:
+        return False, False, None
+    low, high = torch.aminmax(dense)
+    lowest, highest = float(low), float(high)
+    if math.isfinite(lowest) and math.isfinite(highest):
+        return False, False, max(abs(lowest), abs(highest))
+    if math.isnan(lowest):
+        return True, bool(dense.isinf().any()), None
+    return False, True, None
+
+
+def _looks_like_mask(tensor: Tensor) -> bool:
+    """-Inf and a single finite value (usually 0): an additive attention mask, not broken data."""
+    dense = readable(tensor)
+    if dense is None or bool(dense.isnan().any()) or bool(dense.isposinf().any()):
+        return False
+    rest = dense[dense.isfinite()]
+    return rest.numel() == 0 or bool((rest == rest[0]).all())
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+
+
+def _numbers(value: Any) -> Iterator[float]:
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, complex):
+        yield value.real
+        yield value.imag
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _numbers(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _numbers(item)
+
+
+def _kept(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of an in-place operation as they were before it: it is known only afterwards whether it is guilty."""
+
+    def keep(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.layout == torch.strided and value.numel() <= _CLONE_LIMIT:
+            return value.detach().clone()
+        return value
+
+    return tuple(
+        [keep(item) for item in arg] if isinstance(arg, (list, tuple)) else keep(arg) for arg in args[:1]
+    ) + tuple(args[1:])
+
+
+def earliest(origins: frozenset[int] | Sequence[int], trace: Trace) -> int | None:
+    """The origin that began it: tensors bad before the step first, then operations in order of time."""
+    if not origins:
+        return None
+    outside = [index for index in origins if index < 0]
+    if outside:
+        rank = {"parameter": 0, "optimizer_state": 1, "buffer": 2, "batch": 3, "constant": 4}
+        return min(outside, key=lambda index: rank[trace.externals[index].kind])
+    return min(origins)

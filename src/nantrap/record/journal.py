@@ -1,0 +1,134 @@
+"""The journal: one JSON line a step, written so that it costs a healthy run nothing.
+
+Lines are kept as dictionaries and turned into text in one go every few seconds, at an incident and at the end; one
+`write` call appends whole lines, so a reader never needs a lock and at worst sees a torn last line after a crash. A
+full disk stops the journal with one warning, never the training.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+import time
+import warnings
+import weakref
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from nantrap.errors import UsageError
+
+_FLUSH_SECONDS = 2.0
+_FLUSH_LINES = 512
+
+
+def plain(value: Any) -> Any:
+    """JSON has no NaN: non-finite floats become the strings "nan", "inf" and "-inf"."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return value
+
+
+class Journal:
+    """Appends the steps of one rank to `journal-r<rank>.jsonl`. Holds the lines not yet written, and an open file."""
+
+    def __init__(self, run_dir: str | os.PathLike[str], *, rank: int = 0) -> None:
+        folder = Path(run_dir)
+        self.path = folder / f"journal-r{rank}.jsonl"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        except OSError as error:
+            raise UsageError(
+                f"run_dir={str(run_dir)!r} cannot be written: {error.strerror or error}. "
+                "Give another folder, or run_dir=None to keep no journal"
+            ) from error
+        self._lines: list[Mapping[str, Any]] = []
+        self._due = time.monotonic() + _FLUSH_SECONDS
+        self._writer = _Writer(descriptor, self.path)
+        # also when the guard is never closed: at garbage collection and at the interpreter's exit
+        self._finalizer = weakref.finalize(self, _finish, self._lines, self._writer)
+        _end_torn_line(self.path, self._writer)
+
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Add one step. Written within a few seconds; sooner after `flush`."""
+        lines = self._lines
+        lines.append(line)
+        if len(lines) >= _FLUSH_LINES or time.monotonic() >= self._due:
+            self.flush()
+
+    def flush(self) -> None:
+        """Write what is kept."""
+        self._due = time.monotonic() + _FLUSH_SECONDS
+        _write_lines(self._lines, self._writer)
+
+    def close(self) -> None:
+        """Write what is kept and close the file. May be called again."""
+        self._finalizer()
+
+
+class _Writer:
+    """A file descriptor that gives up once, with one warning, instead of raising into a training loop."""
+
+    def __init__(self, descriptor: int, path: Path) -> None:
+        self.descriptor: int | None = descriptor
+        self.path = path
+
+    def write(self, text: str) -> None:
+        if self.descriptor is None or not text:
+            return
+        data = text.encode()
+        try:
+            while data:
+                data = data[os.write(self.descriptor, data) :]
+        except OSError as error:
+            self.close()
+            if not sys.is_finalizing():
+                warnings.warn(
+                    f"nantrap: the journal {self.path} stops here: {error.strerror or error}. Training goes on",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+
+    def close(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+
+def _write_lines(lines: list[Mapping[str, Any]], writer: _Writer) -> None:
+    if not lines:
+        return
+    encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
+    parts = []
+    for line in lines:
+        try:
+            parts.append(encode(line))
+        except ValueError:  # rare: only incidents hold NaN
+            parts.append(encode(plain(line)))
+    lines.clear()
+    writer.write("\n".join(parts) + "\n")
+
+
+def _finish(lines: list[Mapping[str, Any]], writer: _Writer) -> None:
+    _write_lines(lines, writer)
+    writer.close()
+
+
+def _end_torn_line(path: Path, writer: _Writer) -> None:
+    """A run that crashed while writing left half a line; end it, so that the next line stands alone."""
+    try:
+        size = path.stat().st_size
+        if size:
+            with path.open("rb") as file:
+                file.seek(size - 1)
+                if file.read(1) != b"\n":
+                    writer.write("\n")
+    except OSError:
+        pass

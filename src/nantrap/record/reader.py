@@ -1,0 +1,100 @@
+"""Reading a journal: the one way in for every later tool. Works while the run is alive."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nantrap.errors import FormatError, UsageError
+
+_NAME = re.compile(r"journal-r(\d+)\.jsonl$")
+_SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+@dataclass(frozen=True, slots=True)
+class JournalLine:
+    """One step of one rank as the journal has it; `fields` is the whole line."""
+
+    step: int
+    action: str
+    loss: float
+    grad_norm: float
+    lr: tuple[float, ...] = ()
+    terms: Mapping[str, float] = field(default_factory=dict)
+    watch: Mapping[str, float] = field(default_factory=dict)
+    scale: float | None = None
+    milliseconds: float = 0.0
+    rank: int = 0
+    fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
+def journal_paths(run_dir: str | os.PathLike[str]) -> dict[int, Path]:
+    """The journals of a run by rank. A path of a journal itself is taken as it is."""
+    path = Path(run_dir)
+    if path.is_file():
+        match = _NAME.search(path.name)
+        return {int(match[1]) if match else 0: path}
+    found = {
+        int(match[1]): entry for entry in sorted(path.glob("journal-r*.jsonl")) if (match := _NAME.search(entry.name))
+    }
+    if not found:
+        raise UsageError(f"{path}: no journal here (expected journal-r0.jsonl); give the run_dir of a guarded run")
+    return dict(sorted(found.items()))
+
+
+def read_journal(run_dir: str | os.PathLike[str], *, rank: int | None = None) -> Iterator[JournalLine]:
+    """Every step, rank by rank. Torn lines (a crash while writing) are passed over; a line of the wrong shape is an error that names it."""
+    for journal_rank, path in journal_paths(run_dir).items():
+        if rank is None or rank == journal_rank:
+            yield from _read_file(path, journal_rank)
+
+
+def _read_file(path: Path, rank: int) -> Iterator[JournalLine]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
+            try:
+                raw = json.loads(text)
+            except json.JSONDecodeError:
+                # half a line: the run crashed while it wrote, or is writing at this moment
+                continue
+            yield _line(raw, path, number, rank)
+
+
+def _line(raw: Any, path: Path, number: int, rank: int) -> JournalLine:
+    where = f"{path.name}, line {number}"
+    if not isinstance(raw, dict):
+        raise FormatError(f"{where}: expected an object")
+    if not isinstance(raw.get("step"), int):
+        raise FormatError(f"{where}: field step: expected a whole number, got {raw.get('step')!r}")
+    return JournalLine(
+        step=raw["step"],
+        action=str(raw.get("action", "apply")),
+        loss=_number(raw, "loss", where),
+        grad_norm=_number(raw, "grad_norm", where),
+        lr=tuple(_special(value) for value in raw.get("lr", ())),
+        terms={key: _special(value) for key, value in raw.get("terms", {}).items()},
+        watch={key: _special(value) for key, value in raw.get("watch", {}).items()},
+        scale=raw.get("scale"),
+        milliseconds=float(raw.get("ms", 0.0)),
+        rank=rank,
+        fields=raw,
+    )
+
+
+def _number(raw: Mapping[str, Any], name: str, where: str) -> float:
+    try:
+        return _special(raw.get(name, "nan"))
+    except (TypeError, ValueError):
+        raise FormatError(f"{where}: field {name}: expected a number, got {raw[name]!r}") from None
+
+
+def _special(value: Any) -> float:
+    return _SPECIAL[value] if isinstance(value, str) and value in _SPECIAL else float(value)

@@ -1,0 +1,58 @@
+"""`run.json`: what was run. An allow-list of facts; never the environment, never data."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import tempfile
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from nantrap._version import __version__
+
+SCHEMA = "nantrap.run/1"
+
+
+def write_run_info(run_dir: str | os.PathLike[str], facts: dict[str, Any]) -> Path:
+    """Describe this start of the run. A second start in the same folder is added to the first, which stays."""
+    path = Path(run_dir) / "run.json"
+    start = {
+        "started": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "arguments": list(sys.argv),
+        "python": platform.python_version(),
+        "nantrap": __version__,
+        "torch": _torch_version(),
+        "pid": os.getpid(),
+        **facts,
+    }
+    document: dict[str, Any] = {"schema": SCHEMA, **start}
+    try:
+        earlier = json.loads(path.read_text(encoding="utf-8"))
+        if isinstance(earlier, dict) and earlier.get("schema") == SCHEMA:
+            document = {**earlier, "resumed": [*earlier.get("resumed", []), start]}
+    except (OSError, json.JSONDecodeError):
+        pass
+    write_atomically(path, json.dumps(document, indent=2) + "\n")
+    return path
+
+
+def write_atomically(path: Path, text: str) -> None:
+    """Write through a temporary file beside it and rename: a reader sees the old text or the new one, never half."""
+    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _torch_version() -> str | None:
+    torch = sys.modules.get("torch")
+    return None if torch is None else str(torch.__version__)
