@@ -1,0 +1,51 @@
+"""Small measurements on tensors that several rules share, and their wording."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def share(mask: Tensor) -> str:
+    """`3 of 128 places`."""
+    return f"{int(mask.sum()):,} of {mask.numel():,} places"
+
+
+def describe(tensor: Tensor) -> str:
+    """`holds 3 NaN among 128 values`."""
+    parts = []
+    for count, word in (
+        (int(tensor.isnan().sum()), "NaN"),
+        (int(tensor.isposinf().sum()), "+Inf"),
+        (int(tensor.isneginf().sum()), "-Inf"),
+    ):
+        if count:
+            parts.append(f"{count:,} {word}")
+    return f"holds {', '.join(parts) or 'no non-finite value'} among {tensor.numel():,} values"
+
+
+def integer_valued(tensor: Tensor) -> bool:
+    """Whether every value is a whole number: a label or a mask rather than a measurement."""
+    if tensor.is_complex() or tensor.numel() == 0:
+        return False
+    return not tensor.is_floating_point() or bool((tensor == tensor.round()).all())
+
+
+def where_text(rows: list[tuple[int, int, int]]) -> str:
+    """`sample 3 needs 9 of 7 frames, ...`."""
+    return ", ".join(f"sample {s} needs {n} of {g} frames" for s, n, g in rows[:4])
+
+
+def absmax(tensor: Tensor) -> float:
+    """The largest finite magnitude, 0 if there is none."""
+    finite = tensor.detach()[tensor.detach().isfinite()]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def limit(tensor: Tensor) -> float:
+    """The largest finite value of the tensor's dtype."""
+    import torch
+
+    return float(torch.finfo(tensor.dtype).max)

@@ -1,0 +1,252 @@
+"""NT1xx: the batch, its labels, and reductions over nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nantrap.explain.facts import describe, integer_valued, share, where_text
+from nantrap.explain.proofs import add_proof, fix_for, try_replacement
+from nantrap.explain.registry import rule
+from nantrap.incident import Cause, Evidence, Fix, Trial
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nantrap.explain.case import Case
+
+_ABSURD = 1e15
+_ADDED_OVER_MASKS = ("sum", "count_nonzero", "mean")
+_SPREADS = ("std", "var", "linalg_vector_norm", "sub", "amax", "max", "sqrt", "norm", "native_layer_norm", "abs")
+
+
+@rule("bad_input_data")
+def bad_input_data(case: Case) -> Cause | None:
+    """The batch holds values that no model can train on."""
+    external = case.external
+    if external is not None and external.kind == "batch":
+        finding = next((f for f in case.location.findings if f.kind == "batch"), None)
+        samples = finding.samples if finding else ()
+        which = f", samples {', '.join(map(str, samples[:6]))}" if samples else ""
+        evidence = [Evidence(f"{external.name} {describe(external.tensor)} before the forward pass{which}")]
+        trial: Trial | None = None
+        if case.location.samples.rest_is_finite:
+            trial = case.lab.without_samples(case.location.samples.guilty, case.location.samples.size or 0)
+            add_proof(evidence, trial, "without those samples the step is finite")
+        return Cause(
+            "bad_input_data",
+            proven=True,
+            confidence=0.99,
+            summary=f"the batch is non-finite before the forward pass: {external.name}",
+            evidence=tuple(evidence),
+            fix=fix_for(
+                case, f"clean or drop the sample where {external.name} is made; guard.attempt skips it meanwhile", trial
+            ),
+        )
+    return _finite_nonsense(case)
+
+
+def _finite_nonsense(case: Case) -> Cause | None:
+    """Finite values so large that the first operation that meets them overflows: a sentinel, a wrong unit."""
+    samples = case.location.samples
+    if case.made != "inf" or not samples.guilty or not samples.rest_is_finite or case.trace is None:
+        return None
+    from nantrap.locate import tensors_of
+
+    worst: tuple[float, str] = (0.0, "")
+    for path, tensor in tensors_of(case.failed.batch):
+        if tensor.is_floating_point() and tensor.numel():
+            worst = max(worst, (float(tensor.detach().abs().max()), path))
+    if worst[0] < _ABSURD:
+        return None
+    trial = case.lab.without_samples(samples.guilty, samples.size or 0)
+    if not trial.finite:
+        return None
+    which = ", ".join(map(str, samples.guilty[:6]))
+    return Cause(
+        "bad_input_data",
+        proven=True,
+        confidence=0.97,
+        summary=f"the batch holds nonsense: {worst[1]} reaches {worst[0]:.3g}",
+        evidence=(
+            Evidence(f"|{worst[1]}| reaches {worst[0]:.4g} in sample {which}, though it is finite"),
+            Evidence("without that sample the step is finite", kind="trial", trial=trial.number),
+        ),
+        fix=Fix(
+            text="replace the sentinel or missing-value code before the data reach the model",
+            verified=True,
+            trial=trial.number,
+        ),
+    )
+
+
+@rule("label_out_of_range")
+def label_out_of_range(case: Case) -> Cause | None:
+    """A target lies outside the range its loss accepts."""
+    if case.trace is None:
+        return None
+    for witness in case.trace.witnesses.values():
+        if witness.op.name.startswith("aten.binary_cross_entropy") and witness.op.phase == "forward":
+            target = witness.args[1]
+            low, high = float(target.min()), float(target.max())
+            if low < 0 or high > 1:
+                return _label(
+                    case, witness.op.name, f"[{low:g}, {high:g}]", "[0, 1]", float(((target < 0) | (target > 1)).sum())
+                )
+        if witness.op.name == "aten.kl_div" and witness.op.phase == "forward" and float(witness.args[1].min()) < 0:
+            return _label(case, witness.op.name, f"from {float(witness.args[1].min()):g}", "probabilities >= 0", 1)
+    return _handmade_cross_entropy(case)
+
+
+def _handmade_cross_entropy(case: Case) -> Cause | None:
+    """A loss that should be positive fell below zero, and a batch holds labels above 1: y·log p + (1-y)·log(1-p)."""
+    losses = [record.loss for record in case.history.applied()]
+    if len(losses) < 2 or not losses[-1] < 0 or not losses[-1] < losses[0] or case.growth < 3:
+        return None
+    from nantrap.locate import tensors_of
+
+    for path, tensor in tensors_of(case.failed.batch):
+        if integer_valued(tensor) and tensor.numel() and float(tensor.max()) > 1 and float(tensor.min()) >= 0:
+            return Cause(
+                "label_out_of_range",
+                confidence=0.6,
+                summary=f"{path} holds values up to {float(tensor.max()):g}, and the loss fell below zero",
+                evidence=(
+                    Evidence(
+                        f"the loss fell to {losses[-1]:.4g}; a cross-entropy with targets in [0, 1] is never negative",
+                        kind="history",
+                    ),
+                    Evidence(f"{path} reaches {float(tensor.max()):g}"),
+                ),
+                fix=Fix(text=f"map {path} to [0, 1] before the loss"),
+            )
+    return None
+
+
+def _label(case: Case, op: str, found: str, allowed: str, count: float) -> Cause:
+    losses = [record.loss for record in case.history.applied()]
+    evidence = [Evidence(f"{op} was given {count:,.0f} targets outside {allowed}: {found}")]
+    if losses and losses[-1] < 0:
+        text = f"the loss had fallen to {losses[-1]:.4g}: with valid targets it is never negative"
+        evidence.append(Evidence(text, kind="history"))
+    return Cause(
+        "label_out_of_range",
+        proven=True,
+        confidence=0.98,
+        summary=f"targets lie in {found}, {op.removeprefix('aten.')} accepts {allowed}",
+        evidence=tuple(evidence),
+        fix=Fix(text=f"map the targets to {allowed} (a mask read as 0..255 needs / 255; an ignore value needs a mask)"),
+    )
+
+
+@rule("empty_reduction")
+def empty_reduction(case: Case) -> Cause | None:
+    """A mean or quotient was taken over zero elements."""
+    capture = case.capture
+    if capture is None or case.made != "nan" or case.phase != "forward":
+        return None
+    if case.op.startswith("nll_loss"):
+        target, ignored = capture.args[1], capture.args[4]
+        if int((target != ignored).sum()) == 0:
+            text = f"all {target.numel():,} targets are {ignored} (ignored): the mean is 0/0"
+            trial = try_replacement(case, "cross_entropy", "nantrap.ops.cross_entropy")
+            return _empty(
+                case, "every label of the batch is ignored", text, "nantrap.ops.cross_entropy(logits, labels)", trial
+            )
+    if case.inputs and all(t.numel() == 0 for t in case.inputs):
+        text = f"{capture.op.name} was given an empty tensor of shape {tuple(case.inputs[0].shape)}"
+        return _empty(
+            case,
+            "a reduction over no element",
+            text,
+            "skip the term when nothing is selected, or nantrap.ops.masked_mean(x, mask)",
+            None,
+        )
+    return _count_of_nothing(case)
+
+
+def _count_of_nothing(case: Case) -> Cause | None:
+    """0 / 0 where the denominator counted a mask that selects nothing."""
+    capture = case.capture
+    assert capture is not None
+    if case.op not in ("div", "true_divide") or len(case.inputs) < 2 or case.output is None:
+        return None
+    numerator, denominator = case.inputs[0], case.inputs[1]
+    if not bool((denominator == 0).any()):
+        return None
+    bad = ~case.output.isfinite()
+    if not bool((numerator.expand_as(bad)[bad] == 0).all()):
+        return None
+    chain = [op.name.removeprefix("aten.") for op in case.source_ops(capture.op, 1)]
+    counted = next((name for name in chain if name in (*_ADDED_OVER_MASKS, *_SPREADS)), "")
+    if counted not in _ADDED_OVER_MASKS:
+        return None
+    text = (
+        f"the denominator is exactly 0 in {share(denominator == 0)} and was made by {counted}, the numerator is 0 too"
+    )
+    trial = try_replacement(case, "div", "nantrap.ops.safe_divide")
+    return _empty(
+        case,
+        "a mean over a mask that selects nothing",
+        text,
+        "nantrap.ops.masked_mean(x, mask), or divide by count.clamp(min=1)",
+        trial,
+    )
+
+
+def _empty(case: Case, summary: str, text: str, fix: str, trial: Trial | None) -> Cause:
+    evidence = [Evidence(text)]
+    if case.incident.grad_norm is not None and case.incident.grad_norm == 0:
+        evidence.append(Evidence("the gradients are all zero: nothing to be rolled back"))
+    add_proof(evidence, trial, "with the safe form the step is finite")
+    return Cause(
+        "empty_reduction",
+        proven=True,
+        confidence=0.96,
+        summary=summary,
+        evidence=tuple(evidence),
+        fix=fix_for(case, fix, trial),
+    )
+
+
+@rule("ctc_infeasible_alignment")
+def ctc_infeasible_alignment(case: Case) -> Cause | None:
+    """A CTC target does not fit into its input."""
+    if case.trace is None:
+        return None
+    for witness in case.trace.witnesses.values():
+        if witness.op.name == "aten._ctc_loss" and witness.op.phase == "forward":
+            bad = _infeasible(*witness.args[:4])
+            if bad and not bool(witness.outputs[0].isfinite().all()):
+                sample, needed, given = bad[0]
+                return Cause(
+                    "ctc_infeasible_alignment",
+                    proven=True,
+                    confidence=0.98,
+                    summary=f"sample {sample} needs {needed} frames for its target, the input has {given}",
+                    evidence=(
+                        Evidence(f"{len(bad)} of {witness.args[0].shape[1]} targets do not fit: {where_text(bad)}"),
+                        Evidence("a target of length L with r repeated neighbours needs at least L + r input frames"),
+                    ),
+                    fix=Fix(
+                        text="nantrap.ops.ctc_loss, which leaves such samples out and counts them; or drop them from the data "
+                        "(zero_infinity=True hides them)"
+                    ),
+                )
+    return None
+
+
+def _infeasible(
+    log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any
+) -> list[tuple[int, int, int]]:
+    inputs, lengths = [int(n) for n in input_lengths], [int(n) for n in target_lengths]
+    bad, start = [], 0
+    for sample, length in enumerate(lengths):
+        if targets.dim() == 1:
+            labels = targets[start : start + length]
+            start += length
+        else:
+            labels = targets[sample, :length]
+        repeats = int((labels[1:] == labels[:-1]).sum()) if length > 1 else 0
+        if length + repeats > inputs[sample]:
+            bad.append((sample, length + repeats, inputs[sample]))
+    return bad
