@@ -54,7 +54,7 @@ def plain_read(path: str) -> None:
     part = 32 << 20
 
     def read(begin: int) -> None:
-        buffer = memoryview(bytearray(2 << 20))
+        buffer = memoryview(bytearray(4 << 20))
         for offset in range(begin, min(begin + part, size), len(buffer)):
             os.preadv(descriptor, [buffer], offset)
 
@@ -94,6 +94,8 @@ def measure_here(way: str, path: str, *, cold: bool) -> None:
     """Run once, in this process, and print seconds and the peak of the resident memory in bytes."""
     import torch
 
+    import nantrap.checkpoints  # noqa: F401 - imports are not what is measured, torch's neither
+
     if way.startswith("nantrap"):
         torch.set_num_threads(1)  # as the command does
     if cold:
@@ -106,14 +108,18 @@ def measure_here(way: str, path: str, *, cold: bool) -> None:
     print(seconds, int(peak.split()[1]) * 1024)
 
 
-def measure(way: str, path: Path, *, cold: bool, repeat: int) -> tuple[float, float]:
-    """Median seconds and greatest peak over several fresh processes."""
-    command = [sys.executable, __file__, "--way", way, "--path", str(path)] + (["--cold"] if cold else [])
-    runs = []
+def measure(path: Path, *, cold: bool, repeat: int) -> dict[str, tuple[float, float]]:
+    """Median seconds and greatest peak of each way over fresh processes, in turns, so that noise falls on all alike."""
+    runs: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
     for _ in range(repeat):
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-        runs.append((float(output[0]), float(output[1])))
-    return statistics.median(run[0] for run in runs), max(run[1] for run in runs)
+        for way, results in runs.items():
+            command = [sys.executable, __file__, "--way", way, "--path", str(path)] + (["--cold"] if cold else [])
+            output = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
+            results.append((float(output[0]), float(output[1])))
+    return {
+        way: (statistics.median(seconds for seconds, _ in results), max(peak for _, peak in results))
+        for way, results in runs.items()
+    }
 
 
 def main() -> None:
@@ -133,11 +139,11 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.dir) as folder:
         path = Path(folder) / "step_100.pt"
         size = write_checkpoint(path, arguments.gb)
-        print(f"{size / 1e9:.2f} GB, {os.cpu_count()} cores, torch {torch.__version__}, {platform.machine()}, ")
+        print(f"{size / 1e9:.2f} GB, {os.cpu_count()} cores, torch {torch.__version__}, {platform.machine()}")
         print("| | seconds | GB/s | peak RSS MB | times faster than torch.load + isnan | of read |")
         print("| --- | --- | --- | --- | --- | --- |")
         for cold in (False, True):
-            results = {way: measure(way, path, cold=cold, repeat=arguments.repeat) for way in WAYS}
+            results = measure(path, cold=cold, repeat=arguments.repeat)
             rival, bandwidth = results["torch.load + isnan(model)"][0], results["read"][0]
             for way, (seconds, peak) in results.items():
                 print(

@@ -1,1 +1,85 @@
-"""The command line."""
+"""The command line. A command is a file here with one class: its docstring is the help, `run` gives the exit code.
+
+Exit codes: 0 clean, 1 problems found, 2 wrong use or an error, 3 the guard stopped the run, 130 interrupted. Only the
+module of the command that was asked for is imported; none of them imports torch before it runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Sequence
+from typing import Final, Protocol
+
+from nantrap._version import __version__
+from nantrap.errors import NantrapError
+
+__all__ = ["COMMANDS", "main"]
+
+COMMANDS: Final = ("audit", "replay", "explain")
+"""The commands in the order of the help. Each is a module of this package with a class of its name, capitalised."""
+
+
+class Command(Protocol):
+    """What a command is made of."""
+
+    name: str
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Add the arguments."""
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Do it, and return the exit code."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `nantrap` with these arguments (those of the process by default) and return the exit code."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    parser = _parser(COMMANDS if not given or given[0] not in COMMANDS else (given[0],))
+    parsed = parser.parse_args(given)
+    if parsed.command is None:
+        parser.print_help(sys.stderr)
+        return 2
+    try:
+        return int(parsed.run(parsed))
+    except NantrapError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return 130
+    except BrokenPipeError:  # `nantrap explain | head`: the reader has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="nantrap",
+        description="Stops NaN and Inf before they reach the weights, names the guilty operation, proves the cause.",
+        epilog="`nantrap COMMAND --help` tells more.",
+    )
+    parser.add_argument("--version", action="version", version=f"nantrap {__version__}")
+    commands = parser.add_subparsers(metavar="COMMAND", dest="command", title="commands")
+    for name in names:
+        command = _load(name)
+        text = inspect.getdoc(command) or ""
+        sub = commands.add_parser(
+            name,
+            help=text.partition("\n")[0],
+            description=text,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.prepare_parser(sub)
+        sub.set_defaults(run=command.run)
+    return parser
+
+
+def _load(name: str) -> Command:
+    module = importlib.import_module(f"nantrap.cli.{name}")
+    command: Command = getattr(module, name.capitalize())()
+    assert command.name == name
+    return command

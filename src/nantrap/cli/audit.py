@@ -123,7 +123,8 @@ def _say(console: Console, report: AuditReport, moves: tuple[Move, ...]) -> None
 
 def _say_checkpoint(console: Console, checkpoint: CheckpointAudit) -> None:
     mark = ("ok ", "bold green") if checkpoint.healthy else ("bad", "bold red")
-    parts = [checkpoint.format, f"{checkpoint.tensors:,} tensors", _size(checkpoint.bytes)]
+    tensors = f"{checkpoint.tensors:,} tensor{'' if checkpoint.tensors == 1 else 's'}"
+    parts = [checkpoint.format, tensors, _size(checkpoint.bytes)]
     parts += [f"{key.replace('_', ' ')} {_fact(value)}" for key, value in checkpoint.facts.items()]
     console.print(Text.assemble(mark, " ", (checkpoint.path, "bold"), "  ", (" · ".join(parts), "dim")))
     for problem in checkpoint.problems[:_SHOWN]:

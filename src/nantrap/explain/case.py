@@ -75,7 +75,7 @@ class Case:
         """The floating-point input tensors of the guilty operation."""
         if self.capture is None:
             return []
-        return [t for t in self.capture.inputs() if t.is_floating_point() or t.is_complex()]
+        return [t.detach() for t in self.capture.inputs() if t.is_floating_point() or t.is_complex()]
 
     @functools.cached_property
     def output(self) -> Tensor | None:

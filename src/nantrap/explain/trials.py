@@ -277,6 +277,8 @@ class _SinglePrecision(TorchDispatchMode):
     ) -> Any:
         if func._schema.is_mutable:  # the memory that is written keeps its dtype
             return func(*args, **(kwargs or {}))
+        if torch._C._current_graph_task_id() != -1 and func is torch.ops.aten._to_copy.default:
+            return func(*args, **(kwargs or {}))  # autograd hands a half-precision leaf its gradient in its own dtype
         return func(*_widened(args), **_widened(kwargs or {}))
 
 

@@ -9,10 +9,11 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from nantrap.errors import FormatError, UsageError
 
+T = TypeVar("T")
 _NAME = re.compile(r"journal-r(\d+)\.jsonl$")
 _SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -49,7 +50,7 @@ def journal_paths(run_dir: str | os.PathLike[str]) -> dict[int, Path]:
 
 
 def read_journal(run_dir: str | os.PathLike[str], *, rank: int | None = None) -> Iterator[JournalLine]:
-    """Every step, rank by rank. Torn lines (a crash while writing) are passed over; a line of the wrong shape is an error that names it."""
+    """Every step, rank by rank. Torn lines (a crash while writing) are passed over; wrong ones raise and are named."""
     for journal_rank, path in journal_paths(run_dir).items():
         if rank is None or rank == journal_rank:
             yield from _read_file(path, journal_rank)
@@ -72,29 +73,41 @@ def _line(raw: Any, path: Path, number: int, rank: int) -> JournalLine:
     where = f"{path.name}, line {number}"
     if not isinstance(raw, dict):
         raise FormatError(f"{where}: expected an object")
-    if not isinstance(raw.get("step"), int):
-        raise FormatError(f"{where}: field step: expected a whole number, got {raw.get('step')!r}")
+    step = raw.get("step")
+    if not isinstance(step, int) or isinstance(step, bool):
+        raise FormatError(f"{where}: field step: expected a whole number, got {step!r}")
     return JournalLine(
-        step=raw["step"],
+        step=step,
         action=str(raw.get("action", "apply")),
-        loss=_number(raw, "loss", where),
-        grad_norm=_number(raw, "grad_norm", where),
-        lr=tuple(_special(value) for value in raw.get("lr", ())),
-        terms={key: _special(value) for key, value in raw.get("terms", {}).items()},
-        watch={key: _special(value) for key, value in raw.get("watch", {}).items()},
-        scale=raw.get("scale"),
-        milliseconds=float(raw.get("ms", 0.0)),
+        loss=_number(raw.get("loss", "nan"), "loss", where),
+        grad_norm=_number(raw.get("grad_norm", "nan"), "grad_norm", where),
+        lr=tuple(_number(value, f"lr[{i}]", where) for i, value in enumerate(_of(list, raw, "lr", where))),
+        terms=_numbers(raw, "terms", where),
+        watch=_numbers(raw, "watch", where),
+        scale=None if raw.get("scale") is None else _number(raw["scale"], "scale", where),
+        milliseconds=_number(raw.get("ms", 0.0), "ms", where),
         rank=rank,
         fields=raw,
     )
 
 
-def _number(raw: Mapping[str, Any], name: str, where: str) -> float:
-    try:
-        return _special(raw.get(name, "nan"))
-    except (TypeError, ValueError):
-        raise FormatError(f"{where}: field {name}: expected a number, got {raw[name]!r}") from None
+def _numbers(raw: Mapping[str, Any], name: str, where: str) -> dict[str, float]:
+    return {key: _number(value, f"{name}.{key}", where) for key, value in _of(dict, raw, name, where).items()}
 
 
-def _special(value: Any) -> float:
-    return _SPECIAL[value] if isinstance(value, str) and value in _SPECIAL else float(value)
+def _of(kind: type[T], raw: Mapping[str, Any], name: str, where: str) -> T:
+    value = raw.get(name)
+    if value is None:
+        return kind()
+    if not isinstance(value, kind):
+        word = "a list" if kind is list else "an object"
+        raise FormatError(f"{where}: field {name}: expected {word}, got {value!r}")
+    return value
+
+
+def _number(value: Any, name: str, where: str) -> float:
+    if isinstance(value, str) and value in _SPECIAL:
+        return _SPECIAL[value]
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return float(value)
+    raise FormatError(f"{where}: field {name}: expected a number, got {value!r}")

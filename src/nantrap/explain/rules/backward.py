@@ -71,7 +71,44 @@ class Incoming:
 
 @rule("where_unselected_branch")
 def where_unselected_branch(case: Case) -> Cause | None:
-    """A branch that was not selected put NaN into the gradient."""
+    """A branch that was not selected put NaN into the gradient.
+
+    `torch.where(ok, f(x), 0)` was meant to avoid the bad places of f. It does so in the forward pass. In the backward
+    pass both branches get a gradient: the unselected places get 0, which is multiplied by the slope of f there, and 0
+    · Inf is NaN. An index after the fact or a product with a mask behaves the same.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(4, 6, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(8, 4) for _ in range(2)]
+        batches[1][3] = 0.0  # a silent frame: its energy is exactly 0
+
+        def loss_fn(batch):
+            energy = model(batch).square()
+            level = torch.where(energy > 0, energy.log(), torch.zeros_like(energy))
+            return level.mean()
+
+    Why:
+        The gradient of where(c, a, b) with respect to a is where(c, g, 0): a 0, not a hole. The chain rule goes on
+        and multiplies by f'(x), which is Inf or NaN there. Autograd knows no "not computed".
+
+    Fix:
+        Select before the operation as well, so that it never sees a bad argument:
+
+            - y = torch.where(x > 0, x.log(), 0.0)
+            + ok = x > 0
+            + y = torch.where(ok, torch.where(ok, x, 1.0).log(), 0.0)
+
+        or use the safe form, `nantrap.ops.safe_log(x)`. `nan_to_num` on the loss changes nothing, since the loss is
+        finite. Zeroing NaN gradients in a hook throws away the good part of the gradient with the bad one.
+
+    Proof:
+        At all bad places the gradient that reaches the node is exactly 0 and the local derivative is infinite, and
+        those zeros come from a `where`, an index or a mask product: a measurement along the gradient. The call is
+        then replaced at its own line by one that is finite on both branches.
+    """
     if case.phase != "backward" or case.capture is None or case.trace is None:
         return None
     incoming = _incoming_gradient(case)
@@ -108,7 +145,40 @@ def where_unselected_branch(case: Case) -> Cause | None:
 
 @rule("arccos_boundary")
 def arccos_boundary(case: Case) -> Cause | None:
-    """The derivative of acos or asin is infinite at ±1."""
+    """The derivative of acos or asin is infinite at ±1.
+
+    The angle between two equal (or opposite) directions was computed by acos, or an Euler angle by asin at the pole.
+    The value, 0 or π, is right. The slope there is infinite, and the gradient becomes Inf or NaN.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(4, 3), torch.randn(4, 3) * 100]  # the second one saturates tanh: exactly ±1
+
+        def loss_fn(batch):
+            cosine = torch.tanh(model(batch))
+            return torch.acos(cosine).mean()
+
+    Why:
+        d acos(x)/dx = -1/√(1 - x²), which is -1/0 at x = ±1. Rounding is enough: the cosine of two nearly equal
+        float32 vectors is often exactly 1, and sometimes 1.0000001, for which acos itself is NaN.
+
+    Fix:
+        Use a form that is smooth there:
+
+            - angle = torch.acos((a * b).sum(-1))
+            + angle = 2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
+
+        or bound the slope with `nantrap.ops.safe_acos(x)`. `x.clamp(-1, 1)` is what people reach for, and it repairs
+        only the value: at exactly ±1 clamp passes the gradient on, and the slope is as infinite as before.
+        `x.clamp(-1 + 1e-6, 1 - 1e-6)` works in float32; in half precision 1 - 1e-6 is 1 (NT404).
+
+    Proof:
+        The bad values stand exactly where the saved argument is ±1, in AcosBackward0 or AsinBackward0: a measurement.
+        The call is then replaced at its own line by one with a bounded slope, and the step must be finite.
+    """
     if case.phase != "backward" or not case.node.startswith(("Acos", "Asin")):
         return None
     call = "acos" if case.node.startswith("Acos") else "asin"
@@ -136,7 +206,44 @@ def arccos_boundary(case: Case) -> Cause | None:
 
 @rule("degenerate_linalg_backward")
 def degenerate_linalg_backward(case: Case) -> Cause | None:
-    """The gradient of a decomposition with a repeated or zero spectrum."""
+    """The gradient of a decomposition with a repeated or zero spectrum.
+
+    The forward pass of svd, eigh, eig or a Cholesky factor is in order. Its derivative divides by differences of
+    singular or eigenvalues, and two of them are equal, or by a value that is 0. Identities, symmetric shapes, blank
+    patches and matrices of low rank have such spectra.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(4, 9)
+        nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)  # starts at the identity
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [(torch.randn(3, 4), torch.randn(3, 3, 3))]
+
+        def loss_fn(batch):
+            x, target = batch
+            u, _, vh = torch.linalg.svd(torch.eye(3) + model(x).view(-1, 3, 3))
+            return (u @ vh - target).square().mean()
+
+    Why:
+        The derivative of the vectors holds 1/(σᵢ² - σⱼ²). For equal values the vectors are not even unique, any
+        rotation among them is as good, so that no derivative exists.
+
+    Fix:
+        Break the tie before decomposing, or use only what does not need the vectors:
+
+            - u, s, vh = torch.linalg.svd(a)
+            + u, s, vh = torch.linalg.svd(a + 1e-4 * torch.diag(torch.arange(1.0, n + 1)))
+
+        `torch.linalg.svdvals`, `eigvalsh`, `slogdet` and a Newton-Schulz iteration for the polar factor have good
+        gradients. A jitter of eps · I does not help against repeated values: it moves all of them alike. float64 only
+        makes the infinity larger.
+
+    Proof:
+        The bad operation lies inside the backward node of a decomposition, and the smallest gap (or value) of the
+        recorded spectrum is below 1e-5 of its largest: a measurement.
+    """
     if case.phase != "backward" or not any(
         word in case.node for word in ("Linalg", "Svd", "Eigh", "Cholesky", "Qr", "Eig")
     ):
@@ -162,7 +269,44 @@ def degenerate_linalg_backward(case: Case) -> Cause | None:
 
 @rule("singular_gradient_at_zero")
 def singular_gradient_at_zero(case: Case) -> Cause | None:
-    """The derivative is infinite at exactly zero."""
+    """The derivative is infinite at exactly zero.
+
+    The loss is finite, the gradient is not: sqrt, a power below 1 or a norm or deviation built from them was computed
+    at exactly 0, where its slope is infinite. Distances between equal points, norms of padded rows and the magnitude
+    of silence are the usual zeros.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(5, 3) for _ in range(2)]
+
+        def loss_fn(batch):
+            z = model(batch)
+            squared = (z[:, None] - z[None, :]).square().sum(-1)  # 0 on the diagonal
+            return squared.sqrt().mean()
+
+    Why:
+        The slope of √x is 1/(2√x), which is Inf at 0. The chain rule multiplies it by the inner derivative, 2·(z - z)
+        = 0, and Inf · 0 is NaN. `torch.norm` and `torch.std` define their slope as 0 there; the same formula written
+        by hand does not.
+
+    Fix:
+        Keep the argument away from 0, inside the root:
+
+            - distance = squared.sqrt()
+            + distance = (squared + 1e-12).sqrt()
+
+        `nantrap.ops.safe_sqrt(x)`, `safe_norm`, `safe_pow` and `safe_std` have the exact value and a slope of 0 at 0.
+        What does not help: an eps outside, `sqrt(x) + eps`, changes nothing. `torch.where(x > 0, x.sqrt(), 0)` is NaN
+        too (NT303). Zeroing NaN gradients in a hook trains on a wrong direction, and Adam's momentum and weight decay
+        move the weights even with a gradient of 0.
+
+    Proof:
+        The value that the autograd node saved is exactly 0 at the bad places, in a pass whose forward was finite. The
+        call is then replaced at its own line by one with a bounded slope, and the step must be finite.
+    """
     if (
         case.phase != "backward"
         or case.capture is None

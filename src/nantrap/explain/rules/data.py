@@ -16,12 +16,55 @@ if TYPE_CHECKING:
 
 _ABSURD = 1e15
 _ADDED_OVER_MASKS = ("sum", "count_nonzero", "mean")
+_FLAGS = (
+    "gt", "ge", "lt", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "bitwise_not", "bitwise_and", "isfinite",
+    "ones_like", "zeros_like", "ones", "zeros", "one_hot", "scatter", "arange", "count_nonzero", "masked_fill", "where",
+    "rsub", "new_ones", "new_zeros", "full",
+)  # fmt: skip
 _SPREADS = ("std", "var", "linalg_vector_norm", "sub", "amax", "max", "sqrt", "norm", "native_layer_norm", "abs")
 
 
 @rule("bad_input_data")
 def bad_input_data(case: Case) -> Cause | None:
-    """The batch holds values that no model can train on."""
+    """The batch holds values that no model can train on.
+
+    The batch was already NaN or Inf before the model saw it, or it holds finite nonsense: a sentinel such as -9999 or
+    1e30, a pressure in pascal where bar was meant. Nothing in the model is at fault. One such sample is enough to
+    make the loss, every gradient and, one update later, every weight non-finite.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = [torch.randn(8, 4) for _ in range(3)]
+        batches[2][5, 1] = float("nan")  # an empty cell of the table
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        NaN absorbs: NaN + x, NaN · x, and even NaN · 0 are NaN. A matrix product mixes the columns of a sample, the
+        mean of the loss mixes the samples, and backward carries it into every weight that took part.
+
+    Fix:
+        Find where the value is made (an empty cell, log of a zero count, a division in the augmentation) and repair
+        or drop it there:
+
+            - x = torch.tensor(row)
+            + x = torch.tensor(row)
+            + if not x.isfinite().all():
+            +     raise ValueError(f"row {index}: {x}")
+
+        What does not help: `torch.isnan(x).any()` misses Inf, ask `isfinite`. `x.clamp(-10, 10)` passes NaN through.
+        `nan_to_num(x)` turns a missing value into a measured 0 and Inf into 3.4e38, which overflows in the next
+        product. `nan_to_num(loss)` leaves the gradients as they are.
+
+    Proof:
+        The tensor is read before the forward pass: its path in the batch, the samples and the counts are a
+        measurement. For values that are finite but absurd, the step is run again without the suspect samples and must
+        then be finite.
+    """
     external = case.external
     if external is not None and external.kind == "batch":
         finding = next((f for f in case.location.findings if f.kind == "batch"), None)
@@ -81,7 +124,45 @@ def _finite_nonsense(case: Case) -> Cause | None:
 
 @rule("label_out_of_range")
 def label_out_of_range(case: Case) -> Cause | None:
-    """A target lies outside the range its loss accepts."""
+    """A target lies outside the range its loss accepts.
+
+    Binary cross-entropy wants targets from 0 to 1, and nobody checks. A mask stored as 0/255, classes numbered 1 and
+    2, an ignore value of -1 or 255: the loss then has no lower bound. It turns negative, falls faster and faster,
+    looks like splendid training, and overflows.
+
+    Example:
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        pixels = [torch.rand(16, 4) for _ in range(40)]
+        batches = [(x, 255.0 * (x[:, :1] > 0.5)) for x in pixels]  # the mask was never divided by 255
+
+        def loss_fn(batch):
+            x, mask = batch
+            return nn.functional.binary_cross_entropy_with_logits(model(x), mask)
+
+    Why:
+        For a logit z and a target y the loss is softplus(z) - y·z. With 0 ≤ y ≤ 1 it is never negative. With y = 255
+        it is about -254·z for large z: the larger the logit the lower the loss, without end.
+
+    Fix:
+        Bring the targets into the range, once, where they are loaded:
+
+            - mask = torch.from_numpy(image)
+            + mask = torch.from_numpy(image).float() / 255
+
+        An ignore value is no target: leave those places out with a mask, or use `ignore_index` where the loss has
+        one. A lower rate or gradient clipping only delays it. `abs(loss)` or `relu(loss)` hides the sign and trains
+        nonsense. A negative cross-entropy is never good news.
+
+    Proof:
+        The targets are compared with the range of the very operation that read them in the failed step: a
+        measurement. A loss that had fallen below zero in the steps before is added as evidence. A hand-written
+        cross-entropy has no such operation, and the cause stays a guess there.
+    """
     if case.trace is None:
         return None
     for witness in case.trace.witnesses.values():
@@ -140,7 +221,46 @@ def _label(case: Case, op: str, found: str, allowed: str, count: float) -> Cause
 
 @rule("empty_reduction")
 def empty_reduction(case: Case) -> Cause | None:
-    """A mean or quotient was taken over zero elements."""
+    """A mean or quotient was taken over zero elements.
+
+    The batch held no valid token, no positive anchor, no labelled pixel, so the mean over them is 0/0. It is rare,
+    which is why it appears after two days: one short sequence, one empty scene, one batch whose every label is
+    `ignore_index`.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [(torch.randn(4, 6), torch.tensor([0, 2, 1, 0])), (torch.randn(4, 6), torch.full((4,), -100))]
+
+        def loss_fn(batch):
+            x, labels = batch
+            return nn.functional.cross_entropy(model(x), labels)  # every label of the second batch is ignored
+
+    Why:
+        The mean is a sum divided by a count, and with a count of 0 that is 0/0 = NaN. With `cross_entropy` the
+        gradients are zero in that case, so the weights survive, but the logged loss, an average over the epoch, a
+        scheduler that reads it and a sum with other terms do not.
+
+    Fix:
+        Say what the mean of nothing is: zero, with a zero gradient.
+
+            - loss = nn.functional.cross_entropy(logits, labels)
+            + loss = nantrap.ops.cross_entropy(logits, labels)
+
+            - loss = (error * mask).sum() / mask.sum()
+            + loss = nantrap.ops.masked_mean(error, mask)
+
+        `mask.sum().clamp(min=1)` is right as well. `nan_to_num(loss)` is not: where the quotient is hand-made its
+        derivative is NaN too. Returning 0.0, a constant, makes backward fail and other ranks wait.
+
+    Proof:
+        The operation was given an empty tensor, or only ignored labels, or a denominator that counts a mask and is
+        exactly 0 under a numerator of 0: a measurement. The call is then replaced by its safe form at its own line,
+        and the step must be finite.
+    """
     capture = case.capture
     if capture is None or case.made != "nan" or case.phase != "forward":
         return None
@@ -176,9 +296,8 @@ def _count_of_nothing(case: Case) -> Cause | None:
     bad = ~case.output.isfinite()
     if not bool((numerator.expand_as(bad)[bad] == 0).all()):
         return None
-    chain = [op.name.removeprefix("aten.") for op in case.source_ops(capture.op, 1)]
-    counted = next((name for name in chain if name in (*_ADDED_OVER_MASKS, *_SPREADS)), "")
-    if counted not in _ADDED_OVER_MASKS:
+    counted = _counted_by(case)
+    if counted is None:
         return None
     text = (
         f"the denominator is exactly 0 in {share(denominator == 0)} and was made by {counted}, the numerator is 0 too"
@@ -191,6 +310,21 @@ def _count_of_nothing(case: Case) -> Cause | None:
         "nantrap.ops.masked_mean(x, mask), or divide by count.clamp(min=1)",
         trial,
     )
+
+
+def _counted_by(case: Case) -> str | None:
+    """The operation that counted a mask to make the denominator: a sum over comparisons, flags or whole numbers."""
+    assert case.capture is not None
+    chain = case.source_ops(case.capture.op, 1)
+    names = [op.name.removeprefix("aten.") for op in chain]
+    position = next((i for i, name in enumerate(names) if name in (*_ADDED_OVER_MASKS, *_SPREADS)), None)
+    if position is None or names[position] not in _ADDED_OVER_MASKS:
+        return None
+    behind = chain[position:]
+    from_outside = behind[-1].sources[:1] == (-1,) and len(behind) <= 3  # a mask that came with the batch
+    if from_outside or any(op.name.removeprefix("aten.") in _FLAGS for op in behind):
+        return names[position]
+    return None
 
 
 def _empty(case: Case, summary: str, text: str, fix: str, trial: Trial | None) -> Cause:
@@ -210,7 +344,43 @@ def _empty(case: Case, summary: str, text: str, fix: str, trial: Trial | None) -
 
 @rule("ctc_infeasible_alignment")
 def ctc_infeasible_alignment(case: Case) -> Cause | None:
-    """A CTC target does not fit into its input."""
+    """A CTC target does not fit into its input.
+
+    CTC aligns each label with at least one frame, and two equal neighbours need a blank between them. If the target
+    is longer than the input allows, no alignment exists, its probability is 0, and the loss is Inf. Subsampling in
+    the encoder (a stride of 4) is how a good transcript becomes too long.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(5, 4)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        targets = [torch.tensor([[1, 2, 3]]), torch.tensor([[1, 1, 1]])]  # 1 1 1 needs 5 frames: 1 _ 1 _ 1
+        batches = [(torch.randn(4, 1, 5), target) for target in targets]
+
+        def loss_fn(batch):
+            frames, target = batch
+            log_probs = model(frames).log_softmax(-1)
+            return nn.functional.ctc_loss(log_probs, target, torch.tensor([4]), torch.tensor([3]))
+
+    Why:
+        A target of L labels with r pairs of equal neighbours needs at least L + r frames. Below that the sum over
+        alignments is empty, and the loss is -log 0 = Inf, with NaN gradients.
+
+    Fix:
+        Drop what cannot be aligned, and count it, since it points to a fault in the data or to a stride that is too
+        large:
+
+            - loss = nn.functional.ctc_loss(log_probs, targets, input_lengths, target_lengths)
+            + loss = nantrap.ops.ctc_loss(log_probs, targets, input_lengths, target_lengths)
+
+        `zero_infinity=True` makes the loss finite and hides how many samples it threw away: with a stride that is too
+        large that can be most of them. Pass the lengths after subsampling, not those of the waveform.
+
+    Proof:
+        Arithmetic on the lengths and labels that `ctc_loss` received, sample by sample.
+    """
     if case.trace is None:
         return None
     for witness in case.trace.witnesses.values():

@@ -23,7 +23,46 @@ _COUNTS = ("div", "true_divide", "reciprocal", "remainder", "fmod", "addcdiv", "
 
 @rule("softmax_fully_masked_row")
 def softmax_fully_masked_row(case: Case) -> Cause | None:
-    """Softmax over a row in which every position is masked."""
+    """Softmax over a row in which every position is masked.
+
+    A row of attention scores was -inf everywhere: a sequence of padding only, a query that may see no key, a state
+    without a legal action. The softmax of such a row is 0/0, so the whole row is NaN, and so is everything computed
+    from it.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        padding = [torch.tensor([[0, 0, 1], [0, 1, 1]]).bool(), torch.tensor([[0, 0, 1], [1, 1, 1]]).bool()]
+        batches = [(torch.randn(2, 3, 8), mask) for mask in padding]  # the last sample is padding only
+
+        def loss_fn(batch):
+            x, mask = batch
+            scores = model(x) @ x.transpose(1, 2)
+            scores = scores.masked_fill(mask[:, None, :], float("-inf"))
+            return (scores.softmax(-1) @ x).square().mean()
+
+    Why:
+        softmax(x) = exp(x - max x) / Σ exp(x - max x). With max x = -inf the difference is -inf - (-inf) = NaN. A row
+        with one finite score is in order: the others give exp(-inf) = 0, which is what the mask is for.
+
+    Fix:
+        Give the row one valid key, drop the empty sample, or use a softmax that defines the empty row as zeros:
+
+            - weights = scores.masked_fill(mask, float("-inf")).softmax(-1)
+            + weights = nantrap.ops.masked_softmax(scores, ~mask)
+
+        `weights.nan_to_num(0)` repairs the forward pass only: the backward of softmax multiplies by its own output,
+        which is NaN, and wherever the mask was added, not filled in, the gradient of the scores is NaN. Filling with
+        `finfo.min` instead of -inf makes the row uniform, an attention to padding, and overflows when something is
+        added to it (NT403).
+
+    Proof:
+        The rows that are NaN in the output are exactly the rows that are -inf everywhere in the input: a measurement.
+        The call is then replaced by a masked softmax at its own line, and the step must be finite.
+    """
     capture = case.capture
     if capture is None or case.op not in ("softmax", "log_softmax", "safe_softmax", "logsumexp"):
         return None
@@ -59,7 +98,44 @@ def softmax_fully_masked_row(case: Case) -> Cause | None:
 
 @rule("log_of_zero")
 def log_of_zero(case: Case) -> Cause | None:
-    """The logarithm of zero gave -Inf."""
+    """The logarithm of zero gave -Inf.
+
+    A probability underflowed to exactly 0, or reached exactly 1 in log(1 - p), and its logarithm is -Inf. Usually it
+    is log(softmax(x)) or log(sigmoid(x)) written as two calls: the first rounds to 0 what the second still needs.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(8, 4), torch.randn(8, 4) * 500]  # larger inputs make the model very sure
+
+        def loss_fn(batch):
+            probability = model(batch).softmax(-1)
+            return -probability.log().mean()
+
+    Why:
+        exp(-104) is already 0 in float32, so a logit that lies 104 below the largest has the probability 0, and log 0
+        = -Inf. In log space the same number is simply -104.
+
+    Fix:
+        Stay in log space:
+
+            - loss = -model(x).softmax(-1).log()
+            + loss = -model(x).log_softmax(-1)
+
+            - loss = -(y * p.log() + (1 - y) * (1 - p).log())
+            + loss = nn.functional.binary_cross_entropy_with_logits(logits, y)
+
+        Where there are no logits, `nantrap.ops.safe_log(p)` has a floor. `p.clamp(min=1e-8).log()` is finite as well,
+        but without a gradient below the floor, and 1e-8 is 0 in float16 (NT404). `nan_to_num` after the log does not
+        help: the derivative 1/p is infinite and NaN · 0 is NaN.
+
+    Proof:
+        The argument of the logarithm is exactly at its pole at the bad places, in float32: a measurement. The call is
+        then replaced by a logarithm with a floor at its own line, and the step must be finite.
+    """
     if case.capture is None or case.op not in _LOGARITHMS or case.phase != "forward" or not case.inputs:
         return None
     x, pole = case.inputs[0], _LOGARITHMS[case.op]
@@ -94,9 +170,45 @@ def log_of_zero(case: Case) -> Cause | None:
 
 @rule("division_by_zero")
 def division_by_zero(case: Case) -> Cause | None:
-    """A division by exactly zero."""
+    """A division by exactly zero.
+
+    Something was divided by a standard deviation, a norm, a sum or a degree that is exactly 0. The usual reason is an
+    input nobody thought of: a blank image, a silent second of audio, a constant column, a node without an edge.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(6, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.rand(4, 6) for _ in range(3)]
+        batches[2][1] = 0.5  # a blank image
+
+        def loss_fn(batch):
+            contrast = batch.std(dim=1, keepdim=True)
+            standardised = (batch - batch.mean(dim=1, keepdim=True)) / contrast
+            return model(standardised).square().mean()
+
+    Why:
+        The deviation of equal values is 0. 0/0 is NaN, and anything else divided by 0 is ±Inf.
+
+    Fix:
+        Put an eps into the denominator, of the size below which the quotient means nothing:
+
+            - x = (x - mean) / std
+            + x = (x - mean) / (std + 1e-6)
+
+        or use `nantrap.ops.safe_divide(x, std)`, whose value and gradient are finite. Better still, drop blank
+        samples. `torch.where(std > 0, x / std, 0)` is finite in the forward pass and NaN in the backward pass where
+        std needs a gradient (NT303). An eps of 1e-8 is 0 in float16 (NT404).
+
+    Proof:
+        The denominator is exactly 0 at all bad places while every input is finite: a measurement. The division is
+        then replaced at its own line by one with a floor, and the step must be finite.
+    """
     if case.capture is None or case.phase != "forward" or case.half or case.output is None:
         return None
+    if 0.0 in case.capture.op.scalars and case.op in ("div", "true_divide"):
+        return _division_by_constant(case)
     denominator = _denominator(case)
     if denominator is None or not bool((denominator == 0).any()):
         return None
@@ -126,6 +238,17 @@ def division_by_zero(case: Case) -> Cause | None:
     )
 
 
+def _division_by_constant(case: Case) -> Cause:
+    return Cause(
+        "division_by_zero",
+        proven=True,
+        confidence=0.92,
+        summary=f"a division by the constant 0 in {case.location.module}",
+        evidence=(Evidence(f"{case.location.op} divides by a plain number that is exactly 0 (a temperature, a count)"),),
+        fix=Fix(text="the constant must not become 0: bound it from below where it is scheduled or computed"),
+    )
+
+
 def _denominator(case: Case) -> Tensor | None:
     assert case.capture is not None
     if case.op in ("div", "true_divide", "remainder", "fmod"):
@@ -145,7 +268,44 @@ def _denominator(case: Case) -> Tensor | None:
 
 @rule("zero_times_inf")
 def zero_times_inf(case: Case) -> Cause | None:
-    """Zero times infinity gave NaN."""
+    """Zero times infinity gave NaN.
+
+    An Inf that was put there on purpose, mostly a mask, met a factor 0 that was meant to remove it. A product does
+    not remove an Inf: 0 · Inf is NaN. The entropy p·log p of masked logits, soft labels on masked classes and a mask
+    multiplied onto a masked matrix are the usual places.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(6, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        legal = torch.tensor([True, True, False, True])
+        batches = [torch.randn(5, 6) for _ in range(2)]
+
+        def loss_fn(batch):
+            log_p = model(batch).masked_fill(~legal, float("-inf")).log_softmax(-1)
+            entropy = -(log_p.exp() * log_p).sum(-1)
+            return -entropy.mean()
+
+    Why:
+        The limit of p·log p is 0 for p towards 0, but the processor does not take limits: it multiplies 0 by -Inf.
+
+    Fix:
+        Select instead of multiplying, before the product:
+
+            - entropy = -(p * log_p).sum(-1)
+            + entropy = -nantrap.ops.xlogx(p).sum(-1)
+
+            - loss = loss_per_class * mask
+            + loss = torch.where(mask, loss_per_class, 0.0)
+
+        `torch.where` after the product repairs the forward pass only: the backward of the product multiplies the 0 by
+        the Inf again. For p·log p choose the argument first: `p * torch.where(p > 0, log_p, 0.0)`. `nan_to_num` on
+        the result has the same gradient problem.
+
+    Proof:
+        At every bad place one factor is 0 and the other Inf, and that Inf was there before: a measurement.
+    """
     if case.made != "nan" or case.phase != "forward" or len(case.inputs) < 2 or case.output is None:
         return None
     if case.op in ("mul", "addcmul"):
@@ -175,7 +335,43 @@ def zero_times_inf(case: Case) -> Cause | None:
 
 @rule("exp_overflow")
 def exp_overflow(case: Case) -> Cause | None:
-    """Exp of a finite value exceeded the range of its dtype."""
+    """Exp of a finite value exceeded the range of its dtype.
+
+    exp, expm1, sinh or cosh was given a number that is finite but too large. Log-variances, log-ratios of a policy,
+    scales of a normalising flow and losses such as log cosh are the places where a network hands an unbounded number
+    to exp.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(3, 4)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        batches = [torch.randn(8, 3), torch.randn(8, 3) * 400]  # an outlier far from the training data
+
+        def loss_fn(batch):
+            mean, log_variance = model(batch).chunk(2, dim=-1)
+            return 0.5 * (mean.square() + log_variance.exp() - log_variance - 1).mean()
+
+    Why:
+        exp(x) exceeds the largest number at x = 88.7 in float32 and bfloat16, at 11.09 in float16 and at 709.8 in
+        float64. One step further, Inf - Inf or Inf / Inf is NaN.
+
+    Fix:
+        Bound the argument where it is made, or stay in log space:
+
+            - variance = log_variance.exp()
+            + variance = log_variance.clamp(-30, 20).exp()
+
+            - value = (a.exp() + b.exp()).log()
+            + value = torch.logaddexp(a, b)
+
+        `softplus` grows linearly where exp explodes. Clamping after exp is too late: the derivative of exp is exp
+        itself, and 0 · Inf is NaN. Gradient clipping does not help either, a norm of NaN scales everything to NaN.
+
+    Proof:
+        The largest argument is above the limit of the dtype and the result is Inf: a measurement. The call is then
+        replaced at its own line by one with a bounded argument, and the step must be finite.
+    """
     if case.op not in _EXPONENTIALS or case.made != "inf" or not case.inputs or case.output is None:
         return None
     x = case.inputs[0]
@@ -201,7 +397,43 @@ def exp_overflow(case: Case) -> Cause | None:
 
 @rule("std_of_one_element")
 def std_of_one_element(case: Case) -> Cause | None:
-    """An unbiased standard deviation of a single element."""
+    """An unbiased standard deviation of a single element.
+
+    `torch.std` and `torch.var` divide by n - 1. With one element that is 0/0. It happens in the last batch of an
+    epoch (`len(dataset) % batch_size == 1`), in a group of one, in a sequence of length one.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [(torch.randn(n, 3), torch.randn(n)) for n in (8, 8, 1)]  # 17 samples, batch size 8
+
+        def loss_fn(batch):
+            x, reward = batch
+            advantage = (reward - reward.mean()) / (reward.std() + 1e-8)
+            return -(model(x).squeeze(-1) * advantage).mean()
+
+    Why:
+        The unbiased estimate is √(Σ (x - mean)² / (n - 1)). For n = 1 both are 0. An eps added to the result does not
+        change it, since NaN + eps is NaN.
+
+    Fix:
+        Drop the ragged batch, or use the biased estimate, which is 0 for one element:
+
+            - loader = DataLoader(dataset, batch_size=8)
+            + loader = DataLoader(dataset, batch_size=8, drop_last=True)
+
+            - spread = x.std()
+            + spread = x.std(correction=0)
+
+        `nantrap.ops.safe_std(x)` keeps the correction and is 0, with a gradient of 0, for one element and for equal
+        ones. `(x.var() + eps).sqrt()` does not help: var is 0/0 as well.
+
+    Proof:
+        The number of elements in each group, minus the correction, is 0 or less: a measurement. The call is then
+        replaced by a safe deviation at its own line, and the step must be finite.
+    """
     if case.op not in ("std", "var", "var_mean", "std_mean") or case.made != "nan" or case.output is None:
         return None
     count = case.inputs[0].numel() // max(1, case.output.numel())
@@ -231,7 +463,45 @@ def _same_place(op: Op, origin: Op) -> bool:
 
 @rule("exploding_recurrence")
 def exploding_recurrence(case: Case) -> Cause | None:
-    """One forward pass multiplied its values again and again."""
+    """One forward pass multiplied its values again and again.
+
+    A recurrence, an iterated refinement or an unrolled solver multiplies its state by more than 1 in each round.
+    Short inputs are fine; at some length the state leaves the range of the dtype inside a single forward pass. The
+    weights need not have changed at all.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(4, 4, bias=False)
+        nn.init.eye_(model.weight).data.mul_(2.0)  # a spectral radius of 2
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        batches = [(torch.randn(2, 4), rounds) for rounds in (3, 5, 200)]
+
+        def loss_fn(batch):
+            state, rounds = batch
+            for _ in range(rounds):
+                state = model(state)
+            return (state / (1 + state.detach().abs().max())).square().mean()
+
+    Why:
+        After T rounds a state is about ρ^T times its beginning, with ρ the spectral radius of what is applied. 2^128
+        is the limit of float32: 128 rounds of doubling, or 1,340 rounds of 1.07.
+
+    Fix:
+        Bound what one round can do:
+
+            - state = cell(state)
+            + state = torch.tanh(cell(state))
+
+        A LayerNorm in the loop, a gate (GRU, LSTM) or `nn.utils.parametrizations.spectral_norm(cell)` do the same.
+        Fewer rounds help for inputs of known length. Gradient clipping and a lower rate do not: nothing grew between
+        the steps.
+
+    Proof:
+        The results of one and the same operation, at one line, grow by a steady factor within the failed forward pass
+        until Inf: the series is measured and shown.
+    """
     if case.trace is None or case.capture is None or case.phase != "forward" or case.made != "inf" or case.half:
         return None
     origin = case.capture.op

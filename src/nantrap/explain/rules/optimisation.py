@@ -17,7 +17,41 @@ _GROWTH = 8.0
 
 @rule("lr_too_high")
 def lr_too_high(case: Case) -> Cause | None:
-    """The learning rate is beyond the stability limit."""
+    """The learning rate is beyond the stability limit.
+
+    Each update overshoots by more than it gains. The loss grows from step to step, slowly at first, until something
+    overflows. The operation that overflowed is only the messenger: the cause lies in the steps before.
+
+    Example:
+        import torch
+
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
+        batches = [(torch.randn(16, 8), torch.randn(16, 1)) for _ in range(40)]
+
+        def loss_fn(batch):
+            x, y = batch
+            return (model(x) - y).square().mean()
+
+    Why:
+        Gradient descent on a curvature λ multiplies the error by 1 - lr·λ in each step. Above lr = 2/λ its size
+        exceeds 1 and the error grows geometrically. Networks have many curvatures; the largest one decides, and it
+        changes as they learn.
+
+    Fix:
+        Lower the rate, warm it up, or bound the step:
+
+            - optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
+            + optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+        `max_grad_norm=1.0` bounds the step and often suffices. `nan_to_num(loss)` and skipping bad steps do not help:
+        the weights were far off many steps before the first NaN, so go back to a checkpoint from before the growth.
+
+    Proof:
+        The loss or the gradient norm grew over the last steps, and the same batches from an older state with a tenth
+        of the rate stay finite. If they do not, the cause is struck off and listed as refuted.
+    """
     if case.phase not in ("forward", "backward", "optimizer") or case.growth < _GROWTH or rate_jump(case) is not None:
         return None
     records = case.history.applied()[-6:]
@@ -43,7 +77,53 @@ def lr_too_high(case: Case) -> Cause | None:
 
 @rule("resume_lr_jump")
 def resume_lr_jump(case: Case) -> Cause | None:
-    """Restored state changed the learning rate."""
+    """Restored state changed the learning rate.
+
+    After a resume the rate is not what the configuration says: `optimizer.load_state_dict` brings the rate of the
+    saved run along, a scheduler starts again from its beginning, a warm-up is skipped. Training was stable before and
+    explodes within a few steps.
+
+    Example:
+        import copy
+        import torch
+        import nantrap
+
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        saved = copy.deepcopy(optimizer.state_dict())
+        saved["param_groups"][0]["lr"] = 50.0  # of another experiment
+
+        def loss_fn(batch):
+            return (model(batch) - 1).square().mean()
+
+        guard = nantrap.Guard(model, optimizer, max_grad_norm=None, quiet=True)
+        for _ in range(4):
+            guard.attempt(loss_fn, torch.randn(16, 8))
+        optimizer.load_state_dict(saved)  # the resume
+        batches = [torch.randn(16, 8) for _ in range(40)]
+
+    Why:
+        `state_dict()` of an optimizer holds the parameter groups with their `lr`, and loading overwrites what the
+        constructor was given. A scheduler restores `base_lrs` and `last_epoch` and writes the rate again at its next
+        step.
+
+    Fix:
+        Set the rate after loading, in every group, and tell the scheduler:
+
+            - optimizer.load_state_dict(saved)
+            + optimizer.load_state_dict(saved)
+            + for group in optimizer.param_groups:
+            +     group["lr"] = group["initial_lr"] = lr
+            + scheduler.base_lrs = [lr for _ in optimizer.param_groups]
+
+        Print the rate after the resume. Passing `lr=` to the constructor before loading does not help, and neither
+        does a lower loss scale or more clipping.
+
+    Proof:
+        The journal shows the rate rising fivefold or more at once, and the same steps with the rate before the jump
+        stay finite.
+    """
     jump = rate_jump(case)
     if jump is None:
         return None
@@ -83,7 +163,40 @@ def rate_jump(case: Case) -> tuple[int, float, float] | None:
 
 @rule("grad_norm_overflow")
 def grad_norm_overflow(case: Case) -> Cause | None:
-    """The norm of finite gradients overflowed."""
+    """The norm of finite gradients overflowed.
+
+    Every gradient is finite, but the sum of their squares is not, so their norm is Inf. `clip_grad_norm_` then
+    multiplies every gradient by 1/Inf = 0: the update vanishes, no number is NaN, and nothing is learned any more.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        batches = [(torch.randn(8, 4), unit) for unit in (1.0, 1.0, 1e13)]  # the last one in another unit
+
+        def loss_fn(batch):
+            x, unit = batch
+            return (model(x) * unit).square().mean()
+
+    Why:
+        A norm squares first: 1e20² = 1e40 is above 3.4e38, the end of float32. The norm of float16 gradients must fit
+        into 65504: a few thousand each are enough in a large layer.
+
+    Fix:
+        Bring loss and targets to a sensible scale: gradients of 1e19 are never meant.
+
+            - loss = (pressure_in_pascal - target).square().mean()
+            + loss = ((pressure_in_pascal - target) / 1e5).square().mean()
+
+        For half-precision gradients take the norm in float32, as the guard does. `error_if_nonfinite=True` in
+        `clip_grad_norm_` at least says that it happened. Clipping by value (`clip_grad_value_`) is finite and changes
+        the direction.
+
+    Proof:
+        Every gradient is finite, and their norm, computed again with a scale taken out, is a finite number too large
+        for the dtype: a measurement.
+    """
     finding = next((f for f in case.incident.findings if f.kind == "grad_norm"), None)
     if finding is None:
         return None
@@ -102,7 +215,45 @@ def grad_norm_overflow(case: Case) -> Cause | None:
 
 @rule("exploding_gradient")
 def exploding_gradient(case: Case) -> Cause | None:
-    """The gradients grew step by step until they overflowed."""
+    """The gradients grew step by step until they overflowed.
+
+    The forward pass is bounded and the loss looks normal, while the gradient norm grows by orders of magnitude:
+    backward multiplies again and again by something above 1. Long unrolls, straight-through estimators and chaotic
+    simulators do that.
+
+    Example:
+        import torch
+
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 6, bias=False)
+        torch.nn.init.eye_(model.weight).data.mul_(1.6)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
+        batches = [(torch.randn(3, 6), rounds) for rounds in (4, 8, 16, 32, 64, 256)]  # a curriculum of lengths
+
+        def loss_fn(batch):
+            state, rounds = batch
+            for _ in range(rounds):
+                new = model(state)
+                state = new + (new.clamp(-1, 1) - new).detach()  # straight through: clamped, with a slope of 1
+            return state.square().mean()
+
+    Why:
+        The gradient at the first of T rounds is a product of T Jacobians. With a factor of 1.6 that is 1.6^256 =
+        1e52, and float32 ends at 3.4e38, although no activation ever exceeds 1.
+
+    Fix:
+        Bound the factor of a round (tanh, normalisation, a spectral norm), or cut the unroll:
+
+            - state = cell(state)
+            + state = cell(state.detach() if t % 32 == 0 else state)
+
+        `max_grad_norm=1.0` keeps finite gradients small, and is the right first measure. It cannot help once they are
+        Inf: Inf / Inf is NaN. A lower rate does not help, the weights hardly moved.
+
+    Proof:
+        The gradient norm of the last steps grew by a factor of 1,000 or more while the loss stayed in its range, and
+        a tenth of the rate does not help: so the rate is not the cause.
+    """
     if case.phase != "backward" or case.made not in ("inf", "nan"):
         return None
     norms = [record.grad_norm for record in case.history.applied()[-8:]]
@@ -136,7 +287,44 @@ def exploding_gradient(case: Case) -> Cause | None:
 
 @rule("bad_initialisation")
 def bad_initialisation(case: Case) -> Cause | None:
-    """The first forward pass is already far outside any useful range."""
+    """The first forward pass is already far outside any useful range.
+
+    The weights were drawn far too large (a standard deviation of 20 instead of 0.02, an embedding without scaling),
+    so that each layer multiplies the signal. The very first forward pass overflows. Nothing has been learned and
+    nothing has been broken yet.
+
+    Example:
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        layers = [nn.Linear(32, 32) for _ in range(24)]
+        for layer in layers:
+            nn.init.normal_(layer.weight, std=20.0)  # 0.02 was meant
+        model = nn.Sequential(*layers)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        batches = [torch.randn(4, 32)]
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        A layer with weights of standard deviation s and n inputs multiplies the size of the signal by about s·√n.
+        With s = 20 and n = 32 that is 113 a layer, and 113^19 leaves float32.
+
+    Fix:
+        Aim at a gain near 1:
+
+            - nn.init.normal_(layer.weight, std=20.0)
+            + nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+
+        A lower rate cannot help, since the first forward pass has not used it. Gradient clipping cannot either. A
+        normalisation after each layer hides it until the optimizer meets weights that it can hardly move.
+
+    Proof:
+        No step was applied before, the named weights multiply the scale of their input by more than 4, and with those
+        weights divided by their gain the same step is finite.
+    """
     if not case.first_step or case.phase not in ("forward", "backward") or case.half or case.trace is None:
         return None
     suspects = _oversized(case)

@@ -17,7 +17,48 @@ if TYPE_CHECKING:
 
 @rule("uninitialised_memory")
 def uninitialised_memory(case: Case) -> Cause | None:
-    """A parameter or buffer was never initialised."""
+    """A parameter or buffer was never initialised.
+
+    `torch.empty`, `to_empty()` or `empty_like` gives memory with whatever was in it. Often that is zeros, sometimes
+    1e38 or NaN, so the same code works on one machine and fails on another. Keys that are missing from a checkpoint
+    loaded with `strict=False` have the same effect.
+
+    Example:
+        import torch
+        from torch import nn
+
+        torch.use_deterministic_algorithms(True)  # fills empty memory with NaN, so that the fault shows every time
+        model = nn.Linear(4, 4)
+        model.scale = nn.Parameter(torch.empty(4))  # and nobody fills it
+        torch.use_deterministic_algorithms(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(8, 4)]
+
+        def loss_fn(batch):
+            return (model(batch) * model.scale).square().mean()
+
+    Why:
+        An allocator hands out memory without cleaning it: it holds the bits of freed tensors, and any 32 bits are
+        some float32. One pattern in 256 is NaN or Inf, and many more are absurd.
+
+    Fix:
+        Initialise it, and look at what loading did not fill:
+
+            - self.scale = nn.Parameter(torch.empty(4))
+            + self.scale = nn.Parameter(torch.ones(4))
+
+            - model.load_state_dict(saved, strict=False)
+            + missing = model.load_state_dict(saved, strict=False).missing_keys
+            + assert not missing, missing
+
+        After `to_empty()` call `reset_parameters()` on every module that has it. Replacing NaN in the weights leaves
+        the finite garbage in.
+
+    Proof:
+        The tensor is non-finite before the first step, and nothing was ever written to it (its version counter is 0),
+        or whole rows, or all of it, are bad: memory that nobody filled. Or the result of `torch.empty` was read in
+        the step.
+    """
     capture = case.capture
     if (
         capture is None
@@ -56,7 +97,42 @@ def uninitialised_memory(case: Case) -> Cause | None:
 
 @rule("corrupt_checkpoint")
 def corrupt_checkpoint(case: Case) -> Cause | None:
-    """The weights were non-finite when they were loaded."""
+    """The weights were non-finite when they were loaded.
+
+    The checkpoint was saved after the run had gone NaN, converted to float16 and overflowed, or damaged on the way.
+    The first forward pass after loading is bad, on every batch. A lower rate and other data change nothing.
+
+    Example:
+        import torch
+        from torch import nn
+
+        saved = {name: value.clone() for name, value in nn.Linear(6, 4).state_dict().items()}
+        saved["weight"][1, 3] = float("nan")  # saved one step too late
+        model = nn.Linear(6, 4)
+        model.load_state_dict(saved)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(8, 6)]
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        The common order is update, save, then look at the next loss. The loss that shows the damage comes one step
+        after the weights were written, so the newest checkpoint of a failed run is often the bad one.
+
+    Fix:
+        Go back to the newest healthy checkpoint, and refuse to save bad ones:
+
+            - torch.save(model.state_dict(), path)
+            + nantrap.CheckpointStore(folder).save(...)  # refuses a non-finite state
+
+        `nantrap audit runs/exp1` names the newest healthy one. `nan_to_num` on the weights makes the model run with
+        holes in it, and the optimizer's moments next to it are NaN as well.
+
+    Proof:
+        A parameter or buffer is non-finite before the first step although it was written after it was made, at single
+        places: a loaded value, not empty memory. The counts are a measurement.
+    """
     external = case.external
     if external is None or external.kind not in ("parameter", "buffer") or case.state_untouched:
         return None
@@ -83,7 +159,46 @@ def corrupt_checkpoint(case: Case) -> Cause | None:
 
 @rule("corrupt_optimizer_state")
 def corrupt_optimizer_state(case: Case) -> Cause | None:
-    """The optimizer state was bad before the step."""
+    """The optimizer state was bad before the step.
+
+    Weights, loss and gradients are finite. The optimizer's memory is not: a NaN in the momentum, a negative second
+    moment, an Inf from a float16 copy, restored with a checkpoint. Whoever cleans the weights by hand and forgets the
+    moments meets this.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        saved = optimizer.state_dict()
+        saved["state"][0]["momentum_buffer"][1] = float("nan")  # saved after the bad step
+        optimizer.load_state_dict(saved)
+        batches = [torch.randn(8, 4)]
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        A moment is an average of the past: m ← β·m + (1 - β)·g. β · NaN is NaN, so that it never forgets. Every later
+        update writes NaN into the weights, whatever the gradient.
+
+    Fix:
+        Restore an older state, or begin it afresh for the parameters concerned:
+
+            - optimizer.load_state_dict(saved)
+            + optimizer.load_state_dict(saved)
+            + optimizer.state.clear()  # the moments are rebuilt within some hundred steps; warm the rate up
+
+        Skipping the step does not help, the state stays bad and the next step is the same. Clipping does not help:
+        the gradients are fine.
+
+    Proof:
+        The state was non-finite, or a second moment negative, before the update; weights and gradients are finite;
+        and the same update with a fresh state is finite.
+    """
     if case.phase not in ("optimizer", "state"):
         return None
     external = case.external
@@ -116,7 +231,43 @@ def corrupt_optimizer_state(case: Case) -> Cause | None:
 
 @rule("bn_buffers_poisoned")
 def bn_buffers_poisoned(case: Case) -> Cause | None:
-    """A buffer updated in the forward pass holds non-finite values."""
+    """A buffer updated in the forward pass holds non-finite values.
+
+    BatchNorm's running statistics, a quantisation observer or another buffer is written by the forward pass itself,
+    before anybody looks at the loss. One bad batch, or an overflow in a half-precision buffer, and it is NaN or Inf
+    for ever. Training normalises by the batch and notices nothing; evaluation is NaN.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).half()  # running_var is float16 as well
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = [(torch.randn(32, 4) * scale).half() for scale in (1, 1, 2000)]
+
+        def loss_fn(batch):
+            return model(batch).float().square().mean()
+
+    Why:
+        running_var ← 0.9·running_var + 0.1·var. A standard deviation of 2,000 is harmless in float16, its variance of
+        4,000,000 is not. Inf · 0.9 stays Inf: the average cannot recover.
+
+    Fix:
+        Keep such buffers in float32, and reset those that are bad already:
+
+            - model = Net().half()
+            + model = Net()  # and autocast around the forward pass
+            + for module in model.modules():
+            +     if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            +         module.reset_running_stats()
+
+        `if loss.isnan(): continue` does not help: the forward pass has written the buffer by then. The guard puts
+        buffers back when it skips a step.
+
+    Proof:
+        A buffer is non-finite after the forward pass (or was before the step) while parameters, loss and gradients
+        are finite: a measurement.
+    """
     external = case.external
     if external is not None and external.kind == "buffer" and not case.first_step and not case.state_untouched:
         name, text = (
@@ -142,7 +293,49 @@ def bn_buffers_poisoned(case: Case) -> Cause | None:
 
 @rule("ema_poisoned")
 def ema_poisoned(case: Case) -> Cause | None:
-    """The averaged weights hold non-finite values."""
+    """The averaged weights hold non-finite values.
+
+    The model is healthy, its moving average is not. The average took in one bad step that was later rolled back in
+    the model, is kept in float16 and overflowed, or divides by a counter that starts at 0. It is used for evaluation
+    only, so that training goes on and the published weights are NaN.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(3, 1)
+        model.average = nn.Linear(3, 1).requires_grad_(False)
+        optimizer = torch.optim.SGD([model.weight, model.bias], lr=0.1)
+        count = torch.zeros(())
+
+        def update_average(*_):
+            with torch.no_grad():
+                model.average.weight.add_((model.weight - model.average.weight) / count)  # the first division is by 0
+                count.add_(1)
+
+        optimizer.register_step_post_hook(update_average)
+        batches = [torch.randn(8, 3) for _ in range(2)]
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        avg ← decay·avg + (1 - decay)·w. Once Inf or NaN it stays so: decay · NaN is NaN. No gradient and no loss ever
+        reads it.
+
+    Fix:
+        Update it after good steps only, in float32, and let the guard do both:
+
+            - optimizer.step(); ema.update_parameters(model)
+            + guard = nantrap.Guard(model, optimizer, ema=ema)
+            + guard.attempt(loss_fn, batch)
+
+        Rolling the model back without its average does not help. If the average is bad already, copy the model's
+        weights into it and begin again.
+
+    Proof:
+        The averaged copy is non-finite while the model is finite, and no gradient ever moves it: a measurement.
+    """
     optimized = {id(p) for group in case.failed.optimizer.param_groups for p in group["params"]}
     trained = {name for name, p in case.failed.parameters.items() if id(p) in optimized}
     averaged = [f for f in case.incident.findings if f.kind == "ema"]

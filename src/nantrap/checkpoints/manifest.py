@@ -1,0 +1,55 @@
+"""The hashes a store keeps of its files: `manifest.json` beside them.
+
+{"schema": "nantrap.manifest/1", "files": {"step-000100.pt": {"bytes": 1234, "sha256": "…"}}}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Final
+
+from nantrap.checkpoints.filesystem import FileSystem, read_text
+from nantrap.checkpoints.source import Source
+from nantrap.checkpoints.verdict import Problem
+
+NAME: Final = "manifest.json"
+SCHEMA: Final = "nantrap.manifest/1"
+_CHUNK_BYTES = 4 << 20
+
+
+def expected_hash(files: FileSystem, path: str) -> str | None:
+    """The SHA-256 that the manifest in the file's folder gives for it, or `None` if there is none."""
+    name = path.replace("\\", "/").rpartition("/")[2]
+    folder = path[: len(path) - len(name)] or "."
+    entry = files.stat(files.join(folder, NAME))
+    if entry is None or entry.is_folder:
+        return None
+    try:
+        content = json.loads(read_text(files, entry.path))
+        if content["schema"] != SCHEMA:
+            return None
+        digest = content["files"][name]["sha256"]
+    except (ValueError, KeyError, TypeError, RecursionError, OSError):
+        return None  # somebody else's manifest.json
+    return digest if isinstance(digest, str) else None
+
+
+def sha256_of(source: Source) -> str:
+    """The hash of the whole file, in constant memory."""
+    digest = hashlib.sha256()
+    buffer = bytearray(min(_CHUNK_BYTES, max(source.size, 1)))
+    view = memoryview(buffer)
+    position = 0
+    while got := source.read_into(position, view):
+        digest.update(view[:got])
+        position += got
+    return digest.hexdigest()
+
+
+def check_hash(files: FileSystem, source: Source) -> list[Problem]:
+    """One problem if the file is not the one that was hashed."""
+    expected = expected_hash(files, source.name)
+    if expected is None or sha256_of(source) == expected:
+        return []
+    return [Problem("NT908", f"its SHA-256 is not the one in {NAME}: it was changed after it was saved")]

@@ -1,0 +1,161 @@
+"""What an audit says. Frozen data, no torch: results travel between ranks and into JSON.
+
+Problem          one thing that is wrong with a checkpoint, with a stable code
+CheckpointAudit  one checkpoint: format, size, facts, problems
+AuditReport      everything one call looked at, and the last good checkpoint
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+Severity = Literal["error", "warning"]
+Role = Literal["model", "optimizer", "scheduler", "scaler", "ema", "rng", "callbacks", "other"]
+
+SCHEMA: Final = "nantrap.audit/1"
+
+TITLES: Final[Mapping[str, str]] = {
+    "NT901": "NaN in a checkpoint",
+    "NT902": "Inf in a checkpoint",
+    "NT903": "a magnitude that is absurd for its dtype",
+    "NT904": "a negative second moment or variance",
+    "NT905": "a weight that is zero or constant everywhere",
+    "NT906": "a mix of dtypes that do not belong together",
+    "NT907": "a missing or unexpected shard",
+    "NT908": "damaged bytes",
+    "NT909": "a truncated file",
+    "NT910": "a pickle that wants to import more than data",
+    "NT911": "not a checkpoint",
+    "NT912": "could not be read",
+}
+
+HELP: Final[Mapping[str, str]] = {
+    "NT901": "do not resume from it; take the last good checkpoint",
+    "NT902": "do not resume from it; take the last good checkpoint",
+    "NT903": "look at the tensor: a flipped bit, uninitialised memory or a run that had already diverged",
+    "NT904": "the optimizer would take the root of a negative number; reset that state or take an older checkpoint",
+    "NT905": "normal for layers that start at zero, as LoRA B does; else the layer was never trained or loaded",
+    "NT906": "save all weights in one dtype, or keep float32 beside exactly one half precision",
+    "NT907": "copy the missing file, or save the checkpoint again; remove files of an older save",
+    "NT908": "copy the file again from where it came, or take the last good checkpoint",
+    "NT909": "the save was cut short or is still going on; take the last good checkpoint, or audit again later",
+    "NT910": "do not load it with weights_only=False unless you trust who wrote it",
+    "NT911": "give the path of a checkpoint: torch, Lightning, safetensors, DCP, or a folder of these",
+    "NT912": "make the file readable for this user, then audit again",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing that is wrong. An `error` makes the checkpoint unhealthy, a `warning` does not."""
+
+    code: str
+    message: str
+    severity: Severity = "error"
+    tensor: str | None = None
+    role: Role | None = None
+    file: str | None = None
+    nan: int = 0
+    posinf: int = 0
+    neginf: int = 0
+    first_index: tuple[int, ...] | None = None
+    shape: tuple[int, ...] | None = None
+    dtype: str | None = None
+    imports: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """What the code means, independent of this checkpoint."""
+        return TITLES[self.code]
+
+    @property
+    def help(self) -> str:
+        """What to do about it."""
+        return HELP[self.code]
+
+    def to_dict(self) -> dict[str, Any]:
+        """The problem as plain JSON values. `code`, `tensor`, `nan` and `inf` are always there."""
+        data: dict[str, Any] = {
+            "code": self.code,
+            "severity": self.severity,
+            "tensor": self.tensor,
+            "nan": self.nan,
+            "inf": self.posinf + self.neginf,
+            "message": self.message,
+            "help": self.help,
+        }
+        if self.posinf or self.neginf:
+            data |= {"posinf": self.posinf, "neginf": self.neginf}
+        for key in ("role", "file", "dtype"):
+            if getattr(self, key) is not None:
+                data[key] = getattr(self, key)
+        for key in ("first_index", "shape"):
+            if getattr(self, key) is not None:
+                data[key] = list(getattr(self, key))
+        if self.imports:
+            data["imports"] = list(self.imports)
+        return data
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointAudit:
+    """One checkpoint. `facts` holds what it says about itself: step, epoch, learning rate, loss scale."""
+
+    path: str
+    format: str
+    tensors: int
+    bytes: int
+    problems: tuple[Problem, ...] = ()
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing worse than a warning was found."""
+        return all(problem.severity != "error" for problem in self.problems)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The audit of this checkpoint as plain JSON values."""
+        return {
+            "path": self.path,
+            "format": self.format,
+            "healthy": self.healthy,
+            "tensors": self.tensors,
+            "bytes": self.bytes,
+            "facts": dict(self.facts),
+            "problems": [problem.to_dict() for problem in self.problems],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class AuditReport:
+    """Everything one audit looked at, oldest first where there is an order.
+
+    `last_good` is the path of the newest healthy checkpoint. `not_read` names the checkpoints that a bisection
+    did not need to open.
+    """
+
+    checkpoints: tuple[CheckpointAudit, ...]
+    last_good: str | None = None
+    not_read: tuple[str, ...] = ()
+
+    @property
+    def healthy(self) -> bool:
+        """Whether every checkpoint that was read is healthy."""
+        return all(checkpoint.healthy for checkpoint in self.checkpoints)
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """All problems of all checkpoints."""
+        return tuple(problem for checkpoint in self.checkpoints for problem in checkpoint.problems)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain JSON values, with its schema."""
+        return {
+            "schema": SCHEMA,
+            "checkpoints": [checkpoint.to_dict() for checkpoint in self.checkpoints],
+            "last_good": self.last_good,
+            "not_read": list(self.not_read),
+        }

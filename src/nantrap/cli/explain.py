@@ -1,0 +1,71 @@
+"""`nantrap explain`: the page of a cause, or the list of all."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from dataclasses import asdict
+from typing import Any
+
+from nantrap.explain import Page, page, pages
+from nantrap.incident import BY_CODE
+
+_WIDEST = 100
+
+
+class Explain:
+    """Show what a cause is, code that shows it, why it happens, the fix, and how nantrap proves it.
+
+    CAUSE is a code (NT203) or a slug (softmax_fully_masked_row), as a diagnostic names it. Without one, all causes are
+    listed by family. Exit code 0; 2 if there is no such cause.
+    """
+
+    name = "explain"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("cause", nargs="?", metavar="CAUSE", help="a code or a slug; without it, the list of all")
+        parser.add_argument("--json", action="store_true", help="print it as JSON on stdout")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        if arguments.cause is None:
+            found = pages()
+            print(_as_json([_entry(each) for each in found]) if arguments.json else _listed(found))
+            return 0
+        chosen = page(arguments.cause)
+        if arguments.json:
+            print(_as_json({**asdict(chosen), "family": chosen.family}))
+        else:
+            _show(chosen)
+        return 0
+
+
+def _show(chosen: Page) -> None:
+    """On a terminal with headings, colours and lines of its width; as it stands otherwise."""
+    from rich.console import Console
+    from rich.markdown import Markdown
+
+    console = Console()
+    if not console.is_terminal:
+        print(chosen.text())
+        return
+    console.print(Markdown(chosen.markdown(), code_theme="ansi_dark"), width=min(console.width, _WIDEST))
+
+
+def _listed(found: tuple[Page, ...]) -> str:
+    widest = max(len(each.slug) for each in found)
+    lines: list[str] = []
+    family = ""
+    for each in found:
+        if each.family != family:
+            family = each.family
+            lines += ["", family] if lines else [family]
+        lines.append(f"  {each.code}  {each.slug:<{widest}}  {BY_CODE[each.code].title}")
+    return "\n".join([*lines, "", "`nantrap explain CODE` shows the page of a cause"])
+
+
+def _entry(each: Page) -> dict[str, str]:
+    return {"code": each.code, "slug": each.slug, "title": each.title, "family": each.family}
+
+
+def _as_json(data: Any) -> str:
+    return json.dumps(data, indent=2, ensure_ascii=False)

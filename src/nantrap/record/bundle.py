@@ -1,0 +1,180 @@
+"""The bundle of an incident: a folder that can be read, and replayed, elsewhere. Safetensors and JSON, never a pickle.
+
+    incidents/001204-r0/
+      incident.json       the incident
+      diagnostic.txt      the same for people
+      bundle.json         what is in the folder, with hashes
+      state.safetensors   parameters, buffers, optimizer state   (bundle="full")
+      replay.json         random streams, optimizer, the guilty operation's arguments, the batch's structure
+      batch.safetensors   only when data may be written
+
+Written beside its place and renamed, so it is there whole or not at all; never overwritten.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nantrap._version import __version__
+from nantrap.errors import FormatError
+from nantrap.incident import Incident
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCHEMA = "nantrap.bundle/1"
+_KEEP_FIRST = 5
+
+
+@dataclass(slots=True)
+class Material:
+    """What a replay needs beyond the incident: tensors by file, and JSON values."""
+
+    tensors: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    values: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(tensor.nbytes for group in self.tensors.values() for tensor in group.values())
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle as it was read and verified."""
+
+    path: Path
+    incident: Incident
+    kind: str
+    values: Mapping[str, Any]
+    files: tuple[str, ...]
+
+    def tensors(self, name: str) -> dict[str, Tensor]:
+        """The tensors of one file (`state`, `batch`, `origin`); empty if it is not part of the bundle."""
+        from safetensors.torch import load_file
+
+        if f"{name}.safetensors" not in self.files:
+            return {}
+        return load_file(self.path / f"{name}.safetensors")
+
+
+def write_bundle(
+    run_dir: str | os.PathLike[str],
+    incident: Incident,
+    *,
+    text: str,
+    material: Material | None = None,
+    most: int = 20,
+) -> Path:
+    """Write the bundle of an incident under `run_dir/incidents` and return its folder."""
+    folder = Path(run_dir) / "incidents"
+    folder.mkdir(parents=True, exist_ok=True)
+    temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder))
+    try:
+        target = _free_place(folder / f"{incident.step:06d}-r{incident.rank}")
+        document = {**incident.to_dict(), "bundle": str(target)}
+        _write(temporary / "incident.json", json.dumps(document, indent=2) + "\n")
+        _write(temporary / "diagnostic.txt", text + "\n")
+        if material is not None:
+            _write(temporary / "replay.json", json.dumps(material.values) + "\n")
+            _write_tensors(temporary, material)
+        files = {path.name: _sha256(path) for path in sorted(temporary.iterdir())}
+        kind = "light" if material is None else "full"
+        about = {"schema": SCHEMA, "kind": kind, "nantrap": __version__, "files": files}
+        _write(temporary / "bundle.json", json.dumps(about, indent=2) + "\n")
+        os.rename(temporary, target)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise
+    _thin_out(folder, incident.rank, most)
+    return target
+
+
+def read_bundle(path: str | os.PathLike[str]) -> Bundle:
+    """Read a bundle and verify its hashes. A damaged or foreign folder gets an error that says what is wrong."""
+    folder = Path(path)
+    if folder.name in ("bundle.json", "incident.json"):
+        folder = folder.parent
+    try:
+        about = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise FormatError(
+            f"{folder}: no bundle here (bundle.json is missing); give the folder of an incident"
+        ) from None
+    except (OSError, ValueError) as error:
+        raise FormatError(f"{folder / 'bundle.json'}: cannot be read: {error}") from None
+    if not isinstance(about, dict) or about.get("schema") != SCHEMA:
+        found = about.get("schema") if isinstance(about, dict) else about
+        raise FormatError(f"{folder / 'bundle.json'}: field schema: expected {SCHEMA}, got {found!r}")
+    files = about.get("files")
+    if not isinstance(files, dict):
+        raise FormatError(f"{folder / 'bundle.json'}: field files: expected an object of name to hash")
+    for name, expected in files.items():
+        if os.sep in name or name.startswith("."):
+            raise FormatError(f"{folder / 'bundle.json'}: field files: {name!r} is no name of a file in a bundle")
+        file = folder / name
+        if not file.is_file():
+            raise FormatError(f"{folder}: {name} is missing; the bundle is incomplete")
+        if _sha256(file) != expected:
+            raise FormatError(f"{file}: its hash differs from the one in bundle.json; the file is damaged")
+    values = json.loads((folder / "replay.json").read_text(encoding="utf-8")) if "replay.json" in files else {}
+    incident = Incident.from_dict(json.loads((folder / "incident.json").read_text(encoding="utf-8")))
+    return Bundle(folder, incident, str(about.get("kind")), values, tuple(files))
+
+
+def _write(path: Path, text: str) -> None:
+    with path.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_tensors(folder: Path, material: Material) -> None:
+    from safetensors.torch import save_file
+
+    for name, tensors in material.tensors.items():
+        # safetensors wants each tensor to own its memory, in order
+        owned = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
+        save_file(owned, folder / f"{name}.safetensors")
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return _hash(file.read)
+
+
+def _hash(read: Callable[[int], bytes]) -> str:
+    digest = hashlib.sha256()
+    while chunk := read(1 << 20):
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _free_place(target: Path) -> Path:
+    """The target, or the next free name: a resumed run may fail again at the same step."""
+    candidate, number = target, 2
+    while candidate.exists():
+        candidate = target.with_name(f"{target.name}-{number}")
+        number += 1
+    return candidate
+
+
+def _thin_out(folder: Path, rank: int, most: int) -> None:
+    """Keep the first bundles and the last ones of this rank: a bad night does not fill the disk."""
+    bundles = sorted(
+        (path for path in folder.iterdir() if path.is_dir() and f"-r{rank}" in path.name and path.name[0] != "."),
+        key=lambda path: path.stat().st_mtime_ns,
+    )
+    if len(bundles) <= most:
+        return
+    first = min(_KEEP_FIRST, most // 2)
+    for path in bundles[first : len(bundles) - (most - first)]:
+        shutil.rmtree(path, ignore_errors=True)

@@ -1,0 +1,167 @@
+"""`nantrap audit`: exit codes, what goes to stdout and what to stderr, and the wording."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+import nantrap.cli.audit as command
+from nantrap.cli.audit import Audit
+
+
+def run(*arguments: str | Path) -> int:
+    parser = argparse.ArgumentParser()
+    audit = Audit()
+    audit.prepare_parser(parser)
+    return audit.run(parser.parse_args([str(argument) for argument in arguments]))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Steps 10 to 50 of a run; NaN from 40 on."""
+    monkeypatch.setenv("NO_COLOR", "1")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run").mkdir()
+    for step in range(10, 60, 10):
+        weight = torch.arange(6.0).reshape(2, 3) + 1
+        if step >= 40:
+            weight[1, 2] = torch.nan
+        state = {"model": {"layer.weight": weight}, "step": step}
+        state["optimizer"] = {"state": {}, "param_groups": [{"lr": 1e-4, "params": [0]}]}
+        torch.save(state, tmp_path / "run" / f"step_{step}.pt")
+    return Path("run")
+
+
+def test_healthy(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder / "step_10.pt") == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    size = (folder / "step_10.pt").stat().st_size
+    assert err.splitlines() == [
+        f"ok  run/step_10.pt  torch · 1 tensors · {size / 1000:.3g} kB · step 10 · lr 0.0001".replace(
+            "1 tensors", "1 tensor"
+        ),
+        "1 checkpoint read: 1 healthy, 0 not",
+        "last good: run/step_10.pt",
+    ]
+
+
+def test_problems(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder) == 1
+    out, err = capsys.readouterr()
+    assert out == ""
+    lines = err.splitlines()
+    assert lines[4] == ("    error[NT901]: model.layer.weight: 1 of 6 values is NaN (float32 [2, 3], first at [1, 2])")
+    assert lines[5] == "    help[NT901]: do not resume from it; take the last good checkpoint"
+    assert lines[-2:] == ["5 checkpoints read: 3 healthy, 2 not", "last good: run/step_30.pt"]
+    assert "\x1b" not in err
+
+
+def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "--json") == 1
+    report = json.loads(capsys.readouterr().out)
+    assert report["schema"] == "nantrap.audit/1"
+    assert report["last_good"] == "run/step_30.pt"
+    assert [c["healthy"] for c in report["checkpoints"]] == [True, True, True, False, False]
+    bad = report["checkpoints"][3]
+    assert bad == {
+        "path": "run/step_40.pt",
+        "format": "torch",
+        "healthy": False,
+        "tensors": 1,
+        "bytes": (folder / "step_40.pt").stat().st_size,
+        "facts": {"step": 40, "lr": [1e-4]},
+        "problems": [
+            {
+                "code": "NT901",
+                "severity": "error",
+                "tensor": "model.layer.weight",
+                "nan": 1,
+                "inf": 0,
+                "message": "model.layer.weight: 1 of 6 values is NaN",
+                "help": "do not resume from it; take the last good checkpoint",
+                "role": "model",
+                "dtype": "float32",
+                "first_index": [1, 2],
+                "shape": [2, 3],
+            }
+        ],
+    }
+
+
+def test_last_good_prints_a_path_for_scripts(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "--last-good") == 1
+    out, err = capsys.readouterr()
+    assert out == "run/step_30.pt\n"
+    assert "not read (bisection; --all reads them too)" in err
+
+
+def test_quarantine(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(folder, "--quarantine", "jail", "--json") == 1
+    out, err = capsys.readouterr()
+    moved = json.loads(out)["quarantined"]
+    assert [Path(move["from"]).name for move in moved] == ["step_40.pt", "step_50.pt"]
+    assert sorted(path.name for path in folder.iterdir()) == ["step_10.pt", "step_20.pt", "step_30.pt"]
+    assert f"undo: {moved[0]['undo']}" in err
+    assert err.splitlines()[-1] == "last good: run/step_30.pt"
+    assert run(folder) == 0
+
+
+def test_fast_does_not_check_the_crc(folder: Path) -> None:
+    path = folder / "step_10.pt"
+    raw = path.read_bytes()
+    at = raw.index(torch.arange(1.0, 7.0).numpy().tobytes())
+    path.write_bytes(raw[:at] + b"\x01" + raw[at + 1 :])
+    assert run(path, "--fast") == 0
+    assert run(path) == 1
+
+
+def test_wrong_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("nowhere.pt") == 2
+    assert capsys.readouterr().err == (
+        "error: nothing is at nowhere.pt; give a file, a folder, a glob in quotes or a URL\n"
+    )
+    assert run(folder, "--quarantine", "run/step_10.pt") == 2
+    assert "is a file; give a folder" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as caught:
+        run()
+    assert caught.value.code == 2
+
+
+def test_many_problems_are_shortened(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"model": {f"w{i}": torch.tensor([torch.nan]) for i in range(20)}}, tmp_path / "a.pt")
+    run(tmp_path / "a.pt")
+    err = capsys.readouterr().err
+    assert err.count("error[NT901]") == 5
+    assert "    and 15 more (--json lists all)" in err
+    assert err.splitlines()[-1] == "last good: none of them"
+
+
+def test_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "[red]模型.pt"
+    torch.save({"[bold]w": torch.tensor([torch.inf])}, path)
+    assert run(path) == 1
+    err = capsys.readouterr().err
+    assert "[red]模型.pt" in err
+    assert "error[NT902]: [bold]w: 1 of 1 values is +Inf" in err
+
+
+def test_the_bar_appears_after_a_second_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rich.console import Console
+
+    now = 0.0
+    monkeypatch.setattr(command.time, "monotonic", lambda: now)
+    for terminal in (True, False):
+        now = 0.0
+        with command._Bar(Console(force_terminal=terminal, file=io.StringIO()), enabled=True) as bar:
+            bar.add_total(100)
+            bar.add_bytes(10)
+            assert not bar._visible
+            now = 1.5
+            bar.add_bytes(10)
+            assert bar._visible is terminal
