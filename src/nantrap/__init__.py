@@ -14,6 +14,7 @@ from nantrap.incident import Action, Cause, Evidence, Finding, Incident, Site, T
 
 if TYPE_CHECKING:
     from nantrap import ops as ops
+    from nantrap.explain import explain as explain  # at run time the package itself, which can be called
     from nantrap.guard import Guard as Guard
     from nantrap.guard import Limit as Limit
     from nantrap.guard import Outcome as Outcome
@@ -27,7 +28,7 @@ _LAZY = {
     "Policy": "nantrap.guard",
     "probe": "nantrap.locate",
 }
-_LAZY_MODULES = frozenset({"ops"})
+_LAZY_MODULES = frozenset({"explain", "ops"})
 
 __all__ = [
     "Action",
@@ -48,6 +49,7 @@ __all__ = [
     "Trial",
     "UsageError",
     "__version__",
+    "explain",
     "ops",
     "probe",
 ]

@@ -9,6 +9,7 @@ tensors below `SMALL` values are joined by dtype first: copying a few kilobytes 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,9 +41,10 @@ def any_nonfinite(tensors: Iterable[Tensor | None]) -> bool:
 
 
 def read(scalars: Sequence[Tensor]) -> list[float]:
-    """Bring scalars to the host in a single transfer. Nothing else in nantrap waits for the device in a healthy step."""
+    """Bring scalars to the host in a single transfer; in a healthy step nothing else waits for the device."""
     if len(scalars) == 1:
-        return [float(scalars[0].tolist())]
+        value: Any = scalars[0].tolist()
+        return [float(value)]
     first = scalars[0]
     if all(s.dtype == first.dtype and s.device == first.device for s in scalars):
         return [float(value) for value in torch.stack(list(scalars)).tolist()]
@@ -63,7 +65,7 @@ def readable(tensor: Tensor) -> Tensor | None:
     if tensor.layout == torch.sparse_coo:
         tensor = tensor._values()
     elif tensor.layout != torch.strided:
-        tensor = tensor.values()  # type: ignore[no-untyped-call]
+        tensor = tensor.values()
     if tensor.is_meta or tensor.numel() == 0:
         return None
     if tensor.is_complex():

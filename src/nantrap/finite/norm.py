@@ -26,7 +26,8 @@ except ImportError:  # torch < 2.6 has the two halves only inside clip_grad_norm
             return torch.tensor(0.0)
         norms = [torch.linalg.vector_norm(tensor, 2.0) for tensor in tensors]
         device = norms[0].device
-        return torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]), 2.0)
+        total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]), 2.0)
+        return total
 
     def clip_grads_with_norm_(parameters: Sequence[Tensor], max_norm: float, total: Tensor) -> None:  # type: ignore[misc]
         """Scale gradients in place by `max_norm / (total + 1e-6)`, at most 1."""
@@ -46,7 +47,7 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 
 def clip_with_norm(parameters: Sequence[Tensor], *, max_norm: float, total: Tensor, known: float | None = None) -> None:
-    """Clip as `clip_grad_norm_` does. With the norm `known` on the host, a factor of exactly 1 is not multiplied out."""
+    """Clip as `clip_grad_norm_` does. With the norm `known` on the host, a factor of 1 is not multiplied out."""
     if known is not None and known + 1e-6 < max_norm * (1 - 1e-6):
         return  # the clamped coefficient is 1.0, and x * 1.0 is x, bit for bit
     sparse = [p for p in parameters if p.grad is not None and p.grad.is_sparse]

@@ -39,7 +39,7 @@ def tensor_stats(tensor: Tensor) -> TensorStats:
         return TensorStats(shape=shape, dtype=name, numel=tensor.numel())
     counts = [0, 0, 0, 0]
     low, high, total, finite_count = math.inf, -math.inf, 0.0, 0
-    for chunk in dense.reshape(-1).split(_CHUNK):
+    for chunk in torch.split(dense.reshape(-1), _CHUNK):
         finite = chunk.isfinite()
         good = chunk[finite]
         summary = torch.stack(

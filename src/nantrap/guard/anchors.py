@@ -1,8 +1,9 @@
 """Anchors: the whole state remembered every so many steps, for rollback and for trials that need an older state.
 
-An anchor covers parameters, optimizer state, buffers, the averaged weights, scheduler and scaler. The attempts made
-since then are kept by reference (the function, the batch, the random streams), so that a trial can drive the same
-steps again with another rate. Large models keep one anchor, small ones two, so that there is always an older one.
+An anchor covers parameters, optimizer state, buffers, the averaged weights, scheduler and scaler; one that was not
+finite to begin with (weights loaded from a bad checkpoint) is nothing to go back to. The attempts made since then are
+kept by reference (the function, the batch, the random streams), so that a trial can drive the same steps again with
+another rate. Large models keep one anchor, small ones two, so that there is always an older one.
 """
 
 from __future__ import annotations
@@ -17,6 +18,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nantrap import finite
+from nantrap.guard.buffers import BufferShadow
+from nantrap.guard.scaling import Scaling
 from nantrap.guard.snapshot import UpdateSnapshot, state_bytes
 from nantrap.locate import RngState, tensors_of
 
@@ -41,10 +45,46 @@ class Anchor:
 
     step: int
     snapshot: UpdateSnapshot
-    extras: list[tuple[Tensor, Tensor]]
+    extras: Extras
     scheduler: Any
     scaler: Any
+    ema: Any = None
+    bad: Tensor | None = None
     rollbacks: int = 0
+
+    def usable(self) -> bool:
+        """Whether it was finite, and the optimizer still has the same groups. Reads the device."""
+        return self.snapshot.fits() and not (self.bad is not None and bool(self.bad))
+
+
+@dataclass(slots=True)
+class Extras:
+    """Buffers by their place in the module (a forward pass may replace them), averaged weights by identity."""
+
+    buffers: list[tuple[dict[str, Tensor | None], str, Tensor | None, Tensor | None]]
+    tensors: list[tuple[Tensor, Tensor]]
+
+    @classmethod
+    def take(cls, modules: list[nn.Module], owned: set[int]) -> Extras:
+        """Copies of what the modules hold beside the parameters in `owned`."""
+        holders = {id(m._buffers): m._buffers for module in modules for m in module.modules()}
+        buffers = [
+            (holder, name, tensor, None if tensor is None else tensor.detach().clone())
+            for holder in holders.values()
+            for name, tensor in holder.items()
+        ]
+        others = [p for module in modules for p in module.parameters() if id(p) not in owned]
+        return cls(buffers, [(tensor, tensor.detach().clone()) for tensor in others])
+
+    def restore(self) -> None:
+        """Put all of it back."""
+        with torch.no_grad():
+            for holder, name, tensor, kept in self.buffers:
+                holder[name] = tensor
+                if tensor is not None and kept is not None:
+                    tensor.copy_(kept)
+            for tensor, kept in self.tensors:
+                tensor.copy_(kept)
 
 
 class Anchors:
@@ -57,7 +97,9 @@ class Anchors:
         modules: list[nn.Module],
         *,
         scheduler: Any,
-        scaler: Any,
+        scaling: Scaling,
+        ema: Any,
+        buffers: BufferShadow,
         every: int,
         limit_bytes: int,
     ) -> None:
@@ -65,7 +107,11 @@ class Anchors:
         self._optimizer = optimizer
         self._modules = modules
         self._scheduler = scheduler
-        self._scaler = scaler
+        self._scaling = scaling
+        self._buffers = buffers
+        # an average that is no module can be put back only if it says how
+        stateful = hasattr(ema, "state_dict") and hasattr(ema, "load_state_dict") and not isinstance(ema, nn.Module)
+        self._ema = ema if stateful else None
         self._every = every
         self._limit_bytes = limit_bytes
         self._ring: deque[Anchor] = deque()
@@ -92,25 +138,24 @@ class Anchors:
             self._attempt_bytes -= sum(t.nbytes for batch in old.batches for _, t in tensors_of(batch))
 
     def candidates(self) -> list[Anchor]:
-        """The anchors, newest first."""
-        return list(reversed(self._ring))
+        """The anchors that can be gone back to, newest first."""
+        return [anchor for anchor in reversed(self._ring) if anchor.usable()]
 
     def restore(self, anchor: Anchor) -> None:
         """Put the whole state back to the anchor."""
         anchor.snapshot.restore()
-        with torch.no_grad():
-            for tensor, kept in anchor.extras:
-                tensor.copy_(kept)
+        anchor.extras.restore()
         if anchor.scheduler is not None:
             self._scheduler.load_state_dict(copy.deepcopy(anchor.scheduler))
-        if anchor.scaler is not None:
-            self._scaler.load_state_dict(copy.deepcopy(anchor.scaler))
+        self._scaling.restore(anchor.scaler)
+        if self._ema is not None:
+            self._ema.load_state_dict(copy.deepcopy(anchor.ema))
 
     def capture(self, step: int) -> Anchor:
         """The whole state as it is now, outside the ring."""
-        snapshot = UpdateSnapshot(self._parameters, self._optimizer)
-        snapshot.take()
-        return Anchor(step, snapshot, self._extras(), *self._counters())
+        anchor = Anchor(step, UpdateSnapshot(self._parameters, self._optimizer), Extras([], []), None, None)
+        self._fill(anchor, step)
+        return anchor
 
     def forget_after(self, step: int) -> None:
         """After a rollback: later anchors and attempts belong to a past that did not happen."""
@@ -127,24 +172,19 @@ class Anchors:
         self._size = 2 if size <= _TWO_BELOW_BYTES else 1
         if len(self._ring) >= self._size:
             anchor = self._ring.popleft()
-            anchor.step = step
-            anchor.snapshot.take()
-            anchor.extras = self._extras()
-            anchor.scheduler, anchor.scaler = self._counters()
-            anchor.rollbacks = 0
+            self._fill(anchor, step)
         else:
             anchor = self.capture(step)
         self._ring.append(anchor)
         while self.attempts and self.attempts[0].step < self._ring[0].step:
             self.attempts.popleft()
 
-    def _extras(self) -> list[tuple[Tensor, Tensor]]:
-        tensors = [b for module in self._modules for b in module.buffers()]
-        owned = {id(p) for p in self._parameters}
-        tensors += [p for module in self._modules for p in module.parameters() if id(p) not in owned]
-        return [(tensor, tensor.detach().clone()) for tensor in tensors]
-
-    def _counters(self) -> tuple[Any, Any]:
-        scheduler = None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict())
-        scaler = None if self._scaler is None else copy.deepcopy(self._scaler.state_dict())
-        return scheduler, scaler
+    def _fill(self, anchor: Anchor, step: int) -> None:
+        anchor.step, anchor.rollbacks = step, 0
+        anchor.snapshot.take()
+        anchor.extras = Extras.take(self._modules, {id(p) for p in self._parameters})
+        anchor.scheduler = None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict())
+        anchor.scaler = self._scaling.capture()
+        anchor.ema = None if self._ema is None else copy.deepcopy(self._ema.state_dict())
+        # read only if somebody wants to go back to it
+        anchor.bad = finite.nonfinite_flag([*anchor.snapshot.copies, *self._buffers.meant_to_be_finite()])

@@ -4,6 +4,9 @@ Every tensor counts its in-place writes (`_version`), and a buffer that the forw
 self.mean + ...`) is noticed by identity. But fused kernels write without counting: `native_batch_norm` changes the
 running statistics and leaves their versions alone. So small buffers and those of normalisation layers are taken as
 written in every step; only large ones (causal masks, position tables) are spared the copy while nobody wrote them.
+
+In gradient accumulation there are two ways back: to the beginning of the step, and, when only one micro-batch is
+dropped, to the `mark` set after the last good one.
 """
 
 from __future__ import annotations
@@ -31,12 +34,14 @@ class BufferShadow:
                     seen.add((id(module._buffers), name))
                     self._slots.append((module._buffers, name, f"{path}.{name}" if path else name))
                     buffer = module._buffers[name]
-                    small = buffer is not None and buffer.numel() <= _SMALL
+                    # an inference tensor has no version to ask for
+                    small = buffer is not None and (buffer.numel() <= _SMALL or buffer.is_inference())
                     self._uncounted.append(small or isinstance(module, _NormBase))
         self._tensors: list[Tensor | None] = []
         self._versions: list[int] = []
         self._copies: list[Tensor | None] = []
         self._exempt: set[int] = set()
+        self._mark: list[tuple[int, Tensor | None, Tensor | None]] | None = None
         self.adopt()
 
     def __bool__(self) -> bool:
@@ -46,7 +51,8 @@ class BufferShadow:
         """Take the buffers as they are now for good: the user may write them between steps."""
         if not self._slots:
             return
-        current = [holder.get(name) for holder, name, _ in self._slots]
+        self._mark = None
+        current = self._current()
         if not self._tensors:
             self._tensors = current
             self._copies = [None if t is None else t.detach().clone() for t in current]
@@ -55,43 +61,75 @@ class BufferShadow:
             return
         self._copy(self._changed(current), current)
 
-    def begin(self) -> None:
-        """Before a forward pass: whatever was written since the last step was written by the user."""
-        if self._slots:
-            changed = self._changed([holder.get(name) for holder, name, _ in self._slots])
-            if changed:
-                self.adopt()
+    def meant_to_be_finite(self) -> list[Tensor]:
+        """The buffers as they are now, without those that held deliberate infinities from the start."""
+        return [t for i, t in enumerate(self._current()) if t is not None and i not in self._exempt]
 
-    def suspects(self) -> list[Tensor]:
-        """The floating-point buffers that were written since the copy and were finite in it."""
+    def suspects(self, *, known_only: bool = False) -> list[Tensor]:
+        """The buffers that were written since the copy and were finite in it.
+
+        Args:
+            known_only: without those that came into being since the copy. They may be masks (see `names_of_bad`),
+                which only a host read can tell.
+        """
         if not self._slots:
             return []
-        current = [holder.get(name) for holder, name, _ in self._slots]
-        return [tensor for i in self._changed(current) if i not in self._exempt and (tensor := current[i]) is not None]
+        current = self._current()
+        return [
+            tensor
+            for i in self._changed(current)
+            if i not in self._exempt
+            and (tensor := current[i]) is not None
+            and not (known_only and self._is_new(i, tensor))
+        ]
 
     def names_of_bad(self) -> list[tuple[str, Tensor]]:
-        """The buffers that became non-finite since the copy, by name. Reads the device: for after an alarm."""
-        current = [holder.get(name) for holder, name, _ in self._slots]
-        return [
-            (self._slots[i][2], tensor)
-            for i in self._changed(current)
-            if i not in self._exempt and (tensor := current[i]) is not None and finite.any_nonfinite([tensor])
-        ]
+        """The buffers that became non-finite since the copy, by name. Reads the device: for after an alarm.
+
+        A buffer that came into being in this forward pass (`None` before, or of another shape) and holds -Inf but
+        no NaN is a mask that the model builds when it first sees a length; it is exempt from then on.
+        """
+        bad: list[tuple[str, Tensor]] = []
+        current = self._current()
+        for i in self._changed(current):
+            tensor = current[i]
+            if i in self._exempt or tensor is None or not finite.any_nonfinite([tensor]):
+                continue
+            dense = finite.readable(tensor)
+            if dense is not None and self._is_new(i, tensor) and not bool((dense.isnan() | dense.isposinf()).any()):
+                self._exempt.add(i)
+            else:
+                bad.append((self._slots[i][2], tensor))
+        return bad
+
+    def mark(self) -> None:
+        """A micro-batch was good: `restore_mark` comes back to here, `restore` still to the beginning of the step."""
+        if self._slots:
+            current = self._current()
+            changed = self._changed(current)
+            self._mark = [(i, t, None if t is None else t.detach().clone()) for i in changed for t in (current[i],)]
 
     def restore(self) -> None:
         """Put every buffer back as it was at the last `adopt`, object and contents."""
-        for i in self._changed([holder.get(name) for holder, name, _ in self._slots]):
-            holder, name, _ = self._slots[i]
+        self._mark = None
+        for i in self._changed(self._current()):
             original, copy = self._tensors[i], self._copies[i]
-            holder[name] = original
-            if original is not None and copy is not None:
-                with torch.no_grad():
-                    original.copy_(copy)
+            self._put(i, original, copy)
+            if original is not None:
                 self._versions[i] = _version(original)
+
+    def restore_mark(self) -> None:
+        """Put every buffer back as it was at the last `mark`, or at the last `adopt` if there was none since."""
+        mark = self._mark
+        self.restore()
+        if mark is not None:
+            for i, tensor, copy in mark:
+                self._put(i, tensor, copy)
+            self._mark = mark
 
     def keep_where(self, bad: Tensor) -> None:
         """Without reading `bad` (1.0 or 0.0 on the device): restore where it is 1, adopt where it is 0."""
-        current = [holder.get(name) for holder, name, _ in self._slots]
+        current = self._current()
         for i in self._changed(current):
             original, copy, now = self._tensors[i], self._copies[i], current[i]
             if original is None or copy is None or now is None or now.shape != copy.shape:
@@ -100,12 +138,26 @@ class BufferShadow:
                 now.copy_(torch.where(bad.to(now.device) > 0, copy, now))
         self._copy(self._changed(current), current)
 
+    def _current(self) -> list[Tensor | None]:
+        return [holder.get(name) for holder, name, _ in self._slots]
+
+    def _put(self, index: int, tensor: Tensor | None, copy: Tensor | None) -> None:
+        holder, name, _ = self._slots[index]
+        holder[name] = tensor
+        if tensor is not None and copy is not None:
+            with torch.no_grad():
+                tensor.copy_(copy)
+
+    def _is_new(self, index: int, tensor: Tensor) -> bool:
+        copy = self._copies[index]
+        return copy is None or copy.shape != tensor.shape
+
     def _changed(self, current: list[Tensor | None]) -> list[int]:
         tensors, versions, uncounted = self._tensors, self._versions, self._uncounted
         return [
             i
             for i, tensor in enumerate(current)
-            if uncounted[i] or tensor is not tensors[i] or (tensor is not None and tensor._version != versions[i])
+            if uncounted[i] or tensor is not tensors[i] or (tensor is not None and _version(tensor) != versions[i])
         ]
 
     def _copy(self, changed: list[int], current: list[Tensor | None]) -> None:
@@ -117,7 +169,7 @@ class BufferShadow:
             if tensor is None:
                 self._copies[i], self._versions[i] = None, 0
                 continue
-            self._versions[i] = tensor._version
+            self._versions[i] = _version(tensor)
             if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype or copy.device != tensor.device:
                 self._copies[i] = tensor.detach().clone()
             else:
@@ -129,4 +181,4 @@ class BufferShadow:
 
 
 def _version(tensor: Tensor | None) -> int:
-    return 0 if tensor is None else tensor._version
+    return 0 if tensor is None or tensor.is_inference() else tensor._version

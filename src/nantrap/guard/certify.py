@@ -7,6 +7,7 @@ finite with norm n, and let parameters and state be finite (seen once, and nobod
     Adam, AdamW   m' = b1·m + (1-b1)·g, v' = b2·v + (1-b2)·g²  are finite while n² is;
                   |update| = lr·m̂/(√v̂ + eps) ≤ lr·|m̂|/eps       is finite while eps is not 0 in the state's dtype.
     SGD           momentum·buf + g is a bounded sum of bounded terms.
+    weight decay  multiplies by 1 - lr·decay, which must not exceed 1 in magnitude: else weights grow for ever.
     RMSprop       as Adam without bias correction; centred it takes √(v - ḡ²), which rounding makes negative.
     Adagrad       the accumulator only grows; g/(√sum + eps) ≤ |g|/eps.
 
@@ -48,7 +49,8 @@ def norm_bound() -> float:
 
 
 def _ordinary_decay(group: dict[str, Any]) -> bool:
-    return bool(0 <= group.get("weight_decay", 0) < 1e3)
+    decay = group.get("weight_decay", 0)
+    return bool(0 <= decay < 1e3 and group["lr"] * decay <= 2)
 
 
 def _adam(group: dict[str, Any]) -> bool:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from nantrap import finite
 from nantrap.errors import UsageError
+from nantrap.guard.conclude import accept, refuse
 from nantrap.guard.diagnose import Observed
 from nantrap.guard.loss import LossLike, as_loss
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.rates import current_rates
 from nantrap.guard.snapshot import UpdateSnapshot
 from nantrap.guard.window import Micro, Window
-from nantrap.incident import Action
 from nantrap.locate import RngState
 
 if TYPE_CHECKING:
@@ -35,12 +36,15 @@ def attempt_with_closure(
         )
     window = Window(started=time.perf_counter())
     evaluations: list[Micro] = []
+    norms: list[Tensor] = []
 
     def closure() -> Tensor:
         guard._members.clear_gradients()
         micro = Micro(as_loss(fn(batch)), 1.0, batch, fn, rng)
-        micro.loss.total.backward()
-        micro.values = finite.read([micro.loss.total.detach()])
+        micro.loss.total.backward()  # type: ignore[no-untyped-call]
+        if not evaluations:
+            micro.values = finite.read(micro.loss.scalars())
+            norms.append(finite.gradient_norm(guard._members.gradients()))
         evaluations.append(micro)
         return micro.loss.total.detach()
 
@@ -50,21 +54,21 @@ def attempt_with_closure(
     guard.optimizer.step(closure)  # type: ignore[arg-type]
     first = evaluations[0]
     window.micros = [first]
-    window.loss = first.values[0] if first.values else math.nan
-    norm = finite.read([finite.gradient_norm(guard._members.gradients())])[0]
-    undone = guard._update.findings("optimizer")
-    if not math.isfinite(window.loss) or undone or not math.isfinite(norm):
+    norm = finite.read(norms)[0]
+    # A line search may try points where the loss overflows and turn back; what counts is the start and the result.
+    undone = guard._update.findings("state")
+    verdict = guard._agreement.decide(origin=first.bad or bool(undone), harmful=True)
+    if verdict.bad:
         snapshot.restore()
         observed = Observed(
-            guard._step, first, first.values or [], norm, update=undone if math.isfinite(window.loss) else []
+            guard._step,
+            first,
+            first.values or [],
+            norm,
+            update=[] if first.bad or not math.isfinite(norm) else [replace(f, phase="optimizer") for f in undone],
+            rank=verdict.first_rank,
+            local=guard._agreement.rank in verdict.bad_ranks,
         )
-        return guard._bad_step(window, observed, {})
-    guard._buffers.adopt()
-    if guard.scheduler is not None:
-        guard.scheduler.step()
-    if guard._ema_update is not None:
-        guard._ema_update()
-    guard._members.clear_gradients()
-    guard._ladder.applied()
-    guard.tally.applied += 1
-    return guard._end(window, Action.APPLY, norm, {}, rates, incident=None)
+        return refuse(guard, window, observed, {})
+    window.count(first)
+    return accept(guard, window, norm, {}, rates)

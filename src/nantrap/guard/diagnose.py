@@ -9,8 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+from torch import nn
+
 from nantrap import finite
 from nantrap.explain import Case, Explanation, explain_case
+from nantrap.guard.bundling import bundle_incident
 from nantrap.guard.loss import as_loss
 from nantrap.guard.rates import current_rates
 from nantrap.incident import Action, Cause, Evidence, Finding, Fix, Incident, Phase
@@ -53,26 +56,37 @@ class Diagnosis:
         findings = self._findings(observed)
         incident = self._bare(observed, findings, action)
         if observed.spike is not None or not observed.local:
-            note = () if observed.local else (f"it began on rank {observed.rank}; see that rank's incident",)
-            return replace(incident, notes=note)
+            return replace(incident, notes=() if observed.local else (_elsewhere(observed.rank),))
         if guard.policy.diagnose == "off":
             return incident
+        if guard._agreement.world_size > 1 and _talks_in_forward(guard.model):
+            note = "not run again: the model talks to the other ranks in its forward pass, and they have moved on"
+            return replace(incident, notes=(note,))
         signature = _signature(incident)
         self._seen[signature] += 1
         if self._seen[signature] > guard.policy.repeat_diagnoses and (known := self._first.get(signature)):
             return _like(incident, known)
-        failed = self._failed_step(observed, incident.phase, findings)
-        location = locate(failed, seconds=guard.policy.diagnose_seconds)
-        incident = _with_location(incident, location)
-        if guard.policy.diagnose == "full":
-            explanation = explain_case(self._case(failed, location, incident), seconds=guard.policy.diagnose_seconds)
-            incident = _with_explanation(incident, explanation)
+        try:
+            incident = self._located(incident, observed, findings)
+        except Exception as error:  # a diagnosis is worth less than the run
+            note = f"the diagnosis failed with {type(error).__name__}: {error}"
+            return replace(incident, notes=(*incident.notes, note))
         self._first.setdefault(signature, incident)
         return incident
 
-    def bad_batch(self, step: int, findings: list[Finding], action: Action) -> Incident:
-        """A batch that was found bad before the forward pass."""
+    def bad_batch(self, step: int, findings: list[Finding], action: Action, *, rank: int) -> Incident:
+        """A batch that was found bad before the forward pass, here or on another rank."""
         guard = self._guard
+        if not findings:
+            return Incident(
+                step=step,
+                rank=rank,
+                phase="data",
+                module="data",
+                action=action,
+                lr=current_rates(guard.optimizer),
+                notes=(_elsewhere(rank),),
+            )
         samples = tuple(sorted({i for f in findings for i in f.samples}))
         first = findings[0]
         described = first.stats.describe() if first.stats else ""
@@ -86,7 +100,7 @@ class Diagnosis:
         )
         return Incident(
             step=step,
-            rank=guard._agreement.rank,
+            rank=rank,
             phase="data",
             module="data",
             findings=tuple(findings),
@@ -114,6 +128,20 @@ class Diagnosis:
 
     # ---- parts
 
+    def _located(self, incident: Incident, observed: Observed, findings: list[Finding]) -> Incident:
+        policy = self._guard.policy
+        untouched = self._guard._update.untouched()  # before a replay writes anything
+        failed = self._failed_step(observed, incident.phase, findings)
+        location = locate(failed, seconds=policy.diagnose_seconds)
+        incident = _with_location(incident, location)
+        if policy.diagnose == "full":
+            case = self._case(failed, location, incident, untouched=untouched)
+            explanation = explain_case(case, seconds=policy.diagnose_seconds)
+            incident = _with_explanation(incident, explanation)
+        if self._guard.run_dir is not None:
+            incident = bundle_incident(self._guard.run_dir, incident, failed, location, policy)
+        return incident
+
     def _findings(self, observed: Observed) -> list[Finding]:
         guard = self._guard
         found: list[Finding] = [] if observed.spike is None else [observed.spike]
@@ -130,7 +158,7 @@ class Diagnosis:
                 if parameter.grad is not None and finite.any_nonfinite([parameter.grad])
             ]
             found += [finding("gradient", name, grad, "backward") for name, grad in bad[:_MOST_FINDINGS]]
-            if not bad:
+            if not bad and not found:
                 exact = finite.exact_norm(guard._members.gradients())
                 note = f"every gradient is finite, their norm is {exact:.4g}, which overflowed to {observed.norm}"
                 found.append(Finding("grad_norm", "total gradient norm", "backward", value=observed.norm, note=note))
@@ -166,7 +194,7 @@ class Diagnosis:
         if micro.forward is not None:
             fn = micro.forward
             forward = lambda batch: as_loss(fn(batch)).total  # noqa: E731
-        scale = guard._scaling.scale_value()
+        scale = guard._scaling.value()
         snapshot = guard._update.snapshot
         return FailedStep(
             step=observed.step,
@@ -177,7 +205,7 @@ class Diagnosis:
             loss=micro.loss.total,
             loss_value=observed.values[0] if observed.values else math.nan,
             gradients={n: p.grad.detach() for n, p in guard._members.named() if p.grad is not None},
-            restore_buffers=guard._buffers.restore,
+            restore_buffers=guard._buffers.restore_mark,
             loss_factor=micro.factor * (scale or 1.0),
             forward=forward,
             batch=micro.batch,
@@ -192,18 +220,19 @@ class Diagnosis:
             quiet=lambda: _without_collectives(guard.model),
         )
 
-    def _case(self, failed: FailedStep, location: Location, incident: Incident) -> Case:
+    def _case(self, failed: FailedStep, location: Location, incident: Incident, *, untouched: bool) -> Case:
         guard = self._guard
         return Case(
             failed=failed,
             location=location,
             incident=incident,
             history=guard.history,
-            scale=guard._scaling.scale_value(),
+            scale=guard._scaling.value(),
             max_grad_norm=guard._max_grad_norm,
             anchors=guard._anchors,
             ema_modules=tuple(guard._ema_modules),
             scheduler=guard.scheduler,
+            state_untouched=untouched,
         )
 
 
@@ -221,6 +250,7 @@ def _with_location(incident: Incident, location: Location) -> Incident:
         call=location.call,
         findings=(*location.findings, *incident.findings),
         samples=batch,
+        dataset_indices=location.samples.dataset_indices,
         frames=location.frames,
         probes=location.probes,
         exact=location.exact,
@@ -258,9 +288,22 @@ def _like(incident: Incident, known: Incident) -> Incident:
     )
 
 
+def _elsewhere(rank: int) -> str:
+    return f"it began on rank {rank}; see that rank's incident"
+
+
+def _talks_in_forward(model: nn.Module) -> bool:
+    """Whether a forward pass on one rank alone would wait for the others: synchronised statistics, sharded weights."""
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        return True
+    if any("FullyShardedDataParallel" in type(m).__name__ or "FSDP" in type(m).__name__ for m in model.modules()):
+        return True
+    return any(hasattr(parameter, "to_local") for parameter in model.parameters())
+
+
 @contextlib.contextmanager
 def _without_collectives(model: Any) -> Iterator[None]:
-    """A replay on one rank must not wait for the others: DDP neither averages gradients nor broadcasts buffers in it."""
+    """A replay on one rank must not wait for the others: DDP neither averages gradients nor broadcasts buffers."""
     if type(model).__name__ != "DistributedDataParallel":
         yield
         return

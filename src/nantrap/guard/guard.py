@@ -1,44 +1,49 @@
-"""`Guard`: the facade. Detects by one flag a step, contains, and hands a failed step on to be located and explained."""
+"""`Guard`: the facade. Detects by one flag a step, contains, and hands a failed step on to be located and explained.
+
+What happens to a step is told in `accumulate` (its micro-batches), `conclude` (its end), `rollback`, and `ledger` (what
+is written down); `late` and `closure` are the two other ways to make one.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import math
 import os
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nantrap import finite
-from nantrap.errors import NonFiniteError, UsageError
+from nantrap.errors import UsageError
+from nantrap.guard.accumulate import add_micro, begin_window, drop, settle
 from nantrap.guard.anchors import Anchors, Attempt
 from nantrap.guard.buffers import BufferShadow
 from nantrap.guard.closure import attempt_with_closure
-from nantrap.guard.console import Console, stop_message, summary_text
-from nantrap.guard.diagnose import Diagnosis, Observed
+from nantrap.guard.conclude import conclude, refuse_batch
+from nantrap.guard.console import Console, summary_text
+from nantrap.guard.diagnose import Diagnosis
 from nantrap.guard.ema import ema_modules, ema_update
 from nantrap.guard.ladder import Ladder, Tally
 from nantrap.guard.late import LateSteps
-from nantrap.guard.loss import LossLike, as_loss, without_terms
+from nantrap.guard.ledger import Ledger
+from nantrap.guard.loss import LossLike, as_loss
 from nantrap.guard.members import Members
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
 from nantrap.guard.ranks import Agreement
-from nantrap.guard.rates import current_rates, scale_rates
 from nantrap.guard.scaling import Scaling
-from nantrap.guard.spikes import SpikeDetector
+from nantrap.guard.spikes import Spikes
 from nantrap.guard.update import Update, needs_closure
 from nantrap.guard.watch import Watch, WatchSpec
 from nantrap.guard.window import Micro, Window
 from nantrap.incident import Action, Finding, Incident
 from nantrap.locate import RngState, RootCall, batch_findings, clear_probes, finding, tensors_of
-from nantrap.locate.autopsy import examine, note_loss_part
-from nantrap.record import History, Journal, StepRecord, write_run_info
+from nantrap.locate.calls import watch_parts
+from nantrap.locate.step import is_replaying
+from nantrap.record import History
 
 
 class Guard:
@@ -92,8 +97,8 @@ class Guard:
             raise UsageError(f"Guard(max_grad_norm={max_grad_norm!r}): a positive number, or None not to clip")
         if isinstance(scheduler, ReduceLROnPlateau):
             raise UsageError(
-                "Guard(scheduler=ReduceLROnPlateau): it needs a metric, which the guard does not have; leave it out and "
-                "call scheduler.step(metric) yourself"
+                "Guard(scheduler=ReduceLROnPlateau): it needs a metric, which the guard does not have; leave it out "
+                "and call scheduler.step(metric) yourself"
             )
         self._max_grad_norm = max_grad_norm
         self._members = Members(model, optimizer)
@@ -106,42 +111,63 @@ class Guard:
         self._watch = Watch(watch, self._members.root)
         self._ladder = Ladder(self.policy)
         self._console = Console(quiet=quiet)
-        self._loss_spikes = self._spike_detector()
-        self._norm_spikes = self._spike_detector()
-        self.history = History()
-        self.tally = Tally()
+        self._spikes = Spikes(self.policy)
         self._anchors = Anchors(
             self._members.parameters,
             optimizer,
             [self._members.root, *self._ema_modules],
             scheduler=scheduler,
-            scaler=scaler,
+            scaling=self._scaling,
+            ema=ema,
+            buffers=self._buffers,
             every=self.policy.anchor_every if self.policy.sync == "step" else 0,
             limit_bytes=self.policy.anchor_bytes,
         )
         self._late = LateSteps(self) if self.policy.sync == "late" else None
         self._closure_optimizer = needs_closure(optimizer)
+        # the others could not know which micro-batch one rank drops
+        self._drops_micro_batches = (
+            self.policy.micro_batches == "drop"
+            and self.policy.on_incident == "skip"
+            and self._late is None
+            and self._agreement.world_size == 1
+        )
         self._diagnosis = Diagnosis(self)
         self._step = 0
         self._window: Window | None = None
         self._root_call: RootCall | None = None
+        self._parts_watched = False
+        self._begun = False
         self._attempting = False
         self._closed = False
-        self.last_incident: Incident | None = None
-        self._journal: Journal | None = None
-        if run_dir is not None:
-            self._journal = Journal(run_dir, rank=self._agreement.rank)
-            if self._agreement.rank == 0:
-                write_run_info(run_dir, self._facts())
+        self._ledger = Ledger(self, run_dir)
         self._hooks = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             model.register_forward_hook(self._after_forward),
         ]
 
+    @property
+    def history(self) -> History:
+        """The last steps, as the journal has them."""
+        return self._ledger.history
+
+    @property
+    def tally(self) -> Tally:
+        """What the run did so far, in numbers."""
+        return self._ledger.tally
+
+    @property
+    def last_incident(self) -> Incident | None:
+        """The last incident of the run."""
+        return self._ledger.last_incident
+
     # ---- the two-line form
 
     def backward(self, loss: LossLike, *, retain_graph: bool = False) -> None:
         """What was `loss.backward()`. Call it once for each micro-batch of the step.
+
+        The first call of a step begins without gradients: what another loss (the generator's) left in these
+        parameters takes no part.
 
         Args:
             loss: a scalar tensor, or a dict of named terms whose sum is the loss.
@@ -153,9 +179,12 @@ class Guard:
                 f"{type(self.optimizer).__name__} evaluates the loss several times a step, so it cannot be used in the "
                 "two-line form; use guard.attempt(fn, batch)"
             )
+        if self._root_call is None and not self._parts_watched:  # the model's parts are called, not the model
+            self._parts_watched = True
+            self._hooks += watch_parts(self._members.root, self._before_forward, self._after_forward)
         micro = Micro(as_loss(loss), root_call=self._root_call)
         self._root_call = None
-        self._backward(micro, given=loss, retain_graph=retain_graph)
+        add_micro(self, micro, given=loss, retain_graph=retain_graph)
 
     def step(self) -> Outcome:
         """What was clip, scaler, `optimizer.step()`, `scheduler.step()` and `zero_grad()`."""
@@ -164,12 +193,9 @@ class Guard:
         if window is None:
             raise UsageError("guard.step() without guard.backward(loss) before it: there is no gradient to step on")
         try:
-            if self._late is not None:
-                return self._late.step(window)
-            return self._finish(window)
+            return conclude(self, window) if self._late is None else self._late.step(window)
         finally:
-            self._window = None
-            clear_probes()
+            self._end_step()
 
     # ---- full power
 
@@ -186,30 +212,33 @@ class Guard:
         if self._window is not None:
             raise UsageError("guard.attempt inside a window that guard.backward began; call guard.step() first")
         self._attempting = True
-        self._buffers.begin()
-        self._anchors.begin_step(self._step)
+        self._begin_step()
         rng = RngState.capture()
         batches = (batch, *more)
         try:
             if self._closure_optimizer:
                 return attempt_with_closure(self, fn, batch, rng, more)
-            factor = 1.0 / len(batches)
+            refused: frozenset[int] = frozenset()
+            if self.policy.check_batch and self.policy.on_incident != "observe":
+                outcome, refused = self._check_batches(batches)
+                if outcome is not None:
+                    return outcome
             for index, micro_batch in enumerate(batches):
-                if index:
-                    rng = RngState.capture()
-                if self.policy.check_batch and (bad := batch_findings(micro_batch)):
-                    return self._bad_batch(bad, fn, micro_batch, rng)
-                versions = {path: t._version for path, t in tensors_of(micro_batch)}
+                if index in refused:
+                    continue
+                self._before_micro()
+                before = RngState.capture() if index else rng
+                versions = {path: t._version for path, t in tensors_of(micro_batch) if not t.is_inference()}
                 given = fn(micro_batch)
-                micro = Micro(as_loss(given), factor, micro_batch, fn, rng, versions=versions)
-                self._backward(micro, given=given)
+                micro = Micro(as_loss(given), 1.0 / len(batches), micro_batch, fn, before, versions=versions)
+                add_micro(self, micro, given=given)
             outcome = self.step()
             attempt = Attempt(outcome.step, lambda b: as_loss(fn(b)).total, batches, rng, outcome.applied)
             self._anchors.remember(attempt)
             return outcome
         finally:
             self._attempting = False
-            self._window = None
+            self._end_step()
 
     # ---- on demand
 
@@ -236,14 +265,15 @@ class Guard:
         if self._closed:
             return
         self._closed = True
-        if self._late is not None:
-            self._late.settle()
         for hook in self._hooks:
             hook.remove()
-        if self._journal is not None:
-            self._journal.close()
-        if self.tally.incidents or self.tally.dropped_micro_batches:
-            self._console.say(self.summary())
+        try:
+            if self._late is not None:
+                self._late.settle()
+        finally:
+            self._ledger.close()
+            if self.tally.incidents or self.tally.dropped_micro_batches:
+                self._console.say(self.summary())
 
     def __enter__(self) -> Guard:
         return self
@@ -251,396 +281,63 @@ class Guard:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # ---- one micro-batch
+    # ---- the beginning of a step
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._attempting or self._closed or not torch.is_grad_enabled():
+        if self._attempting or is_replaying() or not torch.is_grad_enabled():
             return
-        if self._window is None:
-            self._buffers.begin()
-            self._anchors.begin_step(self._step)
-        self._root_call = RootCall(args, kwargs, RngState.capture(), _autocast_state(args, kwargs))
+        earlier = self._root_call
+        if earlier is not None and earlier.running and earlier.module is not module:
+            return  # a part of the model, inside the model's own call
+        self._begin_step()
+        self._before_micro()
+        call = RootCall(args, kwargs, RngState.capture(), _autocast_state(), module=module)
+        call.after(earlier)
+        self._root_call = call
 
     def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
         call = self._root_call
-        if call is not None and not self._attempting:
+        if call is not None and call.module is module and not self._attempting and not is_replaying():
             call.watch_output(output)
 
-    def _backward(self, micro: Micro, *, given: LossLike, retain_graph: bool = False) -> None:
-        window = self._window
-        if window is None:
-            window = self._window = Window(started=time.perf_counter())
-        elif self._late is None and self.policy.micro_batches == "drop" and self._agreement.world_size == 1:
-            self._settle(window)
-        window.micros.append(micro)
-        if self._late is None and micro.loss.total.device.type == "cpu":
-            # no device to wait for: the loss is read before backward frees its graph
-            micro.values = [value for scalar in micro.loss.scalars() for value in finite.read([scalar])]
-            if not all(map(math.isfinite, micro.values)):
-                micro = self._drop_bad_terms(window, micro, given)
-                if micro.forward is None and micro.values and not math.isfinite(micro.values[0]):
-                    micro.evidence = examine(micro.loss.total, micro.root_call)
-            elif micro.forward is None:
-                micro.evidence = note_loss_part(micro.loss.total, micro.root_call)
-        total = micro.loss.total if micro.factor == 1.0 else micro.loss.total * micro.factor
-        self._scaling.scale(total).backward(retain_graph=retain_graph)
+    def _begin_step(self) -> None:
+        """Before the first forward pass of a step, of which there may be several (real and fake, two views)."""
+        if not self._begun:
+            self._begun = True
+            self._buffers.adopt()  # whatever was written since the last step was written by the user
+            if not self._ladder.in_a_row:  # amid a bad row an anchor would hold the very state to get away from
+                self._anchors.begin_step(self._step)
 
-    def _drop_bad_terms(self, window: Window, micro: Micro, given: LossLike) -> Micro:
-        """With `bad_terms="drop"`, the micro-batch without its bad terms, if any are left."""
-        assert micro.values is not None
-        named = micro.loss.named(micro.values[1:])
-        bad = {name for name, value in named.items() if not math.isfinite(value)}
-        if self.policy.bad_terms != "drop" or not isinstance(given, Mapping) or len(bad) == len(named):
-            return micro
-        kept = without_terms(given, bad)
-        if not any(isinstance(term, Tensor) and term.requires_grad for term in kept.values()):
-            return micro
-        window.findings += [Finding("term", n, "forward", value=named[n], note="dropped") for n in sorted(bad)]
-        micro.loss = as_loss(kept)
-        micro.values = [value for scalar in micro.loss.scalars() for value in finite.read([scalar])]
-        self._console.say(f"step {self._step:,}: loss terms {', '.join(sorted(bad))} are bad and dropped")
-        return micro
+    def _before_micro(self) -> None:
+        if self._window is not None and self._window.unsettled and self._drops_micro_batches:
+            settle(self, self._window)
 
-    def _settle(self, window: Window) -> None:
-        """Another micro-batch follows: judge the last one now, and keep its gradients aside if they are good."""
-        micro = window.micros[-1]
-        values = micro.values
-        gradients = self._members.gradients()
-        norm = finite.gradient_norm(gradients)
-        suspects = self._buffers.suspects()
-        if values is None:
-            scalars = micro.loss.scalars()
-            *values, norm_value, flag = finite.read([*scalars, norm, finite.nonfinite_flag(suspects).to(norm.device)])
-            micro.values = values
-        else:
-            norm_value, flag = finite.read([norm, finite.nonfinite_flag(suspects).to(norm.device)])
-        overflow_is_probing = self._scaling.enabled and all(map(math.isfinite, values))
-        good = all(map(math.isfinite, values)) and not flag and (math.isfinite(norm_value) or overflow_is_probing)
-        window.settled += 1
-        if good or self.policy.on_incident == "observe":
-            window.good += 1
-            self._count_loss(window, micro)
-            window.stash(self._members.parameters)
-            self._buffers.adopt()
-            return
-        incident = self._diagnosis.run(
-            Observed(self._step, micro, values, norm_value, buffers_bad=bool(flag)), Action.SKIP
-        )
-        window.incident = window.incident or incident
-        window.dropped += 1
-        self.tally.dropped_micro_batches += 1
-        self._members.clear_gradients()
-        self._buffers.restore()
-        self._console.incident(incident, f"micro-batch {len(window.micros)} dropped, the others stay")
-        if self.policy.on_incident == "raise":
-            self._window = None
-            raise NonFiniteError(stop_message(incident, "the policy stops at the first incident"), incident=incident)
+    def _end_step(self) -> None:
+        self._window = None
+        self._begun = False
+        clear_probes()
 
-    def _count_loss(self, window: Window, micro: Micro) -> None:
-        assert micro.values is not None
-        window.loss += micro.values[0] * micro.factor
-        for name, value in micro.loss.named(micro.values[1:]).items():
-            window.terms[name] = window.terms.get(name, 0.0) + value * micro.factor
-
-    # ---- the end of the step
-
-    def _finish(self, window: Window) -> Outcome:
-        last = window.micros[-1]
-        self._scaling.unscale()
-        gradients = self._members.gradients()
-        norm = finite.gradient_norm(gradients)
-        suspects = self._buffers.suspects()
-        watched = self._watch.scalars() if self._watch else []
-        unread = [m for m in window.micros[window.settled :] if m.values is None]
-        scalars = [norm, *watched]
-        if suspects:
-            scalars.append(finite.nonfinite_flag(suspects).to(norm.device))
-        for micro in unread:
-            scalars += micro.loss.scalars()
-        read = finite.read(scalars)
-        norm_value, position = read[0], 1 + len(watched)
-        watch_values = self._watch.named(read[1:position]) if watched else {}
-        buffers_bad = False
-        if suspects:
-            buffers_bad, position = bool(read[position]), position + 1
-        for micro in unread:
-            count = len(micro.loss.scalars())
-            micro.values, position = read[position : position + count], position + count
-        guilty: Micro | None = None
-        for micro in window.micros[window.settled :]:
-            assert micro.values is not None
-            if guilty is None and not all(map(math.isfinite, micro.values)):
-                guilty = micro
-        norm_bad = not math.isfinite(norm_value)
-        probing = norm_bad and guilty is None and not buffers_bad and self._scaling.is_probing()
-        verdict = self._agreement.decide(origin=guilty is not None or buffers_bad, symptom=norm_bad and not probing)
-        if verdict.bad:
-            observed = Observed(
-                self._step,
-                guilty or last,
-                (guilty or last).values or [],
-                norm_value,
-                buffers_bad=buffers_bad,
-                rank=verdict.first_rank,
-                local=self._agreement.rank in verdict.bad_ranks,
-                harmless=not norm_bad and not buffers_bad and self._agreement.world_size == 1,
-            )
-            if window.good and self._agreement.world_size == 1 and self.policy.on_incident == "skip":
-                return self._finish_without_last(window, observed, watch_values)
-            return self._bad_step(window, observed, watch_values)
-        for micro in window.micros[window.settled :]:
-            window.good += 1
-            self._count_loss(window, micro)
-        if window.accumulated is not None:
-            window.stash(self._members.parameters)
-            norm_value, norm, probing = self._merge(window, probing)
-        if probing:
-            return self._probe_scale(window, norm_value, watch_values)
-        if self.policy.spikes != "off" and (spike := self._spike(window, norm_value)) is not None:
-            return self._bad_step(window, spike, watch_values)
-        return self._apply(window, norm, norm_value, watch_values)
-
-    def _merge(self, window: Window, probing: bool) -> tuple[float, Tensor, bool]:
-        """The gradients of all good micro-batches together, weighted right, and their norm."""
-        total = window.good + window.dropped
-        scale = total / window.good if window.dropped and self.policy.micro_weight == "mean" else 1.0
-        window.loss *= scale
-        window.terms = {name: value * scale for name, value in window.terms.items()}
-        window.unstash(self._members.parameters, scale=scale)
-        norm = finite.gradient_norm(self._members.gradients())
-        (value,) = finite.read([norm])
-        return value, norm, probing or (not math.isfinite(value) and self._scaling.is_probing())
-
-    def _finish_without_last(self, window: Window, observed: Observed, watch: dict[str, float]) -> Outcome:
-        """The last micro-batch is bad, earlier ones are good: drop it and step on the rest."""
-        incident = self._diagnosis.run(observed, Action.SKIP)
-        window.incident = window.incident or incident
-        window.dropped += 1
-        self.tally.dropped_micro_batches += 1
-        self._members.clear_gradients()
-        self._buffers.restore()
-        self._console.incident(incident, f"micro-batch {len(window.micros)} dropped, the others stay")
-        norm_value, norm, probing = self._merge(window, probing=False)
-        if probing:
-            return self._probe_scale(window, norm_value, watch)
-        return self._apply(window, norm, norm_value, watch)
-
-    def _apply(self, window: Window, norm: Tensor, norm_value: float, watch: dict[str, float]) -> Outcome:
-        if self._max_grad_norm is not None:
-            finite.clip_with_norm(self._members.parameters, max_norm=self._max_grad_norm, total=norm, known=norm_value)
-        clipped = norm_value if self._max_grad_norm is None else min(norm_value, self._max_grad_norm)
-        rates = current_rates(self.optimizer)
-        undone = self._update.run(self._scaling.step, norm=clipped)
-        if self._agreement.world_size > 1 and self._update.snapshot is not None:
-            verdict = self._agreement.decide(origin=bool(undone), symptom=False)
-            if verdict.bad and not undone:
-                self._update.snapshot.restore()
-                undone = [Finding("parameter", f"rank {verdict.first_rank}", "optimizer", note="on another rank")]
-        if undone:
-            last = window.micros[-1]
-            observed = Observed(
-                self._step, last, last.values or [], norm_value, update=undone, rank=self._agreement.rank
-            )
-            return self._bad_step(window, observed, watch)
-        self._scaling.update()
-        self._buffers.adopt()
-        if self.scheduler is not None:
-            self.scheduler.step()
-        if self._ema_update is not None:
-            self._ema_update()
-        self._members.clear_gradients()
-        self._ladder.applied()
-        self.tally.applied += 1
-        if self.policy.spikes != "off":
-            self._loss_spikes.add(window.loss)
-            self._norm_spikes.add(norm_value)
-        incident = window.incident
-        if window.findings and incident is None:
-            incident = self._diagnosis.dropped_terms(self._step, window)
-        return self._end(window, Action.APPLY, norm_value, watch, rates, incident=incident)
-
-    def _probe_scale(self, window: Window, norm: float, watch: dict[str, float]) -> Outcome:
-        """The scaler met an overflow while it searches its scale: exactly what it would do without us."""
-        rates = current_rates(self.optimizer)
-        self._scaling.step()
-        self._scaling.update()
-        self._buffers.adopt()
-        if self.scheduler is not None:
-            self.scheduler.step()
-        self._members.clear_gradients()
-        self.tally.scaler_probes += 1
-        return self._end(window, Action.SKIP, norm, watch, rates, incident=window.incident)
-
-    def _bad_step(self, window: Window, observed: Observed, watch: dict[str, float]) -> Outcome:
-        if not window.loss and observed.values:
-            window.loss = observed.values[0] * observed.micro.factor
-            named = observed.micro.loss.named(observed.values[1:])
-            window.terms = {name: value * observed.micro.factor for name, value in named.items()}
-        rates = current_rates(self.optimizer)
-        action, reason = self._ladder.decide(
-            self._step, harmless=observed.harmless, can_roll_back=bool(self._anchors.candidates())
-        )
-        if action is Action.APPLY:  # observe: as the plain loop would have done
-            return self._apply_anyway(window, observed, watch, rates)
-        incident = self._diagnosis.run(observed, action)
-        self._members.clear_gradients()
-        self._buffers.restore()
-        self._scaling.forget()
-        if action is Action.ROLLBACK:
-            reason += self._roll_back()
-        elif self.scheduler is not None and self.policy.scheduler_on_skip == "advance":
-            self.scheduler.step()
-        self._console.incident(incident, reason)
-        outcome = self._end(window, action, observed.norm, watch, rates, incident=incident)
-        if action is Action.STOP:
-            if self._journal is not None:
-                self._journal.flush()
-            raise NonFiniteError(stop_message(incident, reason), incident=incident)
-        return outcome
-
-    def _apply_anyway(
-        self, window: Window, observed: Observed, watch: dict[str, float], rates: tuple[float, ...]
-    ) -> Outcome:
-        incident = self._diagnosis.run(observed, Action.APPLY)
-        window.unstash(self._members.parameters, scale=1.0)
-        if not observed.update:
-            gradients = self._members.gradients()
-            if self._max_grad_norm is not None and gradients:
-                norm = finite.gradient_norm(gradients)
-                finite.clip_with_norm(self._members.parameters, max_norm=self._max_grad_norm, total=norm)
-            self._scaling.step()
-        else:
-            self._scaling.step()  # it was undone to be looked at; observed runs take it
-        self._scaling.update()
-        self._buffers.adopt()
-        if self.scheduler is not None:
-            self.scheduler.step()
-        if self._ema_update is not None:
-            self._ema_update()
-        self._members.clear_gradients()
-        self.tally.applied += 1
-        self._console.incident(incident, "the policy only observes")
-        return self._end(window, Action.APPLY, observed.norm, watch, rates, incident=incident)
-
-    def _roll_back(self) -> str:
-        anchor = min(self._anchors.candidates(), key=lambda a: a.rollbacks)
-        anchor.rollbacks += 1
-        self._anchors.restore(anchor)
-        scale_rates(self.optimizer, self.scheduler, self.policy.lr_backoff)
-        self._anchors.forget_after(anchor.step)
-        self._buffers.adopt()
-        self.tally.rollbacks += 1
-        rates = ", ".join(f"{rate:.4g}" for rate in current_rates(self.optimizer)[:3])
-        return f"; state of step {anchor.step:,}, lr now {rates}"
-
-    def _bad_batch(self, bad: list[Finding], fn: Any, batch: Any, rng: RngState) -> Outcome:
-        """`check_batch` found it before the forward pass: nothing was computed, nothing needs to be undone."""
-        window = Window(started=time.perf_counter())
-        action, reason = self._ladder.decide(self._step, harmless=False, can_roll_back=False)
-        incident = self._diagnosis.bad_batch(self._step, bad, action)
-        self._console.incident(incident, reason)
-        window.loss = math.nan
-        outcome = self._end(window, action, math.nan, {}, current_rates(self.optimizer), incident=incident)
-        if action is Action.STOP:
-            raise NonFiniteError(stop_message(incident, reason), incident=incident)
-        return outcome
-
-    # ---- bookkeeping
-
-    def _end(
-        self,
-        window: Window,
-        action: Action,
-        norm: float,
-        watch: dict[str, float],
-        rates: tuple[float, ...],
-        *,
-        incident: Incident | None,
-    ) -> Outcome:
-        step = self._step
-        applied = action is Action.APPLY
-        scale = self._scaling.scale_value()
-        self.tally.attempted += 1
-        self.history.add(StepRecord(step, window.loss, norm, rates, applied, scale))
-        if self._journal is not None:
-            line: dict[str, Any] = {
-                "step": step,
-                "loss": window.loss,
-                "grad_norm": norm,
-                "lr": rates,
-                "action": action.value,
-                "ms": round((time.perf_counter() - window.started) * 1e3, 3),
-            }
-            if window.terms:
-                line["terms"] = window.terms
-            if scale is not None:
-                line["scale"] = scale
-            if watch:
-                line["watch"] = watch
-            if window.dropped:
-                line["dropped"] = window.dropped
-            if incident is not None:
-                line["incident"] = {
-                    "phase": incident.phase,
-                    "module": incident.module,
-                    "op": incident.op,
-                    "cause": incident.causes[0].slug if incident.causes else None,
-                }
-            self._journal.append(line)
-            if incident is not None:
-                self._journal.flush()
-        if watch:
-            for message in self._watch.exceeded(watch, step):
-                self._console.say(f"step {step:,}: watched value {message}")
-        if incident is not None:
-            self.last_incident = incident
-            self.tally.incidents += 1
-            self.tally.causes[incident.causes[0].slug if incident.causes else "undiagnosed"] += 1
-        self._step = step + 1
-        return Outcome(applied, action, step, window.loss, norm, incident, window.terms)
-
-    def _spike(self, window: Window, norm: float) -> Observed | None:
-        """A finite value far outside its range: reported, or returned as a reason to skip."""
-        for name, value, detector in (
-            ("loss", window.loss, self._loss_spikes),
-            ("gradient norm", norm, self._norm_spikes),
-        ):
-            score = detector.score(value)
-            if score is None:
-                continue
-            self.tally.spikes += 1
-            text = f"the {name} {value:.4g} lies {score:.0f} robust standard deviations above its recent median"
-            if self.policy.spikes == "skip":
-                spike = Finding("spike", name, "forward", value=value, note=text)
-                last = window.micros[-1]
-                return Observed(self._step, last, last.values or [], norm, spike=spike, harmless=True)
-            self._console.say(f"step {self._step:,}: {text}")
-        return None
-
-    def _spike_detector(self) -> SpikeDetector:
-        policy = self.policy
-        return SpikeDetector(window=policy.spike_window, threshold=policy.spike_threshold, warmup=policy.spike_warmup)
-
-    def _facts(self) -> dict[str, Any]:
-        parameters = self._members.parameters
-        return {
-            "model": type(self._members.root).__name__,
-            "parameters": sum(p.numel() for p in parameters),
-            "optimizer": type(self.optimizer).__name__,
-            "precision": sorted({finite.dtype_name(p.dtype) for p in parameters}),
-            "devices": sorted({str(p.device) for p in parameters}),
-            "world_size": self._agreement.world_size,
-            "max_grad_norm": self._max_grad_norm,
-            "loss_scaler": self._scaling.enabled,
-            "policy": {name: getattr(self.policy, name) for name in self.policy.__slots__},
-        }
+    def _check_batches(self, batches: tuple[Any, ...]) -> tuple[Outcome | None, frozenset[int]]:
+        """`Policy.check_batch`: refuse the step, or drop the bad micro-batches, before anything is computed."""
+        found = [batch_findings(batch) for batch in batches]
+        bad = [index for index, findings in enumerate(found) if findings]
+        verdict = self._agreement.decide(origin=bool(bad), harmful=bool(bad))
+        if not verdict.bad:
+            return None, frozenset()
+        window = begin_window(self)
+        if not self._drops_micro_batches or len(bad) == len(batches):
+            return refuse_batch(self, window, [f for findings in found for f in findings], verdict), frozenset()
+        for index in bad:
+            incident = self._diagnosis.bad_batch(self._step, found[index], Action.APPLY, rank=self._agreement.rank)
+            drop(self, window, incident, f"micro-batch {index + 1} dropped, the others stay")
+        return None, frozenset(bad)
 
     def _require_open(self) -> None:
         if self._closed:
             raise UsageError("this guard is closed; make a new one")
 
 
-def _autocast_state(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, torch.dtype] | None:
+def _autocast_state() -> tuple[str, torch.dtype] | None:
     for kind in ("cuda", "cpu"):
         with contextlib.suppress(RuntimeError):
             if torch.is_autocast_enabled(kind):

@@ -31,16 +31,23 @@ class Ladder:
         self._recent: deque[int] = deque()
         self.in_a_row = 0
         self.rollbacks = 0
+        self._harmless_in_a_row = 0
 
-    def decide(self, step: int, *, harmless: bool, can_roll_back: bool) -> tuple[Action, str]:
-        """The rung for an incident at `step`, and why. A harmless one (its gradients were finite) is only skipped."""
+    def decide(self, step: int, *, harmless: bool = False, no_way_back: str = "") -> tuple[Action, str]:
+        """The rung for an incident at `step`, and why.
+
+        Args:
+            step: number of the step.
+            harmless: only the loss was bad, its gradients were finite: skipped, never rolled back.
+            no_way_back: why a rollback is out of the question, if it is.
+        """
         policy = self._policy
         if policy.on_incident == "observe":
             return Action.APPLY, "the policy only observes"
         if policy.on_incident == "raise":
             return Action.STOP, "the policy stops at the first incident"
         if harmless:
-            return Action.SKIP, "the gradients were finite: nothing to roll back"
+            return self._decide_harmless()
         self.in_a_row += 1
         self._recent.append(step)
         while self._recent and self._recent[0] <= step - policy.window:
@@ -52,17 +59,28 @@ class Ladder:
             reason = f"{len(self._recent)} incidents in {policy.window} steps, {policy.max_skips_in_window} are allowed"
         if not reason:
             return Action.SKIP, f"{self.in_a_row} of {policy.max_consecutive_skips} in a row"
-        if policy.then == "rollback" and can_roll_back and self.rollbacks < policy.max_rollbacks:
-            self.rollbacks += 1
-            self.in_a_row = 0
-            self._recent.clear()
-            return Action.ROLLBACK, f"{reason}; rollback {self.rollbacks} of {policy.max_rollbacks}"
-        if policy.then == "rollback" and self.rollbacks >= policy.max_rollbacks:
-            reason += f", and {self.rollbacks} rollbacks are used up"
-        elif policy.then == "rollback":
-            reason += ", and there is no older state to go back to"
-        return Action.STOP, reason
+        if policy.then == "stop":
+            return Action.STOP, reason
+        if self.rollbacks >= policy.max_rollbacks:
+            return Action.STOP, f"{reason}, and {self.rollbacks} rollbacks are used up"
+        if no_way_back:
+            return Action.STOP, f"{reason}, and {no_way_back}"
+        self.rollbacks += 1
+        self.in_a_row = 0
+        self._recent.clear()
+        return Action.ROLLBACK, f"{reason}; rollback {self.rollbacks} of {policy.max_rollbacks}"
 
     def applied(self) -> None:
         """A step was applied: the row ends."""
         self.in_a_row = 0
+        self._harmless_in_a_row = 0
+
+    def _decide_harmless(self) -> tuple[Action, str]:
+        """A few batches without a label are normal; a whole window of them means that nothing is being learned."""
+        self._harmless_in_a_row += 1
+        if self._harmless_in_a_row > self._policy.window:
+            return Action.STOP, (
+                f"{self._harmless_in_a_row} steps in a row had a non-finite loss and finite gradients: "
+                "nothing was learned in any of them"
+            )
+        return Action.SKIP, "the gradients were finite: nothing to roll back"

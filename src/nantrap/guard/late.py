@@ -2,22 +2,25 @@
 
 The flag stays on the device. A fused optimizer takes it as `found_inf` and leaves parameters, state and step counter
 alone where it is 1; written buffers are put back by `where`. The host learns of it one step later, from a copy that
-has long arrived by then. What that costs: the schedule has already advanced, and the failed graph is gone, so the
-incident says what was bad but not where it began.
+has long arrived by then; a schedule that has advanced in the meantime is taken back before the next update. What it
+costs: the failed graph is gone, so the incident says what was bad but not where it began, and nothing can be undone
+on the host, so only updates that are provably finite (see `certify`) may be made this way.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from nantrap import finite
 from nantrap.errors import NonFiniteError, UsageError
+from nantrap.guard.certify import norm_bound, update_is_provably_finite
 from nantrap.guard.console import stop_message
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.rates import current_rates
@@ -37,6 +40,21 @@ class _Pending:
     rates: tuple[float, ...]
     window: Window
     milliseconds: float
+    schedule: _Schedule | None
+
+
+class _Schedule:
+    """A scheduler and what it wrote into the parameter groups, as before it advanced."""
+
+    def __init__(self, scheduler: Any, optimizer: torch.optim.Optimizer) -> None:
+        self._scheduler, self._optimizer = scheduler, optimizer
+        self._state = copy.deepcopy(scheduler.state_dict())
+        self._groups = [{k: v for k, v in group.items() if k != "params"} for group in optimizer.param_groups]
+
+    def restore(self) -> None:
+        self._scheduler.load_state_dict(self._state)
+        for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.update(kept)
 
 
 class LateSteps:
@@ -54,6 +72,17 @@ class LateSteps:
                 "only Adam, AdamW, Adagrad and SGD without momentum can, and only with fused=True "
                 "(fused SGD with momentum would read uninitialised memory after a skipped first step)"
             )
+        if not update_is_provably_finite(optimizer):
+            raise UsageError(
+                f'Policy(sync="late") with {type(optimizer).__name__}: its update cannot be proven finite beforehand '
+                "(half precision parameters, a hook, a rate that is a tensor, or unusual constants), and late mode has "
+                'no copy to undo it with; use sync="step"'
+            )
+        if guard._ema_update is not None and not guard._ema_modules:
+            raise UsageError(
+                'Policy(sync="late") with an ema that is no module: it cannot be taken back on the device when a step '
+                'turns out to be bad; use an AveragedModel or sync="step"'
+            )
         if guard.policy.on_incident != "skip":
             raise UsageError('Policy(sync="late") can only skip; use sync="step" to raise or to observe')
 
@@ -64,8 +93,9 @@ class LateSteps:
         norm = finite.gradient_norm(guard._members.gradients())
         losses = [micro.loss.total.detach().float() * micro.factor for micro in window.micros]
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
-        bad = (~(norm.isfinite() & loss.isfinite())).float()
-        suspects = guard._buffers.suspects()
+        limit = norm_bound() if guard._max_grad_norm is None else math.inf  # a clipped gradient is small
+        bad = (~(norm.isfinite() & (norm <= limit) & loss.isfinite())).float()
+        suspects = guard._buffers.suspects(known_only=True)
         if suspects:
             bad = torch.maximum(bad, finite.nonfinite_flag(suspects).to(bad.device))
         bad = guard._agreement.reduce_flag(bad)
@@ -79,13 +109,16 @@ class LateSteps:
             del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
         guard._buffers.keep_where(bad)
         rates = current_rates(optimizer)
+        schedule = None
         if guard.scheduler is not None:
+            if guard.policy.scheduler_on_skip == "hold":
+                schedule = _Schedule(guard.scheduler, optimizer)
             guard.scheduler.step()
-        if guard._ema_update is not None:
-            guard._ema_update()
+        self._update_average(bad)
         guard._members.clear_gradients()
         values = torch.stack([loss, norm.float().to(loss.device), bad.to(loss.device)])
-        self._pending = _Pending(guard._step, values, rates, window, (time.perf_counter() - window.started) * 1e3)
+        milliseconds = (time.perf_counter() - window.started) * 1e3
+        self._pending = _Pending(guard._step, values, rates, window, milliseconds, schedule)
         step = guard._step
         guard._step += 1
         guard.tally.attempted += 1
@@ -93,27 +126,43 @@ class LateSteps:
         previous = (reported.loss, reported.grad_norm) if reported is not None else (math.nan, math.nan)
         return Outcome(True, Action.APPLY, step, *previous, incident)
 
+    def _update_average(self, bad: Tensor) -> None:
+        """Average, and take it back on the device where the step was bad."""
+        guard = self._guard
+        if guard._ema_update is None:
+            return
+        tensors = [t for module in guard._ema_modules for t in (*module.parameters(), *module.buffers())]
+        before = [tensor.detach().clone() for tensor in tensors]
+        guard._ema_update()
+        with torch.no_grad():
+            for tensor, kept in zip(tensors, before, strict=True):
+                tensor.copy_(torch.where(bad.to(tensor.device) > 0, kept, tensor))
+
     def settle(self) -> Outcome | None:
         """Read the step that was launched last, and record it."""
         pending, self._pending = self._pending, None
         if pending is None:
             return None
         guard = self._guard
-        loss, norm, bad = pending.values.tolist()
-        action = Action.SKIP if bad else Action.APPLY
+        loss, norm, bad = finite.read(list(pending.values.unbind()))
+        action = Action.APPLY
         incident: Incident | None = None
         reason = ""
         if bad:
-            action, reason = guard._ladder.decide(pending.step, harmless=False, can_roll_back=False)
+            why = 'Policy(sync="late") keeps no older state'
+            action, reason = guard._ladder.decide(pending.step, no_way_back=why)
             incident = self._incident(pending, loss, norm, action)
-            guard.tally.incidents += 1
-            guard.tally.causes["undiagnosed"] += 1
-            guard.last_incident = incident
+            if pending.schedule is not None:
+                pending.schedule.restore()
+            guard._ledger.count(incident)
             guard._console.incident(incident, reason)
         else:
             guard._ladder.applied()
             guard.tally.applied += 1
-        guard._record_late(pending.step, loss, norm, pending.rates, action, pending.milliseconds)
+        pending.window.loss = loss
+        guard._ledger.write(
+            pending.step, pending.window, action, norm, {}, pending.rates, pending.milliseconds, incident
+        )
         if action is Action.STOP and incident is not None:
             raise NonFiniteError(stop_message(incident, reason), incident=incident)
         return Outcome(not bad, action, pending.step, loss, norm, incident)
@@ -127,7 +176,7 @@ class LateSteps:
         return Incident(
             step=pending.step,
             rank=self._guard._agreement.rank,
-            phase="forward" if not math.isfinite(loss) else "backward",
+            phase="forward" if not math.isfinite(loss) or math.isfinite(norm) else "backward",
             findings=tuple(findings),
             action=action,
             loss=loss,

@@ -6,14 +6,13 @@ import functools
 import operator
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Union
 
 import torch
 from torch import Tensor
 
 from nantrap.errors import UsageError
 
-LossLike = Union[Tensor, Mapping[str, "Tensor | float"]]
+LossLike = Tensor | Mapping[str, "Tensor | float"]
 
 
 @dataclass(slots=True)
@@ -82,15 +81,14 @@ def _from_terms(terms: Mapping[str, Tensor | float]) -> Loss:
 
 
 def without_terms(given: Mapping[str, Tensor | float], bad: set[str]) -> dict[str, Tensor | float]:
-    """The terms that are left when the bad ones are dropped; a vector term keeps its good heads."""
+    """The terms that are left when the bad ones are dropped; a vector term keeps its good heads under their names."""
     kept: dict[str, Tensor | float] = {}
     for name, term in given.items():
         if name in bad:
             continue
-        if isinstance(term, Tensor) and term.dim() == 1:
-            good = [i for i in range(term.numel()) if f"{name}[{i}]" not in bad]
-            if good:
-                kept[name] = term[good]
+        heads = [f"{name}[{i}]" for i in range(term.numel())] if isinstance(term, Tensor) and term.dim() == 1 else []
+        if isinstance(term, Tensor) and bad.intersection(heads):
+            kept.update({head: term[i] for i, head in enumerate(heads) if head not in bad})
         else:
             kept[name] = term
     return kept

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
@@ -27,7 +26,7 @@ class Members:
     """The guarded tensors, in the order in which `clip_grad_norm_(model.parameters())` would see them.
 
     Parameters that the optimizer owns outside the model (a learnable loss) follow after the model's, named after
-    their group. State held: references and names only.
+    their group. State held: references and names only; `refresh` follows an optimizer that grows.
     """
 
     def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
@@ -39,35 +38,48 @@ class Members:
                 "A wrapped optimizer (Accelerate, DeepSpeed) is reached as its .optimizer"
             )
         self.root = unwrap(model)
-        named = dict(self.root.named_parameters())
-        if not named:
+        if not any(True for _ in self.root.parameters()):
             raise UsageError(
                 f"Guard(model={type(self.root).__name__}): the model has no parameters, so there is nothing to guard"
             )
+        self._optimizer = optimizer
+        self.parameters: list[nn.Parameter] = []
+        self._names: dict[int, str] = {}
+        self._sizes: list[int] = []
+        self.refresh()
+        owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
+        if not any(id(p) in owned for p in self.root.parameters()):
+            raise UsageError(
+                "Guard(model, optimizer): the optimizer owns none of the model's parameters. It was probably made "
+                "before the model was replaced, moved or wrapped; make it from model.parameters() again"
+            )
+
+    def refresh(self) -> None:
+        """Look again if the optimizer got another parameter group since (layers that are unfrozen later)."""
+        groups = self._optimizer.param_groups
+        sizes = [len(group["params"]) for group in groups]
+        if sizes == self._sizes:
+            return
+        self._sizes = sizes
+        named = dict(self.root.named_parameters())
         for name, parameter in named.items():
             if isinstance(parameter, UninitializedParameter):
                 raise UsageError(
                     f"Guard(model=...): parameter {name!r} is still lazy; run one forward pass before making the guard"
                 )
         names = {id(parameter): name for name, parameter in named.items()}
-        owned = [p for group in optimizer.param_groups for p in group["params"]]
-        if not any(id(p) in names for p in owned):
-            raise UsageError(
-                "Guard(model, optimizer): the optimizer owns none of the model's parameters. It was probably made "
-                "before the model was replaced, moved or wrapped; make it from model.parameters() again"
-            )
-        self.parameters: list[nn.Parameter] = list(named.values())
-        self.optimized: list[nn.Parameter] = owned
-        for group_index, group in enumerate(optimizer.param_groups):
+        parameters = list(named.values())
+        for group_index, group in enumerate(groups):
             for index, parameter in enumerate(group["params"]):
                 if id(parameter) not in names:
                     names[id(parameter)] = f"optimizer.group{group_index}[{index}]"
-                    self.parameters.append(parameter)
+                    parameters.append(parameter)
         self._names = names
+        self.parameters[:] = parameters  # in place: others hold this list
 
     def name_of(self, parameter: Tensor) -> str:
         """The qualified name of a guarded parameter."""
-        return self._names[id(parameter)]
+        return self._names.get(id(parameter), "a parameter the guard does not know")
 
     def named(self) -> Iterator[tuple[str, nn.Parameter]]:
         """Name and parameter, in order."""
@@ -84,11 +96,13 @@ class Members:
 
 
 def optimizer_tensors(optimizer: Optimizer, names: Members) -> Iterator[tuple[str, str, Tensor]]:
-    """Parameter name, state key and tensor of everything an optimizer remembers."""
+    """Parameter name, state key and tensor of everything an optimizer remembers, lists of tensors (LBFGS) included."""
     for parameter, state in optimizer.state.items():
         if not isinstance(state, dict):
             continue
-        name = names.name_of(parameter) if isinstance(parameter, torch.Tensor) else str(parameter)
+        name = names.name_of(parameter) if isinstance(parameter, Tensor) else str(parameter)
         for key, value in state.items():
             if isinstance(value, Tensor):
                 yield name, str(key), value
+            elif isinstance(value, (list, tuple)):
+                yield from ((name, f"{key}[{i}]", item) for i, item in enumerate(value) if isinstance(item, Tensor))

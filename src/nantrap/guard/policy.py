@@ -40,7 +40,9 @@ class Policy:
             whole `window` is dropped. With several ranks it is always the window.
         micro_weight: how the losses of a window add up: `mean` (each was divided by their number, so the rest is
             scaled up when one is dropped) or `sum`.
-        bad_terms: with a dict of loss terms, `skip` the step when one is bad, or `drop` the bad terms and go on.
+        bad_terms: with a dict of loss terms, `skip` the step when one is bad, or `drop` the bad terms and go on (the
+            step is skipped all the same if what is left has bad gradients: a head of a vector still gets a zero from
+            its neighbours, and 0 × Inf is NaN). Reads the terms before backward.
         check_batch: look at the batch before the forward pass (`attempt` only), instead of after a failure only.
         check_state_every: all parameters, buffers and optimizer state are read every so many steps; 0 for never.
         spikes: a finite loss or gradient norm far outside its recent range is reported (`warn`), skipped (`skip`) or
@@ -122,6 +124,10 @@ class Policy:
         for name, bound in least.items():
             if getattr(self, name) < bound:
                 raise UsageError(f"Policy({name}={getattr(self, name)!r}): must be at least {bound}")
+        if self.max_skips_in_window is not None and self.max_skips_in_window < 0:
+            raise UsageError(f"Policy(max_skips_in_window={self.max_skips_in_window!r}): must be at least 0")
+        if self.max_skips_in_window is not None and self.max_skips_in_window < 0:
+            raise UsageError(f"Policy(max_skips_in_window={self.max_skips_in_window!r}): must be at least 0")
         if not 0 < self.lr_backoff <= 1:
             raise UsageError(
                 f"Policy(lr_backoff={self.lr_backoff!r}): a factor above 0 and at most 1; 0.5 halves the rate"

@@ -15,11 +15,21 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What the ranks found together."""
+    """What the ranks found together.
+
+    Attributes:
+        bad: whether any rank found anything.
+        first_rank: the rank where it began; of several the first.
+        bad_ranks: all of them.
+        harmful: whether gradients or buffers are bad anywhere, and not only a loss.
+        careful: whether any rank must be able to undo its update; then all must.
+    """
 
     bad: bool
     first_rank: int
     bad_ranks: tuple[int, ...]
+    harmful: bool = False
+    careful: bool = False
 
 
 class Agreement:
@@ -35,22 +45,26 @@ class Agreement:
                 torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
             )
 
-    def decide(self, *, origin: bool, symptom: bool) -> Verdict:
-        """The common verdict. `origin`: this rank's own loss, batch or buffers are bad; `symptom`: only its gradients are.
+    def decide(self, *, origin: bool, symptom: bool = False, harmful: bool = False, careful: bool = False) -> Verdict:
+        """The common verdict.
 
         Averaged gradients are bad everywhere, so the ranks with a bad loss of their own are named first.
+
+        Args:
+            origin: this rank's own loss, batch, buffers or update are bad.
+            symptom: only its gradients are.
+            harmful: see `Verdict`.
+            careful: see `Verdict`.
         """
         if self.world_size == 1:
-            return Verdict(origin or symptom, self.rank, (self.rank,) if origin or symptom else ())
-        flags = torch.zeros(2, self.world_size, device=self._device)
-        flags[0, self.rank] = float(origin)
-        flags[1, self.rank] = float(symptom)
+            bad = origin or symptom
+            return Verdict(bad, self.rank, (self.rank,) if bad else (), harmful, careful)
+        flags = torch.zeros(4, self.world_size, device=self._device)
+        flags[:, self.rank] = torch.tensor([origin, symptom, harmful, careful], dtype=flags.dtype)
         dist.all_reduce(flags)
-        origins, symptoms = flags.tolist()
-        with_origin = tuple(rank for rank, flag in enumerate(origins) if flag)
-        with_symptom = tuple(rank for rank, flag in enumerate(symptoms) if flag)
-        guilty = with_origin or with_symptom
-        return Verdict(bool(guilty), guilty[0] if guilty else 0, guilty)
+        origins, symptoms, harms, cares = ([i for i, flag in enumerate(row) if flag] for row in flags.tolist())
+        guilty = tuple(origins or symptoms)
+        return Verdict(bool(guilty), guilty[0] if guilty else 0, guilty, bool(harms), bool(cares))
 
     def reduce_flag(self, flag: Tensor) -> Tensor:
         """The maximum of a device flag over all ranks, without reading it."""

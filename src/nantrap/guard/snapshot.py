@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nantrap import finite
+
 
 class UpdateSnapshot:
     """One copy of parameters, optimizer state and hyper-parameters; `take` again reuses its memory."""
@@ -73,6 +75,22 @@ class UpdateSnapshot:
                     live_value.copy_(value)
                 else:
                     group[name] = _restored(value)
+
+    def fits(self) -> bool:
+        """Whether the optimizer still has the parameter groups it had at `take`."""
+        return len(self._optimizer.param_groups) == len(self._groups)
+
+    def was_finite(self, tensor: Tensor) -> bool:
+        """Whether `tensor` (by identity) was finite at `take`; something that was made since has no bad past."""
+        for original, copied in zip(self._originals, self._copies, strict=True):
+            if original is tensor:
+                return not finite.any_nonfinite([copied])
+        return True
+
+    @property
+    def copies(self) -> list[Tensor]:
+        """The copies of parameters and optimizer state."""
+        return self._copies
 
     @property
     def nbytes(self) -> int:

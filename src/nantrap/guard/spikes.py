@@ -11,6 +11,9 @@ import math
 from bisect import bisect_left, insort
 from collections import deque
 
+from nantrap.guard.policy import Policy
+from nantrap.incident import Finding
+
 _MAD_TO_SIGMA = 1.4826
 _RELATIVE_FLOOR = 0.02
 
@@ -49,7 +52,7 @@ class SpikeDetector:
         self._recent.append(value)
         insort(self._sorted, value)
         # The limit is measured anew now and then only: between, it is one comparison a step.
-        if self._seen % 16 == 0 and self._seen >= self._warmup // 2:
+        if self._seen == self._warmup or (self._seen % 16 == 0 and self._seen >= self._warmup):
             self._measure()
 
     def _measure(self) -> None:
@@ -60,3 +63,38 @@ class SpikeDetector:
         # a converged run has no spread: a change below two percent is never a spike
         self._sigma = max(spread, _RELATIVE_FLOOR * abs(self._median), 1e-12)
         self._limit = self._median + self._threshold * self._sigma
+
+
+class Spikes:
+    """Loss and gradient norm of a run under the policy. Holds a detector for each, and the skipped ones in a row."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self._loss = self._detector()
+        self._norm = self._detector()
+        self._skipped_in_a_row = 0
+
+    def find(self, loss: float, norm: float) -> list[Finding]:
+        """What lies far above its recent range."""
+        found = []
+        for name, value, detector in (("loss", loss, self._loss), ("gradient norm", norm, self._norm)):
+            score = detector.score(value)
+            if score is not None:
+                text = f"the {name} {value:.4g} lies {score:.0f} robust standard deviations above its recent median"
+                found.append(Finding("spike", name, "forward", value=value, note=text))
+        return found
+
+    def may_skip(self) -> bool:
+        """Whether a spike is skipped. More of them in a row than the policy skips are no spike but a new level."""
+        self._skipped_in_a_row += 1
+        return self._skipped_in_a_row <= self._policy.max_consecutive_skips
+
+    def applied(self, loss: float, norm: float) -> None:
+        """A step was applied with these values."""
+        self._skipped_in_a_row = 0
+        self._loss.add(loss)
+        self._norm.add(norm)
+
+    def _detector(self) -> SpikeDetector:
+        policy = self._policy
+        return SpikeDetector(window=policy.spike_window, threshold=policy.spike_threshold, warmup=policy.spike_warmup)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Union
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -32,7 +32,7 @@ class Limit:
         return None
 
 
-WatchSpec = Union[Sequence[str], Mapping[str, "Limit | float | Sequence[Limit] | None"]]
+WatchSpec = Sequence[str] | Mapping[str, "Limit | float | Sequence[Limit] | None"]
 
 
 class Watch:
@@ -40,24 +40,25 @@ class Watch:
 
     def __init__(self, spec: WatchSpec, root: nn.Module) -> None:
         patterns = spec if isinstance(spec, Mapping) else dict.fromkeys(spec)
-        self._found: list[tuple[str, Tensor, tuple[Limit, ...]]] = []
+        # by place and not by object: a forward pass may replace a buffer
+        self._found: list[tuple[str, dict[str, Any], tuple[Limit, ...]]] = []
         self._warned: set[tuple[str, Limit]] = set()
-        candidates = [*root.named_parameters(), *root.named_buffers()]
+        candidates = [*_places(root, "_parameters"), *_places(root, "_buffers")]
         for pattern, limits in patterns.items():
-            matches = [(name, t) for name, t in candidates if fnmatch.fnmatchcase(name, pattern)]
+            matches = [(name, holder) for name, holder in candidates if fnmatch.fnmatchcase(name, pattern)]
             if not matches:
                 raise UsageError(
                     f"watch={pattern!r} matches no parameter or buffer; names look like "
                     f"{', '.join(name for name, _ in candidates[:3])}"
                 )
-            self._found += [(name, tensor, _limits(limits, pattern)) for name, tensor in matches]
+            self._found += [(name, holder, _limits(limits, pattern)) for name, holder in matches]
 
     def __bool__(self) -> bool:
         return bool(self._found)
 
     def scalars(self) -> list[Tensor]:
         """The values as device scalars, to be read together with the step's flag."""
-        return [(t if t.numel() == 1 else t.abs().max()).detach().reshape(()).float() for _, t, _ in self._found]
+        return [_scalar(holder[name.rpartition(".")[2]]) for name, holder, _ in self._found]
 
     def named(self, values: Iterable[float]) -> dict[str, float]:
         """Values as read, by name."""
@@ -75,6 +76,19 @@ class Watch:
                     self._warned.add((name, limit))
                     messages.append(f"{name}: {message}")
         return messages
+
+
+def _places(root: nn.Module, kind: str) -> list[tuple[str, dict[str, Any]]]:
+    """Name and holder of every parameter or buffer that has a value, tied ones once."""
+    named = root.named_parameters() if kind == "_parameters" else root.named_buffers()
+    return [(name, getattr(root.get_submodule(name.rpartition(".")[0]), kind)) for name, t in named if t.numel()]
+
+
+def _scalar(tensor: Tensor) -> Tensor:
+    tensor = tensor.detach()
+    if tensor.numel() != 1 or tensor.is_complex():
+        tensor = tensor.abs().max()
+    return tensor.reshape(()).float()
 
 
 def _limits(given: object, pattern: str) -> tuple[Limit, ...]:

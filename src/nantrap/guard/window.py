@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,6 +28,11 @@ class Micro:
     values: list[float] | None = None
     evidence: Any = None
 
+    @property
+    def bad(self) -> bool:
+        """Whether its loss or one of its terms was read and is non-finite."""
+        return self.values is not None and not all(map(math.isfinite, self.values))
+
 
 @dataclass(slots=True)
 class Window:
@@ -35,13 +41,32 @@ class Window:
     started: float
     micros: list[Micro] = field(default_factory=list)
     settled: int = 0
+    buffers_unjudged: bool = False
     good: int = 0
     dropped: int = 0
     loss: float = 0.0
     terms: dict[str, float] = field(default_factory=dict)
     accumulated: list[Tensor | None] | None = None
-    incident: Incident | None = None
+    incidents: list[tuple[Incident, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+
+    @property
+    def unsettled(self) -> bool:
+        """Whether its last micro-batch was not judged yet."""
+        return self.settled < len(self.micros)
+
+    @property
+    def separate(self) -> bool:
+        """Whether the gradients of its micro-batches were kept apart, so that a bad one could be dropped."""
+        return bool(self.settled or self.dropped)
+
+    def count(self, micro: Micro) -> None:
+        """A good micro-batch: its loss and terms enter those of the step."""
+        assert micro.values is not None
+        self.good += 1
+        self.loss += micro.values[0] * micro.factor
+        for name, value in micro.loss.named(micro.values[1:]).items():
+            self.terms[name] = self.terms.get(name, 0.0) + value * micro.factor
 
     def stash(self, parameters: list[nn.Parameter]) -> None:
         """Add the gradients that stand in the parameters to those kept aside, and clear them."""

@@ -11,7 +11,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from typing import Any, Literal, TypeVar, Union
@@ -71,7 +71,7 @@ def decode(cls: type[T], data: Mapping[str, Any], *, path: str = "") -> T:
     """Build `cls` from JSON values; errors name the field by its path."""
     if not isinstance(data, Mapping):
         raise FormatError(f"field {path or '(top)'}: expected an object, got {_kind(data)}")
-    hints = _hints(cls)
+    hints = _hints(typing.cast(Hashable, cls))
     known: dict[str, Any] = {}
     for spec in fields(cls):  # type: ignore[arg-type]
         if spec.name == "extra":
@@ -83,11 +83,11 @@ def decode(cls: type[T], data: Mapping[str, Any], *, path: str = "") -> T:
             raise FormatError(f"field {where}: missing")
     derived = {"code", "title"} if cls is Cause and known.get("slug") in BY_SLUG else set()
     extra = {k: v for k, v in data.items() if k not in hints and k not in derived}
-    return cls(**known, extra=extra)
+    return cls(**known, extra=extra)  # type: ignore[call-arg]
 
 
 @functools.cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: Hashable) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
@@ -128,7 +128,10 @@ def _decode_plain(hint: Any, value: Any, path: str) -> Any:
         if isinstance(value, str) and value in _NONFINITE:
             return _NONFINITE[value]
         if isinstance(value, (int, float)) and not isinstance(value, bool):
-            return float(value)
+            try:
+                return float(value)
+            except OverflowError:  # a whole number that no float can hold
+                return math.inf if value > 0 else -math.inf
     elif hint is int:
         if isinstance(value, int) and not isinstance(value, bool):
             return value

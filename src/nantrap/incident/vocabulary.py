@@ -52,7 +52,7 @@ def _nothing() -> Mapping[str, Any]:
 
 @dataclass(frozen=True, slots=True)
 class TensorStats:
-    """Exact statistics of one tensor. `min`, `max`, `mean` and `absmax` are of the finite part, `None` if there is none.
+    """Exact statistics of one tensor. `min`, `max`, `mean` and `absmax` are of the finite part; `None` without one.
 
     `headroom_bits` is log2(dtype's largest value / absmax): how many doublings are left before overflow.
     """
@@ -202,13 +202,13 @@ class Cause:
     def code(self) -> str:
         """The stable code, `NT203`."""
         entry = BY_SLUG.get(self.slug)
-        return entry.code if entry else "NT000"
+        return entry.code if entry else str(self.extra.get("code", "NT000"))
 
     @property
     def title(self) -> str:
         """The cause in one line, independent of this incident."""
         entry = BY_SLUG.get(self.slug)
-        return entry.title if entry else self.slug
+        return entry.title if entry else str(self.extra.get("title", self.slug))
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,7 +280,7 @@ class Incident:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Incident:
-        """Read what `to_dict` wrote, also by a newer nantrap. A malformed mapping raises an error that names the field."""
+        """Read what `to_dict` wrote, also by a newer nantrap. A malformed one raises an error that names the field."""
         from nantrap.incident.codec import decode_incident
 
         return decode_incident(data)

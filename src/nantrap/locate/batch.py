@@ -33,6 +33,9 @@ def tensors_of(batch: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
 
 def batch_size(batch: Any) -> int | None:
     """How many samples a batch holds: the leading dimension most of its tensors share, or a list's length."""
+    listed = _list_of_samples(batch)
+    if listed is not None:
+        return listed
     sizes = Counter(t.shape[0] for _, t in tensors_of(batch) if t.dim() > 0)
     if not sizes:
         return None
@@ -79,6 +82,21 @@ def _ragged(items: Sequence[Any], size: int) -> bool:
     """A list with one entry a sample, rather than a list of columns."""
     columns = [t for item in items for _, t in tensors_of(item) if t.dim() > 0]
     return not columns or not all(t.shape[0] == size for t in columns)
+
+
+def _list_of_samples(batch: Any) -> int | None:
+    """The length of the list with one entry a sample: alike tensors of unequal length, or one dict each."""
+    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else (batch,)
+    for part in parts:
+        if not isinstance(part, list) or len(part) < 2:
+            continue
+        if all(isinstance(item, Mapping) for item in part):
+            return len(part)
+        if all(isinstance(item, Tensor) and item.dim() > 0 for item in part):
+            alike = len({(t.dtype, t.dim(), t.shape[1:]) for t in part}) == 1
+            if alike and len({t.shape[0] for t in part}) > 1:
+                return len(part)
+    return None
 
 
 def _ragged_length(batch: Any) -> int | None:

@@ -8,9 +8,15 @@
 
 from __future__ import annotations
 
+import math
 import traceback
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
-from nantrap.locate.location import Location, location_of
+from nantrap.locate.autopsy import Evidence
+from nantrap.locate.batch import tensors_of
+from nantrap.locate.location import Location, evidence_location, location_of
 from nantrap.locate.probes import clear_probes, read_probes
 from nantrap.locate.replay import replay_norm, replay_step, replay_update
 from nantrap.locate.samples import find_samples
@@ -31,17 +37,51 @@ def locate(failed: FailedStep, *, seconds: float = 60.0) -> Location:
 def _locate(failed: FailedStep, seconds: float) -> Location:
     if failed.symptom == "optimizer" and failed.run_update is not None:
         return location_of(replay_update(failed), fallback="optimizer")
-    if failed.norm_overflowed:
+    if failed.norm_overflowed and math.isfinite(failed.loss_value):
         return location_of(replay_norm(failed), fallback="backward")
     if not failed.repeatable:
         return locate_without_function(failed)
+    if _is_used_up(failed.batch):
+        note = "the batch is an iterator and used up, so the step cannot be run again; hand over what it yields instead"
+        if isinstance(failed.evidence, Evidence):
+            location = evidence_location(failed.evidence, failed)
+            location.notes.append(note)
+            return location
+        return Location(phase=failed.symptom, notes=[note])
+    changed = _changed_in_place(failed)
     clear_probes()
     replay = replay_step(failed)
     location = location_of(replay, fallback=failed.symptom)
+    if replay.origin is None and isinstance(failed.evidence, Evidence):
+        shown = evidence_location(failed.evidence, failed, replay=replay)
+        shown.exact, shown.sinks, shown.notes = location.exact, location.sinks, location.notes + shown.notes
+        shown.notes.append("the place is read from the graph of the failed pass, since its replay does not show it")
+        location = shown
+    location.notes += changed
     location.probes = read_probes()
     clear_probes()
     if replay.failed:
         location.samples = find_samples(failed, seconds=seconds / 3)
         if location.samples.note:
             location.notes.append(location.samples.note)
+    elif location.phase == "data":
+        guilty = sorted({i for found in location.findings for i in found.samples})
+        location.samples = replace(location.samples, guilty=tuple(guilty))
     return location
+
+
+def _is_used_up(batch: Any) -> bool:
+    parts = batch if isinstance(batch, (tuple, list)) else (batch,)
+    return any(isinstance(part, Iterator) for part in parts)
+
+
+def _changed_in_place(failed: FailedStep) -> list[str]:
+    """A batch that the loss function wrote into is not the batch of the failed step any more."""
+    now = dict(tensors_of(failed.batch))
+    written = [path for path, version in failed.batch_versions.items() if path in now and now[path]._version != version]
+    if not written:
+        return []
+    names = ", ".join(written)
+    return [
+        f"the loss function changed the batch in place ({names}), so the replay does not begin with the same values"
+    ]

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from nantrap.finite import any_nonfinite, first_nonfinite_index, tensor_stats
 from nantrap.incident import Finding, Frame, Phase, Probe, Source
+from nantrap.locate.autopsy import Evidence
 from nantrap.locate.batch import tensors_of
+from nantrap.locate.caller import batch_of_caller, find_in_batch
 from nantrap.locate.replay import Replay
 from nantrap.locate.samples import Samples
-from nantrap.locate.trace import Capture, External, Op, Trace
+from nantrap.locate.step import FailedStep
+from nantrap.locate.trace import OUTSIDE, Capture, External, Op, Trace
 
 _FRAMES = 10
+_LONGEST_PATH = 256
+_MUCH_BYTES = 256 * 2**20
 
 
 @dataclass(slots=True)
@@ -41,6 +47,9 @@ class Location:
 def location_of(replay: Replay, *, fallback: Phase) -> Location:
     location = Location(phase=fallback, replay=replay, exact=replay.exact, sinks=replay.sinks)
     location.notes += [f"the replay differs: {text}" for text in replay.differences]
+    held = captured_bytes(replay.trace)
+    if held > _MUCH_BYTES:
+        location.notes.append(f"the diagnosis held {held / 2**20:,.0f} MB of tensors beside those of the step")
     if replay.error is not None:
         kind = type(replay.error).__name__
         location.notes.append(f"the replay ended with {kind}: {str(replay.error).splitlines()[0]}")
@@ -63,6 +72,65 @@ def location_of(replay: Replay, *, fallback: Phase) -> Location:
     return location
 
 
+def captured_bytes(trace: Trace) -> int:
+    """The memory that a trace's captures keep alive."""
+    seen = {}
+    for capture in (*trace.captures.values(), *trace.witnesses.values()):
+        for tensor in (*capture.inputs(), *capture.outputs):
+            seen[id(tensor)] = tensor.nbytes if tensor.layout == torch.strided else 0
+    return sum(seen.values())
+
+
+def evidence_location(evidence: Evidence, failed: FailedStep, *, replay: Replay | None = None) -> Location:
+    """What the live graph told. A finite replay of the same step lends it modules and lines, node by node."""
+    op = evidence.op
+    location = Location(phase=op.phase, module=op.module or None, op=op.name, node=op.node, replay=replay)
+    location.notes += evidence.notes
+    names = {id(parameter): name for name, parameter in failed.parameters.items()}
+    if evidence.external is not None:
+        return _outside_the_graph(location, evidence, names)
+    if evidence.inside and replay is not None and replay.anchor is not None:
+        anchor = evidence.anchor if failed.repeatable else evidence.model_anchor
+        twin = replay.trace.op_of_node(op.sequence - anchor + replay.anchor)
+        if twin is not None and twin.name == op.name:
+            location.module, location.call = twin.module, twin.call
+            location.source = twin.place.source() if twin.place else None
+    if evidence.inside or failed.root_call is None:
+        owners = [owner_of(names[id(p)]) for p in evidence.parameters if id(p) in names]
+        if owners and location.module in (None, OUTSIDE):
+            location.module = owners[0]
+    location.capture = evidence.capture
+    if evidence.capture is not None:
+        location.findings += [finding("activation", op.name, t, op.phase) for t in evidence.capture.outputs]
+    return location
+
+
+def _outside_the_graph(location: Location, evidence: Evidence, names: dict[int, str]) -> Location:
+    """A bad tensor that entered without gradient: a parameter, a part of the batch, or something made from it."""
+    external = evidence.external
+    assert external is not None
+    if external.kind == "parameter":
+        external.name = names.get(id(external.tensor), "")
+        location.module, location.external = owner_of(external.name), external
+        location.findings.append(finding("parameter", external.name, external.tensor, "state"))
+        return location
+    reader, location.node = location.op, None
+    known = find_in_batch(external.tensor if evidence.seen else None)
+    if known is not None:
+        external.name, external.tensor = known
+    elif not evidence.seen or batch_of_caller():
+        # everything the caller holds is finite: the loss function made it, without a graph that could tell how
+        location.op = None
+        location.notes.append(
+            f"an operand of {reader} ({external.name}) is not finite and needs no gradient. It was computed outside "
+            "the graph, so the operation that made it cannot be told; guard.attempt(fn, batch) would show it"
+        )
+        return location
+    location.phase, location.module, location.external = "data", "data", external
+    location.findings.append(finding("batch", external.name, external.tensor, "data"))
+    return location
+
+
 def external_location(location: Location, external: External, trace: Trace) -> Location:
     """A tensor that was bad before the step; `op` is the first operation that read it."""
     reader = external.first_reader
@@ -74,7 +142,7 @@ def external_location(location: Location, external: External, trace: Trace) -> L
         location.phase, location.module = "data", "data"
         location.findings.append(finding("batch", external.name, external.tensor, "data"))
     elif external.kind == "optimizer_state":
-        location.phase, location.module = "optimizer", "optimizer"
+        location.phase, location.module = "state", "optimizer"
         location.findings.append(finding("optimizer_state", external.name, external.tensor, "state"))
     else:
         location.phase, location.module = "state", owner_of(external.name)
@@ -84,10 +152,11 @@ def external_location(location: Location, external: External, trace: Trace) -> L
 
 
 def frames_before(trace: Trace, origin: Op) -> tuple[Frame, ...]:
-    """The last operations up to the origin that gave floating-point values, so that one sees them grow."""
+    """The last operations whose values flowed into the origin, so that one sees them grow."""
     frames: list[Frame] = []
+    path = _data_path(trace, origin)
     for op in reversed(trace.ops[: origin.index + 1]):
-        if op.phase == origin.phase and (op.absmax is not None or op.nan or op.inf):
+        if op.index in path and (op.absmax is not None or op.nan or op.inf):
             frames.append(
                 Frame(
                     op=op.name,
@@ -103,6 +172,18 @@ def frames_before(trace: Trace, origin: Op) -> tuple[Frame, ...]:
         if len(frames) == _FRAMES:
             break
     return tuple(reversed(frames))
+
+
+def _data_path(trace: Trace, origin: Op) -> set[int]:
+    """The operations whose results flowed into the origin, in the phase it belongs to, a few hundred at most."""
+    path = {origin.index}
+    stack = [origin]
+    while stack and len(path) < _LONGEST_PATH:
+        for index in stack.pop(0).sources:
+            if index >= 0 and index not in path and trace.ops[index].phase == origin.phase:
+                path.add(index)
+                stack.append(trace.ops[index])
+    return path
 
 
 def finding(kind: str, name: str, tensor: Tensor, phase: Phase) -> Finding:

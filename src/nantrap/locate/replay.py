@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import sys
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 
 from nantrap.finite import any_nonfinite, gradient_norm, readable
 from nantrap.locate.batch import tensors_of
-from nantrap.locate.step import FailedStep
+from nantrap.locate.step import FailedStep, RootCall
+from nantrap.locate.storage import only_minus_inf
 from nantrap.locate.trace import Op, Registered, Trace, earliest
 
 _SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten.logsumexp", "aten._safe_softmax")
 _LOGARITHMS = ("aten.log", "aten.log2", "aten.log10", "aten.log1p", "aten.log_")
+
+
+class Sink(NamedTuple):
+    """Where bad values ended: a computed value (loss, output), a gradient, or state (parameter, buffer)."""
+
+    name: str
+    kind: Literal["value", "gradient", "state"]
+    origins: frozenset[int]
 
 
 @dataclass(slots=True)
@@ -33,6 +44,9 @@ class Replay:
         failed: whether the re-run was non-finite at all.
         loss: the loss of the re-run.
         error: an exception that ended the re-run.
+        candidates: every origin that reached a sink.
+        anchor: sequence number of the last node, by which nodes of the failed pass are matched with the re-run.
+        unknown: nodes that could not be run again.
     """
 
     trace: Trace
@@ -44,7 +58,8 @@ class Replay:
     loss: float | None = None
     error: BaseException | None = None
     candidates: tuple[int, ...] = ()
-    sequence: Mapping[int, Op] = field(default_factory=dict)
+    anchor: int | None = None
+    unknown: tuple[Any, ...] = ()
 
     @property
     def op(self) -> Op | None:
@@ -56,51 +71,58 @@ def replay_step(failed: FailedStep) -> Replay:
     """Run forward and backward again under a trace. Needs `failed.repeatable`."""
     assert failed.forward is not None
     with failed.rewound():
-        trace = Trace(failed.root, _registered(failed))
+        trace = Trace(failed.root, registered(failed))
         loss: Tensor | None = None
         error: BaseException | None = None
-        with trace:
+        with eagerly(), trace:
             try:
                 loss = failed.forward(failed.batch)
                 scaled = loss if failed.loss_factor == 1.0 else loss * failed.loss_factor
                 if loss.requires_grad:
-                    scaled.backward()
+                    scaled.backward()  # type: ignore[no-untyped-call]
             except Exception as exception:
                 error = exception
         sinks = _sinks(failed, trace, loss)
-        replay = _judge(trace, sinks)
+        if error is not None:
+            sinks.append(Sink("the exception", "value", trace.recent))
+        replay = judge(trace, sinks)
         replay.error = error
         if loss is not None:
+            replay.anchor = loss.grad_fn._sequence_nr() if loss.grad_fn is not None else None
             replay.loss = float(loss.detach())
             replay.exact, replay.differences = _compare(failed, replay.loss)
         return replay
 
 
-def replay_root(failed: FailedStep, cotangents: Any = None) -> Replay:
-    """Run the root module's last call again, and its backward from `cotangents` (or ones) on its outputs."""
-    call = failed.root_call
-    assert call is not None
+def replay_calls(failed: FailedStep) -> Replay:
+    """Run the model's calls of the step again, and, after a finite loss, their backward from the gradients they got."""
+    assert failed.root_call is not None
+    calls = failed.root_call.chain()
     with failed.rewound():
-        trace = Trace(failed.root, _registered(failed))
+        trace = Trace(failed.root, registered(failed))
         error: BaseException | None = None
-        outputs: list[tuple[str, Tensor]] = []
-        with trace:
+        outputs: list[tuple[RootCall, str, Tensor]] = []
+        with eagerly(), trace:
             try:
-                with autocast_like(call.autocast):
-                    output = failed.root(*call.args, **call.kwargs)
-                outputs = list(tensors_of(output))
-                _backward_from(outputs, cotangents)
+                for call in calls:
+                    call.rng.restore()
+                    with autocast_like(call.autocast):
+                        output = _called(call, failed)(*call.args, **call.kwargs)
+                    outputs += [(call, path, tensor) for path, tensor in tensors_of(output)]
+                if math.isfinite(failed.loss_value):
+                    _backward_from(outputs)
             except Exception as exception:
                 error = exception
         sinks = [
-            (
-                f"output {path}" if path != "batch" else "the model's output",
-                trace.origins_of(tensor),
-            )
-            for path, tensor in outputs
+            Sink(f"output {path}" if path != "batch" else "the model's output", "value", trace.origins_of(tensor))
+            for call, path, tensor in outputs
+            if call.cotangents or not math.isfinite(failed.loss_value)
         ]
-        replay = _judge(trace, [*sinks, *_sinks(failed, trace, None)])
+        if error is not None:
+            sinks.append(Sink("the exception", "value", trace.recent))
+        replay = judge(trace, [*sinks, *_sinks(failed, trace, None)])
         replay.error = error
+        replay.anchor = max((t.grad_fn._sequence_nr() for *_, t in outputs if t.grad_fn is not None), default=None)
         return replay
 
 
@@ -111,16 +133,18 @@ def replay_update(failed: FailedStep) -> Replay:
         for name, parameter in failed.parameters.items():
             gradient = failed.gradients.get(name)
             parameter.grad = None if gradient is None else gradient.clone()
-        trace = Trace(failed.root, _registered(failed, optimizer=True), optimizer=True)
+        trace = Trace(failed.root, registered(failed, optimizer=True), optimizer=True)
         error: BaseException | None = None
         with trace:
             try:
                 failed.run_update()
             except Exception as exception:
                 error = exception
-        sinks = [(f"parameter {n}", trace.origins_of(p)) for n, p in failed.parameters.items()]
-        sinks += [(name, trace.origins_of(t)) for name, t in _optimizer_state(failed).items()]
-        replay = _judge(trace, sinks)
+        sinks = [Sink(f"parameter {n}", "state", trace.origins_of(p)) for n, p in failed.parameters.items()]
+        sinks += [Sink(name, "state", trace.origins_of(t)) for name, t in _optimizer_state(failed).items()]
+        buffers = [(n, b) for n, b in failed.root.named_buffers() if n in failed.bad_buffers]
+        sinks += [Sink(f"buffer {n}", "state", trace.origins_of(b)) for n, b in buffers]
+        replay = judge(trace, sinks)
         replay.error = error
         return replay
 
@@ -132,11 +156,28 @@ def replay_norm(failed: FailedStep) -> Replay:
         norm = gradient_norm(list(failed.gradients.values()))
     for op in trace.ops:
         op.phase = "backward"
-    return _judge(trace, [("the gradient norm", trace.origins_of(norm))])
+    return judge(trace, [Sink("the gradient norm", "gradient", trace.origins_of(norm))])
+
+
+def _called(call: RootCall, failed: FailedStep) -> Any:
+    """The module to call again: the root instead of a wrapper around it (compiled, distributed)."""
+    inside = call.module is not None and any(module is call.module for module in failed.root.modules())
+    return call.module if inside else failed.root
 
 
 @contextlib.contextmanager
-def autocast_like(state: tuple[str, torch.dtype] | None) -> Any:
+def eagerly() -> Iterator[None]:
+    """Compiled code runs as it was written, so that the trace sees modules and lines. Eager and compiled may differ."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled, and importing it takes a second
+        yield
+        return
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        warnings.simplefilter("ignore")  # about hooks on compiled modules: they are the trace's own
+        yield
+
+
+@contextlib.contextmanager
+def autocast_like(state: tuple[str, torch.dtype] | None) -> Iterator[None]:
     """The autocast region of the original call."""
     if state is None:
         yield
@@ -145,7 +186,7 @@ def autocast_like(state: tuple[str, torch.dtype] | None) -> Any:
         yield
 
 
-def _registered(failed: FailedStep, *, optimizer: bool = False) -> Registered:
+def registered(failed: FailedStep, *, optimizer: bool = False) -> Registered:
     return Registered(
         parameters=dict(failed.parameters),
         buffers=dict(failed.root.named_buffers()),
@@ -155,10 +196,19 @@ def _registered(failed: FailedStep, *, optimizer: bool = False) -> Registered:
 
 
 def _inputs(failed: FailedStep) -> Any:
-    if failed.forward is None and failed.root_call is not None:
-        call = failed.root_call
-        return {**{f"args[{i}]": value for i, value in enumerate(call.args)}, **call.kwargs}
-    return failed.batch
+    if failed.forward is not None or failed.root_call is None:
+        return failed.batch
+    calls = failed.root_call.chain()
+    named = [{**{f"args[{i}]": value for i, value in enumerate(call.args)}, **call.kwargs} for call in calls]
+    if len(named) == 1:
+        return named[0]
+    # what one call hands to the next was computed in this step: it is no data
+    return {
+        f"call {i} {path}": tensor
+        for i, inputs in enumerate(named)
+        for path, tensor in tensors_of(inputs)
+        if tensor.grad_fn is None
+    }
 
 
 def _optimizer_state(failed: FailedStep) -> dict[str, Tensor]:
@@ -172,29 +222,34 @@ def _optimizer_state(failed: FailedStep) -> dict[str, Tensor]:
     }
 
 
-def _sinks(failed: FailedStep, trace: Trace, loss: Tensor | None) -> list[tuple[str, frozenset[int]]]:
-    sinks: list[tuple[str, frozenset[int]]] = []
+def _sinks(failed: FailedStep, trace: Trace, loss: Tensor | None) -> list[Sink]:
+    sinks: list[Sink] = []
     if loss is not None:
-        sinks.append(("the loss", trace.origins_of(loss)))
+        sinks.append(Sink("the loss", "value", trace.origins_of(loss)))
     for name, parameter in failed.parameters.items():
         if parameter.grad is not None:
-            sinks.append((f"gradient of {name}", trace.origins_of(parameter.grad)))
+            sinks.append(Sink(f"gradient of {name}", "gradient", trace.origins_of(parameter.grad)))
     for name, buffer in failed.root.named_buffers():
         if name in failed.bad_buffers:
-            sinks.append((f"buffer {name}", trace.origins_of(buffer)))
+            sinks.append(Sink(f"buffer {name}", "state", trace.origins_of(buffer)))
     return sinks
 
 
-def _judge(trace: Trace, sinks: list[tuple[str, frozenset[int]]]) -> Replay:
-    """The origin behind the first bad sink: the loss speaks before gradients, gradients before buffers."""
-    reached = [(name, origins) for name, origins in sinks if origins]
+def judge(trace: Trace, sinks: list[Sink]) -> Replay:
+    """The origin behind the bad sinks: values speak before state, state before gradients."""
+    reached = [sink for sink in sinks if sink.origins]
     if not reached:
         return Replay(trace)
-    # The first sink decides unless a later one goes back further: gradients carry what a finite loss does not show.
-    everything = frozenset().union(*(origins for _, origins in reached))
-    first = reached[0][1] if reached[0][0] == "the loss" else everything
-    origin = _past_masks(first, trace)
-    names = tuple(name for name, origins in reached if origin in origins)
+    everything = frozenset().union(*(sink.origins for sink in reached))
+    values = [sink for sink in reached if sink.kind == "value"]
+    suspects = values[0].origins if values else everything
+    if all(sink.kind == "gradient" for sink in reached):
+        # Inf that the forward pass dropped again (`where`, a mask) did no harm there: what its derivative did is guilty
+        backward = {i for i in everything if i >= 0 and trace.ops[i].phase == "backward"}
+        outside = {i for i in everything if i < 0}
+        suspects = frozenset(backward | outside) if backward else everything
+    origin = _past_masks(suspects, trace)
+    names = tuple(sink.name for sink in reached if origin in sink.origins)
     return Replay(trace, origin=origin, sinks=names, failed=True, candidates=tuple(sorted(everything)))
 
 
@@ -214,10 +269,7 @@ def _past_masks(origins: frozenset[int], trace: Trace) -> int | None:
 
 def _only_minus_inf(trace: Trace, index: int) -> bool:
     capture = trace.captures.get(index)
-    if capture is None:
-        return False
-    dense = readable(capture.outputs[0])
-    return dense is not None and not bool(dense.isposinf().any()) and not bool(dense.isnan().any())
+    return capture is not None and only_minus_inf(capture.outputs[0])
 
 
 def _compare(failed: FailedStep, loss: float) -> tuple[bool | None, tuple[str, ...]]:
@@ -244,14 +296,18 @@ def _same_number(a: float, b: float) -> bool:
     return a == b or (math.isnan(a) and math.isnan(b))
 
 
-def _backward_from(outputs: list[tuple[str, Tensor]], cotangents: Any) -> None:
-    known = dict(cotangents or {})
-    roots = [(path, t) for path, t in outputs if t.requires_grad and t.is_floating_point()]
-    if not roots:
-        return
-    gradients = []
-    for path, tensor in roots:
-        given = known.get(path)
+def _backward_from(outputs: list[tuple[RootCall, str, Tensor]]) -> None:
+    """Backward from the gradients the outputs got in the failed step; from ones where those are unknown or bad."""
+    roots: list[Tensor] = []
+    gradients: list[Tensor] = []
+    for call, path, tensor in outputs:
+        if not (tensor.requires_grad and tensor.is_floating_point()):
+            continue
+        given = call.cotangents.get(path)
+        if given is None and call.cotangents:
+            continue  # an output the loss did not use
         usable = given is not None and given.shape == tensor.shape and not any_nonfinite([given])
-        gradients.append(given.to(tensor.dtype) if usable else torch.ones_like(tensor))
-    torch.autograd.backward([t for _, t in roots], gradients)
+        roots.append(tensor)
+        gradients.append(given.to(tensor.dtype) if usable and given is not None else torch.ones_like(tensor))
+    if roots:
+        torch.autograd.backward(roots, gradients)

@@ -32,7 +32,7 @@ class RngState:
     def capture(cls) -> RngState:
         """The streams as they are now."""
         cuda: tuple[Tensor, ...] = ()
-        if torch.cuda.is_initialized():
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             cuda = tuple(torch.cuda.get_rng_state_all())
         return cls(torch.get_rng_state(), cuda, random.getstate(), _numpy_state())
 
@@ -50,7 +50,7 @@ _last: tuple[bytes, Any] = (b"", None)
 
 def _numpy_state() -> Any:
     global _last
-    generator = np.random.mtrand._rand._bit_generator  # type: ignore[attr-defined]
+    generator = np.random.mtrand._rand._bit_generator
     if type(generator).__name__ != "MT19937":  # np.random.set_bit_generator put another one there
         return np.random.get_state()
     raw = ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)

@@ -2,24 +2,42 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import torch
 
 from nantrap.finite import any_nonfinite
-from nantrap.locate.batch import batch_size, select
+from nantrap.locate.batch import batch_size, select, tensors_of
 from nantrap.locate.step import FailedStep
+
+_INDEX_NAMES = frozenset(
+    {"index", "idx", "indices", "sample_index", "sample_idx", "dataset_index", "sample_id", "uid"}
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The guilty samples, or why they could not be told. `rest_is_finite`: the step is finite without them."""
+    """The guilty samples, or why they could not be told.
+
+    Attributes:
+        guilty: positions in the batch.
+        size: how many samples the batch holds.
+        note: why they could not be told, or what is uncertain.
+        rest_is_finite: the step is finite without them.
+        runs: how often the step was run.
+        dataset_indices: the samples' indices in the data set, where the batch carries them.
+    """
 
     guilty: tuple[int, ...] = ()
     size: int | None = None
     note: str = ""
     rest_is_finite: bool | None = None
     runs: int = 0
+    dataset_indices: tuple[int, ...] = ()
 
 
 class _Enough(Exception):
@@ -34,7 +52,8 @@ def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 6
     if size is None:
         return Samples(note="the batch cannot be split: it holds no tensor with a sample dimension")
     if size == 1:
-        return Samples((0,), 1, note="the batch holds a single sample")
+        indices = dataset_indices(failed.batch, (0,), 1)
+        return Samples((0,), 1, note="the batch holds a single sample", dataset_indices=indices)
     search = _Search(failed, size, deadline=time.monotonic() + seconds, max_runs=max_runs)
     everybody = list(range(size))
     note = ""
@@ -59,7 +78,18 @@ def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 6
     if rest:
         verdict = search.try_fails(rest)
         clean = None if verdict is None else not verdict
-    return Samples(tuple(sorted(guilty)), size, note, clean, search.runs)
+    chosen = tuple(sorted(guilty))
+    return Samples(chosen, size, note, clean, search.runs, dataset_indices(failed.batch, chosen, size))
+
+
+def dataset_indices(batch: Any, samples: Sequence[int], size: int | None) -> tuple[int, ...]:
+    """The samples' indices in the data set, if the batch carries them under a name like `index` or `idx`."""
+    for path, tensor in tensors_of(batch):
+        name = re.sub(r"\[\d+\]$", "", path).rpartition(".")[2].lower()
+        whole = not tensor.is_floating_point() and tensor.dtype != torch.bool and tensor.dim() == 1
+        if name in _INDEX_NAMES and whole and tensor.shape[0] == size:
+            return tuple(int(tensor[i]) for i in samples)
+    return ()
 
 
 def fails(failed: FailedStep, samples: Sequence[int], size: int) -> bool:
@@ -71,7 +101,7 @@ def fails(failed: FailedStep, samples: Sequence[int], size: int) -> bool:
             return True
         if not loss.requires_grad:
             return False
-        (loss * failed.loss_factor).backward()
+        (loss * failed.loss_factor).backward()  # type: ignore[no-untyped-call]
         if any_nonfinite([p.grad for p in failed.parameters.values()]):
             return True
         buffers = [b for n, b in failed.root.named_buffers() if n in failed.bad_buffers]

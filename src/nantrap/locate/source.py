@@ -53,14 +53,15 @@ class Place:
 def user_place(frame: FrameType | None) -> Place | None:
     """The innermost frame that belongs to the user: not torch, not nantrap (its example systems count as a user's)."""
     while frame is not None:
-        if _is_user_code(frame.f_code):
+        if is_user_code(frame.f_code):
             return Place(frame.f_code, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
     return None
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_user_code(code: CodeType) -> bool:
+def is_user_code(code: CodeType) -> bool:
+    """Whether code belongs to the user: not torch, not nantrap, not the interpreter."""
     name = code.co_filename
     if name.startswith(_SYSTEMS):
         return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,11 +23,35 @@ from nantrap.locate.batch import tensors_of
 from nantrap.locate.rng import RngState
 
 _COTANGENT_BYTES = 64 * 2**20
+_OUTPUT_BYTES = 4 * 2**20
+_MOST_CALLS = 32
+_NEAR = 32
+
+
+_replays: list[int] = []
+
+
+def is_replaying() -> bool:
+    """Whether a failed step is being run again: hooks of guards, this one's and others', then look away."""
+    return bool(_replays)
 
 
 @dataclass(slots=True)
 class RootCall:
-    """The root module's last call in the two-line form: enough to run the model, though not the loss, again."""
+    """A call of the model (or of a submodule directly) in the two-line form: what is needed to run it again.
+
+    Attributes:
+        args: positional arguments, by reference.
+        kwargs: keyword arguments, by reference.
+        rng: random streams before the call.
+        autocast: device and dtype of the autocast region around it.
+        nodes: autograd nodes of its outputs: where the model's part of the graph ends.
+        cotangents: the gradient that came back to each output, by path.
+        module: the module that was called; `None` for the root.
+        previous: an earlier call of the same step.
+        outputs: the output values by node, with the node's output number; large ones are not kept.
+        running: the forward pass has not ended yet.
+    """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
@@ -34,14 +59,60 @@ class RootCall:
     autocast: tuple[str, torch.dtype] | None
     nodes: set[Any] = field(default_factory=set)
     cotangents: dict[str, Tensor] = field(default_factory=dict)
+    module: nn.Module | None = None
+    previous: RootCall | None = None
+    outputs: dict[Any, tuple[Tensor, int]] = field(default_factory=dict)
+    running: bool = True
+    _alive: list[weakref.ref[Tensor]] = field(default_factory=list)
 
     def watch_output(self, output: Any) -> None:
         """Remember where the model's part of the graph ends, and the gradient that comes back to it."""
+        self.running = False
         for path, tensor in tensors_of(output):
-            if tensor.grad_fn is not None:
-                self.nodes.add(tensor.grad_fn)
+            node = tensor.grad_fn
+            if node is not None:
+                self.nodes.add(node)
+                self._alive.append(weakref.ref(tensor))
+                if tensor.nbytes <= _OUTPUT_BYTES:
+                    self.outputs[node] = (tensor.detach(), tensor.output_nr)
                 if tensor.nbytes <= _COTANGENT_BYTES:
-                    tensor.register_hook(functools.partial(self.cotangents.__setitem__, path))
+                    keep = functools.partial(self.cotangents.__setitem__, path)
+                    tensor.register_hook(keep)  # type: ignore[no-untyped-call]
+
+    def after(self, previous: RootCall | None) -> None:
+        """Join the earlier calls whose outputs are still in use: those of this step, not of a validation loop.
+
+        In use means that the output is held by somebody, or that this call's inputs were computed from it.
+        """
+        feeding = _nodes_above(self.args, self.kwargs) if previous is not None else set()
+        kept: list[RootCall] = []
+        while previous is not None and len(kept) < _MOST_CALLS:
+            if any(ref() is not None for ref in previous._alive) or not feeding.isdisjoint(previous.nodes):
+                kept.append(previous)
+                feeding |= _nodes_above(previous.args, previous.kwargs)
+            previous = previous.previous
+        later = self
+        for call in kept:
+            later.previous = call
+            later = call
+        later.previous = None
+
+    def chain(self) -> list[RootCall]:
+        """The calls of the step, oldest first."""
+        calls = [self]
+        while (earlier := calls[-1].previous) is not None:
+            calls.append(earlier)
+        return calls[::-1]
+
+
+def _nodes_above(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Any]:
+    """The last few nodes that made a call's inputs."""
+    nodes = [t.grad_fn for _, t in tensors_of((args, kwargs)) if t.grad_fn is not None]
+    for node in nodes:  # grows while it is walked
+        if len(nodes) >= _NEAR:
+            break
+        nodes += [below for below, _ in node.next_functions if below is not None]
+    return set(nodes)
 
 
 @dataclass(slots=True)
@@ -106,6 +177,7 @@ class FailedStep:
         modes = [(module, module.training) for module in self.root.modules()]
         gradients = [(parameter, parameter.grad) for parameter in self.parameters.values()]
         state = self.rng or (self.root_call.rng if self.root_call else None)
+        _replays.append(self.step)
         try:
             self.restore_buffers()
             if self.restore_update is not None:
@@ -125,3 +197,4 @@ class FailedStep:
             for module, training in modes:
                 module.training = training
             found.restore()
+            _replays.pop()

@@ -19,9 +19,11 @@ which replaces whatever was known of it.
 from __future__ import annotations
 
 import math
+import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any, Literal
 
 import torch
@@ -32,15 +34,22 @@ from torch.nn.modules.module import (
 )
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from nantrap.finite import dtype_name, readable
+from nantrap.finite import dtype_name
 from nantrap.incident import Phase
 from nantrap.locate.source import Place, user_place
+from nantrap.locate.storage import covers_storage, extremes, key_of, looks_like_mask, numbers_in, tensors_in
 
 OUTSIDE = "loss"
 """The module name of code that runs outside every named submodule."""
 
 _MAX_CAPTURES = 64
+_WITNESSES = (
+    "aten.binary_cross_entropy", "aten.nll_loss", "aten.kl_div", "aten._linalg", "aten.linalg_", "aten._ctc_loss",
+    "aten.soft_margin_loss", "aten.xlogy", "aten._softmax",
+)  # fmt: skip
+"""Operations whose arguments a rule may want to see even when they are not the origin: targets, spectra."""
 _CLONE_LIMIT = 1 << 22
+_CHECKPOINT_FILE = os.path.join("torch", "utils", "checkpoint.py")
 
 _EMPTY = frozenset(
     {
@@ -56,10 +65,17 @@ _OVERWRITE = frozenset(
      "aten.random_", "aten.exponential_", "aten.set_", "aten._foreach_zero_", "aten._foreach_copy_"}
 )  # fmt: skip
 
+_SILENT_WRITERS = frozenset({"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"})
+"""They update the running statistics among their arguments, and their schema does not say so."""
+
 
 @dataclass(slots=True)
 class Op:
-    """One operation of the traced step."""
+    """One operation of the traced step.
+
+    `sources` are the operations that last wrote its input tensors, in order (-1: none of this step), through views;
+    `scalars` its plain numbers; `inside` tells whether any module was running.
+    """
 
     index: int
     name: str
@@ -74,6 +90,9 @@ class Op:
     nan: bool = False
     inf: bool = False
     made: Literal["nan", "inf", "uninitialised"] | None = None
+    inside: bool = False
+    sources: tuple[int, ...] = ()
+    scalars: tuple[float, ...] = ()
 
 
 @dataclass(slots=True)
@@ -88,12 +107,12 @@ class Capture:
 
     def inputs(self) -> list[Tensor]:
         """The input tensors, in order."""
-        return list(_tensors((self.args, self.kwargs)))
+        return list(tensors_in((self.args, self.kwargs)))
 
 
 @dataclass(slots=True)
 class External:
-    """A tensor that was bad before the step began."""
+    """A tensor that was bad before the step began. `first_reader` is the first operation that computed with it."""
 
     kind: Literal["parameter", "buffer", "batch", "optimizer_state", "constant"]
     name: str
@@ -117,16 +136,19 @@ class Registered:
     optimizer_state: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Trace(TorchDispatchMode):
+class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Runs around forward, backward or an update, and records. Holds small records of all operations, and the tensors
     of the first origins only.
     """
 
     def __init__(self, root: nn.Module, registered: Registered, *, optimizer: bool = False) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[Op] = []
         self.captures: dict[int, Capture] = {}
         self.externals: dict[int, External] = {}
+        self.witnesses: dict[int, Capture] = {}
+        self.recent: frozenset[int] = frozenset()  # origins of the bad values somebody read last: why an exception came
+        self._writer: dict[int, int] = {}
         self._names = {id(module): name for name, module in root.named_modules()}
         self._calls: dict[int, int] = {}
         self._stack: list[tuple[str, int]] = []
@@ -134,12 +156,13 @@ class Trace(TorchDispatchMode):
         self._bad: dict[int, _Bad] = {}
         self._known: set[int] = set()
         self._uninitialised: dict[int, int] = {}
+        self._unread: dict[int, External] = {}
         self._by_sequence: dict[int, Op] = {}
         self._handles: list[Any] = []
         self._named: dict[int, tuple[Any, str]] = {}
         for kind in ("optimizer_state", "batch", "buffers", "parameters"):
             for name, tensor in getattr(registered, kind).items():
-                self._named[_key(tensor)] = (
+                self._named[key_of(tensor)] = (
                     kind.removesuffix("s") if kind != "batch" else kind,
                     name,
                 )
@@ -151,11 +174,11 @@ class Trace(TorchDispatchMode):
             register_module_forward_pre_hook(self._enter_module),
             register_module_forward_hook(self._leave_module, always_call=True),
         ]
-        super().__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: Any) -> None:
-        super().__exit__(*exception)
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
         for handle in self._handles:
             handle.remove()
 
@@ -188,26 +211,39 @@ class Trace(TorchDispatchMode):
         read_from = (args[1:], kwargs) if name in _OVERWRITE else arguments
         input_nan, input_inf, inherited = self._inputs(read_from)
         kept = _kept(args) if mutable else args
+        if inherited:
+            self.recent = inherited
         result = func(*args, **kwargs)
         op = self._record(name)
-        outputs = tuple(_tensors(args[:1] if mutable and result is None else result))
+        op.sources = tuple(self._writer.get(key_of(tensor), -1) for tensor in tensors_in(arguments))
+        op.scalars = tuple(numbers_in(arguments))
+        outputs = tuple(tensors_in(args[:1] if mutable and result is None else result))
+        written = frozenset[int]()
+        if name in _SILENT_WRITERS:
+            statistics = [t for t in tensors_in(args[3:5]) if t.is_floating_point()]
+            outputs, written = (*outputs, *statistics), frozenset(map(key_of, statistics))
         if name in _EMPTY:
             for output in outputs:
-                key = _key(output)
+                key = key_of(output)
                 self._known.add(key)
                 self._bad.pop(key, None)
                 self._uninitialised[key] = op.index
+                self._writer[key] = op.index
             return result
-        input_keys = {_key(tensor) for tensor in _tensors(arguments)}
+        input_keys = {key_of(tensor) for tensor in tensors_in(arguments)}
         views = not mutable
+        if self._unread and (mutable or not outputs or any(key_of(output) not in input_keys for output in outputs)):
+            for key in input_keys & self._unread.keys():
+                self._unread.pop(key).first_reader = op.index
         checked: list[tuple[Tensor, int, bool, bool, bool]] = []
         for output in outputs:
-            key = _key(output)
+            key = key_of(output)
             fresh = key not in input_keys
-            if not fresh and views:
+            if not fresh and views and key not in written:
                 continue  # a view: nothing was written
-            nan, inf, absmax = _extremes(output)
+            nan, inf, absmax = extremes(output)
             checked.append((output, key, fresh, nan, inf))
+            self._writer[key] = op.index
             op.nan, op.inf = op.nan or nan, op.inf or inf
             if absmax is not None and (op.absmax is None or absmax > op.absmax):
                 op.absmax, op.dtype = absmax, dtype_name(output.dtype)
@@ -218,7 +254,9 @@ class Trace(TorchDispatchMode):
         elif op.inf and not (input_nan or input_inf):
             op.made = "inf"
         if op.made and len(self.captures) < _MAX_CAPTURES:
-            self.captures[op.index] = Capture(op, func, kept, kwargs, outputs)
+            self.captures[op.index] = Capture(op, func, kept, kwargs, _frozen(outputs))
+        if name.startswith(_WITNESSES) and len(self.witnesses) < _MAX_CAPTURES:
+            self.witnesses[op.index] = Capture(op, func, kept, kwargs, outputs)
         origins = inherited | {op.index} if op.made else inherited
         for output, key, fresh, nan, inf in checked:
             self._write(output, key, bad=nan or inf, fresh=fresh, origins=origins)
@@ -227,10 +265,15 @@ class Trace(TorchDispatchMode):
     def _record(self, name: str) -> Op:
         phase: Phase = "optimizer" if self._optimizer else "forward"
         module, call = self._stack[-1] if self._stack else (OUTSIDE, 0)
-        sequence = torch.autograd._get_sequence_nr() - 1
+        sequence = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
         node_name: str | None = None
         place: Place | None = None
         in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward and _recomputing(sys._getframe(2)):
+            in_backward = False
+            around = self._by_sequence.get(torch._C._current_autograd_node()._sequence_nr())
+            if around is not None and not self._stack:
+                module, call = around.module, around.call
         if in_backward and not self._stack:  # a running module inside backward is a recomputed forward
             node = torch._C._current_autograd_node()
             phase = "backward"
@@ -245,7 +288,7 @@ class Trace(TorchDispatchMode):
         elif self._optimizer:
             module = "optimizer"
             place = user_place(sys._getframe(2))
-        op = Op(len(self.ops), name, phase, module, call, node_name, sequence, place)
+        op = Op(len(self.ops), name, phase, module, call, node_name, sequence, place, inside=bool(self._stack))
         self.ops.append(op)
         if phase != "backward" and sequence not in self._by_sequence:
             self._by_sequence[sequence] = op
@@ -255,12 +298,12 @@ class Trace(TorchDispatchMode):
         """Whether any input holds NaN, or Inf, and the origins that flowed into the bad ones."""
         any_nan = any_inf = False
         origins: frozenset[int] = frozenset()
-        for tensor in _tensors(arguments):
-            key = _key(tensor)
+        for tensor in tensors_in(arguments):
+            key = key_of(tensor)
             uninitialised = key in self._uninitialised
             if key in self._known and key not in self._bad and not uninitialised:
                 continue
-            nan, inf, _ = _extremes(tensor)
+            nan, inf, _ = extremes(tensor)
             if key not in self._known:
                 self._known.add(key)
                 if nan or inf:
@@ -275,23 +318,23 @@ class Trace(TorchDispatchMode):
             bad = self._bad.get(key)
             if bad is not None:
                 origins |= bad.origins
-        for number in _numbers(arguments):
+        for number in numbers_in(arguments):
             any_nan, any_inf = any_nan or math.isnan(number), any_inf or math.isinf(number)
         return any_nan, any_inf, origins
 
     def _meet(self, tensor: Tensor, key: int) -> None:
         """A bad tensor from outside the trace: an origin of its own if it has a name and is not a mask."""
         kind, name = self._named.get(key, ("constant", ""))
-        external = External(kind, name, tensor, mask=_looks_like_mask(tensor))
+        external = External(kind, name, tensor, mask=looks_like_mask(tensor))
         index = -1 - len(self.externals)
         self.externals[index] = external
         origins = frozenset() if kind == "constant" or external.mask else frozenset({index})
         self._bad[key] = _Bad(origins)
-        external.first_reader = len(self.ops)
+        self._unread[key] = external
 
     def _write(self, output: Tensor, key: int, *, bad: bool, fresh: bool, origins: frozenset[int]) -> None:
         self._known.add(key)
-        whole = fresh or _covers_storage(output)
+        whole = fresh or covers_storage(output)
         if whole:
             self._uninitialised.pop(key, None)
         if not bad:
@@ -305,10 +348,14 @@ class Trace(TorchDispatchMode):
 
     # ---- answers
 
+    def op_of_node(self, sequence: int) -> Op | None:
+        """The forward operation that made the autograd node with this sequence number."""
+        return self._by_sequence.get(sequence)
+
     def origins_of(self, tensor: Tensor) -> frozenset[int]:
         """The origins whose non-finite values stand in `tensor` now; empty if it is finite."""
-        key = _key(tensor)
-        nan, inf, _ = _extremes(tensor)
+        key = key_of(tensor)
+        nan, inf, _ = extremes(tensor)
         if not (nan or inf):
             return frozenset()
         if key not in self._known:
@@ -318,82 +365,29 @@ class Trace(TorchDispatchMode):
         return bad.origins if bad is not None else frozenset()
 
 
+def _recomputing(frame: FrameType | None) -> bool:
+    """Whether activation checkpointing is running a forward pass again inside the backward pass."""
+    if not torch.is_grad_enabled():
+        return False
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if frame.f_code.co_filename.endswith(_CHECKPOINT_FILE):
+            return True
+        frame = frame.f_back
+    return False
+
+
 def _op_name(func: Any) -> str:
     """`aten.log` for `aten.log.default`."""
     return str(func).rsplit(".", 1)[0] if str(func).count(".") > 1 else str(func)
 
 
-def _key(tensor: Tensor) -> int:
-    """The identity of the memory a tensor lives in."""
-    if tensor.layout == torch.sparse_coo:
-        tensor = tensor._values()
-    elif tensor.layout != torch.strided:
-        return id(tensor)
-    try:
-        return tensor.untyped_storage()._cdata
-    except (RuntimeError, NotImplementedError):
-        return id(tensor)
-
-
-def _covers_storage(tensor: Tensor) -> bool:
-    if tensor.layout != torch.strided:
-        return True
-    try:
-        return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
-    except (RuntimeError, NotImplementedError):
-        return True
-
-
-def _extremes(tensor: Tensor) -> tuple[bool, bool, float | None]:
-    """Whether the tensor holds NaN, holds Inf, and the largest magnitude of a finite tensor."""
-    dense = readable(tensor)
-    if dense is None:
-        return False, False, None
-    low, high = torch.aminmax(dense)
-    lowest, highest = float(low), float(high)
-    if math.isfinite(lowest) and math.isfinite(highest):
-        return False, False, max(abs(lowest), abs(highest))
-    if math.isnan(lowest):
-        return True, bool(dense.isinf().any()), None
-    return False, True, None
-
-
-def _looks_like_mask(tensor: Tensor) -> bool:
-    """-Inf and a single finite value (usually 0): an additive attention mask, not broken data."""
-    dense = readable(tensor)
-    if dense is None or bool(dense.isnan().any()) or bool(dense.isposinf().any()):
-        return False
-    rest = dense[dense.isfinite()]
-    return rest.numel() == 0 or bool((rest == rest[0]).all())
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-
-
-def _numbers(value: Any) -> Iterator[float]:
-    if isinstance(value, float):
-        yield value
-    elif isinstance(value, complex):
-        yield value.real
-        yield value.imag
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _numbers(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _numbers(item)
+def _frozen(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Copies: a parameter written by an update is put back after the replay, an activation may be written again."""
+    return tuple(t.detach().clone() if t.numel() <= _CLONE_LIMIT else t.detach() for t in outputs)
 
 
 def _kept(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments of an in-place operation as they were before it: it is known only afterwards whether it is guilty."""
+    """The arguments of an in-place operation as they were before it: only afterwards it is known to be guilty."""
 
     def keep(value: Any) -> Any:
         if isinstance(value, Tensor) and value.layout == torch.strided and value.numel() <= _CLONE_LIMIT:

@@ -1,19 +1,96 @@
-"""The two-line form: the loss cannot be computed again, but the model's last call can, and the graph tells the rest."""
+"""The two-line form: the loss cannot be computed again, but the model's calls can, and the graph tells the rest.
+
+1.  A bad loss whose graph convicts a node above the model: that is it (`autopsy`).
+2.  A finite loss with bad gradients: the backward of the loss's own nodes, from the tensors they saved (`losspart`).
+3.  The model's calls once more under the trace, with the gradients they got (`replay`).
+4.  A replay that is finite leaves what the graph of the failed pass showed inside the model.
+"""
 
 from __future__ import annotations
 
-from nantrap.locate.location import Location, location_of
+import math
+
+from nantrap.finite import any_nonfinite
+from nantrap.locate.autopsy import Evidence
+from nantrap.locate.infer import infer_source
+from nantrap.locate.location import Location, evidence_location, location_of
+from nantrap.locate.losspart import LossPart, replay_loss_part
+from nantrap.locate.nodes import operation_name
 from nantrap.locate.probes import read_probes
-from nantrap.locate.replay import replay_root
+from nantrap.locate.replay import Replay, replay_calls
 from nantrap.locate.step import FailedStep
+from nantrap.locate.trace import OUTSIDE
+
+_NO_CALL = (
+    "the guard saw no call of the model in this step (its parts were called directly), so only the graph could be "
+    "read; guard.attempt(fn, batch) shows more"
+)
 
 
 def locate_without_function(failed: FailedStep) -> Location:
-    """Replay the root module's last call; where that is finite, read the graph between its output and the loss."""
+    """Find where a failure began without the loss function."""
     probes = read_probes()
-    location = Location(phase=failed.symptom)
-    if failed.root_call is not None:
-        replay = replay_root(failed)
-        location = location_of(replay, fallback=failed.symptom)
+    location = _search(failed)
     location.probes = probes
+    if failed.root_call is None:
+        location.notes.append(_NO_CALL)
     return location
+
+
+def _search(failed: FailedStep) -> Location:
+    evidence = failed.evidence
+    if isinstance(evidence, Evidence) and not evidence.inside and failed.root_call is not None:
+        return _in_loss(evidence_location(evidence, failed))
+    if isinstance(evidence, LossPart) and not failed.bad_buffers:
+        replay = replay_loss_part(failed, evidence)
+        if replay.origin is not None:
+            return _in_loss(location_of(replay, fallback="backward"))
+        if replay.unknown and _bad_cotangent(failed):
+            return _by_elimination(replay)
+    if failed.root_call is None:
+        if isinstance(evidence, Evidence):
+            return _in_loss(evidence_location(evidence, failed))
+        return Location(phase=failed.symptom)
+    replay = replay_calls(failed)
+    location = location_of(replay, fallback=failed.symptom)
+    if replay.origin is None:
+        if isinstance(evidence, Evidence):
+            location = evidence_location(evidence, failed, replay=replay)
+        if not replay.failed and replay.error is None:
+            # the model is to blame, by its graph or by elimination, and yet it is finite now
+            model_failed = isinstance(evidence, Evidence) or not _bad_cotangent(failed)
+            location.exact = False if model_failed and evidence is not None else None
+            location.notes.append(_finite_model(failed))
+    return location
+
+
+def _in_loss(location: Location) -> Location:
+    """Code outside the model leaves no frames behind; where only one line can be meant, it is named, as inferred."""
+    if location.module == OUTSIDE and location.source is None and location.op is not None:
+        forward = operation_name(location.node) if location.node else None
+        location.source = infer_source(forward or location.op.removeprefix("aten."))
+        if location.source is not None:
+            location.notes.append("the line is inferred: the only one of its kind in the code that called the guard")
+    return location
+
+
+def _by_elimination(replay: Replay) -> Location:
+    node = replay.unknown[0]
+    name = operation_name(node.name())
+    location = Location(phase="backward", module=OUTSIDE, node=node.name(), replay=replay)
+    location.op = f"aten.{name}" if name else node.name()
+    location.notes.append(f"found by elimination: the backward of {node.name()} could not be run again")
+    return _in_loss(location)
+
+
+def _bad_cotangent(failed: FailedStep) -> bool:
+    calls = failed.root_call.chain() if failed.root_call is not None else []
+    return any(any_nonfinite(call.cotangents.values()) for call in calls)
+
+
+def _finite_model(failed: FailedStep) -> str:
+    if math.isfinite(failed.loss_value) and _bad_cotangent(failed):
+        return "the gradient that entered the model was bad already: the fault lies in the loss function's backward"
+    if not math.isfinite(failed.loss_value) and failed.evidence is None:
+        return "the model's output is finite in a replay: the fault lies in the loss function, or does not repeat"
+    return "the model's calls are finite in a replay: the failure does not repeat with the same inputs"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -28,19 +29,10 @@ _SELECTING = (
     "Split",
     "Unbind",
 )
-_COMPARISONS = (
-    "gt",
-    "ge",
-    "lt",
-    "le",
-    "eq",
-    "ne",
-    "logical_not",
-    "logical_and",
-    "logical_or",
-    "bitwise_not",
-    "isfinite",
-)
+_MASKS = (
+    "gt", "ge", "lt", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "bitwise_not", "isfinite", "eye", "tril",
+    "triu", "ones", "zeros", "ones_like", "zeros_like", "one_hot", "full", "bernoulli",
+)  # fmt: skip
 _SINGULAR = {
     "Sqrt": ("sqrt", "sqrt", "nantrap.ops.safe_sqrt(x)"),
     "Rsqrt": ("sqrt", "rsqrt", "nantrap.ops.safe_sqrt(x)"),
@@ -111,13 +103,11 @@ def where_unselected_branch(case: Case) -> Cause | None:
     """
     if case.phase != "backward" or case.capture is None or case.trace is None:
         return None
-    incoming = _incoming_gradient(case)
-    if incoming is None:
+    found = next(((i, node) for i in _zero_gradients(case) if (node := _selector(case, i)) is not None), None)
+    if found is None:
         return None
-    selector = _selector(case, incoming)
-    if selector is None:
-        return None
-    name, (family, call, safe) = _family(case.node)
+    incoming, selector = found
+    _, (family, call, safe) = _family(case.node)
     evidence = [
         Evidence(
             f"the gradient that reaches {case.node} is exactly 0 at all {incoming.count:,} bad places: they were not selected"
@@ -348,13 +338,14 @@ def _family(node: str) -> tuple[str, tuple[str, str, str]]:
     return "", ("sqrt", node.removesuffix("Backward0") or "the operation", "a form that is safe on both branches")
 
 
-def _incoming_gradient(case: Case) -> Incoming | None:
-    """The gradient that came into the node at the bad places, where the captures tell it to be exactly 0 there."""
-    if case.output is None or case.capture is None or case.trace is None:
-        return None
+def _zero_gradients(case: Case) -> Iterator[Incoming]:
+    """Where in the guilty node a gradient of exactly 0 met an infinite derivative, as far as the captures tell.
+
+    That is the origin itself, or a later product where the local derivative overflowed first.
+    """
+    if case.capture is None or case.trace is None:
+        return
     origin = case.capture.op
-    # the quotient or product with the gradient is the origin itself, or follows it in the same node where the local
-    # derivative overflowed first
     for index, capture in case.trace.captures.items():
         op = capture.op
         name = op.name.rstrip("_")
@@ -365,8 +356,7 @@ def _incoming_gradient(case: Case) -> Incoming | None:
         for argument in range(1 if name == "aten.div" else len(inputs)):  # a quotient's gradient stands on top
             candidate = inputs[argument]
             if candidate.shape == bad.shape and bool(bad.any()) and bool((candidate[bad] == 0).all()):
-                return Incoming(op, argument, int(bad.sum()))
-    return None
+                yield Incoming(op, argument, int(bad.sum()))
 
 
 def _selector(case: Case, incoming: Incoming) -> str | None:
@@ -392,15 +382,17 @@ def _selector(case: Case, incoming: Incoming) -> str | None:
 
 
 def _is_mask_product(case: Case, op: Op) -> bool:
-    """Whether the forward product of this node had a comparison or a boolean as a factor."""
+    """Whether a factor of the node's forward product was a mask: a comparison, a triangle, a constant of the program."""
     trace = case.trace
     assert trace is not None
     made_by = next((o for o in trace.ops if o.phase == "forward" and o.sequence == op.sequence), None)
     if made_by is None:
         return False
     for argument in range(len(made_by.sources)):
+        if made_by.sources[argument] < 0 and argument > 0:
+            return True  # came from outside the step: a constant, or a mask of the batch
         names = [o.name.removeprefix("aten.") for o in case.source_ops(made_by, argument)[:3]]
-        if any(name in _COMPARISONS for name in names):
+        if any(name in _MASKS for name in names):
             return True
     return False
 

@@ -173,6 +173,9 @@ def label_out_of_range(case: Case) -> Cause | None:
                 return _label(
                     case, witness.op.name, f"[{low:g}, {high:g}]", "[0, 1]", float(((target < 0) | (target > 1)).sum())
                 )
+        if witness.op.name == "aten.xlogy" and witness.op.phase == "forward" and float(witness.args[0].min()) < 0:
+            target = witness.args[0]
+            return _label(case, "kl_div", f"from {float(target.min()):g}", "probabilities >= 0", float((target < 0).sum()))
         if witness.op.name == "aten.kl_div" and witness.op.phase == "forward" and float(witness.args[1].min()) < 0:
             return _label(case, witness.op.name, f"from {float(witness.args[1].min()):g}", "probabilities >= 0", 1)
     return _handmade_cross_entropy(case)
@@ -266,8 +269,10 @@ def empty_reduction(case: Case) -> Cause | None:
         return None
     if case.op.startswith("nll_loss"):
         target, ignored = capture.args[1], capture.args[4]
-        if int((target != ignored).sum()) == 0:
+        if bool((capture.outputs[1] == 0).all()):  # the total weight by which the mean divides
             text = f"all {target.numel():,} targets are {ignored} (ignored): the mean is 0/0"
+            if bool((target != ignored).any()):
+                text = "the weights of all classes that occur are 0: the mean is 0/0"
             trial = try_replacement(case, "cross_entropy", "nantrap.ops.cross_entropy")
             return _empty(
                 case, "every label of the batch is ignored", text, "nantrap.ops.cross_entropy(logits, labels)", trial

@@ -10,9 +10,12 @@ from nantrap.explain.registry import rule
 from nantrap.incident import Cause, Evidence, Fix
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nantrap.explain.case import Case
 
 _GROWTH = 8.0
+_KNOWN_LAYOUT = ("Linear", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "RNN", "Bilinear", "MultiheadAttention")
 
 
 @rule("lr_too_high")
@@ -155,9 +158,11 @@ def rate_jump(case: Case) -> tuple[int, float, float] | None:
     rates = [(record.step, record.lr[0]) for record in records]
     if case.incident.lr:
         rates.append((case.incident.step, case.incident.lr[0]))
-    for (_, before), (step, after) in reversed(list(zip(rates, rates[1:], strict=False))):
-        if before > 0 and after / before >= 5:
-            return step, before, after
+    for i in range(len(rates) - 1, 1, -1):
+        earlier, before, after = rates[i - 2][1], rates[i - 1][1], rates[i][1]
+        rising = earlier < before or (i + 1 < len(rates) and rates[i + 1][1] > after)  # a warm-up goes on rising
+        if after / before >= 5 and not rising:
+            return rates[i][0], before, after
     return None
 
 
@@ -358,16 +363,29 @@ def bad_initialisation(case: Case) -> Cause | None:
 
 
 def _oversized(case: Case) -> dict[str, float]:
-    """Weights with a gain (std · √fan_in) above 4, and by how much. Embeddings count by their standard deviation."""
-    found = {}
-    embeddings = {
-        f"{name}.weight" for name, module in case.failed.root.named_modules() if type(module).__name__ == "Embedding"
+    """Weights that multiply the scale of their input by more than 4, and by how much."""
+    owners = {
+        f"{name}.{key}" if name else key: type(module).__name__
+        for name, module in case.failed.root.named_modules()
+        for key in module._parameters
     }
+    found = {}
     for name, parameter in case.failed.parameters.items():
-        if parameter.dim() < 2 or not parameter.is_floating_point() or parameter.numel() < 2:
+        if not (parameter.is_floating_point() or parameter.is_complex()) or not parameter.numel():
             continue
-        fan_in = 1 if name in embeddings else parameter[0].numel()
-        gain = float(parameter.detach().double().std()) * math.sqrt(fan_in)
+        gain = _gain(parameter.detach(), owners.get(name, ""))
         if math.isfinite(gain) and gain > 4:
             found[name] = gain
     return found
+
+
+def _gain(weight: Tensor, owner: str) -> float:
+    """How a weight scales what it multiplies: std · √fan_in for a matrix, its magnitude for a vector or a table."""
+    magnitude = weight.abs().double()
+    typical = float(magnitude.square().mean().sqrt())
+    if weight.dim() < 2 or owner == "Embedding":
+        return typical
+    fan_in = weight[0].numel()
+    if owner not in _KNOWN_LAYOUT:  # a parameter of the user's own: either side may be the input
+        fan_in = max(fan_in, weight.numel() // weight.shape[-1])
+    return typical * math.sqrt(fan_in)

@@ -64,10 +64,11 @@ def mask_overflow(case: Case) -> Cause | None:
         An addition with finite inputs gave -Inf, one input is a single constant within a factor 2 of the dtype's
         limit: a measurement. In half precision the step is also run in float32, where it must be finite.
     """
-    if case.op not in ("add", "sub", "rsub") or case.made != "inf" or case.output is None:
+    if case.op not in ("add", "sub", "rsub", "baddbmm", "addmm") or case.made != "inf" or case.output is None:
         return None
     top = limit(case.output)
-    extreme = [t for t in case.inputs if _is_mask(t, 0.5 * top)]
+    addends = case.inputs[:1] if case.op in ("baddbmm", "addmm") else case.inputs
+    extreme = [t for t in addends if _is_mask(t, 0.5 * top)]
     scalars = [abs(number) for number in (case.capture.op.scalars if case.capture else ()) if abs(number) >= 0.5 * top]
     if not (extreme or scalars) or not bool(case.output.isneginf().any()):
         return None
@@ -269,7 +270,7 @@ def eps_underflow_half(case: Case) -> Cause | None:
     argument = case.inputs[-1] if case.op in ("div", "true_divide") else case.inputs[0]
     pole = -1.0 if case.op == "log1p" else 0.0
     zero = argument == pole
-    if not bool(zero.any()):
+    if not bool(zero.any()) or (case.op == "pow" and not _negative_exponent(case)):
         return None
     trial = case.lab.single_precision()
     constants = _tiny_constants(case)
@@ -512,6 +513,11 @@ def _recomputed(case: Case) -> float | None:
         return None
     value = absmax(result)
     return value if value > 65504 else None
+
+
+def _negative_exponent(case: Case) -> bool:
+    exponent = case.capture.args[1] if case.capture is not None and len(case.capture.args) > 1 else None
+    return isinstance(exponent, (int, float)) and exponent < 0
 
 
 def _is_mask(tensor: Tensor, extreme: float) -> bool:

@@ -367,7 +367,7 @@ def _never_written(tensor: Tensor) -> bool:
     and bad shards look different: single values, scattered.
     """
     bad = ~tensor.detach().isfinite()
-    if tensor._version == 0 or bool(bad.all()):
+    if tensor._version == 0 or (bad.numel() > 1 and bool(bad.all())):
         return True
     if float(bad.float().mean()) < 0.25:
         return False

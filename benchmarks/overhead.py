@@ -1,0 +1,209 @@
+"""What the guard costs a healthy run: ratio to the plain loop that clips.
+
+    python benchmarks/overhead.py [--pairs 200] [--only transformer|cnn|mlp] [--json]
+
+One process, one thread. A contestant and the plain loop take turns, each on its own copy of the model, so that every
+ratio is of two adjacent measurements; the median over all pairs is printed, with the spread of the middle half. The
+A/A line pits the plain loop against itself: what it shows beyond 1.000 is the noise of the machine. The journal is on,
+the policy is the default one. Peers stand beside us in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import copy
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import nantrap
+
+Step = Callable[[], object]
+
+
+class Block(nn.Module):
+    """A pre-norm transformer layer."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.attention = nn.MultiheadAttention(width, 4, batch_first=True)
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.norm1(x)
+        x = x + self.attention(h, h, h, need_weights=False)[0]
+        return x + self.mlp(self.norm2(x))
+
+
+def transformer() -> tuple[nn.Module, Any, Callable[[nn.Module, Any], Tensor]]:
+    """Four layers, width 256, 8 × 128 tokens."""
+    model = nn.Sequential(nn.Embedding(512, 256), *(Block(256) for _ in range(4)), nn.Linear(256, 512))
+    batch = torch.randint(0, 512, (8, 128))
+    return model, batch, lambda m, b: nn.functional.cross_entropy(m(b).flatten(0, 1), b.flatten())
+
+
+def cnn() -> tuple[nn.Module, Any, Callable[[nn.Module, Any], Tensor]]:
+    """Six convolutions with BatchNorm on 16 images of 32 × 32."""
+    layers: list[nn.Module] = []
+    for c_in, c_out in ((3, 16), (16, 16), (16, 32), (32, 32), (32, 32), (32, 32)):
+        layers += [nn.Conv2d(c_in, c_out, 3, padding=1, bias=False), nn.BatchNorm2d(c_out), nn.ReLU()]
+    model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10))
+    batch = (torch.randn(16, 3, 32, 32), torch.randint(0, 10, (16,)))
+    return model, batch, lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1])
+
+
+def mlp() -> tuple[nn.Module, Any, Callable[[nn.Module, Any], Tensor]]:
+    """A step of about half a millisecond: nothing hides here."""
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 10))
+    batch = (torch.randn(128, 64), torch.randint(0, 10, (128,)))
+    return model, batch, lambda m, b: nn.functional.cross_entropy(m(b[0]), b[1])
+
+
+CASES = {"transformer": transformer, "cnn": cnn, "mlp": mlp}
+
+
+def contestants(make: Any, folder: str) -> dict[str, Step]:
+    """Every way to run a step, each on its own copy of the same model."""
+    torch.manual_seed(0)
+    model, batch, loss_of = make()
+
+    def fresh() -> tuple[nn.Module, torch.optim.Optimizer]:
+        own = copy.deepcopy(model)
+        return own, torch.optim.AdamW(own.parameters(), lr=1e-4)
+
+    def plain() -> Step:
+        own, optimizer = fresh()
+
+        def step() -> None:
+            loss_of(own, batch).backward()
+            torch.nn.utils.clip_grad_norm_(own.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    def two_line(**options: Any) -> Step:
+        own, optimizer = fresh()
+        guard = nantrap.Guard(own, optimizer, run_dir=tempfile.mkdtemp(dir=folder), quiet=True, **options)
+
+        def step() -> None:
+            guard.backward(loss_of(own, batch))
+            guard.step()
+
+        return step
+
+    def attempt() -> Step:
+        own, optimizer = fresh()
+        guard = nantrap.Guard(own, optimizer, run_dir=tempfile.mkdtemp(dir=folder), quiet=True)
+
+        def step() -> None:
+            guard.attempt(lambda b: loss_of(own, b), batch)
+
+        return step
+
+    def anomaly() -> Step:
+        inner = plain()
+
+        def step() -> None:
+            with torch.autograd.set_detect_anomaly(True):
+                inner()
+
+        return step
+
+    def isfinite_hooks() -> Step:
+        own, optimizer = fresh()
+
+        def check(module: nn.Module, args: Any, output: Any) -> None:
+            tensor = output[0] if isinstance(output, tuple) else output
+            if not bool(torch.isfinite(tensor).all()):
+                raise FloatingPointError(type(module).__name__)
+
+        for module in own.modules():
+            module.register_forward_hook(check)
+
+        def step() -> None:
+            loss_of(own, batch).backward()
+            torch.nn.utils.clip_grad_norm_(own.parameters(), 1.0)
+            optimizer.step()
+            optimizer.zero_grad()
+
+        return step
+
+    return {
+        "A/A (plain)": plain(),
+        "guard, two lines": two_line(),
+        "guard, attempt": attempt(),
+        "guard, undo always": two_line(policy=nantrap.Policy(undo="always")),
+        "anomaly mode": anomaly(),
+        "isfinite hooks": isfinite_hooks(),
+        "plain": plain(),
+    }
+
+
+def seconds(step: Step) -> float:
+    """One step on the clock."""
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
+
+
+def measure(make: Any, pairs: int) -> dict[str, dict[str, float]]:
+    """Median ratio to the plain loop of each contestant, over adjacent pairs."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
+        steps = contestants(make, folder)
+        plain = steps.pop("plain")
+        for step in (plain, *steps.values()):
+            for _ in range(5):
+                step()
+        rows = {}
+        for name, step in steps.items():
+            ratios, base = [], []
+            for index in range(pairs):
+                if index % 2:
+                    ours, theirs = seconds(step), seconds(plain)
+                else:
+                    theirs, ours = seconds(plain), seconds(step)
+                ratios.append(ours / theirs)
+                base.append(theirs)
+            quartiles = statistics.quantiles(ratios, n=4)
+            rows[name] = {
+                "ratio": statistics.median(ratios),
+                "low": quartiles[0],
+                "high": quartiles[2],
+                "plain_ms": statistics.median(base) * 1e3,
+            }
+        return rows
+    return {}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=200, help="pairs of steps for each line (the MLP takes ten times more)")
+    parser.add_argument("--only", choices=sorted(CASES))
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    results = {}
+    for name, make in CASES.items():
+        if arguments.only in (None, name):
+            results[name] = measure(make, arguments.pairs * (10 if name == "mlp" else 1))
+            if not arguments.json:
+                plain_ms = next(iter(results[name].values()))["plain_ms"]
+                print(f"\n{name}: plain step {plain_ms:.2f} ms")
+                for line, row in results[name].items():
+                    print(f"  {line:22s} {row['ratio']:.3f}   ({row['low']:.3f} .. {row['high']:.3f})")
+    if arguments.json:
+        print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""The finite gate: which tensors of a state are not finite. Whatever is written to be resumed from passes here first.
+
+What is deliberate passes: a `-inf` attention mask in a buffer (two dimensions, every other value the same), the
+`inf` with which a best score begins, and whatever the caller allows by name.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import fnmatch
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor
+
+from nantrap import finite
+from nantrap.errors import NonFiniteError
+from nantrap.incident import Action, Finding, Incident
+
+_NUMBERS = ("lr", "initial_lr", "max_lr", "scale")
+"""Plain numbers that must be finite too: the rates of an optimizer, the scale of a GradScaler."""
+_SHOWN = 5
+
+
+def finite_gate(obj: Any, *, allow: Iterable[str] = ()) -> list[str]:
+    """The names of all tensors in `obj` that hold NaN or Inf; an empty list means that it may be saved.
+
+    Args:
+        obj: a tensor, a module, an optimizer, anything with `state_dict()`, or these in dicts, lists and dataclasses.
+        allow: name patterns (`"*.running_min"`) of what may be non-finite.
+
+    Example:
+        >>> import torch, nantrap.checkpoints
+        >>> state = {"model": {"weight": torch.tensor([1.0, float("inf")])}, "step": 3}
+        >>> nantrap.checkpoints.finite_gate(state)
+        ['model.weight']
+    """
+    return [name for name, _ in bad_values(obj, allow=tuple(allow))]
+
+
+def bad_values(obj: Any, *, allow: Sequence[str] = ()) -> list[tuple[str, Tensor | float]]:
+    """Name and value of everything that keeps the state from being saved."""
+    named = list(_values(obj, ""))
+    tensors = [value for _, value in named if isinstance(value, Tensor)]
+    numbers = any(isinstance(value, float) for _, value in named)
+    if not numbers and not finite.any_nonfinite(tensors):
+        return []
+    return [
+        (name, value)
+        for name, value in named
+        if (isinstance(value, float) or (finite.any_nonfinite([value]) and not _is_deliberate(name, value)))
+        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in allow)
+    ]
+
+
+def refuse_nonfinite(obj: Any, *, what: str, step: int, allow: Sequence[str] = ()) -> None:
+    """Raise `NonFiniteError`, which names the tensors, if `obj` must not be saved as `what`."""
+    bad = bad_values(obj, allow=allow)
+    if not bad:
+        return
+    findings = tuple(_finding(name, value) for name, value in bad)
+    lines = [f"  {f.name}: {f.stats.describe() if f.stats else f.value}" for f in findings[:_SHOWN]]
+    if len(findings) > _SHOWN:
+        lines.append(f"  and {len(findings) - _SHOWN:,} more")
+    count = "1 value is" if len(findings) == 1 else f"{len(findings):,} tensors are"
+    message = (
+        f"{what} was not saved: {count} not finite\n" + "\n".join(lines) + "\n"
+        "Nothing was written, earlier checkpoints are untouched. Go back to the last good one; "
+        "if a value is meant to be non-finite, name it in allow="
+    )
+    raise NonFiniteError(message, incident=Incident(step, phase="state", findings=findings, action=Action.SKIP))
+
+
+def _finding(name: str, value: Tensor | float) -> Finding:
+    kind = {"optimizer": "optimizer_state", "ema": "ema"}.get(name.partition(".")[0], "parameter")
+    if isinstance(value, float):
+        return Finding(kind, name, "state", value=value)  # type: ignore[arg-type]
+    return Finding(
+        kind,  # type: ignore[arg-type]
+        name,
+        "state",
+        stats=finite.tensor_stats(value),
+        first_index=finite.first_nonfinite_index(value),
+    )
+
+
+def _values(value: Any, path: str) -> Iterator[tuple[str, Tensor | float]]:
+    """Every tensor by its path, and the bad ones among the numbers that matter."""
+    if isinstance(value, Tensor):
+        yield path or "tensor", value
+    elif isinstance(value, float):
+        if not math.isfinite(value) and path.rpartition(".")[2] in _NUMBERS:
+            yield path, value
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from _values(item, f"{path}.{key}" if path else str(key))
+    elif isinstance(value, (list, tuple)):
+        for index, item in enumerate(value):
+            yield from _values(item, f"{path}.{index}" if path else str(index))
+    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for spec in dataclasses.fields(value):
+            yield from _values(getattr(value, spec.name), f"{path}.{spec.name}" if path else spec.name)
+    elif callable(getattr(value, "state_dict", None)):
+        yield from _values(value.state_dict(), path)
+
+
+def _is_deliberate(name: str, tensor: Tensor) -> bool:
+    dense = finite.readable(tensor)
+    if dense is None:
+        return True
+    if not tensor.dim() and name.partition(".")[0] in ("extras", "data_position", "scheduler"):
+        return not bool(dense.isnan())  # the best score so far begins at Inf
+    if tensor.dim() < 2 or bool((dense.isnan() | dense.isposinf()).any()):
+        return False
+    rest = dense[dense.isfinite()]
+    return bool(rest.numel()) and float(rest.min()) == float(rest.max()) and float(rest.min()) in (0.0, 1.0)

@@ -1,0 +1,162 @@
+"""One checkpoint in one file: safetensors, with the rest of the state as JSON in its header. No pickle anywhere.
+
+Every safetensors library opens it and finds the tensors under `model.…`, `optimizer.…`, `ema.…`. It is written here
+rather than by the library for three reasons: the bytes are hashed while they pass, no second copy of them is made, and
+a full disk is an ordinary `OSError`. It is read with `read`, not mapped: a tensor that outlives its file is no tensor.
+
+    {"__metadata__": {"nantrap.checkpoint": "1", "structure": "…JSON…", "crc32": "…"}, "model.weight": {…}, …}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+import sys
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import torch
+from torch import Tensor
+
+from nantrap.checkpoints.contents import Contents, UnreadableError
+from nantrap.checkpoints.durable import put_in_place, written_beside
+from nantrap.checkpoints.packing import Packer, unpack
+from nantrap.checkpoints.readers import safetensors
+from nantrap.checkpoints.source import LocalSource, Source
+from nantrap.errors import FormatError, UsageError
+
+MARK: Final = "nantrap.checkpoint"
+VERSION: Final = "1"
+HEAD: Final = b'{"__metadata__":{"nantrap.checkpoint":'
+"""How the header of such a file begins."""
+
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64", torch.int32: "I32",
+    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A state ready to be written: independent of the live tensors once `copied`."""
+
+    structure: str
+    tensors: Mapping[str, Tensor]
+
+    def copied(self) -> Packed:
+        """The same with tensors of its own, on the CPU: training may go on while it is written."""
+        return Packed(self.structure, {name: _own(tensor) for name, tensor in self.tensors.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the manifest says of a file."""
+
+    bytes: int
+    sha256: str
+
+
+def pack_state(state: Mapping[str, Any], about: Mapping[str, Any]) -> Packed:
+    """Describe a state. Raises `UsageError`, which names the place, for what cannot be stored."""
+    packer = Packer()
+    sections = {name: packer.pack(value, name) for name, value in state.items()}
+    for name, tensor in packer.tensors.items():
+        if tensor.dtype not in _DTYPES:
+            raise UsageError(f"{name} is {tensor.dtype}, which safetensors does not keep; convert it before saving")
+    return Packed(json.dumps({"about": dict(about), "state": sections}), packer.tensors)
+
+
+def write_file(target: Path, packed: Packed) -> Written:
+    """Write beside `target`, flushed. The caller puts it in its place."""
+    with written_beside(target) as file:
+        return _write(file, packed)
+
+
+def save_file(target: Path, packed: Packed) -> Written:
+    """Write a file that stands alone, in one go; an older one of that name is replaced."""
+    written = write_file(target, packed)
+    put_in_place(target)
+    return written
+
+
+def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a file says about itself, and the state, with its checksum verified. `FormatError` if it is damaged."""
+    with LocalSource(str(path)) as source:
+        contents, structure, expected = open_contents(source)
+        tensors: dict[str, Tensor] = {}
+        crc = zlib.crc32(structure.encode())
+        for extent in contents.extents:
+            (stored,) = extent.tensors
+            tensor = torch.empty(stored.shape, dtype=stored.dtype)
+            view = _bytes_of(tensor)
+            if source.read_into(extent.offset, view) != extent.size:
+                raise FormatError(f"{path}: tensor {extent.label} is cut short")
+            crc = zlib.crc32(view, crc)
+            tensors[extent.label] = tensor
+    if f"{crc:08x}" != expected:
+        raise FormatError(f"{path}: its bytes do not match their checksum; the file is damaged")
+    described = json.loads(structure)
+    return described["about"], {name: unpack(value, tensors) for name, value in described["state"].items()}
+
+
+def open_contents(source: Source) -> tuple[Contents, str, str]:
+    """Where the tensors lie, the structure as JSON text, and the checksum. `FormatError` if it is no such file."""
+    try:
+        contents = safetensors.read(source)
+    except (UnreadableError, struct.error) as error:
+        raise FormatError(f"{source.name}: {error}") from error
+    if contents.problems:
+        raise FormatError(f"{source.name}: {contents.problems[0].message}")
+    metadata = contents.tree["metadata"] if isinstance(contents.tree, dict) else {}
+    if metadata.get(MARK) != VERSION:
+        raise FormatError(
+            f"{source.name}: not written by nantrap (its header has {MARK} {metadata.get(MARK)!r}, expected "
+            f"{VERSION!r}); load it with the library that wrote it"
+        )
+    return contents, str(metadata.get("structure")), str(metadata.get("crc32"))
+
+
+def _write(file: BinaryIO, packed: Packed) -> Written:
+    if sys.byteorder != "little":
+        raise UsageError("safetensors are little-endian, and this machine is not")
+    # the widest dtypes first keep every tensor aligned, as the library does it
+    names = sorted(packed.tensors, key=lambda name: (-packed.tensors[name].itemsize, name))
+    crc = zlib.crc32(packed.structure.encode())
+    entries: dict[str, Any] = {}
+    end = 0
+    for name in names:
+        tensor = packed.tensors[name]
+        begin, end = end, end + tensor.numel() * tensor.itemsize
+        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        crc = zlib.crc32(_bytes_of(_own(tensor, copy=False)), crc)
+    metadata = {MARK: VERSION, "structure": packed.structure, "crc32": f"{crc:08x}"}
+    text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest, size = hashlib.sha256(), 0
+    for chunk in (struct.pack("<Q", len(text)), text):
+        file.write(chunk)
+        digest.update(chunk)
+        size += len(chunk)
+    for name in names:
+        view = _bytes_of(_own(packed.tensors[name], copy=False))
+        file.write(view)
+        digest.update(view)
+        size += len(view)
+    return Written(size, digest.hexdigest())
+
+
+def _own(tensor: Tensor, *, copy: bool = True) -> Tensor:
+    """The tensor on the CPU, in order; a copy if asked for."""
+    moved = tensor.detach().to("cpu", copy=copy)
+    return moved.contiguous()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    flat = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+    return memoryview(flat.numpy())

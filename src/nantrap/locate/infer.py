@@ -1,0 +1,213 @@
+"""Which line of the loss function was it? In the two-line form no frame of it is left when a failure is looked into.
+
+But whoever called the guard is still on the stack, and the functions it calls are known by name. If exactly one
+expression there can have made the guilty operation, it is that one; the source is then marked as inferred. If several
+can, none is named.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import linecache
+import types
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from nantrap.incident import Source
+from nantrap.locate.caller import caller, names_in
+from nantrap.locate.source import is_user_code
+
+_LEVELS = 3
+_MOST_FUNCTIONS = 64
+
+_SPELLINGS: dict[str, frozenset[str]] = {
+    name: frozenset(words.split())
+    for name, words in {
+        "pow": "pow square",
+        "div": "div divide true_divide normalize",
+        "add": "add",
+        "sub": "sub subtract",
+        "mul": "mul multiply",
+        "mm": "mm matmul linear einsum",
+        "bmm": "bmm matmul einsum",
+        "addmm": "addmm linear",
+        "_softmax": "softmax",
+        "_log_softmax": "log_softmax cross_entropy CrossEntropyLoss",
+        "nll_loss_forward": "nll_loss cross_entropy NLLLoss CrossEntropyLoss",
+        "nll_loss2d_forward": "nll_loss cross_entropy NLLLoss CrossEntropyLoss",
+        "mse_loss": "mse_loss MSELoss",
+        "binary_cross_entropy": "binary_cross_entropy BCELoss",
+        "binary_cross_entropy_with_logits": "binary_cross_entropy_with_logits BCEWithLogitsLoss",
+        "smooth_l1_loss": "smooth_l1_loss SmoothL1Loss",
+        "huber_loss": "huber_loss HuberLoss",
+        "_ctc_loss": "ctc_loss CTCLoss",
+        "linalg_vector_norm": "norm vector_norm normalize cosine_similarity",
+        "var": "var var_mean",
+        "std": "std std_mean",
+        "_to_copy": "to half bfloat16 float double type",
+        "_linalg_svd": "svd svdvals",
+        "_linalg_eigh": "eigh eigvalsh",
+        "_cdist_forward": "cdist",
+        "index": "index",
+    }.items()
+}
+"""How an operation is written as a call, where that is not simply its name."""
+
+_OPERATORS: dict[str, type[ast.operator]] = {
+    "div": ast.Div,
+    "reciprocal": ast.Div,
+    "pow": ast.Pow,
+    "mul": ast.Mult,
+    "add": ast.Add,
+    "sub": ast.Sub,
+    "rsub": ast.Sub,
+    "mm": ast.MatMult,
+    "bmm": ast.MatMult,
+}
+
+
+class _Unit(NamedTuple):
+    """Code that ran, and how its names are looked up."""
+
+    code: types.CodeType
+    look_up: Callable[[ast.expr], Any]
+
+
+def infer_source(operation: str) -> Source | None:
+    """The only expression in the calling code that can have made `operation` (`log`, `nll_loss_forward`), or `None`."""
+    frame = caller()
+    if frame is None:
+        return None
+    found: dict[tuple[str, int, int], Source] = {}
+    for unit in _units(frame):
+        for expression in _expressions(unit.code):
+            if _matches(expression, operation, unit):
+                source = _source(unit.code, expression)
+                found[source.file, source.line, source.column or 0] = source
+    return next(iter(found.values())) if len(found) == 1 else None
+
+
+def _units(frame: types.FrameType) -> list[_Unit]:
+    """The calling function and the functions it calls, a few levels deep."""
+    units = [_Unit(frame.f_code, functools.partial(_look_up, frame.f_globals, names_in(frame)))]
+    seen = {frame.f_code}
+    level = units
+    for _ in range(_LEVELS):
+        below: list[_Unit] = []
+        for unit in level:
+            for expression in _expressions(unit.code):
+                if isinstance(expression, ast.Call):
+                    function = _user_function(unit.look_up(expression.func))
+                    if function is not None and function.__code__ not in seen and len(seen) < _MOST_FUNCTIONS:
+                        seen.add(function.__code__)
+                        below.append(_unit_of(function))
+        units += below
+        level = below
+    return units
+
+
+def _unit_of(function: types.FunctionType) -> _Unit:
+    cells: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        cells[name] = _content(cell)
+    return _Unit(function.__code__, functools.partial(_look_up, function.__globals__, cells))
+
+
+def _content(value: Any) -> Any:
+    """What a closure's cell holds; any other value as it is."""
+    if not isinstance(value, types.CellType):
+        return value
+    try:
+        return value.cell_contents
+    except ValueError:  # not yet filled
+        return None
+
+
+def _look_up(names: dict[str, Any], inner: dict[str, Any], expression: ast.expr) -> Any:
+    """What a called expression refers to: a name, or an attribute of something named."""
+    if isinstance(expression, ast.Name):
+        return inner.get(expression.id, names.get(expression.id))
+    if isinstance(expression, ast.Attribute):
+        owner = _look_up(names, inner, expression.value)
+        return None if owner is None else _attribute(owner, expression.attr)
+    return None
+
+
+def _attribute(value: Any, name: str) -> Any:
+    """An attribute without running a property: `nn.Module` keeps its children in a table of its own."""
+    if isinstance(value, types.ModuleType):
+        return getattr(value, name, None)
+    if isinstance(value, nn.Module) and name in value._modules:
+        return value._modules[name]
+    return inspect.getattr_static(value, name, None)
+
+
+def _user_function(value: Any) -> types.FunctionType | None:
+    if isinstance(value, nn.Module):
+        value = type(value).forward
+    elif isinstance(value, (types.MethodType, staticmethod, classmethod)):
+        value = value.__func__
+    return value if isinstance(value, types.FunctionType) and is_user_code(value.__code__) else None
+
+
+def _expressions(code: types.CodeType) -> Iterator[ast.Call | ast.BinOp | ast.AugAssign]:
+    lines = {line for *_, line in code.co_lines() if line is not None}
+    for expression in _file_expressions(code.co_filename):
+        if expression.lineno in lines:
+            yield expression
+
+
+@functools.lru_cache(maxsize=64)
+def _file_expressions(filename: str) -> tuple[ast.Call | ast.BinOp | ast.AugAssign, ...]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(filename)))
+    except (SyntaxError, ValueError):  # a notebook cell with magics, a generated file
+        return ()
+    return tuple(node for node in ast.walk(tree) if isinstance(node, (ast.Call, ast.BinOp, ast.AugAssign)))
+
+
+def _matches(expression: ast.Call | ast.BinOp | ast.AugAssign, operation: str, unit: _Unit) -> bool:
+    if isinstance(expression, (ast.BinOp, ast.AugAssign)):
+        wanted = _OPERATORS.get(operation)
+        return wanted is not None and isinstance(expression.op, wanted) and not _is_plain_number(expression)
+    spellings = _SPELLINGS.get(operation, frozenset({operation}))
+    function = expression.func
+    if isinstance(function, ast.Call):  # `nn.MSELoss()(x, y)`
+        made = unit.look_up(function.func)
+        return isinstance(made, type) and made.__name__ in spellings
+    if isinstance(function, ast.Name):
+        written = function.id
+    elif isinstance(function, ast.Attribute):
+        written = function.attr
+    else:
+        return False
+    called = unit.look_up(function)
+    if isinstance(called, type):
+        return False  # `nn.MSELoss()` makes a module and computes nothing
+    if written in spellings or written.rstrip("_") in spellings:
+        return _user_function(called) is None  # a function of the user's with that name is looked into instead
+    return isinstance(called, nn.Module) and type(called).__name__ in spellings
+
+
+def _is_plain_number(expression: ast.BinOp | ast.AugAssign) -> bool:
+    """`2 ** 20` is no tensor operation."""
+    if isinstance(expression, ast.AugAssign):
+        return False
+    return isinstance(expression.left, ast.Constant) and isinstance(expression.right, ast.Constant)
+
+
+def _source(code: types.CodeType, expression: ast.Call | ast.BinOp | ast.AugAssign) -> Source:
+    one_line = expression.end_lineno == expression.lineno
+    return Source(
+        file=code.co_filename,
+        line=expression.lineno,
+        function=getattr(code, "co_qualname", code.co_name),
+        text=linecache.getline(code.co_filename, expression.lineno).rstrip("\n"),
+        column=expression.col_offset if one_line else None,
+        end_column=expression.end_col_offset if one_line else None,
+        inferred=True,
+    )

@@ -1,0 +1,90 @@
+"""What a trace looks at in a tensor: the memory it lives in, its extremes, and whether it is a mask."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nantrap.finite import readable
+
+
+def key_of(tensor: Tensor) -> int:
+    """The identity of the memory a tensor lives in."""
+    if tensor.layout == torch.sparse_coo:
+        tensor = tensor._values()
+    elif tensor.layout != torch.strided:
+        return id(tensor)
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except (RuntimeError, NotImplementedError):
+        return id(tensor)
+
+
+def covers_storage(tensor: Tensor) -> bool:
+    """Whether writing this tensor overwrites all of its memory."""
+    if tensor.layout != torch.strided:
+        return True
+    try:
+        return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
+    except (RuntimeError, NotImplementedError):
+        return True
+
+
+def extremes(tensor: Tensor) -> tuple[bool, bool, float | None]:
+    """Whether the tensor holds NaN, holds Inf, and the largest magnitude of a finite tensor."""
+    dense = readable(tensor)
+    if dense is None:
+        return False, False, None
+    low, high = torch.aminmax(dense)
+    lowest, highest = float(low), float(high)
+    if math.isfinite(lowest) and math.isfinite(highest):
+        return False, False, max(abs(lowest), abs(highest))
+    if math.isnan(lowest):
+        return True, bool(dense.isinf().any()), None
+    return False, True, None
+
+
+def only_minus_inf(tensor: Tensor) -> bool:
+    """Whether every non-finite value is -Inf: what masks and log(0) hold."""
+    dense = readable(tensor)
+    return dense is None or not (bool(dense.isnan().any()) or bool(dense.isposinf().any()))
+
+
+def looks_like_mask(tensor: Tensor) -> bool:
+    """-Inf and a single finite value (usually 0): an additive attention mask, not broken data."""
+    dense = readable(tensor)
+    if dense is None or bool(dense.isnan().any()) or bool(dense.isposinf().any()):
+        return False
+    rest = dense[dense.isfinite()]
+    return rest.numel() == 0 or bool((rest == rest[0]).all())
+
+
+def tensors_in(value: Any) -> Iterator[Tensor]:
+    """The tensors among an operation's arguments or results."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from tensors_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from tensors_in(item)
+
+
+def numbers_in(value: Any) -> Iterator[float]:
+    """The plain numbers among an operation's arguments."""
+    if isinstance(value, float):
+        yield value
+    elif isinstance(value, complex):
+        yield value.real
+        yield value.imag
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from numbers_in(item)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from numbers_in(item)

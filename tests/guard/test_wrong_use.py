@@ -1,0 +1,207 @@
+"""Wrong use gets a clear error: what, why it happens, what to do. The wording is part of the contract."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from guard.loops import make_run, mse
+from torch import nn
+
+import nantrap
+from nantrap import Guard, Policy
+
+
+def linear() -> tuple[nn.Module, torch.optim.Optimizer]:
+    model = nn.Linear(2, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def says(text: str, *arguments: Any, **options: Any) -> None:
+    with pytest.raises(nantrap.UsageError) as caught:
+        Guard(*arguments, **options)
+    assert str(caught.value) == text
+    assert isinstance(caught.value, ValueError)
+
+
+def test_model() -> None:
+    model, optimizer = linear()
+    says("Guard(model=...): expected a torch.nn.Module, got str", "model", optimizer)
+    says("Guard(model=ReLU): the model has no parameters, so there is nothing to guard", nn.ReLU(), optimizer)
+    lazy = nn.LazyLinear(3)
+    says(
+        "Guard(model=...): parameter 'weight' is still lazy; run one forward pass before making the guard",
+        lazy,
+        torch.optim.SGD(lazy.parameters(), lr=0.1),
+    )
+
+
+def test_optimizer() -> None:
+    model, optimizer = linear()
+    says(
+        "Guard(optimizer=...): expected a torch.optim.Optimizer, got list. A wrapped optimizer (Accelerate, DeepSpeed) "
+        "is reached as its .optimizer",
+        model,
+        [],
+    )
+    says(
+        "Guard(model, optimizer): the optimizer owns none of the model's parameters. It was probably made before the "
+        "model was replaced, moved or wrapped; make it from model.parameters() again",
+        nn.Linear(2, 1),
+        optimizer,
+    )
+
+
+def test_options() -> None:
+    model, optimizer = linear()
+    says("Guard(max_grad_norm=0): a positive number, or None not to clip", model, optimizer, max_grad_norm=0)
+    says("Guard(scaler=...): expected a torch.amp.GradScaler, got bool", model, optimizer, scaler=True)
+    says(
+        "Guard(scheduler=ReduceLROnPlateau): it needs a metric, which the guard does not have; leave it out and call "
+        "scheduler.step(metric) yourself",
+        model,
+        optimizer,
+        scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
+    )
+    says(
+        "Guard(ema=Linear): expected an AveragedModel, an object with update() or update(model), or a function; a plain "
+        "copy of the model does not say how it is updated",
+        model,
+        optimizer,
+        ema=nn.Linear(2, 1),
+    )
+
+
+def test_a_run_dir_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    target = tmp_path / "file" / "run"
+    says(
+        f"run_dir={str(target)!r} cannot be written: Not a directory. Give another folder, or run_dir=None to keep no "
+        "journal",
+        *linear(),
+        run_dir=target,
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        ({"on_incident": "stop"}, "Policy(on_incident='stop'): choose one of skip, raise, observe"),
+        ({"then": "skip"}, "Policy(then='skip'): choose one of rollback, stop"),
+        ({"sync": "never"}, "Policy(sync='never'): choose one of step, late"),
+        ({"diagnose": True}, "Policy(diagnose=True): choose one of full, locate, off"),
+        ({"max_consecutive_skips": -1}, "Policy(max_consecutive_skips=-1): must be at least 0"),
+        ({"max_skips_in_window": -1}, "Policy(max_skips_in_window=-1): must be at least 0"),
+        ({"window": 0}, "Policy(window=0): must be at least 1"),
+        ({"lr_backoff": 0.0}, "Policy(lr_backoff=0.0): a factor above 0 and at most 1; 0.5 halves the rate"),
+        ({"spike_threshold": 0.0}, "Policy(spike_threshold=0.0): must be above 0"),
+    ],
+)
+def test_policy(change: dict[str, Any], text: str) -> None:
+    with pytest.raises(nantrap.UsageError) as caught:
+        Policy(**change)
+    assert str(caught.value) == text
+
+
+def test_step_without_backward() -> None:
+    guard = Guard(*linear())
+    with pytest.raises(nantrap.UsageError) as caught:
+        guard.step()
+    assert str(caught.value) == "guard.step() without guard.backward(loss) before it: there is no gradient to step on"
+
+
+def test_attempt_inside_a_window() -> None:
+    model, optimizer = linear()
+    guard = Guard(model, optimizer)
+    guard.backward(model(torch.ones(1, 2)).sum())
+    with pytest.raises(nantrap.UsageError, match="inside a window that guard.backward began; call guard.step"):
+        guard.attempt(lambda b: model(b).sum(), torch.ones(1, 2))
+    assert guard.step().applied
+
+
+def test_a_closed_guard() -> None:
+    model, optimizer = linear()
+    guard = Guard(model, optimizer)
+    guard.close()
+    for call in (guard.step, lambda: guard.backward(model(torch.ones(1, 2)).sum())):
+        with pytest.raises(nantrap.UsageError, match="^this guard is closed; make a new one$"):
+            call()
+
+
+@pytest.mark.parametrize("form", ["backward", "attempt"])
+def test_losses(form: str) -> None:
+    model, optimizer = linear()
+    guard = Guard(model, optimizer)
+
+    def give(loss: Any) -> str:
+        with pytest.raises(nantrap.UsageError) as caught:
+            guard.backward(loss) if form == "backward" else guard.attempt(lambda _: loss, None)
+        return str(caught.value)
+
+    output = model(torch.ones(4, 2))
+    assert give(output) == (
+        "the loss has shape (4, 1); backward needs a scalar. Reduce it, e.g. loss.mean(), or give a dict of named terms"
+    )
+    assert give(1.5) == (
+        "the loss must be a scalar tensor or a dict of named terms, got float. If it is a float: .item() or float() cut "
+        "it off from the graph"
+    )
+    assert give({}) == "the loss is an empty dict; give at least one named term"
+    assert give({"fit": output}) == "loss term 'fit' has shape (4, 1); a term is a scalar, or one value a head"
+    assert give(output.mean().detach()) == (
+        "the loss has no graph, so nothing can learn from it. This happens when it was computed under torch.no_grad() or "
+        "inference_mode, when .detach(), .item() or a new torch.tensor(...) cut it off, when every parameter it depends "
+        "on is frozen, or when a batch contributes no term at all (e.g. no masked token); skip such a batch before the "
+        "guard"
+    )
+    assert guard.attempt(lambda b: model(b).mean(), torch.ones(4, 2)).applied  # none of it spoiled the guard
+
+
+def test_lbfgs_in_the_two_line_form() -> None:
+    run = make_run(lambda m: torch.optim.LBFGS(m.parameters()), model=lambda: nn.Linear(6, 3))
+    guard = run.guard()
+    with pytest.raises(nantrap.UsageError) as caught:
+        guard.backward(mse(run.model, run.batches[0]))
+    assert str(caught.value) == (
+        "LBFGS evaluates the loss several times a step, so it cannot be used in the two-line form; use "
+        "guard.attempt(fn, batch)"
+    )
+    with pytest.raises(nantrap.UsageError, match="LBFGS takes one batch a step and no GradScaler"):
+        guard.attempt(run.forward, *run.batches[:2])
+
+
+def late(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> None:
+    policy = Policy(sync="late", **options.pop("policy", {}))
+    Guard(model, optimizer, policy=policy, **options)
+
+
+def test_late_mode_says_who_can() -> None:
+    text = (
+        "the skip happens inside the optimizer, which only Adam, AdamW, Adagrad and SGD without momentum can, and only "
+        "with fused=True (fused SGD with momentum would read uninitialised memory after a skipped first step)"
+    )
+    model = nn.Linear(2, 1)
+    for optimizer in (
+        torch.optim.AdamW(model.parameters()),
+        torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=True),
+        torch.optim.RMSprop(model.parameters()),
+    ):
+        with pytest.raises(nantrap.UsageError) as caught:
+            late(model, optimizer)
+        assert str(caught.value) == f'Policy(sync="late") with {type(optimizer).__name__}: {text}'
+
+
+def test_late_mode_refuses_what_it_could_not_undo() -> None:
+    model = nn.Linear(2, 1)
+    fused = torch.optim.AdamW(model.parameters(), fused=True)
+    with pytest.raises(nantrap.UsageError, match="can only skip; use sync=.step. to raise or to observe"):
+        late(model, fused, policy={"on_incident": "raise"})
+    with pytest.raises(nantrap.UsageError, match="the scaler reads its flag on the host in each step anyway"):
+        late(model, fused, scaler=torch.amp.GradScaler("cpu"))
+    with pytest.raises(nantrap.UsageError, match="it cannot be taken back on the device when a step turns out"):
+        late(model, fused, ema=lambda: None)
+    half = nn.Linear(2, 1).half()
+    with pytest.raises(nantrap.UsageError, match="its update cannot be proven finite beforehand"):
+        late(half, torch.optim.AdamW(half.parameters(), fused=True))

@@ -1,0 +1,91 @@
+"""The guilty samples by bisection, whatever the batch looks like."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+SIZE = 6
+values = torch.full((SIZE, 2), 0.5)
+values[1] = values[4, 1] = 0.0
+targets = torch.arange(SIZE)
+
+
+@dataclass(frozen=True)
+class Pair:
+    x: Tensor
+    y: Tensor
+    name: str = "pair"
+
+
+Named = namedtuple("Named", "x y")
+
+
+@pytest.mark.parametrize(
+    ("batch", "read"),
+    [
+        pytest.param(values, lambda b: b, id="tensor"),
+        pytest.param((values, targets), lambda b: b[0], id="tuple"),
+        pytest.param([values, targets], lambda b: b[0], id="list"),
+        pytest.param({"x": values, "y": targets}, lambda b: b["x"], id="dict"),
+        pytest.param(Pair(values, targets), lambda b: b.x, id="dataclass"),
+        pytest.param(Named(values, targets), lambda b: b.x, id="namedtuple"),
+        pytest.param({"in": {"x": [values, targets]}, "k": 3}, lambda b: b["in"]["x"][0], id="nested"),
+        pytest.param([v.repeat(1 + i % 3) for i, v in enumerate(values)], torch.cat, id="ragged"),
+        pytest.param([{"x": v} for v in values], lambda b: torch.stack([one["x"] for one in b]), id="list of dicts"),
+        pytest.param(
+            ([v.repeat(1 + i % 3) for i, v in enumerate(values)], targets),
+            lambda b: torch.cat(b[0]),
+            id="ragged and labels",
+        ),
+        pytest.param((values, torch.ones(3, 3)), lambda b: b[0], id="with a constant"),
+    ],
+)
+def test_any_structure(batch: Any, read: Any, attempt: Any) -> None:
+    model = nn.Linear(1, 1)
+
+    def loss(b: Any) -> Tensor:
+        return (read(b).log() * model.weight).mean()
+
+    incident = attempt(model, loss, [batch])
+    assert incident.samples == (1, 4)
+
+
+def test_the_fault_needs_the_whole_batch(attempt: Any) -> None:
+    model = nn.Linear(2, 2)
+
+    def contrastive(batch: Tensor) -> Tensor:
+        return model(batch).mean() / (batch.sum() - SIZE)  # zero only over all samples
+
+    incident = attempt(model, contrastive, [torch.full((SIZE, 2), 0.5)])
+    assert incident.samples == ()
+    assert any("needs the whole batch" in note for note in incident.notes)
+
+
+def test_batch_norm_takes_no_single_sample(attempt: Any) -> None:
+    model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
+    batch = torch.randn(4, 2)
+    batch[2] = 3e38
+    incident = attempt(model, lambda b: model(b).mean(), [batch])
+    assert incident is not None
+    assert incident.samples in ((), (2,), (2, 3))
+
+
+@pytest.mark.parametrize("key", ["index", "idx", "indices"])
+def test_data_set_indices(key: str, attempt: Any) -> None:
+    model = nn.Linear(1, 1)
+    batch = {"x": values, key: torch.arange(100, 100 + SIZE)}
+    incident = attempt(model, lambda b: (b["x"].log() * model.weight).mean(), [batch])
+    assert incident.dataset_indices == (101, 104)
+
+
+def test_the_two_line_form_does_not_search(twoline: Any) -> None:
+    model = nn.Linear(2, 1)
+    incident = twoline(model, lambda b: model(b.log()).mean(), [values * torch.arange(1, 3)])
+    assert (incident.phase, incident.module) == ("data", "data")  # the model was given -Inf
+    assert incident.samples == (1, 4)
