@@ -261,15 +261,15 @@ def large() -> None:
         layer = nn.TransformerEncoderLayer(192, 6, 768, batch_first=True)
         model = nn.Sequential(nn.TransformerEncoder(layer, 4, enable_nested_tensor=False), nn.Linear(192, 32))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        data = [torch.randn(16, 64, 192) for _ in range(6)]
-        data[5][3] *= 1e30
+        data = [(torch.randn(16, 64, 192), torch.zeros(16)) for _ in range(6)]
+        data[5][1][3] = 1e3
         truth = {
             "cause": "exp_overflow", "first_bad_step": 5, "phase": "forward", "module": "loss", "op": "aten.exp",
         }  # fmt: skip
 
-        def loss_fn(m: nn.Module, batch: Tensor) -> Tensor:
-            out = m(batch)
-            return (out.square().mean() + (out.mean() * 0 + batch.abs().amax() * 1e-20).exp()).log()
+        def loss_fn(m: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            out = m(batch[0])
+            return out.square().mean() + (out.mean(dim=(1, 2)) + batch[1]).exp().mean()
 
         return {"model": model, "optimizer": optimizer, "batches": data, "loss_fn": loss_fn, "steps": 6, "truth": truth}
 

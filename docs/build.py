@@ -16,8 +16,8 @@ CAUSES = Path(__file__).parent / "causes"
 _NOTE = "<!-- Written by docs/build.py from the docstring of the rule. Edit it there, then run `make docs`. -->\n\n"
 _INTRODUCTION = """# Causes
 
-Every diagnosis of nantrap has a stable code. `nantrap explain NT203` prints its page, `nantrap.explain("NT203")` returns
-it. Each example is run by a test, which makes sure that nantrap calls it what its page says.
+Every diagnosis of nantrap has a stable code. `nantrap explain NT203` prints its page and `nantrap.explain("NT203")`
+returns it. Each example is run by a test, which makes sure that nantrap calls it what its page says.
 """
 
 

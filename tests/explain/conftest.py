@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from explain.programs import Diagnose, IncidentOf, InspectCase, run
 
+from explain.programs import Diagnose, IncidentOf, InspectCase, run
 from nantrap.explain import Case, Rule, engine, page
 from nantrap.incident import BY_SLUG, Incident
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from explain.programs import run
 
 import nantrap
+from explain.programs import run
 from nantrap.explain import Case, Rule, engine
 from nantrap.incident import BY_SLUG, Cause, Evidence, Incident
 
@@ -90,7 +90,7 @@ def test_rules_without_torch_are_all_there() -> None:
     from nantrap.explain import RULES
 
     assert set(RULES) == set(BY_SLUG) - {"unknown"}
-    assert list(RULES)[0] == "uninitialised_memory", "the state is asked first: it is the cheapest"
+    assert next(iter(RULES)) == "uninitialised_memory", "the state is asked first: it is the cheapest"
 
 
 # ---- nothing fits

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from explain.programs import TORCH_WARNS, IncidentOf
 
 import nantrap
+from explain.programs import TORCH_WARNS, IncidentOf
 from nantrap.explain import Page, page, pages
 from nantrap.explain.pages import SECTIONS
 from nantrap.incident import BY_CODE, BY_SLUG
@@ -130,7 +130,9 @@ def test_text_and_markdown() -> None:
         "Proof:",
     ]
     markdown = each.markdown()
-    assert markdown.startswith("# NT302: The derivative of acos or asin is infinite at ±1\n\n`arccos_boundary` · backward")
+    assert markdown.startswith(
+        "# NT302: The derivative of acos or asin is infinite at ±1\n\n`arccos_boundary` · backward"
+    )
     assert f"```python\n{each.example}\n```" in markdown
     assert "```diff\n- angle = torch.acos((a * b).sum(-1))\n+ angle = 2 * torch.atan2(" in markdown
     assert re.findall(r"^## (.*)$", markdown, flags=re.MULTILINE) == ["Example", "Why", "Fix", "Proof"]
@@ -186,7 +188,8 @@ def test_python_without_docstrings_says_so() -> None:
 def test_committed_documentation_is_up_to_date() -> None:
     folder = Path(__file__).parents[2] / "docs"
     spec = importlib.util.spec_from_file_location("docs_build", folder / "build.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     build = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(build)
     files = {path.name: path.read_text(encoding="utf-8") for path in (folder / "causes").glob("*.md")}

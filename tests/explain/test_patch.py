@@ -47,13 +47,11 @@ def test_unsure_places_give_none() -> None:
     assert diff("σ = x.sqrt()", "x.sqrt()") == "", "columns count bytes, and σ has two"
 
 
-@pytest.mark.xfail(reason="an owner that is a module is taken for the tensor")
 @pytest.mark.parametrize("expression", ["np.sqrt(x)", "math.log(x)", "torch.linalg.sqrt(x)"])
 def test_functions_of_other_modules(expression: str) -> None:
     assert diff(f"y = {expression}", expression) == ""
 
 
-@pytest.mark.xfail(reason="safe_std knows no positional `unbiased` or `correction`")
 @pytest.mark.parametrize("expression", ["x.std(0, True)", "x.std(False)", "x.std(0, unbiased=False)"])
 def test_arguments_that_the_safe_form_does_not_take(expression: str) -> None:
     assert diff(f"y = {expression}", expression) == ""

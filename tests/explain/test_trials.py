@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from explain.programs import InspectCase
 from torch import Tensor
 
+from explain.programs import InspectCase
 from nantrap.explain import Case, page
 from nantrap.explain.replacement import Replacement
 from nantrap.explain.trials import Laboratory
@@ -273,4 +273,3 @@ def test_hits_are_counted_at_their_line() -> None:
     assert torch.equal(here, there)
     assert torch.autograd.grad(here.sum(), x)[0].tolist() == [0.0, 0.25]
     assert torch.autograd.grad(there.sum(), x)[0].tolist() == [float("inf"), 0.25]
-

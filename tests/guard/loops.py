@@ -87,7 +87,9 @@ def train_two_line(run: Run, guard: nantrap.Guard, windows: Iterable[tuple[Any, 
         for batch in window:
             given = run.forward(batch)
             if len(window) > 1:
-                given = {k: v / len(window) for k, v in given.items()} if isinstance(given, dict) else given / len(window)
+                given = (
+                    {k: v / len(window) for k, v in given.items()} if isinstance(given, dict) else given / len(window)
+                )
             guard.backward(given)
         outcome = guard.step()
         run.outcomes.append(outcome)

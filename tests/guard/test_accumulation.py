@@ -6,10 +6,23 @@ from typing import Any
 
 import pytest
 import torch
-from guard.loops import FORMS, INF, NAN, Net, Run, assert_same_state, batches, make_run, mse, poison, state_of, train_plain
 from torch import Tensor, nn
 
 import nantrap
+from guard.loops import (
+    FORMS,
+    INF,
+    NAN,
+    Net,
+    Run,
+    assert_same_state,
+    batches,
+    make_run,
+    mse,
+    poison,
+    state_of,
+    train_plain,
+)
 from nantrap import Action, Policy
 
 

@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import nantrap
 from guard.loops import (
     FORMS,
     Run,
@@ -18,10 +22,6 @@ from guard.loops import (
     train_attempt,
     train_plain,
 )
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
-import nantrap
 from nantrap import Policy
 
 OPTIMIZERS = {
@@ -191,7 +191,7 @@ def test_averaged_weights(form: str) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", ["adamw", "adamw_fused", "sgd_momentum"])
 def test_grad_scaler_that_has_to_search_its_scale(form: str, name: str) -> None:
-    plain, guarded = compare(
+    _, guarded = compare(
         form,
         optimizer=OPTIMIZERS[name],
         autocast=torch.float16,
@@ -250,7 +250,7 @@ def test_named_terms_add_up_as_the_user_would(form: str) -> None:
         output = model(batch[0])
         return {"fit": nn.functional.mse_loss(output, batch[1]), "size": 0.01 * output.square().mean()}
 
-    plain, guarded = compare(form, loss=terms)
+    _, guarded = compare(form, loss=terms)
     assert set(guarded.outcomes[0].terms) == {"fit", "size"}
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from guard.loops import FORMS, INF, NAN, Run, assert_same_state, batches, make_run, mse, poison, state_of
 from torch import Tensor, nn
 
+from guard.loops import FORMS, INF, NAN, Run, assert_same_state, batches, make_run, mse, poison, state_of
 from nantrap import Action, Incident, Policy
 
 

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from guard.loops import FORMS, Run, make_run, train_plain
 from torch import nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from guard.loops import FORMS, Run, make_run, train_plain
 from nantrap import Policy
 
 READS = {torch.Tensor.item, torch.Tensor.tolist, torch.Tensor.__bool__, torch.Tensor.__float__, torch.Tensor.__int__}

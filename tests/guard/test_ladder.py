@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from guard.loops import FORMS, NAN, Run, assert_same_state, batches, make_run, poison, state_of
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, LambdaLR, OneCycleLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import nantrap
+from guard.loops import FORMS, NAN, Run, assert_same_state, batches, make_run, poison, state_of
 from nantrap import Action, Policy
 
 QUICK = {"diagnose": "off"}
@@ -52,10 +52,9 @@ def test_an_applied_step_ends_the_row() -> None:
 def test_skips_in_a_window_then_stop() -> None:
     run = make_run()
     guard = run.guard(policy=Policy(max_skips_in_window=3, window=10, then="stop", **QUICK))
+    mixed = [(poison(run.batches[0]),), (run.batches[0],)] * 4
     with pytest.raises(nantrap.NonFiniteError, match="4 incidents in 10 steps, 3 are allowed"):
-        for _ in range(4):
-            guard.attempt(run.forward, poison(run.batches[0]))
-            guard.attempt(run.forward, run.batches[0])
+        FORMS["attempt"](run, guard, mixed)
     spread = make_run()
     guard = spread.guard(policy=Policy(max_skips_in_window=3, window=10, then="stop", **QUICK))
     for _ in range(6):
@@ -120,13 +119,12 @@ def test_each_rollback_lowers_the_rate_further_until_they_are_used_up() -> None:
     run = make_run()
     guard = run.guard(policy=Policy(max_consecutive_skips=1, max_rollbacks=2, anchor_every=2, **QUICK))
     FORMS["attempt"](run, guard, run.windows(run.batches[:5]))
-    rates = []
-    with pytest.raises(nantrap.NonFiniteError, match="2 incidents in a row, 1 are allowed, and 2 rollbacks are used up"):
-        for _ in range(20):
-            outcome = guard.attempt(run.forward, poison(run.batches[5]))
-            if outcome.action is Action.ROLLBACK:
-                rates.append(run.optimizer.param_groups[0]["lr"])
-    assert rates == pytest.approx([0.005, 0.0025])
+    words = "2 incidents in a row, 1 are allowed, and 2 rollbacks are used up"
+    with pytest.raises(nantrap.NonFiniteError, match=words):
+        FORMS["attempt"](run, guard, [(poison(run.batches[5]),)] * 20)
+    assert actions(run)[5:] == ["skip", "rollback", "skip", "rollback", "skip"]
+    rates = [record.lr[0] for record in guard.history][5:]
+    assert rates == pytest.approx([0.01, 0.01, 0.005, 0.005, 0.0025, 0.0025])
     assert all(torch.isfinite(p).all() for p in run.model.parameters())
 
 
@@ -150,8 +148,7 @@ def test_going_back_does_not_mend_the_data() -> None:
     run = make_run()
     guard = run.guard(policy=Policy(check_batch=True, max_consecutive_skips=1))
     with pytest.raises(nantrap.NonFiniteError, match="and the batch is at fault, not the state"):
-        for _ in range(3):
-            guard.attempt(run.forward, poison(run.batches[0]))
+        FORMS["attempt"](run, guard, [(poison(run.batches[0]),)] * 3)
 
 
 def test_a_buffer_that_the_forward_pass_replaces_is_rolled_back_in_its_place() -> None:

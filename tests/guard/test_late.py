@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 import torch
-from guard.loops import FORMS, INF, NAN, Run, assert_same_state, batches, make_run, mse, poison, state_of, train_plain
 from torch import nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import nantrap
+from guard.loops import FORMS, INF, NAN, Run, assert_same_state, batches, make_run, mse, poison, state_of, train_plain
 from nantrap import Action, Policy
 
 OPTIMIZERS = {
@@ -55,7 +55,9 @@ def test_a_bad_step_never_happened_and_is_reported_one_step_later(form: str, nam
     before = state_of(run, rng=False)
     FORMS[form](run, guard, [(poison(run.batches[3], value),)])
     assert run.outcomes[-1].incident is None  # nobody has looked yet
-    unread = {k: v for k, v in state_of(run, rng=False).items() if k.startswith(("parameter", "buffer", "optim", "ema"))}
+    unread = {
+        k: v for k, v in state_of(run, rng=False).items() if k.startswith(("parameter", "buffer", "optim", "ema"))
+    }
     assert_same_state({name: before[name] for name in unread}, unread)
     FORMS[form](run, guard, [(run.batches[4],)])
     incident = run.outcomes[-1].incident
@@ -67,7 +69,9 @@ def test_a_bad_step_never_happened_and_is_reported_one_step_later(form: str, nam
 
 
 @pytest.mark.parametrize("on_skip", ["hold", "advance"])
-@pytest.mark.parametrize("scheduler", [lambda o: CosineAnnealingLR(o, 40), lambda o: OneCycleLR(o, 0.1, total_steps=40)])
+@pytest.mark.parametrize(
+    "scheduler", [lambda o: CosineAnnealingLR(o, 40), lambda o: OneCycleLR(o, 0.1, total_steps=40)]
+)
 def test_the_schedule_is_held_or_advances(on_skip: str, scheduler: Any) -> None:
     """The rate of each applied step is that of a run that never met (or quietly passed) the bad batch."""
     clean = make_run(OPTIMIZERS["adamw"], scheduler=scheduler)
@@ -110,7 +114,7 @@ def test_too_many_stop_the_run_also_at_close() -> None:
     guard = run.guard(policy=Policy(sync="late", max_consecutive_skips=1))
     guard.attempt(run.forward, poison(run.batches[0]))
     guard.attempt(run.forward, poison(run.batches[0]))
-    with pytest.raises(nantrap.NonFiniteError, match='2 incidents in a row, 1 are allowed, and Policy.sync="late"'):
+    with pytest.raises(nantrap.NonFiniteError, match=r'2 incidents in a row, 1 are allowed, and Policy\(sync="late"\)'):
         guard.close()
     assert not run.model._forward_pre_hooks
 

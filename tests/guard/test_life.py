@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from guard.loops import FORMS, NAN, Net, assert_same_state, make_run, mse, poison, state_of
 from torch import Tensor, nn
 
 import nantrap
+from guard.loops import FORMS, NAN, Net, assert_same_state, make_run, mse, poison, state_of
 from nantrap import Guard, Policy
 
 
@@ -246,3 +246,14 @@ def test_averages_of_other_kinds() -> None:
     guard.attempt(plain.forward, plain.batches[0])
     guard.attempt(plain.forward, poison(plain.batches[0]))
     assert len(calls) == 1
+
+
+def test_a_forward_pass_without_a_step_is_the_users() -> None:
+    """Statistics gathered in a warm-up pass are not undone when the attempt after it fails."""
+    run = make_run()
+    guard = run.guard(policy=Policy(diagnose="off"))
+    for batch in run.batches[:3]:
+        run.model(batch[0])
+    warm = state_of(run, rng=False)
+    assert not guard.attempt(run.forward, poison(run.batches[3])).applied
+    assert_same_state(warm, state_of(run, rng=False))

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from guard.loops import FORMS, INF, batches, make_run, mse
 from torch import Tensor, nn
 
 import nantrap
+from guard.loops import FORMS, INF, batches, make_run, mse
 from nantrap import Policy
 
 ZOO = Path(__file__).parents[1] / "zoo"

@@ -1,6 +1,6 @@
 """Two real processes of which only one meets a fault: no hang, the same decisions, equal weights, the right rank named.
 
-Each test spawns two gloo ranks with a timeout, so that a disagreement ends as an error and not as a hang.
+The group has a timeout, so that a disagreement ends as an error and not as a hang.
 """
 
 from __future__ import annotations
@@ -38,26 +38,42 @@ class Net(nn.Module):
         return self.head(torch.relu(self.norm(self.body(x))))
 
 
-def _worker(rank: int, folder: str, scenario: str, options: dict[str, Any]) -> None:
+def _worker(rank: int, folder: str) -> None:
+    """Every scenario in turn, each in a process group of its own, so that one that fails does not disturb the next."""
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=WORLD,
-        timeout=datetime.timedelta(seconds=60),
-    )
-    try:
-        result = SCENARIOS[scenario](rank, folder, **options)
-        Path(folder, f"result-{rank}.json").write_text(json.dumps(result))
-        dist.barrier()
-    finally:
-        dist.destroy_process_group()
+    for name, (scenario, options) in SCENARIOS.items():
+        place = Path(folder, name)
+        place.mkdir(exist_ok=True)
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/{name}.rendezvous",
+            rank=rank,
+            world_size=WORLD,
+            timeout=datetime.timedelta(seconds=90),
+        )
+        try:
+            result = scenario(rank, str(place), **options)
+            dist.barrier()
+        except Exception as error:
+            result = {"error": f"{type(error).__name__}: {error}"}
+        finally:
+            dist.destroy_process_group()
+        (place / f"result-{rank}.json").write_text(json.dumps(result))
 
 
-def run_ranks(folder: Path, scenario: str, **options: Any) -> list[dict[str, Any]]:
-    mp.spawn(_worker, args=(str(folder), scenario, options), nprocs=WORLD, join=True)  # type: ignore[no-untyped-call]
-    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(WORLD)]
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
+    """The results of a scenario on both ranks. Starting processes is slow, so all scenarios share two."""
+    folder = tmp_path_factory.mktemp("ranks")
+    mp.spawn(_worker, args=(str(folder),), nprocs=WORLD, join=True)  # type: ignore[no-untyped-call]
+
+    def results(name: str) -> list[dict[str, Any]]:
+        read = [json.loads((folder / name / f"result-{rank}.json").read_text()) for rank in range(WORLD)]
+        assert not any("error" in result for result in read), read
+        assert {path.name for path in (folder / name).glob("journal*")} <= {"journal-r0.jsonl", "journal-r1.jsonl"}
+        return read
+
+    return results
 
 
 def build(rank: int, *, ddp: bool) -> tuple[nn.Module, nn.Module]:
@@ -97,6 +113,7 @@ def _train(
     actions: list[str] = []
     ranks: list[int | None] = []
     phases: list[str | None] = []
+    causes: list[list[str]] = []
     with nantrap.Guard(model, optimizer, policy=Policy(**(policy or {})), run_dir=folder, quiet=True) as guard:
         for step in range(steps):
             hit = bad.get(str(step)) == rank
@@ -108,6 +125,8 @@ def _train(
                     return loss * NAN
                 if fault == "huge" and hit:
                     return loss + inner.head.bias.sum() * 3e16  # finite, beyond what is proven safe
+                if fault == "backward" and hit:  # the loss is finite, and so is the other rank's part
+                    return loss + torch.sqrt(inner.head.bias * 0.0).sum()
                 if fault == "spike" and hit:
                     return loss * 1e6
                 return loss
@@ -127,39 +146,17 @@ def _train(
             actions.append(str(outcome.action))
             ranks.append(outcome.incident.rank if outcome.incident else None)
             phases.append(outcome.incident.phase if outcome.incident else None)
+            causes.append([cause.slug for cause in outcome.incident.causes] if outcome.incident else [])
     return {
         "actions": actions,
         "ranks": ranks,
         "phases": phases,
+        "causes": causes,
         "parameters": checksum(inner, buffers=False),
         "finite": all(bool(torch.isfinite(t.float()).all()) for t in inner.state_dict().values()),
         "lr": optimizer.param_groups[0]["lr"],
         "spikes": guard.tally.spikes,
     }
-
-
-SCENARIOS: dict[str, Callable[..., dict[str, Any]]] = {"train": _train}
-
-
-@pytest.mark.parametrize("form", ["two_line", "attempt"])
-def test_ddp_where_one_rank_meets_a_bad_batch(tmp_path: Path, form: str) -> None:
-    zero, one = run_ranks(tmp_path, "train", ddp=True, form=form, bad={"1": 1, "3": 0, "4": 1})
-    assert zero["actions"] == one["actions"] == ["apply", "skip", "apply", "skip", "skip", "apply"]
-    assert zero["ranks"] == one["ranks"] == [None, 1, None, 0, 1, None]
-    assert zero["parameters"] == one["parameters"]
-    assert zero["finite"]
-    assert one["finite"]
-    assert (tmp_path / "journal-r0.jsonl").exists()
-    assert (tmp_path / "journal-r1.jsonl").exists()
-
-
-def test_ddp_is_bit_identical_to_the_run_without_the_bad_steps(tmp_path: Path) -> None:
-    """Six steps, two of them skipped, against four plain DDP steps on the same batches."""
-    zero, one = run_ranks(tmp_path, "train", ddp=True, form="attempt", bad={"1": 1, "3": 0})
-    other = tmp_path / "plain"
-    other.mkdir()
-    plain = run_ranks(other, "plain_ddp")
-    assert zero["parameters"] == one["parameters"] == plain[0]["parameters"]
 
 
 def _plain_ddp(rank: int, folder: str) -> dict[str, Any]:
@@ -174,25 +171,6 @@ def _plain_ddp(rank: int, folder: str) -> dict[str, Any]:
     return {"parameters": checksum(inner, buffers=False)}
 
 
-SCENARIOS["plain_ddp"] = _plain_ddp
-
-
-def test_plain_models_whose_norms_differ(tmp_path: Path) -> None:
-    """Without DDP each rank has a norm of its own: one may need a careful step where the other would not."""
-    zero, one = run_ranks(
-        tmp_path, "train", ddp=False, form="attempt", bad={"1": 1, "2": 0, "4": 1}, fault="loss"
-    )
-    assert zero["actions"] == one["actions"] == ["apply", "skip", "skip", "apply", "skip", "apply"]
-    assert zero["ranks"] == one["ranks"] == [None, 1, 0, None, 1, None]
-
-
-def test_one_rank_alone_needs_a_careful_step(tmp_path: Path) -> None:
-    zero, one = run_ranks(tmp_path, "huge", bad={"2": 1})
-    assert zero["actions"] == one["actions"]
-    assert zero["finite"]
-    assert one["finite"]
-
-
 def _huge(rank: int, folder: str, *, bad: dict[str, int]) -> dict[str, Any]:
     inner, model = build(rank, ddp=False)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -204,19 +182,6 @@ def _huge(rank: int, folder: str, *, bad: dict[str, int]) -> dict[str, Any]:
         outcome = guard.attempt(lambda b: nn.functional.mse_loss(model(b[0]), b[1]) * scale, batch)
         actions.append(str(outcome.action))
     return {"actions": actions, "finite": all(bool(torch.isfinite(p).all()) for p in inner.parameters())}
-
-
-SCENARIOS["huge"] = _huge
-
-
-def test_an_update_that_goes_wrong_on_one_rank_is_undone_on_both(tmp_path: Path) -> None:
-    zero, one = run_ranks(tmp_path, "broken_update")
-    assert zero["actions"] == one["actions"] == ["apply", "skip", "apply"]
-    assert zero["ranks"] == one["ranks"] == [None, 1, None]
-    assert zero["phases"] == one["phases"] == [None, "optimizer", None]
-    assert zero["parameters"] == one["parameters"]
-    assert zero["finite"]
-    assert one["finite"]
 
 
 def _broken_update(rank: int, folder: str) -> dict[str, Any]:
@@ -246,51 +211,6 @@ def _broken_update(rank: int, folder: str) -> dict[str, Any]:
     }
 
 
-SCENARIOS["broken_update"] = _broken_update
-
-
-@pytest.mark.parametrize(
-    ("options", "actions"),
-    [
-        ({"policy": {"check_batch": True}, "bad": {"1": 1}}, ["apply", "skip", "apply", "apply"]),
-        ({"micro": 3, "bad": {"1": 1}}, ["apply", "skip", "apply", "apply"]),
-        ({"policy": {"sync": "late"}, "bad": {"1": 1}}, ["apply", "apply", "apply", "apply"]),
-        ({"policy": {"on_incident": "raise"}, "bad": {"2": 1}}, ["apply", "apply", "stop"]),
-        (
-            {"policy": {"max_consecutive_skips": 0, "anchor_every": 1}, "bad": {"2": 0}},
-            ["apply", "apply", "rollback", "apply"],
-        ),
-    ],
-    ids=["check_batch", "accumulation", "late", "strict", "rollback"],
-)
-def test_policies_together(tmp_path: Path, options: dict[str, Any], actions: list[str]) -> None:
-    zero, one = run_ranks(tmp_path, "train", ddp=True, form="attempt", steps=4, **options)
-    assert zero["actions"] == one["actions"] == actions
-    assert zero["ranks"] == one["ranks"]
-    assert zero["parameters"] == one["parameters"]
-    assert zero["lr"] == one["lr"]
-    assert zero["finite"]
-    assert one["finite"]
-
-
-def test_a_spike_on_one_rank_is_skipped_by_both(tmp_path: Path) -> None:
-    policy = {"spikes": "skip", "spike_warmup": 8, "spike_window": 8, "diagnose": "off"}
-    zero, one = run_ranks(
-        tmp_path, "train", ddp=False, form="attempt", bad={"12": 1}, fault="spike", policy=policy, steps=14
-    )
-    assert zero["actions"] == one["actions"] == ["apply"] * 12 + ["skip", "apply"]
-    assert zero["ranks"][12] == one["ranks"][12] == 1
-    assert zero["spikes"] == 0
-
-
-def test_synchronised_statistics_are_not_replayed_alone(tmp_path: Path) -> None:
-    zero, one = run_ranks(tmp_path, "sync_batch_norm")
-    assert zero["actions"] == one["actions"] == ["apply", "skip", "apply"]
-    assert one["notes"] == [
-        "not run again: the model talks to the other ranks in its forward pass, and they have moved on"
-    ]
-
-
 def _sync_batch_norm(rank: int, folder: str) -> dict[str, Any]:
     class Synchronised(nn.SyncBatchNorm):
         """The real one wants a GPU; this one too would wait for the other rank in its forward pass."""
@@ -316,4 +236,139 @@ def _sync_batch_norm(rank: int, folder: str) -> dict[str, Any]:
     return {"actions": [str(outcome.action) for outcome in outcomes], "notes": notes}
 
 
-SCENARIOS["sync_batch_norm"] = _sync_batch_norm
+SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
+    "two_line": (_train, {"ddp": True, "form": "two_line", "bad": {"1": 1, "3": 0, "4": 1}}),
+    "attempt": (_train, {"ddp": True, "form": "attempt", "bad": {"1": 1, "3": 0, "4": 1}}),
+    "two_skipped": (_train, {"ddp": True, "form": "attempt", "bad": {"1": 1, "3": 0}}),
+    "plain_ddp": (_plain_ddp, {}),
+    "plain_models": (_train, {"ddp": False, "form": "attempt", "bad": {"1": 1, "2": 0, "4": 1}, "fault": "loss"}),
+    "huge": (_huge, {"bad": {"2": 1}}),
+    "broken_update": (_broken_update, {}),
+    "check_batch": (
+        _train,
+        {"ddp": True, "form": "attempt", "steps": 4, "policy": {"check_batch": True}, "bad": {"1": 1}},
+    ),
+    "accumulation": (_train, {"ddp": True, "form": "attempt", "steps": 4, "micro": 3, "bad": {"1": 1}}),
+    "late": (_train, {"ddp": True, "form": "attempt", "steps": 4, "policy": {"sync": "late"}, "bad": {"1": 1}}),
+    "strict": (
+        _train,
+        {"ddp": True, "form": "attempt", "steps": 4, "policy": {"on_incident": "raise"}, "bad": {"2": 1}},
+    ),
+    "rollback": (
+        _train,
+        {
+            "ddp": True,
+            "form": "attempt",
+            "steps": 4,
+            "policy": {"max_consecutive_skips": 0, "anchor_every": 1},
+            "bad": {"2": 0},
+        },
+    ),
+    "spike": (
+        _train,
+        {
+            "ddp": False,
+            "form": "attempt",
+            "bad": {"12": 1},
+            "fault": "spike",
+            "policy": {"spikes": "skip", "spike_warmup": 8, "spike_window": 8, "diagnose": "off"},
+            "steps": 14,
+        },
+    ),
+    "backward_two_line": (
+        _train,
+        {"ddp": True, "form": "two_line", "steps": 4, "fault": "backward", "bad": {"1": 1, "2": 0}},
+    ),
+    "backward_attempt": (
+        _train,
+        {"ddp": True, "form": "attempt", "steps": 4, "fault": "backward", "bad": {"1": 1, "2": 0}},
+    ),
+    "sync_batch_norm": (_sync_batch_norm, {}),
+}
+Ranks = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.mark.parametrize("form", ["two_line", "attempt"])
+def test_ddp_where_one_rank_meets_a_bad_batch(ranks: Ranks, form: str) -> None:
+    zero, one = ranks(form)
+    assert zero["actions"] == one["actions"] == ["apply", "skip", "apply", "skip", "skip", "apply"]
+    assert zero["ranks"] == one["ranks"] == [None, 1, None, 0, 1, None]
+    assert zero["parameters"] == one["parameters"]
+    assert zero["finite"]
+    assert one["finite"]
+
+
+@pytest.mark.parametrize("form", ["two_line", "attempt"])
+def test_ddp_where_the_fault_is_in_one_ranks_backward(ranks: Ranks, form: str) -> None:
+    """Averaging spreads it to all gradients of all ranks at once; only running each part alone tells whose it was."""
+    zero, one = ranks(f"backward_{form}")
+    assert zero["actions"] == one["actions"] == ["apply", "skip", "skip", "apply"]
+    assert zero["ranks"] == one["ranks"] == [None, 1, 0, None]
+    assert zero["causes"][1] == one["causes"][2] == []  # the innocent explain nothing
+    assert zero["parameters"] == one["parameters"]
+
+
+def test_ddp_is_bit_identical_to_the_run_without_the_bad_steps(ranks: Ranks) -> None:
+    """Six steps, two of them skipped, against four plain DDP steps on the same batches."""
+    zero, one = ranks("two_skipped")
+    assert zero["parameters"] == one["parameters"] == ranks("plain_ddp")[0]["parameters"]
+
+
+def test_plain_models_without_ddp(ranks: Ranks) -> None:
+    zero, one = ranks("plain_models")
+    assert zero["actions"] == one["actions"] == ["apply", "skip", "skip", "apply", "skip", "apply"]
+    assert zero["ranks"] == one["ranks"] == [None, 1, 0, None, 1, None]
+
+
+def test_one_rank_alone_needs_a_careful_step(ranks: Ranks) -> None:
+    """Without DDP each rank has a norm of its own: one must be able to undo its update where the other need not."""
+    zero, one = ranks("huge")
+    assert zero["actions"] == one["actions"]
+    assert zero["finite"]
+    assert one["finite"]
+
+
+def test_an_update_that_goes_wrong_on_one_rank_is_undone_on_both(ranks: Ranks) -> None:
+    zero, one = ranks("broken_update")
+    assert zero["actions"] == one["actions"] == ["apply", "skip", "apply"]
+    assert zero["ranks"] == one["ranks"] == [None, 1, None]
+    assert zero["phases"] == one["phases"] == [None, "optimizer", None]
+    assert zero["parameters"] == one["parameters"]
+    assert zero["finite"]
+    assert one["finite"]
+
+
+@pytest.mark.parametrize(
+    ("scenario", "actions"),
+    [
+        ("check_batch", ["apply", "skip", "apply", "apply"]),
+        ("accumulation", ["apply", "skip", "apply", "apply"]),
+        ("late", ["apply", "apply", "apply", "apply"]),
+        ("strict", ["apply", "apply", "stop"]),
+        ("rollback", ["apply", "apply", "rollback", "apply"]),
+    ],
+)
+def test_policies_together(ranks: Ranks, scenario: str, actions: list[str]) -> None:
+    zero, one = ranks(scenario)
+    assert zero["actions"] == one["actions"] == actions
+    assert zero["ranks"] == one["ranks"]
+    assert [rank for rank in one["ranks"] if rank is not None] == [0 if scenario == "rollback" else 1]
+    assert zero["parameters"] == one["parameters"]
+    assert zero["lr"] == one["lr"]
+    assert zero["finite"]
+    assert one["finite"]
+
+
+def test_a_spike_on_one_rank_is_skipped_by_both(ranks: Ranks) -> None:
+    zero, one = ranks("spike")
+    assert zero["actions"] == one["actions"] == ["apply"] * 12 + ["skip", "apply"]
+    assert zero["ranks"][12] == one["ranks"][12] == 1
+    assert zero["spikes"] == 0
+
+
+def test_synchronised_statistics_are_not_replayed_alone(ranks: Ranks) -> None:
+    zero, one = ranks("sync_batch_norm")
+    assert zero["actions"] == one["actions"] == ["apply", "skip", "apply"]
+    assert one["notes"] == [
+        "not run again: the model talks to the other ranks in its forward pass, and they have moved on"
+    ]

@@ -6,6 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+import nantrap
 from guard.loops import (
     FORMS,
     INF,
@@ -13,7 +17,6 @@ from guard.loops import (
     Net,
     Run,
     assert_same_state,
-    batches,
     make_run,
     mse,
     poison,
@@ -21,10 +24,6 @@ from guard.loops import (
     state_of,
     train_plain,
 )
-from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-
-import nantrap
 from nantrap import Policy
 
 OPTIMIZERS = {
@@ -82,7 +81,8 @@ def test_the_random_streams_go_on_as_if_only_the_one_forward_had_drawn(form: str
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_run_after_a_skip_is_the_run_without_that_batch(form: str) -> None:
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_the_run_after_a_skip_is_the_run_without_that_batch(form: str, name: str) -> None:
     """Not only the state: what follows is bit-identical to a plain run that never met the batch, dropout apart."""
 
     def without_dropout() -> nn.Module:
@@ -90,8 +90,8 @@ def test_the_run_after_a_skip_is_the_run_without_that_batch(form: str) -> None:
         net.drop = nn.Identity()
         return net
 
-    plain = train_plain(full_run(model=without_dropout))
-    guarded = full_run(model=without_dropout)
+    plain = train_plain(full_run(model=without_dropout, optimizer=OPTIMIZERS[name]))
+    guarded = full_run(model=without_dropout, optimizer=OPTIMIZERS[name])
     guard = guarded.guard()
     for index, batch in enumerate(guarded.batches):
         if index in (0, 3, 4):

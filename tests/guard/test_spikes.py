@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from guard.loops import NAN, assert_same_state, make_run, state_of
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from guard.loops import NAN, assert_same_state, make_run, state_of
 from nantrap import Action, Policy
 from nantrap.guard.spikes import SpikeDetector
 
@@ -89,7 +89,7 @@ class Scaled(nn.Module):
         return (self.weight.square() * factor).sum()
 
 
-def spiky(policy: Policy, *, spike: float = 1e4, repeats: int = 1, quiet: bool = True):  # noqa: ANN201
+def spiky(policy: Policy, *, spike: float = 1e4, repeats: int = 1, quiet: bool = True):
     run = make_run(
         lambda m: torch.optim.SGD(m.parameters(), lr=1e-6), model=Scaled, loss=lambda m, b: m(b), max_grad_norm=None
     )

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from guard.loops import INF, NAN
 from torch import Tensor, nn
 
 import nantrap
+from guard.loops import INF, NAN
 from nantrap import Policy
 
 STEPS = 300
@@ -74,7 +74,9 @@ def weather(stormy: bool) -> list[str]:
     return days
 
 
-def train(step: Callable[[Cnn, torch.optim.Optimizer], Callable[[Any], Any]], *, stormy: bool) -> tuple[Cnn, Any, float]:
+def train(
+    step: Callable[[Cnn, torch.optim.Optimizer], Callable[[Any], Any]], *, stormy: bool
+) -> tuple[Cnn, Any, float]:
     torch.manual_seed(1)
     model = Cnn()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from guard.loops import make_run
 from torch import Tensor, nn
 
 import nantrap
+from guard.loops import make_run
 from nantrap import Limit
 
 
@@ -23,7 +23,7 @@ class Gated(nn.Module):
         return (self.alpha * x + self.weight.sum() * 0).square().mean()
 
 
-def gated(watch: object, lr: float = 0.0):  # noqa: ANN201
+def gated(watch: object, lr: float = 0.0):
     run = make_run(lambda m: torch.optim.SGD(m.parameters(), lr=lr), model=Gated, loss=lambda m, b: m(b), data=[])
     return run, run.guard(watch=watch, quiet=False, max_grad_norm=None)
 
@@ -71,9 +71,7 @@ def test_a_limit_speaks_again_after_the_value_came_back(capsys: pytest.CaptureFi
 def test_a_pattern_without_a_match() -> None:
     with pytest.raises(nantrap.UsageError) as caught:
         gated(("*.gamma",))
-    assert str(caught.value) == (
-        "watch='*.gamma' matches no parameter or buffer; names look like alpha, weight, count"
-    )
+    assert str(caught.value) == ("watch='*.gamma' matches no parameter or buffer; names look like alpha, weight, count")
 
 
 def test_a_limit_that_is_none() -> None:

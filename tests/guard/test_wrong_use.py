@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from guard.loops import make_run, mse
 from torch import nn
 
 import nantrap
+from guard.loops import make_run, mse
 from nantrap import Guard, Policy
 
 
@@ -27,7 +27,7 @@ def says(text: str, *arguments: Any, **options: Any) -> None:
 
 
 def test_model() -> None:
-    model, optimizer = linear()
+    _, optimizer = linear()
     says("Guard(model=...): expected a torch.nn.Module, got str", "model", optimizer)
     says("Guard(model=ReLU): the model has no parameters, so there is nothing to guard", nn.ReLU(), optimizer)
     lazy = nn.LazyLinear(3)
@@ -66,8 +66,8 @@ def test_options() -> None:
         scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer),
     )
     says(
-        "Guard(ema=Linear): expected an AveragedModel, an object with update() or update(model), or a function; a plain "
-        "copy of the model does not say how it is updated",
+        "Guard(ema=Linear): expected an AveragedModel, an object with update() or update(model), or a function; a "
+        "plain copy of the model does not say how it is updated",
         model,
         optimizer,
         ema=nn.Linear(2, 1),
@@ -116,7 +116,7 @@ def test_attempt_inside_a_window() -> None:
     model, optimizer = linear()
     guard = Guard(model, optimizer)
     guard.backward(model(torch.ones(1, 2)).sum())
-    with pytest.raises(nantrap.UsageError, match="inside a window that guard.backward began; call guard.step"):
+    with pytest.raises(nantrap.UsageError, match=r"inside a window that guard\.backward began; call guard\.step"):
         guard.attempt(lambda b: model(b).sum(), torch.ones(1, 2))
     assert guard.step().applied
 
@@ -126,7 +126,7 @@ def test_a_closed_guard() -> None:
     guard = Guard(model, optimizer)
     guard.close()
     for call in (guard.step, lambda: guard.backward(model(torch.ones(1, 2)).sum())):
-        with pytest.raises(nantrap.UsageError, match="^this guard is closed; make a new one$"):
+        with pytest.raises(nantrap.UsageError, match=r"^this guard is closed; make a new one$"):
             call()
 
 
@@ -145,16 +145,16 @@ def test_losses(form: str) -> None:
         "the loss has shape (4, 1); backward needs a scalar. Reduce it, e.g. loss.mean(), or give a dict of named terms"
     )
     assert give(1.5) == (
-        "the loss must be a scalar tensor or a dict of named terms, got float. If it is a float: .item() or float() cut "
-        "it off from the graph"
+        "the loss must be a scalar tensor or a dict of named terms, got float. If it is a float: .item() or float() "
+        "cut it off from the graph"
     )
     assert give({}) == "the loss is an empty dict; give at least one named term"
     assert give({"fit": output}) == "loss term 'fit' has shape (4, 1); a term is a scalar, or one value a head"
     assert give(output.mean().detach()) == (
-        "the loss has no graph, so nothing can learn from it. This happens when it was computed under torch.no_grad() or "
-        "inference_mode, when .detach(), .item() or a new torch.tensor(...) cut it off, when every parameter it depends "
-        "on is frozen, or when a batch contributes no term at all (e.g. no masked token); skip such a batch before the "
-        "guard"
+        "the loss has no graph, so nothing can learn from it. This happens when it was computed under torch.no_grad() "
+        "or inference_mode, when .detach(), .item() or a new torch.tensor(...) cut it off, when every parameter it "
+        "depends on is frozen, or when a batch contributes no term at all (e.g. no masked token); skip such a batch "
+        "before the guard"
     )
     assert guard.attempt(lambda b: model(b).mean(), torch.ones(4, 2)).applied  # none of it spoiled the guard
 
@@ -196,7 +196,7 @@ def test_late_mode_says_who_can() -> None:
 def test_late_mode_refuses_what_it_could_not_undo() -> None:
     model = nn.Linear(2, 1)
     fused = torch.optim.AdamW(model.parameters(), fused=True)
-    with pytest.raises(nantrap.UsageError, match="can only skip; use sync=.step. to raise or to observe"):
+    with pytest.raises(nantrap.UsageError, match=r"can only skip; use sync=.step. to raise or to observe"):
         late(model, fused, policy={"on_incident": "raise"})
     with pytest.raises(nantrap.UsageError, match="the scaler reads its flag on the host in each step anyway"):
         late(model, fused, scaler=torch.amp.GradScaler("cpu"))

@@ -37,6 +37,43 @@ class Net(nn.Module):
         return self.log(x) + self.fc(x)
 
 
+class OwnLoss(Net):
+    def forward(self, x: Tensor) -> Tensor:
+        return self.measure(self.fc(x) * 0.0 + x)
+
+
+class Sqrt(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.sqrt().sum()
+
+
+def test_a_model_that_computes_its_own_loss(twoline: Any) -> None:
+    model = OwnLoss()
+    model.measure = Sqrt()
+    incident = twoline(model, model, [good, zeros])
+    assert (incident.phase, incident.module, incident.op) == ("backward", "measure", "aten.div")
+    model.measure = Cosh()
+    incident = twoline(model, model, [good, good * 1e4])
+    assert (incident.phase, incident.module, incident.op) == ("forward", "measure", "aten.cosh")
+
+
+class Opaque:
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
+
+
+class Wrapped(Net):
+    def forward(self, x: Tensor) -> Any:
+        return Opaque(super().forward(x))
+
+
+def test_an_output_of_an_unknown_kind(twoline: Any) -> None:
+    model = Wrapped()
+    incident = twoline(model, lambda b: model(b).value.mean(), [good, zeros])
+    assert (incident.phase, incident.op) == ("forward", "aten.log")
+    assert incident.module == "log"
+
+
 def test_the_first_of_two_calls(twoline: Any) -> None:
     model = Net()
     incident = twoline(model, lambda b: (model(b) @ model(good).t()).mean(), [good, zeros])
@@ -148,6 +185,29 @@ def test_a_loss_module_is_recognised() -> None:
     assert incident.op == "aten.mse_loss"
     assert incident.source is not None
     assert "measure(model(good)" in incident.source.text
+
+
+class Cosh(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x.cosh().mean()
+
+
+def with_a_part(m: Any, batch: Tensor) -> Tensor:
+    result: Tensor = m.measure(m(batch))
+    return result
+
+
+def test_a_part_that_the_loss_function_calls_is_named() -> None:
+    model = Net()
+    model.measure = Cosh()
+    guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-9), quiet=True)
+    guard.backward(with_a_part(model, good * 1e4))
+    incident = guard.step().incident
+    assert incident is not None
+    assert (incident.module, incident.op) == ("measure", "aten.cosh")
+    assert incident.source is not None
+    assert incident.source.inferred
+    assert incident.source.function == "Cosh.forward"
 
 
 def test_the_failed_batch_is_not_kept_alive() -> None:

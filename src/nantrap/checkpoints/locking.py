@@ -31,7 +31,8 @@ def locked(folder: Path, *, seconds: float) -> Iterator[None]:
         # only for the message of others; a full disk must not keep anybody from the lock
         with contextlib.suppress(OSError):
             os.ftruncate(descriptor, 0)
-            os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            os.write(descriptor, f"{os.getpid()}\n".encode())
         yield
     finally:
         os.close(descriptor)  # which lets the lock go
@@ -61,7 +62,8 @@ def _acquire(descriptor: int, path: Path, deadline: float, seconds: float) -> No
 
 def _holder(descriptor: int) -> str:
     with contextlib.suppress(OSError, ValueError):
-        return f"process {int(os.pread(descriptor, 32, 0).decode())}"
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        return f"process {int(os.read(descriptor, 32).decode())}"
     return "another process"
 
 

@@ -89,9 +89,9 @@ def storable(value: Tensor, path: str) -> Tensor:
     tensor = value.detach()
     if hasattr(value, "to_local") or type(value).__name__ in ("DTensor", "ShardedTensor"):
         raise UsageError(
-            f"{path} is a {type(value).__name__}: this rank holds only a part of it, and a CheckpointStore writes whole "
-            "tensors. Save sharded state with torch.distributed.checkpoint (nantrap audit reads it), or gather it "
-            "first with torch.distributed.checkpoint.state_dict.get_model_state_dict(full_state_dict=True)"
+            f"{path} is a {type(value).__name__}: this rank holds only a part of it, and a CheckpointStore writes "
+            "whole tensors. Save sharded state with torch.distributed.checkpoint (nantrap audit reads it), or gather "
+            "it first with torch.distributed.checkpoint.state_dict.get_model_state_dict(full_state_dict=True)"
         )
     if type(tensor) is not Tensor:
         raise UsageError(f"{path} is a {type(tensor).__name__}, whose parts are not known here; save a plain tensor")

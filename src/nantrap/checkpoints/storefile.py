@@ -31,8 +31,6 @@ from nantrap.errors import FormatError, UsageError
 
 MARK: Final = "nantrap.checkpoint"
 VERSION: Final = "1"
-HEAD: Final = b'{"__metadata__":{"nantrap.checkpoint":'
-"""How the header of such a file begins."""
 
 _DTYPES = {
     torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
@@ -40,17 +38,27 @@ _DTYPES = {
     torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
 }  # fmt: skip
 
+_DAMAGE = (
+    UnreadableError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError,
+    struct.error,
+)  # fmt: skip
+"""What reading a header that was flipped or forged can raise."""
+
+
+class NotOursError(FormatError):
+    """The file is somebody else's or out of reach: not known to be damaged, so nothing to put aside."""
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
     """A state ready to be written: independent of the live tensors once `copied`."""
 
-    structure: str
+    sections: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
 
     def copied(self) -> Packed:
         """The same with tensors of its own, on the CPU: training may go on while it is written."""
-        return Packed(self.structure, {name: _own(tensor) for name, tensor in self.tensors.items()})
+        return Packed(self.sections, {name: _own(tensor) for name, tensor in self.tensors.items()})
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,25 +69,25 @@ class Written:
     sha256: str
 
 
-def pack_state(state: Mapping[str, Any], about: Mapping[str, Any]) -> Packed:
+def pack_state(state: Mapping[str, Any]) -> Packed:
     """Describe a state. Raises `UsageError`, which names the place, for what cannot be stored."""
     packer = Packer()
     sections = {name: packer.pack(value, name) for name, value in state.items()}
     for name, tensor in packer.tensors.items():
         if tensor.dtype not in _DTYPES:
             raise UsageError(f"{name} is {tensor.dtype}, which safetensors does not keep; convert it before saving")
-    return Packed(json.dumps({"about": dict(about), "state": sections}), packer.tensors)
+    return Packed(sections, packer.tensors)
 
 
-def write_file(target: Path, packed: Packed) -> Written:
-    """Write beside `target`, flushed. The caller puts it in its place."""
+def write_file(target: Path, packed: Packed, about: Mapping[str, Any]) -> Written:
+    """Write beside `target`, flushed. The caller puts it in its place. `about` is what the file says of itself."""
     with written_beside(target) as file:
-        return _write(file, packed)
+        return _write(file, json.dumps({"about": dict(about), "state": packed.sections}), packed.tensors)
 
 
-def save_file(target: Path, packed: Packed) -> Written:
+def save_file(target: Path, packed: Packed, about: Mapping[str, Any]) -> Written:
     """Write a file that stands alone, in one go; an older one of that name is replaced."""
-    written = write_file(target, packed)
+    written = write_file(target, packed, about)
     put_in_place(target)
     return written
 
@@ -91,7 +99,10 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
         tensors: dict[str, Tensor] = {}
         crc = zlib.crc32(structure.encode())
         for extent in contents.extents:
-            (stored,) = extent.tensors
+            if not extent.tensors:
+                raise FormatError(f"{path}: tensor {extent.label} has a dtype that is not written here")
+            stored = extent.tensors[0]
+            crc = zlib.crc32(_line(extent.label, stored.dtype, stored.shape), crc)
             tensor = torch.empty(stored.shape, dtype=stored.dtype)
             view = _bytes_of(tensor)
             if source.read_into(extent.offset, view) != extent.size:
@@ -108,33 +119,34 @@ def open_contents(source: Source) -> tuple[Contents, str, str]:
     """Where the tensors lie, the structure as JSON text, and the checksum. `FormatError` if it is no such file."""
     try:
         contents = safetensors.read(source)
-    except (UnreadableError, struct.error) as error:
+    except _DAMAGE as error:
         raise FormatError(f"{source.name}: {error}") from error
     if contents.problems:
         raise FormatError(f"{source.name}: {contents.problems[0].message}")
     metadata = contents.tree["metadata"] if isinstance(contents.tree, dict) else {}
     if metadata.get(MARK) != VERSION:
-        raise FormatError(
+        raise NotOursError(
             f"{source.name}: not written by nantrap (its header has {MARK} {metadata.get(MARK)!r}, expected "
             f"{VERSION!r}); load it with the library that wrote it"
         )
     return contents, str(metadata.get("structure")), str(metadata.get("crc32"))
 
 
-def _write(file: BinaryIO, packed: Packed) -> Written:
+def _write(file: BinaryIO, structure: str, tensors: Mapping[str, Tensor]) -> Written:
     if sys.byteorder != "little":
         raise UsageError("safetensors are little-endian, and this machine is not")
     # the widest dtypes first keep every tensor aligned, as the library does it
-    names = sorted(packed.tensors, key=lambda name: (-packed.tensors[name].itemsize, name))
-    crc = zlib.crc32(packed.structure.encode())
+    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    crc = zlib.crc32(structure.encode())
     entries: dict[str, Any] = {}
     end = 0
     for name in names:
-        tensor = packed.tensors[name]
+        tensor = tensors[name]
         begin, end = end, end + tensor.numel() * tensor.itemsize
         entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        crc = zlib.crc32(_line(name, tensor.dtype, tuple(tensor.shape)), crc)
         crc = zlib.crc32(_bytes_of(_own(tensor, copy=False)), crc)
-    metadata = {MARK: VERSION, "structure": packed.structure, "crc32": f"{crc:08x}"}
+    metadata = {MARK: VERSION, "structure": structure, "crc32": f"{crc:08x}"}
     text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     digest, size = hashlib.sha256(), 0
@@ -143,11 +155,16 @@ def _write(file: BinaryIO, packed: Packed) -> Written:
         digest.update(chunk)
         size += len(chunk)
     for name in names:
-        view = _bytes_of(_own(packed.tensors[name], copy=False))
+        view = _bytes_of(_own(tensors[name], copy=False))
         file.write(view)
         digest.update(view)
         size += len(view)
     return Written(size, digest.hexdigest())
+
+
+def _line(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+    """What the checksum covers of the table of tensors."""
+    return f"{name} {dtype} {shape}\n".encode()
 
 
 def _own(tensor: Tensor, *, copy: bool = True) -> Tensor:
@@ -159,4 +176,5 @@ def _own(tensor: Tensor, *, copy: bool = True) -> Tensor:
 def _bytes_of(tensor: Tensor) -> memoryview:
     """The memory of a contiguous CPU tensor."""
     flat = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
-    return memoryview(flat.numpy())
+    data: Any = flat.numpy()
+    return memoryview(data)

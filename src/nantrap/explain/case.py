@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -49,6 +50,12 @@ class Case:
         """The guilty operation in its plainest form: `div` for `aten.div_` and `aten._foreach_div`."""
         name = (self.location.op or "").removeprefix("aten.")
         return name.removeprefix("_foreach_").rstrip("_").lstrip("_") if name else ""
+
+    @property
+    def place(self) -> str:
+        """The guilty module in a sentence: its name, or what stands outside every named one."""
+        module = self.location.module
+        return "the code outside its submodules" if module in (None, "loss") else str(module)
 
     @property
     def node(self) -> str:
@@ -135,13 +142,26 @@ class Case:
     def growth(self) -> float:
         """How many times larger |loss| or the gradient norm is now than at its smallest in the recent steps."""
         applied = self.history.applied()[-64:]
-        if len(applied) < 2:
-            return 1.0
-        return max(_growth([abs(r.loss) for r in applied]), _growth([r.grad_norm for r in applied]))
+        return max(self.loss_growth, _growth([record.grad_norm for record in applied]))
+
+    @functools.cached_property
+    def loss_growth(self) -> float:
+        """How many times larger |loss| is now than in the first half of the recent steps."""
+        return _growth([abs(record.loss) for record in self.history.applied()[-64:]])
+
+    def calls_of(self, *names: str) -> Iterator[Capture]:
+        """The recorded forward calls of these operations: the guilty one, and those kept as witnesses."""
+        captures = [self.capture] if self.capture is not None else []
+        captures += list(self.trace.witnesses.values()) if self.trace is not None else []
+        for capture in captures:
+            if capture.op.phase == "forward" and capture.op.name.startswith(names):
+                yield capture
 
 
 def _growth(values: list[float]) -> float:
     """The last value over the median of the first half of the window: above 1 only if it really rose."""
+    if len(values) < 2:
+        return 1.0
     before = sorted(values[: max(1, len(values) // 2)])
     middle = before[len(before) // 2]
     return values[-1] / middle if middle > 0 else 1.0

@@ -49,3 +49,8 @@ def limit(tensor: Tensor) -> float:
     import torch
 
     return float(torch.finfo(tensor.dtype).max)
+
+
+def rounded(value: float, like: Tensor) -> float:
+    """What `value` becomes in the dtype of `like`."""
+    return float(like.new_tensor(value))

@@ -47,7 +47,30 @@ def _replaced(segment: str) -> str | None:
         return None
     owner = node.func.value
     arguments = [ast.unparse(argument) for argument in node.args]
-    arguments += [f"{keyword.arg}={ast.unparse(keyword.value)}" for keyword in node.keywords]
-    if not (isinstance(owner, ast.Name) and owner.id in ("torch", "F")):
+    if not (isinstance(owner, ast.Name) and owner.id == "torch"):
+        if _is_module(owner):
+            return None  # numpy's or math's function of that name takes no tensor
         arguments.insert(0, ast.unparse(owner))
+    if not _same_signature(node, safe, len(arguments)):
+        return None
+    arguments += [f"{keyword.arg}={ast.unparse(keyword.value)}" for keyword in node.keywords]
     return f"nantrap.ops.{safe}({', '.join(arguments)})"
+
+
+def _is_module(owner: ast.expr) -> bool:
+    """Whether the call is `np.sqrt`, `math.log` or `torch.linalg.norm` rather than a method of a tensor."""
+    root = owner
+    while isinstance(root, ast.Attribute):
+        root = root.value
+    return isinstance(root, ast.Name) and root.id in ("np", "numpy", "math", "cmath", "jnp", "torch", "F", "scipy")
+
+
+def _same_signature(call: ast.Call, safe: str, positional: int) -> bool:
+    """Whether the safe form takes the very arguments that stand there."""
+    keywords = {keyword.arg for keyword in call.keywords}
+    if safe == "safe_pow":
+        return positional == 2 and not keywords
+    if safe in ("safe_std", "safe_var"):
+        flag = any(isinstance(a, ast.Constant) and isinstance(a.value, bool) for a in call.args)
+        return positional <= 2 and not flag and keywords <= {"dim", "keepdim", "correction"}
+    return positional == 1 and not keywords

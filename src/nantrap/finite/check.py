@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+_NO_NAN = frozenset(dtype for name in ("float4_e2m1fn_x2",) if (dtype := getattr(torch, name, None)) is not None)
+"""Packed formats without a bit pattern for NaN or Inf."""
+
 SMALL = 16_384
 """Below this many values a tensor is joined with others of its dtype before it is read."""
 
@@ -55,7 +58,7 @@ def read(scalars: Sequence[Tensor]) -> list[float]:
 
 def readable(tensor: Tensor) -> Tensor | None:
     """The plain dense floating-point tensor that holds this tensor's values, or `None` if it can hold no NaN."""
-    if not (tensor.is_floating_point() or tensor.is_complex()):
+    if not (tensor.is_floating_point() or tensor.is_complex()) or tensor.dtype in _NO_NAN:
         return None
     tensor = tensor.detach()
     if hasattr(tensor, "to_local"):  # DTensor, without importing torch.distributed

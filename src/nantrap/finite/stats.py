@@ -82,6 +82,10 @@ def headroom_bits(absmax: float | None, dtype: torch.dtype) -> float | None:
 
 def first_nonfinite_index(tensor: Tensor) -> tuple[int, ...] | None:
     """Index of the first non-finite value in row-major order, or `None`."""
+    if tensor.layout not in (torch.strided, torch.jagged):  # the place in the tensor, not among the stored values
+        stored = torch.Tensor.to_sparse(tensor.detach()).coalesce()
+        within = first_nonfinite_index(stored.values())
+        return None if within is None else (*stored.indices()[:, within[0]].tolist(), *within[1:])
     dense = readable(tensor)
     if dense is None:
         return None

@@ -179,6 +179,7 @@ def _refuse_bad(guard: Guard, window: Window, reading: _Reading, verdict: Verdic
         rank=verdict.first_rank,
         local=guard._agreement.rank in verdict.bad_ranks,
         harmless=not verdict.harmful,
+        contested=verdict.contested,
     )
     return refuse(guard, window, observed, reading.watch)
 

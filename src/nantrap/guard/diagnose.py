@@ -40,6 +40,7 @@ class Observed:
     rank: int = 0
     local: bool = True
     harmless: bool = False
+    contested: bool = False
 
 
 class Diagnosis:
@@ -52,6 +53,21 @@ class Diagnosis:
 
     def run(self, observed: Observed, action: Action) -> Incident:
         """The incident of a failed step; the state is as before afterwards."""
+        incident = self._diagnosed(observed, action)
+        return self._agree_on_rank(incident, observed, action) if observed.contested else incident
+
+    def _agree_on_rank(self, incident: Incident, observed: Observed, action: Action) -> Incident:
+        """Averaged gradients are bad everywhere. Each rank has run its own part again: whose was bad is guilty."""
+        agreement = self._guard._agreement
+        verdict = agreement.decide(origin=incident.op is not None or incident.module is not None)
+        if not verdict.bad:  # nobody could tell
+            return incident
+        if agreement.rank in verdict.bad_ranks:
+            return replace(incident, rank=verdict.first_rank)
+        elsewhere = replace(observed, rank=verdict.first_rank, local=False)
+        return self._diagnosed(elsewhere, action)
+
+    def _diagnosed(self, observed: Observed, action: Action) -> Incident:
         guard = self._guard
         findings = self._findings(observed)
         incident = self._bare(observed, findings, action)

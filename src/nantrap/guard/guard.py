@@ -212,6 +212,7 @@ class Guard:
         if self._window is not None:
             raise UsageError("guard.attempt inside a window that guard.backward began; call guard.step() first")
         self._attempting = True
+        self._begun = False  # a forward pass before this one, if there was any, was not part of the step
         self._begin_step()
         rng = RngState.capture()
         batches = (batch, *more)

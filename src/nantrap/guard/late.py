@@ -23,6 +23,7 @@ from nantrap.errors import NonFiniteError, UsageError
 from nantrap.guard.certify import norm_bound, update_is_provably_finite
 from nantrap.guard.console import stop_message
 from nantrap.guard.outcome import Outcome
+from nantrap.guard.ranks import guilty_ranks
 from nantrap.guard.rates import current_rates
 from nantrap.incident import Action, Finding, Incident
 
@@ -94,11 +95,13 @@ class LateSteps:
         losses = [micro.loss.total.detach().float() * micro.factor for micro in window.micros]
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         limit = norm_bound() if guard._max_grad_norm is None else math.inf  # a clipped gradient is small
-        bad = (~(norm.isfinite() & (norm <= limit) & loss.isfinite())).float()
+        origin = ~loss.isfinite()
         suspects = guard._buffers.suspects(known_only=True)
         if suspects:
-            bad = torch.maximum(bad, finite.nonfinite_flag(suspects).to(bad.device))
-        bad = guard._agreement.reduce_flag(bad)
+            origin = origin | (finite.nonfinite_flag(suspects).to(origin.device) > 0)
+        symptom = (~(norm.isfinite() & (norm <= limit))).to(origin.device)
+        flags = guard._agreement.reduce_flags(origin, symptom)
+        bad = flags.max()
         if guard._max_grad_norm is not None:
             finite.clip_with_norm(guard._members.parameters, max_norm=guard._max_grad_norm, total=norm)
         optimizer = guard.optimizer
@@ -116,7 +119,7 @@ class LateSteps:
             guard.scheduler.step()
         self._update_average(bad)
         guard._members.clear_gradients()
-        values = torch.stack([loss, norm.float().to(loss.device), bad.to(loss.device)])
+        values = torch.cat([torch.stack([loss, norm.float().to(loss.device)]), flags.flatten().to(loss.device)])
         milliseconds = (time.perf_counter() - window.started) * 1e3
         self._pending = _Pending(guard._step, values, rates, window, milliseconds, schedule)
         step = guard._step
@@ -144,14 +147,16 @@ class LateSteps:
         if pending is None:
             return None
         guard = self._guard
-        loss, norm, bad = finite.read(list(pending.values.unbind()))
+        loss, norm, *flags = finite.read(list(pending.values.unbind()))
+        half = len(flags) // 2
+        guilty = guilty_ranks([flags[:half], flags[half:]])
         action = Action.APPLY
         incident: Incident | None = None
         reason = ""
-        if bad:
+        if guilty:
             why = 'Policy(sync="late") keeps no older state'
             action, reason = guard._ladder.decide(pending.step, no_way_back=why)
-            incident = self._incident(pending, loss, norm, action)
+            incident = self._incident(pending, loss, norm, action, guilty[0])
             if pending.schedule is not None:
                 pending.schedule.restore()
             guard._ledger.count(incident)
@@ -165,9 +170,9 @@ class LateSteps:
         )
         if action is Action.STOP and incident is not None:
             raise NonFiniteError(stop_message(incident, reason), incident=incident)
-        return Outcome(not bad, action, pending.step, loss, norm, incident)
+        return Outcome(not guilty, action, pending.step, loss, norm, incident)
 
-    def _incident(self, pending: _Pending, loss: float, norm: float, action: Action) -> Incident:
+    def _incident(self, pending: _Pending, loss: float, norm: float, action: Action, rank: int) -> Incident:
         findings = []
         if not math.isfinite(loss):
             findings.append(Finding("loss", "loss", "forward", value=loss))
@@ -175,7 +180,7 @@ class LateSteps:
             findings.append(Finding("grad_norm", "total gradient norm", "backward", value=norm))
         return Incident(
             step=pending.step,
-            rank=self._guard._agreement.rank,
+            rank=rank,
             phase="forward" if not math.isfinite(loss) or math.isfinite(norm) else "backward",
             findings=tuple(findings),
             action=action,

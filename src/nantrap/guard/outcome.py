@@ -12,6 +12,9 @@ from nantrap.incident import Action, Incident
 class Outcome:
     """What became of one step.
 
+    With `Policy(sync="late")` nobody has looked at this step yet: `applied` and `action` say what was launched, while
+    `loss`, `grad_norm` and `incident` are those of the step before (`incident.step` says which).
+
     Attributes:
         applied: whether the weights moved.
         action: `apply`, `skip`, `rollback` or `stop`.

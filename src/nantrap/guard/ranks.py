@@ -6,6 +6,7 @@ every rank contributes its flags and all act on the union, and the union tells o
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +24,7 @@ class Verdict:
         bad_ranks: all of them.
         harmful: whether gradients or buffers are bad anywhere, and not only a loss.
         careful: whether any rank must be able to undo its update; then all must.
+        contested: only symptoms, and on several ranks: averaging has spread what began on one of them.
     """
 
     bad: bool
@@ -30,6 +32,7 @@ class Verdict:
     bad_ranks: tuple[int, ...]
     harmful: bool = False
     careful: bool = False
+    contested: bool = False
 
 
 class Agreement:
@@ -62,14 +65,23 @@ class Agreement:
         flags = torch.zeros(4, self.world_size, device=self._device)
         flags[:, self.rank] = torch.tensor([origin, symptom, harmful, careful], dtype=flags.dtype)
         dist.all_reduce(flags)
-        origins, symptoms, harms, cares = ([i for i, flag in enumerate(row) if flag] for row in flags.tolist())
-        guilty = tuple(origins or symptoms)
-        return Verdict(bool(guilty), guilty[0] if guilty else 0, guilty, bool(harms), bool(cares))
+        rows = flags.tolist()
+        guilty = guilty_ranks(rows)
+        contested = len(guilty) > 1 and not any(rows[0])
+        return Verdict(bool(guilty), guilty[0] if guilty else 0, guilty, any(rows[2]), any(rows[3]), contested)
 
-    def reduce_flag(self, flag: Tensor) -> Tensor:
-        """The maximum of a device flag over all ranks, without reading it."""
+    def reduce_flags(self, origin: Tensor, symptom: Tensor) -> Tensor:
+        """Origins and symptoms of all ranks as a (2, ranks) tensor on the device, without reading them."""
+        own = torch.stack([origin, symptom]).float()
         if self.world_size == 1:
-            return flag
-        moved = flag.to(self._device)
-        dist.all_reduce(moved, op=dist.ReduceOp.MAX)
-        return moved.to(flag.device)
+            return own.unsqueeze(1)
+        flags = torch.zeros(2, self.world_size, device=self._device)
+        flags[:, self.rank] = own.to(self._device)
+        dist.all_reduce(flags)
+        return flags.to(own.device)
+
+
+def guilty_ranks(rows: Sequence[Sequence[float]]) -> tuple[int, ...]:
+    """The ranks where it began: those with an origin, or, if there is none, those with a symptom."""
+    origins, symptoms = ([rank for rank, flag in enumerate(row) if flag] for row in rows[:2])
+    return tuple(origins or symptoms)

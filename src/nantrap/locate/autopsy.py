@@ -45,6 +45,11 @@ _SOFTMAX = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax")
 _LOGARITHMS = ("log", "log2", "log10", "log1p")
 _SELECT = ("masked_fill", "where", "clamp", "masked_scatter", "index_put")
 """They put a value of the program's own where they are told to: -Inf out of them is meant."""
+_PASS_ON = (
+    "sum", "mean", "add", "sub", "rsub", "neg", "abs", "mul", "div", "index", "slice", "select", "view", "_unsafe_view",
+    "reshape", "_reshape_alias", "expand", "t", "transpose", "permute", "squeeze", "unsqueeze", "cat", "stack", "clone",
+)  # fmt: skip
+"""Ordinary numbers in, ordinary numbers out."""
 _CANNOT_MAKE_NAN = ("add", "sub", "rsub", *_SELECT, "cat", "stack")
 """NaN out of finite operands shows that an operand nobody saved was bad."""
 
@@ -103,6 +108,7 @@ class _Autopsy:
         self.consumers: dict[tuple[Any, int], list[tuple[Any, int]]] = {}
         self.values: dict[tuple[Any, int], Tensor | None] = {(self.root, 0): loss.detach()}
         self.saved: dict[Any, dict[str, Any]] = {}
+        self.assumed: set[tuple[Any, int]] = set()  # values computed with an operand nobody saved, taken for finite
         boundary: set[Any] = set()
         for one in call.chain() if call is not None else ():
             boundary |= one.nodes
@@ -110,7 +116,8 @@ class _Autopsy:
                 self.values.setdefault((node, output[1]), output[0])
         reached = self._walk([self.root])
         self.boundary = boundary & reached
-        self.inside = self._walk(list(self.boundary))
+        # outputs that cannot be recognised (an object of the user's own): then the model's replay is asked first
+        self.inside = self._walk(list(self.boundary)) if self.boundary or call is None else reached
 
     def _walk(self, roots: list[Any]) -> set[Any]:
         seen: set[Any] = set()
@@ -157,7 +164,11 @@ class _Autopsy:
         if depth > _DEEPEST:
             return None
         call = self.call(node, depth + 1)
-        return None if call is None else _result(call, output)
+        if call is None:
+            return None
+        if call.assumed or any((edge.node, edge.output) in self.assumed for edge in edges(node)):
+            self.assumed.add((node, output))
+        return _result(call, output)
 
     def call(self, node: Any, depth: int = 0) -> Call | None:
         operands: dict[str, Any] = {}
@@ -197,6 +208,7 @@ class _Autopsy:
 
     def verdict(self) -> Evidence | None:
         origins: list[Evidence] = []
+        hidden: list[Evidence] = []
         crossed = False
         seen: set[Any] = set()
         stack: list[tuple[Any, int]] = [(self.root, 0)]
@@ -213,10 +225,17 @@ class _Autopsy:
             value = self.value(node, output)
             inputs = list(self.inputs(node))
             below = [(i.edge, i.value) for i in inputs if i.edge is not None]
-            stack += [(edge.node, edge.output) for edge, given in below if given is None or _bad(given)]
+            stack += [
+                (edge.node, edge.output)
+                for edge, given in below
+                if given is None or (edge.node, edge.output) in self.assumed or _bad(given)
+            ]
             evidence = self._judge(node, value, inputs)
             if evidence is not None:
                 origins.append(evidence)
+            elif (node, output) in self.assumed and any(edge.node is None for edge in edges(node)):
+                hidden.append(self._data(node, "the other one", None))
+        origins = origins or hidden
         if not origins:
             return None
         chosen = _past_masks(sorted(origins, key=lambda one: one.op.sequence))
@@ -242,6 +261,8 @@ class _Autopsy:
             in_nan, in_inf = in_nan or math.isnan(number), in_inf or math.isinf(number)
         name = operation_name(node.name()) or node.name()
         hidden = any(edge.node is None for edge in edges(node)) and len(inputs) < len(edges(node))
+        if self._only_by_assumption(node, inputs):
+            return None  # what flowed in cannot have been as assumed: the fault lies further down
         if nan and not in_nan:
             if name in _CANNOT_MAKE_NAN and not in_inf and hidden:
                 return self._data(node, "the other one", None)
@@ -251,6 +272,16 @@ class _Autopsy:
                 return None
             return self._convict(node, name, "inf", value)
         return None
+
+    def _only_by_assumption(self, node: Any, inputs: list[_Input]) -> bool:
+        """Whether an operation that passes on what it gets is finite on inputs partly assumed: they were not so."""
+        if operation_name(node.name()) not in _PASS_ON:
+            return False
+        if not any(i.edge is not None and (i.edge.node, i.edge.output) in self.assumed for i in inputs):
+            return False
+        call = self.call(node)
+        again = None if call is None else _result(call, 0)
+        return again is not None and not _bad(again)
 
     def _op(self, node: Any, name: str) -> Op:
         inside = node in self.inside

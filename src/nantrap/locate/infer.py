@@ -12,7 +12,8 @@ import functools
 import inspect
 import linecache
 import types
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -77,23 +78,61 @@ class _Unit(NamedTuple):
     look_up: Callable[[ast.expr], Any]
 
 
-def infer_source(operation: str) -> Source | None:
-    """The only expression in the calling code that can have made `operation` (`log`, `nll_loss_forward`), or `None`."""
+class Inferred(NamedTuple):
+    """A line, and the part of the model whose forward it stands in, if it is one."""
+
+    source: Source
+    module: str | None
+
+
+def infer_source(operation: str, root: nn.Module, replayed: Collection[nn.Module] = ()) -> Inferred | None:
+    """The only expression in the calling code that can have made `operation`, or `None`.
+
+    Args:
+        operation: its aten name without the prefix (`log`, `nll_loss_forward`).
+        root: the model; its parts may be called by the loss function too (`model.criterion(out, y)`).
+        replayed: modules whose calls were run again under a trace: their code is not in question.
+    """
     frame = caller()
     if frame is None:
         return None
-    found: dict[tuple[str, int, int], Source] = {}
-    for unit in _units(frame):
+    parts = _Parts.of(root, {id(root), *map(id, replayed)})
+    found: dict[tuple[str, int, int], Inferred] = {}
+    for unit in _units(frame, parts):
         for expression in _expressions(unit.code):
             if _matches(expression, operation, unit):
                 source = _source(unit.code, expression)
-                found[source.file, source.line, source.column or 0] = source
+                found[source.file, source.line, source.column or 0] = Inferred(source, parts.name_of(unit.code))
     return next(iter(found.values())) if len(found) == 1 else None
 
 
-def _units(frame: types.FrameType) -> list[_Unit]:
+class _Parts(NamedTuple):
+    """The model's parts that the loss function may have called, by the last word of their names."""
+
+    by_attribute: dict[str, nn.Module]
+    names: dict[int, str]
+    excluded: set[int]
+
+    @classmethod
+    def of(cls, root: nn.Module, excluded: set[int]) -> _Parts:
+        names = {id(module): name for name, module in root.named_modules() if id(module) not in excluded}
+        last = {module: name.rpartition(".")[2] for name, module in root.named_modules() if id(module) in names}
+        counts = Counter(last.values())
+        return cls({word: module for module, word in last.items() if counts[word] == 1}, names, excluded)
+
+    def name_of(self, code: types.CodeType) -> str | None:
+        """The only part whose forward is this code."""
+        found = [
+            self.names[id(module)]
+            for module in self.by_attribute.values()
+            if getattr(type(module).forward, "__code__", None) is code
+        ]
+        return found[0] if len(found) == 1 else None
+
+
+def _units(frame: types.FrameType, parts: _Parts) -> list[_Unit]:
     """The calling function and the functions it calls, a few levels deep."""
-    units = [_Unit(frame.f_code, functools.partial(_look_up, frame.f_globals, names_in(frame)))]
+    units = [_Unit(frame.f_code, functools.partial(_look_up, frame.f_globals, names_in(frame), parts))]
     seen = {frame.f_code}
     level = units
     for _ in range(_LEVELS):
@@ -101,20 +140,21 @@ def _units(frame: types.FrameType) -> list[_Unit]:
         for unit in level:
             for expression in _expressions(unit.code):
                 if isinstance(expression, ast.Call):
-                    function = _user_function(unit.look_up(expression.func))
+                    called = unit.look_up(expression.func)
+                    function = None if id(called) in parts.excluded else _user_function(called)
                     if function is not None and function.__code__ not in seen and len(seen) < _MOST_FUNCTIONS:
                         seen.add(function.__code__)
-                        below.append(_unit_of(function))
+                        below.append(_unit_of(function, parts))
         units += below
         level = below
     return units
 
 
-def _unit_of(function: types.FunctionType) -> _Unit:
+def _unit_of(function: types.FunctionType, parts: _Parts) -> _Unit:
     cells: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
         cells[name] = _content(cell)
-    return _Unit(function.__code__, functools.partial(_look_up, function.__globals__, cells))
+    return _Unit(function.__code__, functools.partial(_look_up, function.__globals__, cells, parts))
 
 
 def _content(value: Any) -> Any:
@@ -127,13 +167,15 @@ def _content(value: Any) -> Any:
         return None
 
 
-def _look_up(names: dict[str, Any], inner: dict[str, Any], expression: ast.expr) -> Any:
-    """What a called expression refers to: a name, or an attribute of something named."""
+def _look_up(names: dict[str, Any], inner: dict[str, Any], parts: _Parts, expression: ast.expr) -> Any:
+    """What a called expression refers to: a name, an attribute of something named, or a part of the model."""
     if isinstance(expression, ast.Name):
         return inner.get(expression.id, names.get(expression.id))
     if isinstance(expression, ast.Attribute):
-        owner = _look_up(names, inner, expression.value)
-        return None if owner is None else _attribute(owner, expression.attr)
+        owner = _look_up(names, inner, parts, expression.value)
+        if owner is None:  # an argument of a function that is not running any more: perhaps the model
+            return parts.by_attribute.get(expression.attr)
+        return _attribute(owner, expression.attr)
     return None
 
 

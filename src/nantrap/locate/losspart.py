@@ -51,6 +51,8 @@ def note_loss_part(loss: Tensor, call: RootCall | None) -> LossPart | None:
     boundary: Any = ()
     if call is not None:
         boundary = call.nodes if call.previous is None else set().union(*(one.nodes for one in call.chain()))
+        if not boundary or root in boundary:  # the model computes its own loss, or its outputs cannot be recognised
+            return None
     nodes: list[Any] = [root]
     saved: list[tuple[Any, ...] | None] = []
     seen = {root}

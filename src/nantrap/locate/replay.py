@@ -120,6 +120,8 @@ def replay_calls(failed: FailedStep) -> Replay:
         ]
         if error is not None:
             sinks.append(Sink("the exception", "value", trace.recent))
+        elif not outputs and not math.isfinite(failed.loss_value):  # an object of the user's own, with tensors inside
+            sinks.append(Sink("what the model computed last", "value", trace.recent))
         replay = judge(trace, [*sinks, *_sinks(failed, trace, None)])
         replay.error = error
         replay.anchor = max((t.grad_fn._sequence_nr() for *_, t in outputs if t.grad_fn is not None), default=None)

@@ -77,8 +77,8 @@ def tensors_in(value: Any) -> Iterator[Tensor]:
 
 def numbers_in(value: Any) -> Iterator[float]:
     """The plain numbers among an operation's arguments."""
-    if isinstance(value, float):
-        yield value
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        yield float(value)
     elif isinstance(value, complex):
         yield value.real
         yield value.imag

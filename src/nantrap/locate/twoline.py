@@ -40,16 +40,16 @@ def locate_without_function(failed: FailedStep) -> Location:
 def _search(failed: FailedStep) -> Location:
     evidence = failed.evidence
     if isinstance(evidence, Evidence) and not evidence.inside and failed.root_call is not None:
-        return _in_loss(evidence_location(evidence, failed))
+        return _in_loss(evidence_location(evidence, failed), failed)
     if isinstance(evidence, LossPart) and not failed.bad_buffers:
         replay = replay_loss_part(failed, evidence)
         if replay.origin is not None:
-            return _in_loss(location_of(replay, fallback="backward"))
+            return _in_loss(location_of(replay, fallback="backward"), failed)
         if replay.unknown and _bad_cotangent(failed):
-            return _by_elimination(replay)
+            return _by_elimination(replay, failed)
     if failed.root_call is None:
         if isinstance(evidence, Evidence):
-            return _in_loss(evidence_location(evidence, failed))
+            return _in_loss(evidence_location(evidence, failed), failed)
         return Location(phase=failed.symptom)
     replay = replay_calls(failed)
     location = location_of(replay, fallback=failed.symptom)
@@ -64,23 +64,26 @@ def _search(failed: FailedStep) -> Location:
     return location
 
 
-def _in_loss(location: Location) -> Location:
+def _in_loss(location: Location, failed: FailedStep) -> Location:
     """Code outside the model leaves no frames behind; where only one line can be meant, it is named, as inferred."""
     if location.module == OUTSIDE and location.source is None and location.op is not None:
         forward = operation_name(location.node) if location.node else None
-        location.source = infer_source(forward or location.op.removeprefix("aten."))
-        if location.source is not None:
+        calls = failed.root_call.chain() if failed.root_call is not None else []
+        replayed = [call.module for call in calls if call.module is not None]
+        inferred = infer_source(forward or location.op.removeprefix("aten."), failed.root, replayed)
+        if inferred is not None:
+            location.source, location.module = inferred.source, inferred.module or location.module
             location.notes.append("the line is inferred: the only one of its kind in the code that called the guard")
     return location
 
 
-def _by_elimination(replay: Replay) -> Location:
+def _by_elimination(replay: Replay, failed: FailedStep) -> Location:
     node = replay.unknown[0]
     name = operation_name(node.name())
     location = Location(phase="backward", module=OUTSIDE, node=node.name(), replay=replay)
     location.op = f"aten.{name}" if name else node.name()
     location.notes.append(f"found by elimination: the backward of {node.name()} could not be run again")
-    return _in_loss(location)
+    return _in_loss(location, failed)
 
 
 def _bad_cotangent(failed: FailedStep) -> bool:

@@ -1,6 +1,27 @@
-"""The rules by family. Importing this package registers them, in the order in which they are asked; it needs no torch."""
+"""The rules by family. Importing this package registers them, in the order in which they are asked. Needs no torch."""
 
-from nantrap.explain.rules import state  # noqa: I001  (the order is the order of asking)
-from nantrap.explain.rules import data, precision, forward, backward, optimisation, platform
+# the order is the order of asking
+# isort: off
+from nantrap.explain.rules import state
+from nantrap.explain.rules import data
+from nantrap.explain.rules import half_forward
+from nantrap.explain.rules import half_update
+from nantrap.explain.rules import forward_poles
+from nantrap.explain.rules import forward_range
+from nantrap.explain.rules import backward
+from nantrap.explain.rules import optimisation
+from nantrap.explain.rules import platform
 
-__all__ = ["backward", "data", "forward", "optimisation", "platform", "precision", "state"]
+# isort: on
+
+__all__ = [
+    "backward",
+    "data",
+    "forward_poles",
+    "forward_range",
+    "half_forward",
+    "half_update",
+    "optimisation",
+    "platform",
+    "state",
+]

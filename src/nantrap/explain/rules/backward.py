@@ -30,7 +30,8 @@ _SELECTING = (
     "Unbind",
 )
 _MASKS = (
-    "gt", "ge", "lt", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "bitwise_not", "isfinite", "eye", "tril",
+    "gt", "ge", "lt", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "bitwise_not", "isfinite",
+    "eye", "tril",
     "triu", "ones", "zeros", "ones_like", "zeros_like", "one_hot", "full", "bernoulli",
 )  # fmt: skip
 _SINGULAR = {
@@ -54,7 +55,8 @@ _SINGULAR = {
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """Where a gradient of exactly 0 met an infinite derivative: the operation, which argument it was, at how many places."""
+    """Where a gradient of exactly 0 met an infinite derivative: the operation, which argument it was, at "
+    "how many places."""
 
     op: Op
     argument: int
@@ -110,7 +112,8 @@ def where_unselected_branch(case: Case) -> Cause | None:
     _, (family, call, safe) = _family(case.node)
     evidence = [
         Evidence(
-            f"the gradient that reaches {case.node} is exactly 0 at all {incoming.count:,} bad places: they were not selected"
+            f"the gradient that reaches {case.node} is exactly 0 at all {incoming.count:,} bad places: they "
+            "were not selected"
         ),
         Evidence(
             f"the local derivative of {call} is infinite there, and 0 · Inf = NaN; the zeros come from {selector}"
@@ -126,7 +129,8 @@ def where_unselected_branch(case: Case) -> Cause | None:
         evidence=tuple(evidence),
         fix=fix_for(
             case,
-            f"select before the operation, not after it: {call}(torch.where(ok, x, 1.0)), then torch.where on the result; or {safe}",
+            f"select before the operation, not after it: {call}(torch.where(ok, x, 1.0)), then torch.where "
+            f"on the result; or {safe}",
             trial,
             patch=True,
         ),
@@ -251,7 +255,8 @@ def degenerate_linalg_backward(case: Case) -> Cause | None:
         summary="the gradient of a decomposition with a repeated or zero spectrum is infinite",
         evidence=tuple(evidence),
         fix=Fix(
-            text="add a small diagonal jitter before decomposing (x + 1e-6·diag(1..n)), or use only quantities whose gradient does "
+            text="add a small diagonal jitter before decomposing (x + 1e-6·diag(1..n)), or use only "
+            "quantities whose gradient does "
             "not need the vectors (svdvals, slogdet)"
         ),
     )
@@ -300,9 +305,9 @@ def singular_gradient_at_zero(case: Case) -> Cause | None:
     if (
         case.phase != "backward"
         or case.capture is None
-        or case.half
+        or (case.half
         and case.any_half
-        and not case.node.startswith(tuple(_SINGULAR))
+        and not case.node.startswith(tuple(_SINGULAR)))
     ):
         return None
     name, (family, call, safe) = _family(case.node)
@@ -382,7 +387,8 @@ def _selector(case: Case, incoming: Incoming) -> str | None:
 
 
 def _is_mask_product(case: Case, op: Op) -> bool:
-    """Whether a factor of the node's forward product was a mask: a comparison, a triangle, a constant of the program."""
+    """Whether a factor of the node's forward product was a mask: a comparison, a triangle, a constant of "
+    "the program."""
     trace = case.trace
     assert trace is not None
     made_by = next((o for o in trace.ops if o.phase == "forward" and o.sequence == op.sequence), None)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 _ABSURD = 1e15
 _ADDED_OVER_MASKS = ("sum", "count_nonzero", "mean")
 _FLAGS = (
-    "gt", "ge", "lt", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "bitwise_not", "bitwise_and", "isfinite",
+    "gt", "ge", "lt", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "bitwise_not",
+    "bitwise_and", "isfinite",
     "ones_like", "zeros_like", "ones", "zeros", "one_hot", "scatter", "arange", "count_nonzero", "masked_fill", "where",
     "rsub", "new_ones", "new_zeros", "full",
 )  # fmt: skip
@@ -69,7 +70,8 @@ def bad_input_data(case: Case) -> Cause | None:
     if external is not None and external.kind == "batch":
         finding = next((f for f in case.location.findings if f.kind == "batch"), None)
         samples = finding.samples if finding else ()
-        which = f", samples {', '.join(map(str, samples[:6]))}" if samples else ""
+        noun = "sample" if len(samples) == 1 else "samples"
+        which = f", {noun} {', '.join(map(str, samples[:6]))}" if samples else ""
         evidence = [Evidence(f"{external.name} {describe(external.tensor)} before the forward pass{which}")]
         trial: Trial | None = None
         if case.location.samples.rest_is_finite:
@@ -91,15 +93,18 @@ def bad_input_data(case: Case) -> Cause | None:
 def _finite_nonsense(case: Case) -> Cause | None:
     """Finite values so large that the first operation that meets them overflows: a sentinel, a wrong unit."""
     samples = case.location.samples
-    if case.made != "inf" or not samples.guilty or not samples.rest_is_finite or case.trace is None:
+    worst = _largest_input(case)
+    if case.made != "inf" or worst[0] < _ABSURD:
         return None
-    from nantrap.locate import tensors_of
-
-    worst: tuple[float, str] = (0.0, "")
-    for path, tensor in tensors_of(case.failed.batch):
-        if tensor.is_floating_point() and tensor.numel():
-            worst = max(worst, (float(tensor.detach().abs().max()), path))
-    if worst[0] < _ABSURD:
+    if not case.failed.repeatable and case.growth < 8:
+        return Cause(
+            "bad_input_data",
+            confidence=0.6,
+            summary=f"the batch holds nonsense: {worst[1]} reaches {worst[0]:.3g}",
+            evidence=(Evidence(f"|{worst[1]}| reaches {worst[0]:.4g}, though it is finite"),),
+            fix=Fix(text="replace the sentinel or missing-value code before the data reach the model"),
+        )
+    if not samples.guilty or not samples.rest_is_finite:
         return None
     trial = case.lab.without_samples(samples.guilty, samples.size or 0)
     if not trial.finite:
@@ -120,6 +125,25 @@ def _finite_nonsense(case: Case) -> Cause | None:
             trial=trial.number,
         ),
     )
+
+
+def _largest_input(case: Case) -> tuple[float, str]:
+    """The largest magnitude that came in from outside, and its name.
+
+    From the batch, or in the two-line form from the model's inputs and the targets of the guilty call.
+    """
+    from nantrap.locate import tensors_of
+
+    given = list(tensors_of(case.failed.batch))
+    if not case.failed.repeatable and case.failed.root_call is not None:
+        given += list(tensors_of((case.failed.root_call.args, case.failed.root_call.kwargs)))
+    if not case.failed.repeatable and case.capture is not None and case.location.module == "loss":
+        given += [("a target of the loss", t) for t in case.capture.inputs() if not t.requires_grad]
+    worst = (0.0, "")
+    for path, tensor in given:
+        if tensor.is_floating_point() and tensor.numel():
+            worst = max(worst, (float(tensor.detach().abs().max()), path))
+    return worst
 
 
 @rule("label_out_of_range")
@@ -163,21 +187,17 @@ def label_out_of_range(case: Case) -> Cause | None:
         measurement. A loss that had fallen below zero in the steps before is added as evidence. A hand-written
         cross-entropy has no such operation, and the cause stays a guess there.
     """
-    if case.trace is None:
-        return None
-    for witness in case.trace.witnesses.values():
-        if witness.op.name.startswith("aten.binary_cross_entropy") and witness.op.phase == "forward":
-            target = witness.args[1]
-            low, high = float(target.min()), float(target.max())
-            if low < 0 or high > 1:
-                return _label(
-                    case, witness.op.name, f"[{low:g}, {high:g}]", "[0, 1]", float(((target < 0) | (target > 1)).sum())
-                )
-        if witness.op.name == "aten.xlogy" and witness.op.phase == "forward" and float(witness.args[0].min()) < 0:
-            target = witness.args[0]
-            return _label(case, "kl_div", f"from {float(target.min()):g}", "probabilities >= 0", float((target < 0).sum()))
-        if witness.op.name == "aten.kl_div" and witness.op.phase == "forward" and float(witness.args[1].min()) < 0:
-            return _label(case, witness.op.name, f"from {float(witness.args[1].min()):g}", "probabilities >= 0", 1)
+    for call in case.calls_of("aten.binary_cross_entropy"):
+        target = call.args[1]
+        low, high = float(target.min()), float(target.max())
+        if low < 0 or high > 1:
+            outside = float(((target < 0) | (target > 1)).sum())
+            return _label(case, call.op.name, f"[{low:g}, {high:g}]", "[0, 1]", outside)
+    for call in case.calls_of("aten.xlogy", "aten.kl_div"):
+        target = call.args[1 if call.op.name == "aten.kl_div" else 0]
+        if float(target.min()) < 0:
+            outside = float((target < 0).sum())
+            return _label(case, "aten.kl_div", f"from {float(target.min()):g}", "probabilities >= 0", outside)
     return _handmade_cross_entropy(case)
 
 
@@ -269,7 +289,8 @@ def empty_reduction(case: Case) -> Cause | None:
         return None
     if case.op.startswith("nll_loss"):
         target, ignored = capture.args[1], capture.args[4]
-        if bool((capture.outputs[1] == 0).all()):  # the total weight by which the mean divides
+        total = capture.outputs[1] if len(capture.outputs) > 1 else (target != ignored).sum()
+        if bool((total == 0).all()):  # the weight by which the mean divides
             text = f"all {target.numel():,} targets are {ignored} (ignored): the mean is 0/0"
             if bool((target != ignored).any()):
                 text = "the weights of all classes that occur are 0: the mean is 0/0"
@@ -386,12 +407,10 @@ def ctc_infeasible_alignment(case: Case) -> Cause | None:
     Proof:
         Arithmetic on the lengths and labels that `ctc_loss` received, sample by sample.
     """
-    if case.trace is None:
-        return None
-    for witness in case.trace.witnesses.values():
-        if witness.op.name == "aten._ctc_loss" and witness.op.phase == "forward":
-            bad = _infeasible(*witness.args[:4])
-            if bad and not bool(witness.outputs[0].isfinite().all()):
+    for call in case.calls_of("aten._ctc_loss"):
+        if len(call.args) >= 4:
+            bad = _infeasible(*call.args[:4])
+            if bad and not bool(call.outputs[0].isfinite().all()):
                 sample, needed, given = bad[0]
                 return Cause(
                     "ctc_infeasible_alignment",
@@ -399,11 +418,12 @@ def ctc_infeasible_alignment(case: Case) -> Cause | None:
                     confidence=0.98,
                     summary=f"sample {sample} needs {needed} frames for its target, the input has {given}",
                     evidence=(
-                        Evidence(f"{len(bad)} of {witness.args[0].shape[1]} targets do not fit: {where_text(bad)}"),
+                        Evidence(f"{len(bad)} of {call.args[0].shape[1]} targets do not fit: {where_text(bad)}"),
                         Evidence("a target of length L with r repeated neighbours needs at least L + r input frames"),
                     ),
                     fix=Fix(
-                        text="nantrap.ops.ctc_loss, which leaves such samples out and counts them; or drop them from the data "
+                        text="nantrap.ops.ctc_loss, which leaves such samples out and counts them; or drop "
+                        "them from the data "
                         "(zero_infinity=True hides them)"
                     ),
                 )

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from nantrap.explain.proofs import add_proof, fix_for
 from nantrap.explain.registry import rule
-from nantrap.incident import Cause, Evidence, Fix
+from nantrap.incident import Cause, Evidence, Fix, Trial
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -69,13 +69,19 @@ def lr_too_high(case: Case) -> Cause | None:
     return Cause(
         "lr_too_high",
         proven=proven,
-        confidence=0.955 if proven else 0.55,
+        confidence=0.955 if proven else 0.55 if case.loss_growth >= _GROWTH else 0.45,
         summary=f"a rate of {rate:.4g} is beyond the stability limit: the loss grew until it overflowed",
         evidence=tuple(evidence),
-        fix=fix_for(
-            case, f"lower the rate (a tenth, {rate / 10:.3g}, is stable here), warm it up, or clip the gradients", trial
-        ),
+        fix=_slower(case, rate, trial),
     )
+
+
+def _slower(case: Case, rate: float, trial: Trial) -> Fix:
+    """Verified only if the loss did not grow at the lower rate either: finite for a few steps is not yet stable."""
+    text = f"lower the rate (the same steps stay finite at {rate / 10:.3g}), warm it up, or clip the gradients"
+    first = next((abs(record.loss) for record in case.history.applied()), math.inf)
+    stable = trial.loss is not None and abs(trial.loss) <= 2 * first
+    return fix_for(case, text, trial) if stable else Fix(text=text)
 
 
 @rule("resume_lr_jump")
@@ -145,7 +151,8 @@ def resume_lr_jump(case: Case) -> Cause | None:
         evidence=tuple(evidence),
         fix=fix_for(
             case,
-            "after load_state_dict set the rate again in every param group (and the scheduler's base_lrs), or do not restore "
+            "after load_state_dict set the rate again in every param group (and the scheduler's base_lrs), "
+            "or do not restore "
             "the scheduler",
             trial,
         ),
@@ -212,7 +219,8 @@ def grad_norm_overflow(case: Case) -> Cause | None:
         summary="every gradient is finite, but their norm overflows: clipping would silently zero the update",
         evidence=(Evidence(finding.note),),
         fix=Fix(
-            text="bring loss and targets to a sensible scale (gradients above 1e19 are never meant), or take the norm in float32 "
+            text="bring loss and targets to a sensible scale (gradients above 1e19 are never meant), or "
+            "take the norm in float32 "
             "for half-precision gradients"
         ),
     )
@@ -281,12 +289,10 @@ def exploding_gradient(case: Case) -> Cause | None:
     return Cause(
         "exploding_gradient",
         proven=trial.finite is False,
-        confidence=0.9 if trial.finite is False else 0.5,
-        summary=f"the gradients exploded in {case.location.module} while the loss stayed bounded",
+        confidence=0.9 if trial.finite is False else 0.5 if case.loss_growth >= _GROWTH else 0.6,
+        summary=f"the gradients exploded in {case.place} while the loss stayed bounded",
         evidence=tuple(evidence),
-        fix=Fix(
-            text=f"clip the gradients (max_grad_norm=1.0), and bound what {case.location.module} multiplies in each round"
-        ),
+        fix=Fix(text=f"clip the gradients (max_grad_norm=1.0), and bound what {case.place} multiplies in each round"),
     )
 
 

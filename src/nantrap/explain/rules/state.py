@@ -86,11 +86,13 @@ def uninitialised_memory(case: Case) -> Cause | None:
         evidence=(
             Evidence(f"{external.name} {describe(external.tensor)} before the first step"),
             Evidence(
-                "nothing was ever written to it since it was allocated (torch.empty, or a key missing from the checkpoint)"
+                "nothing was ever written to it since it was allocated (torch.empty, or a key missing from "
+                "the checkpoint)"
             ),
         ),
         fix=Fix(
-            text=f"initialise it (nn.init.xavier_uniform_, torch.zeros), or check the missing keys of load_state_dict for {external.name}"
+            text="initialise it (nn.init.xavier_uniform_, torch.zeros), or check the missing keys of "
+            f"load_state_dict for {external.name}"
         ),
     )
 
@@ -286,7 +288,8 @@ def bn_buffers_poisoned(case: Case) -> Cause | None:
         summary=f"{name}, updated in the forward pass, holds non-finite values",
         evidence=(Evidence(text), Evidence("a skipped optimizer step does not undo what a forward pass wrote")),
         fix=Fix(
-            text="the guard put the buffer back; reset it (module.reset_running_stats()) where it is already bad, and keep it in float32"
+            text="the guard put the buffer back; reset it (module.reset_running_stats()) where it is "
+            "already bad, and keep it in float32"
         ),
     )
 
@@ -355,7 +358,8 @@ def ema_poisoned(case: Case) -> Cause | None:
             Evidence("the model itself is finite"),
         ),
         fix=Fix(
-            text="keep the average in float32, update it only after applied steps (Guard(ema=...)), and guard its divisor"
+            text="keep the average in float32, update it only after applied steps (Guard(ema=...)), and "
+            "guard its divisor"
         ),
     )
 

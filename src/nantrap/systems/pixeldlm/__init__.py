@@ -1,0 +1,1 @@
+"""pixeldlm: token ids as pixels, and a diffusion transformer that predicts the clean image."""

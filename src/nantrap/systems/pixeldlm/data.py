@@ -1,0 +1,148 @@
+"""The data: docstrings of the standard library, a character a token, a token a pixel.
+
+A token id becomes three bytes, r = id % 256, g = id // 256 % 256, b = id // 65536 % 256, scaled to [-1, 1]. A text
+fills a 16x16 image row by row; the mask is True where there is a token. Beside it stands the condition: the name of
+what the docstring belongs to, one slot for the module and one for the object.
+
+characters_to_tokens, tokens_to_text     the tokenizer: 128 characters spread over [0, 151643)
+encode, decode                           a text as an image, and back
+Batch                                    what a step trains on
+Texts                                    all texts, split in two, with batches by the number of the step
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from nantrap.errors import UsageError
+from nantrap.ops import colour_to_tokens, tokens_to_colour
+
+CHARACTERS = 128
+SPREAD = 1171
+"""Distance of neighbouring characters: 127 times it is below 151643, and odd, so that red runs through all bytes."""
+SLOT_CHARACTERS = 8
+SLOT_WIDTH = 3 * SLOT_CHARACTERS
+_MODULES = (
+    "argparse", "ast", "collections", "contextlib", "csv", "datetime", "difflib", "enum", "fractions", "functools", "glob",
+    "heapq", "inspect", "json", "logging", "pathlib", "random", "shutil", "statistics", "string", "tarfile", "tempfile",
+    "textwrap", "threading", "typing", "unittest", "urllib.parse", "zipfile",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class DataSettings:
+    """`data:` in the config."""
+
+    image_size: int = 16
+    vocab_size: int = 151_643
+    condition_dropout: float = 0.05
+
+
+def characters_to_tokens(text: str, *, vocab_size: int = 151_643) -> Tensor:
+    """The ids of a text. Neighbouring characters lie far apart, as the words of a real vocabulary do."""
+    codes = torch.tensor([ord(c) if ord(c) < CHARACTERS else ord("?") for c in text], dtype=torch.int64)
+    return codes * SPREAD
+
+
+def tokens_to_text(tokens: Tensor, *, vocab_size: int = 151_643) -> str:
+    """The text of ids that `characters_to_tokens` made; an id in between counts as the nearest character."""
+    codes = (tokens.double() / SPREAD).round().clamp(0, CHARACTERS - 1)
+    return "".join(chr(int(code)) for code in codes)
+
+
+def encode(tokens: Tensor, *, size: int = 16, vocab_size: int = 151_643) -> tuple[Tensor, Tensor]:
+    """Tokens as an image [size, size, 3] in row-major order, and its mask [size, size]. Padding is 0, mid-grey.
+
+    What does not fit is cut off. A negative id or one beyond the vocabulary is a `ValueError` that names it.
+    """
+    kept = tokens[: size * size]
+    image = torch.zeros(size * size, 3)
+    mask = torch.zeros(size * size, dtype=torch.bool)
+    image[: len(kept)] = tokens_to_colour(kept, vocabulary=vocab_size)
+    mask[: len(kept)] = True
+    return image.reshape(size, size, 3), mask.reshape(size, size)
+
+
+def decode(image: Tensor, mask: Tensor, *, vocab_size: int = 151_643) -> Tensor:
+    """The tokens of an image: the nearest id at every pixel of the mask."""
+    return colour_to_tokens(image[mask], vocabulary=vocab_size)
+
+
+class Batch(NamedTuple):
+    """Images [B, H, W, 3] with their mask [B, H, W], conditions [B, S, 24] with theirs [B, S]; True is real."""
+
+    image: Tensor
+    mask: Tensor
+    condition: Tensor
+    condition_mask: Tensor
+
+
+class Texts:
+    """All texts as one batch, split into those to train on and, every eighth, those held out."""
+
+    def __init__(self, settings: DataSettings, *, slots: int) -> None:
+        self.settings = settings
+        everything = _all_texts(settings.image_size, settings.vocab_size, slots)
+        held_out = torch.arange(len(everything.image)) % 8 == 0
+        self.training = _select(everything, ~held_out)
+        self.held_out = _select(everything, held_out)
+
+    def batch(self, number: int, *, size: int, seed: int) -> Batch:
+        """The batch of this number: always the same for the same seed."""
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+        chosen = torch.randint(len(self.training.image), (size,), generator=generator)
+        batch = _select(self.training, chosen)
+        dropped = torch.rand(size, 1, generator=generator) < self.settings.condition_dropout
+        return batch._replace(condition_mask=batch.condition_mask & ~dropped)
+
+
+def _select(batch: Batch, index: Tensor) -> Batch:
+    return Batch(*(part[index] for part in batch))
+
+
+@functools.cache
+def _all_texts(size: int, vocab_size: int, slots: int) -> Batch:
+    found = dict(_docstrings(_MODULES))
+    if not found:
+        raise UsageError("the standard library has no docstrings here: run Python without -OO")
+    images, masks = zip(
+        *(encode(characters_to_tokens(t, vocab_size=vocab_size), size=size, vocab_size=vocab_size) for t in found.values()),
+        strict=True,
+    )
+    conditions = torch.stack([_condition(owner, slots, vocab_size) for owner in found])
+    return Batch(torch.stack(images), torch.stack(masks), conditions, torch.ones(len(found), slots, dtype=torch.bool))
+
+
+def _condition(owner: str, slots: int, vocab_size: int) -> Tensor:
+    """The first characters of each part of a dotted name, as colours, a part a slot."""
+    rows = torch.zeros(slots, SLOT_CHARACTERS, 3)
+    for row, part in zip(rows, owner.split("."), strict=False):
+        tokens = characters_to_tokens(part[:SLOT_CHARACTERS], vocab_size=vocab_size)
+        row[: len(tokens)] = tokens_to_colour(tokens, vocabulary=vocab_size)
+    return rows.reshape(slots, SLOT_WIDTH)
+
+
+def _docstrings(modules: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """The docstring of every public class, function and method, by dotted name."""
+    for module_name in modules:
+        module = importlib.import_module(module_name)
+        for name, thing in _public(module):
+            if getattr(thing, "__module__", None) != module_name or not callable(thing):
+                continue
+            members = [(f"{name}.{n}", member) for n, member in _public(thing)] if inspect.isclass(thing) else []
+            for path, owner in [(name, thing), *members]:
+                text = getattr(owner, "__doc__", None)
+                if isinstance(text, str) and text.strip():
+                    yield f"{module_name}.{path}", inspect.cleandoc(text)
+
+
+def _public(owner: Any) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in sorted(vars(owner).items()) if not name.startswith("_")]

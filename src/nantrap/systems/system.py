@@ -1,0 +1,205 @@
+"""What a system is, what a fault is, and what a training run holds.
+
+Evaluation  how good the model is, in two numbers
+Run         everything a training loop needs, built from settings and a seed
+Remedy      what people did about a fault, as code
+Fault       one way in which the real project failed, as code
+System      a training project: its settings, how it is built, its faults
+
+A fault never edits the system's files: it hands other parts to `build` (an attention that adds its mask instead of
+the safe one) and other settings (half precision). The repaired system is the one without a fault, so `clean` and
+`plain` differ in exactly the parts the fault names, and start from the same weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nantrap.errors import UsageError
+from nantrap.systems.settings import read_settings, with_changes
+
+Terms = Tensor | Mapping[str, Tensor]
+"""A loss: a scalar, or named terms whose sum is the loss."""
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """How good the model is on held-out data: a loss, and a figure between 0 and 1 that means something."""
+
+    loss: float
+    quality: float
+
+
+@dataclass(slots=True, kw_only=True)
+class Run:
+    """Everything a training loop holds. `window`, `update` and `begin_epoch` are what a fault may replace.
+
+    Attributes:
+        model: the model, in training mode.
+        optimizer: of all its parameters.
+        loss: the loss of one micro-batch.
+        window: the micro-batches of a step, by the step's number alone, so that a run can resume anywhere.
+        evaluate: how good the model is now. Leaves the random stream alone.
+        update: from gradients to new weights; whether they moved.
+        scheduler: stepped with every update.
+        scaler: for float16.
+        ema: averaged weights, as `nantrap.Guard` takes them.
+        watch: names of values to follow, as `nantrap.Guard` takes them.
+        max_grad_norm: clip to this norm; `None` does not clip.
+        begin_epoch: called every `epoch_steps` steps.
+        epoch_steps: how many steps an epoch has.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    loss: Callable[[Any], Terms]
+    window: Callable[[int], tuple[Any, ...]]
+    evaluate: Callable[[], Evaluation]
+    update: Callable[[Run], bool]
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
+    scaler: torch.amp.GradScaler | None = None
+    ema: Any = None
+    watch: tuple[str, ...] = ()
+    max_grad_norm: float | None = 1.0
+    begin_epoch: Callable[[Run], None] | None = None
+    epoch_steps: int = 100
+
+
+def standard_update(run: Run) -> bool:
+    """The right order: unscale, clip, step, schedule, clear. False if the scaler skipped the step."""
+    if run.scaler is not None:
+        run.scaler.unscale_(run.optimizer)
+    if run.max_grad_norm is not None:
+        nn.utils.clip_grad_norm_(run.model.parameters(), run.max_grad_norm)
+    return step_and_clear(run)
+
+
+def step_and_clear(run: Run) -> bool:
+    """The end of every update: step through the scaler if there is one, advance the schedule, clear gradients."""
+    applied = True
+    if run.scaler is None:
+        run.optimizer.step()
+    else:
+        before = run.scaler.get_scale()
+        run.scaler.step(run.optimizer)
+        run.scaler.update()
+        applied = run.scaler.get_scale() >= before  # it is lowered exactly when the step was skipped
+    if run.scheduler is not None and applied:
+        run.scheduler.step()
+    run.optimizer.zero_grad()
+    return applied
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Remedy:
+    """What people did about a fault.
+
+    Attributes:
+        name: as the table shows it.
+        story: what it does and what it was hoped to do.
+        result: what it really does.
+        holds: whether the run is sound with it.
+        parts: what it replaces, on top of the fault's.
+        settings: what it sets, on top of the fault's.
+    """
+
+    name: str
+    story: str
+    result: str
+    holds: bool = False
+    parts: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fault:
+    """One way in which the real project failed.
+
+    Attributes:
+        name: as on the command line.
+        title: what is wrong, in one line.
+        story: how it came about, in a few sentences.
+        damage: what the plain run looks like.
+        answer: what nantrap does about it.
+        parts: what it replaces, by the names of the system's `Parts`.
+        settings: what it sets, by dotted names; the clean run is made with them too.
+        remedies: what was tried.
+        cause: the slug the guard must name first; `None` if the guard prevents the fault or cannot see it.
+        module: where it must say that the fault began, as a pattern.
+        op: the operation it must name.
+    """
+
+    name: str
+    title: str
+    story: str
+    damage: str
+    answer: str
+    parts: Mapping[str, Any]
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    remedies: tuple[Remedy, ...] = ()
+    cause: str | None = None
+    module: str | None = None
+    op: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class System:
+    """A training project: its settings, how it is built, its faults.
+
+    Attributes:
+        name: as on the command line.
+        title: what it trains, in one line.
+        quality: what the figure of `Evaluation.quality` is.
+        settings: the class of its settings, a frozen dataclass.
+        config: its config file.
+        build: makes a run from settings, replaced parts and a seed.
+        faults: its faults, the most telling one first.
+    """
+
+    name: str
+    title: str
+    quality: str
+    settings: type[Any]
+    config: Path
+    build: Callable[[Any, Mapping[str, Any], int], Run]
+    faults: tuple[Fault, ...]
+
+    def fault(self, name: str) -> Fault:
+        """The fault of this name."""
+        for fault in self.faults:
+            if fault.name == name:
+                return fault
+        raise UsageError(f"{self.name} has no fault {name!r}; it has {', '.join(each.name for each in self.faults)}")
+
+    def run(
+        self,
+        *,
+        fault: Fault | None = None,
+        remedy: Remedy | None = None,
+        repaired: bool = False,
+        config: Path | None = None,
+        changes: Mapping[str, Any] | None = None,
+        seed: int = 0,
+    ) -> Run:
+        """A run from a seed. Settings: the config's, then the fault's, then `changes`, then the remedy's.
+
+        Args:
+            fault: switched on, unless `repaired`: then only its settings are taken.
+            remedy: on top of the fault.
+            repaired: build the repaired system under the fault's settings.
+            config: instead of the system's own file.
+            changes: settings by dotted name.
+            seed: of weights, batches and noise.
+        """
+        wanted = {**(fault.settings if fault else {}), **(changes or {}), **(remedy.settings if remedy else {})}
+        settings = with_changes(read_settings(self.settings, config or self.config), wanted)
+        parts: dict[str, Any] = {}
+        if fault is not None and not repaired:
+            parts = {**fault.parts, **(remedy.parts if remedy else {})}
+        return self.build(settings, parts, seed)

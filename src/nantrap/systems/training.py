@@ -1,0 +1,83 @@
+"""The loop that all systems share: plain, or under a guard.
+
+The plain loop is what one finds in any project: backward, clip, step. It knows nothing of nantrap, so that it can be
+guarded from outside as well.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from torch import Tensor
+
+from nantrap.systems.system import Run, Terms
+
+if TYPE_CHECKING:
+    from nantrap.guard import Guard
+    from nantrap.incident import Incident
+
+
+class Step(NamedTuple):
+    """What became of a step. `loss` is the mean of its micro-batches, `applied` whether the weights moved."""
+
+    number: int
+    loss: float
+    applied: bool
+    incident: Incident | None = None
+
+
+def train(run: Run, *, steps: int, start: int = 0, guard: Guard | None = None) -> Iterator[Step]:
+    """Train step by step. With a guard every step is its `attempt`; it may raise `NonFiniteError` to stop the run."""
+    for number in range(start, start + steps):
+        if run.begin_epoch is not None and number % run.epoch_steps == 0:
+            run.begin_epoch(run)
+        window = run.window(number)
+        if guard is None:
+            yield _plain_step(run, number, window)
+        else:
+            outcome = guard.attempt(run.loss, *window)
+            yield Step(number, outcome.loss, outcome.applied, outcome.incident)
+
+
+def guard_of(run: Run, *, run_dir: Path | None = None, quiet: bool = False, **policy: Any) -> Guard:
+    """A guard for the run, with everything the run holds."""
+    from nantrap.guard import Guard, Policy
+
+    return Guard(
+        run.model,
+        run.optimizer,
+        scheduler=run.scheduler,
+        scaler=run.scaler,
+        ema=run.ema,
+        max_grad_norm=run.max_grad_norm,
+        watch=run.watch,
+        policy=Policy(**policy),
+        run_dir=run_dir,
+        quiet=quiet,
+    )
+
+
+def _plain_step(run: Run, number: int, window: tuple[Any, ...]) -> Step:
+    value = 0.0
+    for batch in window:
+        loss = total(run.loss(batch)) / len(window)
+        (run.scaler.scale(loss) if run.scaler is not None else loss).backward()  # type: ignore[no-untyped-call]
+        value += loss.item()
+    applied = run.update(run)
+    if applied and run.ema is not None:
+        run.ema.update_parameters(run.model)
+    return Step(number, value, applied)
+
+
+def total(terms: Terms) -> Tensor:
+    """The loss itself: the sum of its terms."""
+    return terms if isinstance(terms, Tensor) else sum(terms.values(), start=next(iter(terms.values())).new_zeros(()))
+
+
+def mean_of_last(losses: list[float], count: int = 10) -> float:
+    """The mean of the last losses; NaN if one of them is, or if there is none."""
+    last = losses[-count:]
+    return sum(last) / len(last) if last else math.nan

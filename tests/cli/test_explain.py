@@ -1,0 +1,89 @@
+"""`nantrap explain`: the list, a page, JSON, and what a terminal gets."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from nantrap.cli import main
+from nantrap.explain import page, pages
+from nantrap.incident import BY_CODE
+
+
+def test_the_list_is_by_family(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line and line[0] not in " `"] == [
+        "unknown",
+        "data",
+        "forward maths",
+        "backward maths",
+        "precision",
+        "optimisation",
+        "state",
+        "distributed and platform",
+    ]
+    assert "  NT203  softmax_fully_masked_row     softmax over a row in which every position is masked" in lines
+    assert [line[2:7] for line in lines if line.startswith("  NT")] == sorted(BY_CODE)
+    assert lines[-1] == "`nantrap explain CODE` shows the page of a cause"
+
+
+@pytest.mark.parametrize("name", ["NT302", "nt302", "arccos_boundary"])
+def test_a_page_is_plain_text_in_a_pipe(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", name]) == 0
+    assert capsys.readouterr().out == page("NT302").text() + "\n"
+
+
+def test_a_terminal_gets_headings_and_lines_of_its_width(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "72")
+    assert main(["explain", "NT302"]) == 0
+    shown = capsys.readouterr().out
+    assert "\x1b[" in shown
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", shown)
+    lines = [line.rstrip() for line in plain.splitlines()]
+    assert max(map(len, lines)) <= 72
+    assert any("NT302: The derivative of acos or asin is infinite at ±1" in line for line in lines)
+    assert {"Example", "Why", "Fix", "Proof"} <= {line.strip() for line in lines}
+    assert " ".join(page("NT302").why.split()[:8]) in " ".join(plain.split())
+
+
+def test_no_color_is_honoured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert main(["explain", "NT302"]) == 0
+    assert "\x1b[3" not in capsys.readouterr().out
+
+
+def test_json_of_a_page(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "NT302", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert set(data) == {"code", "slug", "title", "what", "example", "why", "fix", "proof", "family"}
+    assert (data["code"], data["family"], data["example"]) == ("NT302", "backward maths", page("NT302").example)
+
+
+def test_json_of_the_list(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "--json"]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert [each["code"] for each in data] == [each.code for each in pages()]
+    assert data[1] == {
+        "code": "NT101",
+        "slug": "bad_input_data",
+        "title": "The batch holds values that no model can train on",
+        "family": "data",
+    }
+
+
+def test_a_cause_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "softmax_masked_row"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == (
+        "error: no cause is called 'softmax_masked_row'; did you mean softmax_fully_masked_row? "
+        "`nantrap explain` lists every code and slug\n"
+    )

@@ -1,0 +1,45 @@
+"""Every program of the zoo in both forms. The rules of judgement are the benchmark's."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PROGRAMS = sorted((ROOT / "tests" / "zoo").glob("[0-9][0-9]_*.py"))
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("benchmark_locate", ROOT / "benchmarks" / "locate.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["benchmark_locate"] = module  # dataclasses look their module up
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("method", "at_most_missed"),
+    [("nantrap, attempt", 1), ("nantrap, two lines", 3)],
+    ids=["attempt", "two lines"],
+)
+def test_the_zoo(method: str, at_most_missed: int, benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT / "tests" / "zoo"))
+    missed, alarms = [], []
+    for path in PROGRAMS:
+        case = benchmark.load(path)
+        truth = case["truth"]
+        alarm, _ = benchmark.METHODS[method](case)
+        if truth["cause"] in (None, "benign"):
+            alarms += [path.stem] if alarm is not None else []
+        elif alarm is None or alarm.step != truth["first_bad_step"] or not benchmark.right_place(alarm, truth, method):
+            missed.append((path.stem, alarm))
+    assert alarms == []
+    assert len(missed) <= at_most_missed, missed
