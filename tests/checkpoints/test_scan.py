@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import nantrap.checkpoints.scan as scanning
+from nantrap.checkpoints import jobs
 from nantrap.checkpoints.contents import Extent, StoredTensor, row_major
 from nantrap.checkpoints.scan import TensorScan, scan
 from nantrap.checkpoints.source import BytesSource
@@ -33,16 +34,20 @@ def scan_tensor(tensor: torch.Tensor, *, workers: int = 1) -> TensorScan:
     st.sampled_from(FLOATS),
     st.integers(1, 40),
     st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(BAD)), max_size=5),
+    st.sampled_from([0, 1 << 20]),
 )
 def test_counts_and_first_index_agree_with_the_exact_statistics(
-    dtype: torch.dtype, rows: int, planted: list[tuple[int, float]]
+    dtype: torch.dtype, rows: int, planted: list[tuple[int, float]], small: int
 ) -> None:
     tensor = torch.linspace(-1, 1, rows * 7).reshape(rows, 7).to(dtype)
     for position, value in planted:
         tensor.view(-1)[position % tensor.numel()] = value
     with pytest.MonkeyPatch.context() as patch:
+        # chunks of 64 bytes, in pieces of three of them, for two workers; without this all would fit into one group
         patch.setattr(scanning, "_CHUNK_BYTES", 64)
-        result = scan_tensor(tensor)
+        patch.setattr(jobs, "PIECE_BYTES", 192)
+        patch.setattr(jobs, "_SMALL_BYTES", small)
+        result = scan_tensor(tensor, workers=2)
     exact = tensor_stats(tensor)
     assert result.first_index == first_nonfinite_index(tensor)
     if exact.nonfinite == 0:
@@ -63,7 +68,7 @@ def test_many_extents_over_several_workers() -> None:
         for i in range(50)
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(scanning, "_BATCH_BYTES", 9000)
+        patch.setattr(jobs, "GROUP_BYTES", 9000)
         result = scan(extents, verify=True, workers=4)
     assert [scanned.tensor.name for scanned in result.tensors] == [str(i) for i in range(50)]
     bad = [scanned for scanned in result.tensors if scanned.stats]

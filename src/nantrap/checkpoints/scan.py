@@ -1,48 +1,35 @@
 """Read every tensor of a file once, in the order of the file, and say what it holds.
 
-Each worker reads a few megabytes into its own buffer and looks at them while they are in the processor's cache:
-`aminmax` for the values (33 GB/s, NaN and Inf show in the result), CRC-32 for the bytes. Both release the GIL, so
-several workers keep several cores busy. Values are counted exactly only in a chunk that raised the alarm.
+Each worker reads a megabyte into its own buffer and looks at it while it lies in the processor's cache: `aminmax` for
+the values (33 GB/s, NaN and Inf show in the result), then CRC-32 for the bytes. Reading, `aminmax` and numpy release
+the GIL, so several workers keep several cores busy. Values are counted exactly only in a chunk that raised the alarm.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from itertools import groupby
 from queue import SimpleQueue
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from nantrap.checkpoints.contents import Extent, StoredTensor
+from nantrap.checkpoints.crc32 import ROOM, Bytes, Checksum, combine
+from nantrap.checkpoints.jobs import GROUP_BYTES, Group, Job, Piece, jobs_of, share
+from nantrap.checkpoints.small import Placed, look_at_many
+from nantrap.checkpoints.tally import Tally, TensorScan, can_be_cut, look_at_whole
 from nantrap.checkpoints.verdict import Problem
-from nantrap.finite import dtype_name, first_nonfinite_index, readable, tensor_stats
-from nantrap.incident import TensorStats
 
-_CHUNK_BYTES = 4 << 20
-_BATCH_BYTES = 32 << 20
+__all__ = ["FileScan", "OnBytes", "TensorScan", "default_workers", "scan"]
+
+_CHUNK_BYTES = 1 << 20
+"""A multiple of every item size. Two of them, with the room in front, fit into the cache of any core we met."""
 
 OnBytes = Callable[[int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class TensorScan:
-    """What a tensor holds. `low` and `high` are of the finite values; `stats` is there only after an alarm."""
-
-    tensor: StoredTensor
-    low: float
-    high: float
-    stats: TensorStats | None = None
-    first_index: tuple[int, ...] | None = None
-
-    @property
-    def is_constant(self) -> bool:
-        """Whether all values are the same number."""
-        return self.stats is None and self.low == self.high
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,24 +40,38 @@ class FileScan:
     problems: tuple[Problem, ...]
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What one job saw of an extent. `crc` is of `size` bytes; both are of no use where the file became shorter."""
+
+    extent: Extent
+    size: int
+    crc: int = 0
+    is_short: bool = False
+    tallies: list[Tally] = field(default_factory=list)
+    done: list[TensorScan] = field(default_factory=list)
+
+
 def scan(
     extents: Iterable[Extent], *, verify: bool, workers: int | None = None, on_bytes: OnBytes | None = None
 ) -> FileScan:
     """Look at all tensors. `verify` also checks each CRC-32 the file keeps, which needs every byte."""
-    wanted = [extent for extent in extents if _must_be_read(extent, verify=verify)]
-    batches = list(_batches(wanted))
-    count = max(1, min(workers or default_workers(), len(batches)))
+    jobs = list(jobs_of(extent for extent in extents if _must_be_read(extent, verify=verify)))
+    most = max(1, workers or default_workers())
+    batches = list(share(jobs, most))
+    count = max(1, min(most, len(batches)))
 
     # Fresh buffers would cost a page fault for every 4 KiB of each; these stay warm.
-    buffers: SimpleQueue[bytearray] = SimpleQueue()
-    largest = max((extent.size for extent in wanted), default=0)
+    room = max(GROUP_BYTES, _CHUNK_BYTES)
+    largest = min(room, max((job.size for job in jobs), default=0))
+    buffers: SimpleQueue[Bytes] = SimpleQueue()
     for _ in range(count):
-        buffers.put(bytearray(min(_CHUNK_BYTES, largest) or 1))
+        buffers.put(np.empty(ROOM + largest, np.uint8))
 
-    def look(batch: list[Extent]) -> list[FileScan]:
+    def look(batch: list[Job]) -> list[_Seen]:
         buffer = buffers.get()
         try:
-            return [_scan_extent(extent, buffer, verify=verify, on_bytes=on_bytes) for extent in batch]
+            return [seen for job in batch for seen in _look(job, buffer, verify=verify, on_bytes=on_bytes)]
         finally:
             buffers.put(buffer)
 
@@ -79,18 +80,19 @@ def scan(
     else:
         with ThreadPoolExecutor(count, thread_name_prefix="nantrap-audit") as pool:
             results = list(pool.map(look, batches))
-    parts = [part for result in results for part in result]
-    return FileScan(
-        tuple(tensor for part in parts for tensor in part.tensors),
-        tuple(problem for part in parts for problem in part.problems),
-    )
+    tensors: list[TensorScan] = []
+    problems: list[Problem] = []
+    everything = (seen for result in results for seen in result)
+    for _, pieces in groupby(everything, key=lambda seen: id(seen.extent)):
+        _conclude(list(pieces), tensors, problems, verify=verify)
+    return FileScan(tuple(tensors), tuple(problems))
 
 
 def default_workers() -> int:
-    """As many as this process may use cores, shared among the ranks of this machine, at most eight."""
+    """As many as this process may use cores, shared among the ranks of this machine, at most four."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
-    return max(1, min(8, cores // max(ranks, 1)))
+    return max(1, min(4, cores // max(ranks, 1)))
 
 
 def _must_be_read(extent: Extent, *, verify: bool) -> bool:
@@ -101,118 +103,88 @@ def _has_floats(tensor: StoredTensor) -> bool:
     return (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and tensor.numel > 0
 
 
-def _batches(extents: list[Extent]) -> Iterator[list[Extent]]:
-    """Neighbours together, so that ten thousand small tensors do not become ten thousand jobs."""
-    batch: list[Extent] = []
-    size = 0
-    for extent in extents:
-        batch.append(extent)
-        size += extent.size
-        if size >= _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _scan_extent(extent: Extent, buffer: bytearray, *, verify: bool, on_bytes: OnBytes | None) -> FileScan:
-    tallies = [_Tally(tensor) for tensor in extent.tensors if _has_floats(tensor)]
-    view = memoryview(buffer)
-    crc = 0
-    position = 0
-    while position < extent.size:
-        wanted = min(len(buffer), extent.size - position)
-        got = extent.source.read_into(extent.offset + position, view[:wanted])
-        if got < wanted:
-            message = f"the file became shorter while it was read: {extent.label} is not whole"
-            return FileScan((), (Problem("NT909", message),))
-        if verify and extent.crc32 is not None:
-            crc = zlib.crc32(view[:got], crc)
-        for tally in tallies:
-            tally.look(buffer, position, got)
-        position += got
+def _look(job: Job, buffer: Bytes, *, verify: bool, on_bytes: OnBytes | None) -> Iterator[_Seen]:
+    if isinstance(job, Piece):
+        yield _look_at_piece(job, buffer, verify=verify, on_bytes=on_bytes)
+    else:
+        yield from _look_at_group(job, buffer, verify=verify)
         if on_bytes is not None:
-            on_bytes(got)
-    problems: tuple[Problem, ...] = ()
+            on_bytes(job.size)
+
+
+def _look_at_piece(piece: Piece, buffer: Bytes, *, verify: bool, on_bytes: OnBytes | None) -> _Seen:
+    extent = piece.extent
+    seen = _Seen(extent, piece.size)
+    spans = [(t, t.offset, t.end) for t in extent.tensors if _has_floats(t) and can_be_cut(t)]
+    spans = [span for span in spans if span[1] < piece.end and span[2] > piece.begin]
+    seen.tallies = [Tally(tensor) for tensor, _, _ in spans]
+    checksum = Checksum(buffer, piece.size) if verify and extent.crc32 is not None else None
+    for begin in range(piece.begin, piece.end, _CHUNK_BYTES):
+        end = min(begin + _CHUNK_BYTES, piece.end)
+        chunk = memoryview(buffer)[ROOM : ROOM + end - begin]
+        if extent.source.read_into(extent.offset + begin, chunk) < end - begin:
+            seen.is_short = True
+            return seen
+        for (tensor, first, last), tally in zip(spans, seen.tallies, strict=True):
+            low, high = max(first, begin), min(last, end)
+            if low < high:
+                itemsize = tensor.dtype.itemsize
+                tally.look(buffer, ROOM + low - begin, (high - low) // itemsize, (low - first) // itemsize)
+        if checksum is not None:
+            checksum.update(end - begin)  # destroys the chunk
+        if on_bytes is not None:
+            on_bytes(end - begin)
+    if checksum is not None:
+        seen.crc = checksum.value()
+    return seen
+
+
+def _look_at_group(group: Group, buffer: Bytes, *, verify: bool) -> Iterator[_Seen]:
+    source, base = group.extents[0].source, group.begin
+    view = memoryview(buffer)[: group.size]
+    got = source.read_into(base, view)
+    every: list[_Seen] = []
+    placed: list[Placed] = []
+    owners: list[_Seen] = []
+    for extent in group.extents:
+        seen = _Seen(extent, extent.size)
+        every.append(seen)
+        begin = extent.offset - base
+        if begin + extent.size > got:
+            seen.is_short = True
+            continue
+        if verify and extent.crc32 is not None:
+            seen.crc = zlib.crc32(view[begin : begin + extent.size])
+        for tensor in extent.tensors:
+            if _has_floats(tensor) and can_be_cut(tensor):
+                placed.append(Placed(tensor, begin + tensor.offset, begin + tensor.end))
+                owners.append(seen)
+    for seen, result in zip(owners, look_at_many(buffer, placed), strict=True):
+        seen.done.append(result)
+    return iter(every)
+
+
+def _conclude(pieces: list[_Seen], tensors: list[TensorScan], problems: list[Problem], *, verify: bool) -> None:
+    """Put together what the pieces of one extent gave."""
+    extent = pieces[0].extent
+    wholes = [look_at_whole(extent, t) for t in extent.tensors if _has_floats(t) and not can_be_cut(t)]
+    if any(piece.is_short for piece in pieces) or None in wholes:
+        message = f"the file became shorter while it was read: {extent.label} is not whole"
+        problems.append(Problem("NT909", message))
+        return
+    crc = pieces[0].crc
+    for piece in pieces[1:]:
+        crc = combine(crc, piece.crc, piece.size)
     if verify and extent.crc32 is not None and crc != extent.crc32:
         names = ", ".join(tensor.name for tensor in extent.tensors[:3])
         message = f"{extent.label} does not match its CRC-32: bytes were changed after they were saved"
-        problems = (Problem("NT908", message, tensor=names or None),)
-    return FileScan(tuple(tally.result(extent) for tally in tallies), problems)
-
-
-@dataclass(slots=True)
-class _Tally:
-    """What has been seen of one tensor so far, chunk by chunk. A strided view is counted at the end, by itself."""
-
-    tensor: StoredTensor
-    begin: int = field(init=False)
-    end: int = field(init=False)
-    dtype: torch.dtype = field(init=False)
-    low: float = math.inf
-    high: float = -math.inf
-    alarms: list[TensorStats] = field(default_factory=list)
-    first: int | None = None
-
-    def __post_init__(self) -> None:
-        self.dtype = self.tensor.dtype
-        self.begin = self.tensor.offset
-        self.end = self.tensor.end if self.tensor.is_dense else self.begin
-
-    def look(self, buffer: bytearray, position: int, size: int) -> None:
-        """Look at the part of the tensor that lies in the chunk which begins at byte `position` of the extent."""
-        begin, end = max(self.begin, position), min(self.end, position + size)
-        if begin >= end:
-            return
-        count = (end - begin) // self.dtype.itemsize
-        values = torch.frombuffer(buffer, dtype=self.dtype, count=count, offset=begin - position)
-        low, high = _extremes(values)
-        if math.isfinite(low) and math.isfinite(high):
-            self.low, self.high = min(self.low, low), max(self.high, high)
-            return
-        stats = tensor_stats(values)
-        self.alarms.append(stats)
-        if stats.min is not None and stats.max is not None:
-            self.low, self.high = min(self.low, stats.min), max(self.high, stats.max)
-        if self.first is None:
-            index = first_nonfinite_index(values)
-            assert index is not None
-            self.first = (begin - self.begin) // self.dtype.itemsize + index[0]
-
-    def result(self, extent: Extent) -> TensorScan:
-        if not self.tensor.is_dense:
-            return _exactly(extent, self.tensor)
-        if not self.alarms:
-            return TensorScan(self.tensor, self.low, self.high)
-        assert self.first is not None
-        stats = TensorStats(
-            shape=self.tensor.shape,
-            dtype=dtype_name(self.tensor.dtype),
-            numel=self.tensor.numel,
-            nan=sum(alarm.nan for alarm in self.alarms),
-            posinf=sum(alarm.posinf for alarm in self.alarms),
-            neginf=sum(alarm.neginf for alarm in self.alarms),
-            min=self.low if self.low <= self.high else None,
-            max=self.high if self.low <= self.high else None,
-        )
-        return TensorScan(self.tensor, self.low, self.high, stats, self.tensor.index_at(self.first))
-
-
-def _extremes(values: Tensor) -> tuple[float, float]:
-    """The least and the greatest value; not finite if any value is not."""
-    dense = readable(values)
-    assert dense is not None
-    low, high = torch.aminmax(dense)
-    return float(low), float(high)
-
-
-def _exactly(extent: Extent, tensor: StoredTensor) -> TensorScan:
-    """A strided view into a larger storage: what lies between its elements is not its own, so it is built to count."""
-    data = bytearray(extent.source.read(extent.offset + tensor.offset, tensor.end - tensor.offset))
-    values = torch.frombuffer(data, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride)
-    stats = tensor_stats(values)
-    low = math.inf if stats.min is None else stats.min
-    high = -math.inf if stats.max is None else stats.max
-    if stats.nonfinite == 0:
-        return TensorScan(tensor, low, high)
-    return TensorScan(tensor, low, high, stats, first_nonfinite_index(values))
+        problems.append(Problem("NT908", message, tensor=names or None))
+    tallies: dict[int, Tally] = {}
+    for tally in (tally for piece in pieces for tally in piece.tallies):
+        known = tallies.setdefault(id(tally.tensor), tally)
+        if known is not tally:
+            known.add(tally)
+    found = {id(result.tensor): result for piece in pieces for result in piece.done}
+    found |= {key: tally.result() for key, tally in tallies.items()}
+    found |= {id(result.tensor): result for result in wholes if result is not None}
+    tensors += [found[id(tensor)] for tensor in extent.tensors if id(tensor) in found]

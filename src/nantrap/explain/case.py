@@ -127,6 +127,16 @@ class Case:
             index = next((source for source in current.sources if 0 <= source < current.index), -1)
         return chain
 
+    def was_given(self, tensor: Tensor) -> bool:
+        """Whether the tensor came in with the batch or the model's arguments, rather than being made on the way."""
+        from nantrap.locate import tensors_of
+
+        given = list(tensors_of(self.failed.batch))
+        if self.failed.root_call is not None:
+            for call in self.failed.root_call.chain():
+                given += list(tensors_of((call.args, call.kwargs)))
+        return any(t is tensor or (t.numel() and t.data_ptr() == tensor.data_ptr()) for _, t in given)
+
     def refute(self, slug: str, trial: Trial, text: str) -> None:
         """Note a cause that a trial contradicts."""
         self.refuted.append(Cause(slug, summary=text, evidence=(Evidence(text, kind="trial", trial=trial.number),)))
@@ -152,7 +162,8 @@ class Case:
     def calls_of(self, *names: str) -> Iterator[Capture]:
         """The recorded forward calls of these operations: the guilty one, and those kept as witnesses."""
         captures = [self.capture] if self.capture is not None else []
-        captures += list(self.trace.witnesses.values()) if self.trace is not None else []
+        for trace in (self.trace, self.location.witnesses):
+            captures += list(trace.witnesses.values()) if trace is not None else []
         for capture in captures:
             if capture.op.phase == "forward" and capture.op.name.startswith(names):
                 yield capture

@@ -52,7 +52,7 @@ def add_micro(guard: Guard, micro: Micro, *, given: LossLike, retain_graph: bool
         elif micro.forward is None:
             micro.evidence = note_loss_part(micro.loss.total, micro.root_call)
     total = micro.loss.total if micro.factor == 1.0 else micro.loss.total * micro.factor
-    guard._scaling.scale(total).backward(retain_graph=retain_graph)  # type: ignore[no-untyped-call]
+    guard._scaling.scale(total).backward(retain_graph=retain_graph)
 
 
 def reads_at_once(loss: Tensor) -> bool:

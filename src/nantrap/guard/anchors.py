@@ -51,6 +51,8 @@ class Anchor:
     ema: Any = None
     bad: Tensor | None = None
     rollbacks: int = 0
+    factor: float = 1.0
+    rng: RngState | None = None
 
     def usable(self) -> bool:
         """Whether it was finite, and the optimizer still has the same groups. Reads the device."""
@@ -119,6 +121,8 @@ class Anchors:
         self._attempt_bytes = 0
         self._due = 0
         self._size = 0
+        self.factor = 1.0
+        """By what rollbacks have lowered the rates; each anchor knows what it was in its time."""
 
     def begin_step(self, step: int) -> None:
         """Before a step: take an anchor when one is due."""
@@ -157,13 +161,16 @@ class Anchors:
         self._fill(anchor, step)
         return anchor
 
-    def forget_after(self, step: int) -> None:
-        """After a rollback: later anchors and attempts belong to a past that did not happen."""
+    def forget_after(self, step: int, *, now: int = 0) -> None:
+        """After a rollback: later anchors and attempts belong to a past that did not happen.
+
+        The next anchor is not due at once: it would hold the very state that was gone back to.
+        """
         while self._ring and self._ring[-1].step > step:
             self._ring.pop()
         self.attempts.clear()
         self._attempt_bytes = 0
-        self._due = 0
+        self._due = now + self._every if now else 0
 
     def _take(self, step: int) -> None:
         size = state_bytes(self._parameters, self._optimizer)
@@ -180,7 +187,8 @@ class Anchors:
             self.attempts.popleft()
 
     def _fill(self, anchor: Anchor, step: int) -> None:
-        anchor.step, anchor.rollbacks = step, 0
+        anchor.step, anchor.rollbacks, anchor.factor = step, 0, self.factor
+        anchor.rng = RngState.capture()
         anchor.snapshot.take()
         anchor.extras = Extras.take(self._modules, {id(p) for p in self._parameters})
         anchor.scheduler = None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict())

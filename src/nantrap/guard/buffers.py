@@ -83,6 +83,10 @@ class BufferShadow:
             and not (known_only and self._is_new(i, tensor))
         ]
 
+    def exempt_names(self) -> list[str]:
+        """The buffers that may be non-finite: they were so from the start, or are masks."""
+        return [self._slots[i][2] for i in sorted(self._exempt)]
+
     def names_of_bad(self) -> list[tuple[str, Tensor]]:
         """The buffers that became non-finite since the copy, by name. Reads the device: for after an alarm.
 

@@ -41,7 +41,7 @@ def attempt_with_closure(
     def closure() -> Tensor:
         guard._members.clear_gradients()
         micro = Micro(as_loss(fn(batch)), 1.0, batch, fn, rng)
-        micro.loss.total.backward()  # type: ignore[no-untyped-call]
+        micro.loss.total.backward()
         if not evaluations:
             micro.values = finite.read(micro.loss.scalars())
             norms.append(finite.gradient_norm(guard._members.gradients()))

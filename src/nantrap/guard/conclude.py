@@ -239,7 +239,11 @@ def contain(
     guard._buffers.restore()
     guard._scaling.forget()
     if action is Action.ROLLBACK:
-        reason += roll_back(guard)
+        went_back, words = roll_back(guard)
+        reason += words
+        if not went_back:
+            action = Action.STOP
+            incident = replace(incident, action=action)
     elif guard.scheduler is not None and guard.policy.scheduler_on_skip == "advance":
         # torch warns of a schedule that advances before the first optimizer.step(); here it is what the policy asks for
         guard.optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -247,7 +251,9 @@ def contain(
     guard._console.incident(incident, reason)
     outcome = guard._ledger.end(window, action, norm, watch, rates, incident=incident)
     if action is Action.STOP:
-        raise NonFiniteError(stop_message(incident, reason), incident=incident)
+        farewell = guard._keeper.farewell()
+        message = stop_message(incident, reason) + (f"\n{farewell}" if farewell else "")
+        raise NonFiniteError(message, incident=incident)
     return outcome
 
 

@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nantrap import finite
+from nantrap.checkpoints.store import CheckpointStore
 from nantrap.errors import UsageError
 from nantrap.guard.accumulate import add_micro, begin_window, drop, settle
 from nantrap.guard.anchors import Anchors, Attempt
@@ -26,6 +27,7 @@ from nantrap.guard.conclude import conclude, refuse_batch
 from nantrap.guard.console import Console, summary_text
 from nantrap.guard.diagnose import Diagnosis
 from nantrap.guard.ema import ema_modules, ema_update
+from nantrap.guard.keeping import Keeper, Keeping
 from nantrap.guard.ladder import Ladder, Tally
 from nantrap.guard.late import LateSteps
 from nantrap.guard.ledger import Ledger
@@ -46,7 +48,7 @@ from nantrap.locate.step import is_replaying
 from nantrap.record import History
 
 
-class Guard:
+class Guard(Keeping):
     """Guards one model and one optimizer. Nothing non-finite reaches weights, optimizer state, buffers or averages.
 
     State held: the current window of micro-batches, a copy of written buffers, at most one copy of parameters and
@@ -64,6 +66,8 @@ class Guard:
         policy: what to check and what to do; see `Policy`.
         run_dir: where the journal and the incidents go; `None` writes nothing.
         watch: names of parameters or buffers to follow, as patterns (`"*.alpha"`), or a dict of pattern to `Limit`.
+        store: a `CheckpointStore`: where `save` saves, and what a rollback takes when the anchors are used up.
+        save_every: save after every so many steps, into `store` or into `run_dir/checkpoints`; 0 for never.
         quiet: print nothing.
 
     Example:
@@ -86,6 +90,8 @@ class Guard:
         policy: Policy | None = None,
         run_dir: str | os.PathLike[str] | None = None,
         watch: WatchSpec = (),
+        store: CheckpointStore | None = None,
+        save_every: int = 0,
         quiet: bool = False,
     ) -> None:
         self.policy = policy or Policy()
@@ -103,6 +109,7 @@ class Guard:
         self._max_grad_norm = max_grad_norm
         self._members = Members(model, optimizer)
         self._scaling = Scaling(scaler, optimizer, self.policy)
+        self._ema = ema
         self._ema_update = ema_update(ema, model)
         self._ema_modules = ema_modules(ema)
         self._agreement = Agreement()
@@ -141,6 +148,7 @@ class Guard:
         self._attempting = False
         self._closed = False
         self._ledger = Ledger(self, run_dir)
+        self._keeper = Keeper(self, store, save_every)
         self._hooks = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             model.register_forward_hook(self._after_forward),
@@ -193,7 +201,9 @@ class Guard:
         if window is None:
             raise UsageError("guard.step() without guard.backward(loss) before it: there is no gradient to step on")
         try:
-            return conclude(self, window) if self._late is None else self._late.step(window)
+            outcome = conclude(self, window) if self._late is None else self._late.step(window)
+            self._keeper.after_step(outcome)
+            return outcome
         finally:
             self._end_step()
 
@@ -218,12 +228,14 @@ class Guard:
         batches = (batch, *more)
         try:
             if self._closure_optimizer:
-                return attempt_with_closure(self, fn, batch, rng, more)
+                done = attempt_with_closure(self, fn, batch, rng, more)
+                self._keeper.after_step(done)
+                return done
             refused: frozenset[int] = frozenset()
             if self.policy.check_batch and self.policy.on_incident != "observe":
-                outcome, refused = self._check_batches(batches)
-                if outcome is not None:
-                    return outcome
+                early, refused = self._check_batches(batches)
+                if early is not None:
+                    return early
             for index, micro_batch in enumerate(batches):
                 if index in refused:
                     continue
@@ -259,7 +271,8 @@ class Guard:
 
     def summary(self) -> str:
         """What was applied, what was skipped and why, in a few lines."""
-        return summary_text(self.tally, run_dir=self.run_dir)
+        farewell = self._keeper.farewell()
+        return summary_text(self.tally, run_dir=self.run_dir) + (f"\n{farewell}" if farewell else "")
 
     def close(self) -> None:
         """Remove every hook, write the journal, print the summary if anything happened. May be called again."""
@@ -273,6 +286,7 @@ class Guard:
                 self._late.settle()
         finally:
             self._ledger.close()
+            self._keeper.close()
             if self.tally.incidents or self.tally.dropped_micro_batches:
                 self._console.say(self.summary())
 

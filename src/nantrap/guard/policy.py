@@ -26,6 +26,8 @@ class Policy:
         then: the rung after skipping: `rollback` to the last good state (while there is one), or `stop`.
         max_rollbacks: after so many the guard stops the run.
         lr_backoff: a rollback multiplies every rate by this.
+        lr_recover_steps: within so many applied steps the rates climb back; 0 for never.
+        rollback_rng: whether a rollback puts the random streams back too (`restore`) or lets them go on (`continue`).
         diagnose: `full` (locate, rules, trials), `locate` or `off`.
         diagnose_seconds: a diagnosis ends after about so long, with what it has by then.
         repeat_diagnoses: incidents that look the same are diagnosed so often; later ones are counted and refer back.
@@ -65,6 +67,8 @@ class Policy:
     then: Then = "rollback"
     max_rollbacks: int = 3
     lr_backoff: float = 0.5
+    lr_recover_steps: int = 0
+    rollback_rng: Literal["restore", "continue"] = "restore"
     diagnose: Diagnose = "full"
     diagnose_seconds: float = 60.0
     repeat_diagnoses: int = 3
@@ -95,6 +99,7 @@ class Policy:
             "diagnose": get_args(Diagnose),
             "sync": get_args(Sync),
             "undo": ("auto", "always", "never"),
+            "rollback_rng": ("restore", "continue"),
             "scheduler_on_skip": ("hold", "advance"),
             "micro_batches": ("drop", "window"),
             "micro_weight": ("mean", "sum"),
@@ -110,6 +115,7 @@ class Policy:
             "max_consecutive_skips": 0,
             "window": 1,
             "max_rollbacks": 0,
+            "lr_recover_steps": 0,
             "diagnose_seconds": 0,
             "repeat_diagnoses": 1,
             "anchor_every": 0,

@@ -35,6 +35,11 @@ class Scaling:
                 'use sync="step"'
             )
 
+    @property
+    def scaler(self) -> Any:
+        """The scaler that was given, or `None`."""
+        return self._scaler
+
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the scale."""
         if not self.enabled:

@@ -38,7 +38,11 @@ def _locate(failed: FailedStep, seconds: float) -> Location:
     if failed.symptom == "optimizer" and failed.run_update is not None:
         return location_of(replay_update(failed), fallback="optimizer")
     if failed.norm_overflowed and math.isfinite(failed.loss_value):
-        return location_of(replay_norm(failed), fallback="backward")
+        location = location_of(replay_norm(failed), fallback="backward")
+        location.source = None  # the norm is taken in the guard, not in a line of the user's
+        if failed.repeatable and not _is_used_up(failed.batch):
+            location.witnesses = replay_step(failed).trace
+        return location
     if not failed.repeatable:
         return locate_without_function(failed)
     if _is_used_up(failed.batch):

@@ -42,6 +42,7 @@ class Location:
     capture: Capture | None = None
     external: External | None = None
     replay: Replay | None = None
+    witnesses: Trace | None = None
 
 
 def location_of(replay: Replay, *, fallback: Phase) -> Location:

@@ -20,6 +20,14 @@ from nantrap.locate.storage import only_minus_inf
 from nantrap.locate.trace import Op, Registered, Trace, earliest
 
 _SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten.logsumexp", "aten._safe_softmax")
+_ELEMENTWISE = (
+    "aten.sqrt", "aten.rsqrt", "aten.log", "aten.log2", "aten.log10", "aten.log1p", "aten.pow", "aten.acos", "aten.asin",
+    "aten.atanh", "aten.acosh", "aten.erfinv", "aten.logit",
+)  # fmt: skip
+_REDUCTIONS = (
+    "aten.sum", "aten.mean", "aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.mm", "aten.bmm", "aten.addmm", "aten.dot",
+    "aten.logsumexp", "aten.linalg_vector_norm", "aten.mse_loss", "aten.l1_loss", "aten.prod", "aten.cumsum",
+)  # fmt: skip
 _LOGARITHMS = ("aten.log", "aten.log2", "aten.log10", "aten.log1p", "aten.log_")
 
 
@@ -47,6 +55,7 @@ class Replay:
         candidates: every origin that reached a sink.
         anchor: sequence number of the last node, by which nodes of the failed pass are matched with the re-run.
         unknown: nodes that could not be run again.
+        dropped: a forward operation whose NaN the forward pass threw away, and whose derivative brought it back.
     """
 
     trace: Trace
@@ -60,6 +69,7 @@ class Replay:
     candidates: tuple[int, ...] = ()
     anchor: int | None = None
     unknown: tuple[Any, ...] = ()
+    dropped: int | None = None
 
     @property
     def op(self) -> Op | None:
@@ -87,6 +97,8 @@ def replay_step(failed: FailedStep) -> Replay:
             sinks.append(Sink("the exception", "value", trace.recent))
         replay = judge(trace, sinks)
         replay.error = error
+        if loss is not None and not replay.failed and any_nonfinite([loss]):
+            replay = _constant_reached(trace, loss)
         if loss is not None:
             replay.anchor = loss.grad_fn._sequence_nr() if loss.grad_fn is not None else None
             replay.loss = float(loss.detach())
@@ -252,7 +264,35 @@ def judge(trace: Trace, sinks: list[Sink]) -> Replay:
         suspects = frozenset(backward | outside) if backward else everything
     origin = _past_masks(suspects, trace)
     names = tuple(sink.name for sink in reached if origin in sink.origins)
-    return Replay(trace, origin=origin, sinks=names, failed=True, candidates=tuple(sorted(everything)))
+    replay = Replay(trace, origin=origin, sinks=names, failed=True, candidates=tuple(sorted(everything)))
+    if all(sink.kind == "gradient" for sink in reached):
+        _blame_derivative(replay)
+    return replay
+
+
+def _blame_derivative(replay: Replay) -> None:
+    """An elementwise function outside its domain (sqrt of a negative) whose NaN the forward pass dropped.
+
+    The loss never saw it. Its derivative met a gradient of 0 there, and 0 · NaN put it into the gradients: the backward of
+    that very call is where it began to do harm. A softmax row, in contrast, is wrong where it stands.
+    """
+    op = replay.op
+    if op is None or op.phase != "forward" or op.name.rstrip("_") not in _ELEMENTWISE:
+        return
+    for later in replay.trace.ops[op.index :]:
+        if later.phase == "backward" and later.sequence == op.sequence and (later.nan or later.inf):
+            replay.dropped, replay.origin = op.index, later.index
+            return
+
+
+def _constant_reached(trace: Trace, loss: Tensor) -> Replay:
+    """Nothing made the Inf: a constant of the program (a mask) reached the loss. Guilty is what reduced it "
+    "into the loss."""
+    chain = trace.bad_ancestors(loss)
+    reductions = [op for op in chain if op.name in _REDUCTIONS]
+    guilty = (reductions or chain or [None])[0]
+    origin = None if guilty is None else guilty.index
+    return Replay(trace, origin=origin, sinks=("the loss",), failed=True)
 
 
 def _past_masks(origins: frozenset[int], trace: Trace) -> int | None:

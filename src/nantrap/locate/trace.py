@@ -352,6 +352,17 @@ class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """The forward operation that made the autograd node with this sequence number."""
         return self._by_sequence.get(sequence)
 
+    def bad_ancestors(self, tensor: Tensor) -> list[Op]:
+        """The operations with bad results that lead to `tensor`, in order of time."""
+        queue, seen = [self._writer.get(key_of(tensor), -1)], set[int]()
+        while queue:
+            index = queue.pop()
+            if index < 0 or index in seen or not (self.ops[index].nan or self.ops[index].inf):
+                continue
+            seen.add(index)
+            queue += self.ops[index].sources
+        return [self.ops[index] for index in sorted(seen)]
+
     def origins_of(self, tensor: Tensor) -> frozenset[int]:
         """The origins whose non-finite values stand in `tensor` now; empty if it is finite."""
         key = key_of(tensor)

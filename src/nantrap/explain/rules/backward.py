@@ -103,8 +103,10 @@ def where_unselected_branch(case: Case) -> Cause | None:
         those zeros come from a `where`, an index or a mask product: a measurement along the gradient. The call is
         then replaced at its own line by one that is finite on both branches.
     """
-    if case.phase != "backward" or case.capture is None or case.trace is None:
+    if case.phase != "backward" or case.trace is None:
         return None
+    if case.location.replay is not None and case.location.replay.dropped is not None:
+        return _dropped_branch(case, case.location.replay.dropped)
     found = next(((i, node) for i in _zero_gradients(case) if (node := _selector(case, i)) is not None), None)
     if found is None:
         return None
@@ -133,6 +135,36 @@ def where_unselected_branch(case: Case) -> Cause | None:
             f"on the result; or {safe}",
             trial,
             patch=True,
+        ),
+    )
+
+
+def _dropped_branch(case: Case, index: int) -> Cause | None:
+    """The forward result was NaN at places that never reached the loss; its derivative brought it back."""
+    assert case.trace is not None
+    capture = case.trace.captures.get(index)
+    if capture is None:
+        return None
+    _, (family, call, safe) = _family(case.node)
+    evidence = [
+        Evidence(
+            f"{capture.op.name} gave NaN at {share(~capture.outputs[0].isfinite())}, and the loss is finite: dropped"
+        ),
+        Evidence(f"{case.node} multiplies the gradient of exactly 0 that those places get by NaN, and 0 · NaN = NaN"),
+    ]
+    trial = try_replacement(case, family, safe)
+    add_proof(evidence, trial, "with an argument that is safe on both branches the step is finite")
+    return Cause(
+        "where_unselected_branch",
+        proven=True,
+        confidence=0.94,
+        summary=f"the branch of {call} that was not selected put NaN into the gradient",
+        evidence=tuple(evidence),
+        fix=fix_for(
+            case,
+            f"select before the operation, not after it: {call}(torch.where(ok, x, 1.0)), then torch.where "
+            "on the result",
+            trial,
         ),
     )
 
@@ -305,9 +337,7 @@ def singular_gradient_at_zero(case: Case) -> Cause | None:
     if (
         case.phase != "backward"
         or case.capture is None
-        or (case.half
-        and case.any_half
-        and not case.node.startswith(tuple(_SINGULAR)))
+        or (case.half and case.any_half and not case.node.startswith(tuple(_SINGULAR)))
     ):
         return None
     name, (family, call, safe) = _family(case.node)

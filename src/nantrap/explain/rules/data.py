@@ -77,11 +77,14 @@ def bad_input_data(case: Case) -> Cause | None:
         if case.location.samples.rest_is_finite:
             trial = case.lab.without_samples(case.location.samples.guilty, case.location.samples.size or 0)
             add_proof(evidence, trial, "without those samples the step is finite")
+        given = case.was_given(external.tensor)
         return Cause(
             "bad_input_data",
-            proven=True,
-            confidence=0.99,
-            summary=f"the batch is non-finite before the forward pass: {external.name}",
+            proven=given,
+            confidence=0.99 if given else 0.6,
+            summary=f"the batch is non-finite before the forward pass: {external.name}"
+            if given
+            else f"a tensor that the loss reads without a gradient is non-finite: {external.name}",
             evidence=tuple(evidence),
             fix=fix_for(
                 case, f"clean or drop the sample where {external.name} is made; guard.attempt skips it meanwhile", trial

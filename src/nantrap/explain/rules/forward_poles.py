@@ -307,6 +307,13 @@ def zero_times_inf(case: Case) -> Cause | None:
     Proof:
         At every bad place one factor is 0 and the other Inf, and that Inf was there before: a measurement.
     """
+    if (
+        case.phase == "forward"
+        and case.capture is None
+        and case.external is None
+        and case.location.sinks == ("the loss",)
+    ):
+        return _constant_in_loss(case)
     if case.made != "nan" or case.phase != "forward" or len(case.inputs) < 2 or case.output is None:
         return None
     if case.op in ("mul", "addcmul"):
@@ -331,6 +338,24 @@ def zero_times_inf(case: Case) -> Cause | None:
         fix=Fix(
             text="select instead of multiplying: torch.where(mask, x, 0) before the product, or "
             "nantrap.ops.xlogx(p) for p·log p"
+        ),
+    )
+
+
+def _constant_in_loss(case: Case) -> Cause:
+    """No operation made the Inf: it was written on purpose, and a reduction took it into the loss."""
+    return Cause(
+        "zero_times_inf",
+        confidence=0.7,
+        summary=f"an Inf that was put there on purpose (a mask) reached the loss through {case.location.op}",
+        evidence=(
+            Evidence("every Inf in the step comes from a constant of the program; no operation made one"),
+            Evidence(
+                "label smoothing and soft targets give masked classes a weight, and any weight times Inf is Inf or NaN"
+            ),
+        ),
+        fix=Fix(
+            text="leave masked classes out of the sum (torch.where(mask, 0, term)), or mask with a large finite value"
         ),
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING
 
 from nantrap.explain.facts import absmax, limit
@@ -242,7 +243,26 @@ def compiler_bug(case: Case) -> Cause | None:
     Proof:
         The same step with the same inputs is run without compilation and is finite, while the compiled one is not.
     """
-    return None
+    replay = case.location.replay
+    if "torch._dynamo" not in sys.modules or replay is None or replay.failed or not case.failed.repeatable:
+        return None
+    trial = case.lab.again()
+    if trial.finite is not False:
+        return None
+    return Cause(
+        "compiler_bug",
+        proven=True,
+        confidence=0.95,
+        summary="the compiled model gives non-finite values where the eager one is finite",
+        evidence=(
+            Evidence(f"run eagerly on the same inputs, the step is finite (loss {replay.loss:.6g})"),
+            Evidence("run compiled, it fails again", kind="trial", trial=trial.number),
+        ),
+        fix=Fix(
+            text="train eagerly, or exclude the part with torch.compiler.disable, until the compiler is fixed; backend="
+            '"aot_eager" tells whether the code generator is to blame'
+        ),
+    )
 
 
 @rule("rank_divergence")

@@ -91,9 +91,8 @@ def filled_loss(predicted: Tensor, target: Tensor, mask: Tensor) -> Tensor:
 
 
 def nan_padding(batch: Batch) -> Batch:
-    """Padding marked by NaN, as missing values are in a data frame: here in the images of one text in a hundred."""
-    marked = batch.image.double().abs().sum((1, 2, 3)).mul(1e6).long() % 100 == 0
-    missing = marked[:, None, None, None] & ~batch.mask[..., None]
+    """Padding marked by NaN, as missing values are in a data frame: here in the images of one text in 60."""
+    missing = _one_in_60(batch)[:, None, None, None] & ~batch.mask[..., None]
     return batch._replace(image=batch.image.masked_fill(missing, math.nan))
 
 
@@ -110,9 +109,13 @@ def half_loss_larger_eps(predicted: Tensor, target: Tensor, mask: Tensor) -> Ten
 
 
 def empty_texts(batch: Batch) -> Batch:
-    """One text in a hundred is empty: nothing but padding."""
-    empty = batch.image.double().abs().sum((1, 2, 3)).mul(1e6).long() % 100 == 0
-    return batch._replace(mask=batch.mask & ~empty[:, None, None])
+    """One text in 60 is empty: nothing but padding."""
+    return batch._replace(mask=batch.mask & ~_one_in_60(batch)[:, None, None])
+
+
+def _one_in_60(batch: Batch) -> Tensor:
+    """Always the same texts: chosen by the sum of their bytes."""
+    return (127.5 * (batch.image.double() + 1)).round().long().sum((1, 2, 3)) % 60 == 7
 
 
 # ---- normalisation
@@ -175,28 +178,194 @@ def clip_without_unscale(run: Run) -> bool:
     return step_and_clear(run)
 
 
-_SMALL_HALF = {
-    "training.mixed_precision": "fp16",
-    "training.batch_size": 8,
+_HALF = {
     "model.hidden_size": 64,
+    "training.batch_size": 8,
+    "training.mixed_precision": "fp16",
     "training.steps_per_epoch": 10,
-}
+}  # half precision is slow on a CPU, so the model is smaller
+_UNSCALED = {**_HALF, "training.loss_scaling": False}
 
-FAULTS = tuple(
-    Fault(name=n, title="", story="", damage="", answer="", parts=p, settings=s, remedies=r)
-    for n, p, s, r in [
-        ("short_text", {"attention": AdditiveAttention, "counts": majority}, {}, (
-            Remedy(name="all", story="", result="", parts={"attention": TestedAttention}),
-            Remedy(name="nan_to_num", story="", result="", parts={"attention": FilledAttention}),
-            Remedy(name="nan_to_num fill", story="", result="", parts={"attention": MaskFilledAttention}),
-            Remedy(name="zero bad", story="", result="", parts={"update": zero_bad_gradients}),
-            )),
-        ("mask_product", {"reduce": product_loss, "prepare": nan_padding}, {}, (Remedy(name="nan_to_num", story="", result="", parts={"reduce": filled_loss}),)),
-        ("half_epsilon", {"reduce": half_loss, "prepare": empty_texts}, _SMALL_HALF, (Remedy(name="larger", story="", result="", parts={"reduce": half_loss_larger_eps}),)),
-        ("rmsnorm_zero_rows", {"adaln": HalfAdaLN}, {**_SMALL_HALF, "data.condition_dropout": 0.02}, (Remedy(name="fill", story="", result="", parts={"adaln": FilledAdaLN}),)),
-        ("rmsnorm_large", {"adaln": LargeAdaLN}, _SMALL_HALF, ()),
-        ("adaln_scale", {"adaln": GrownAdaLN}, _SMALL_HALF, ()),
-        ("new_scaler", {"begin_epoch": new_scaler}, _SMALL_HALF, ()),
-        ("clip_scaled", {"update": clip_without_unscale}, _SMALL_HALF, ()),
-    ]
+CAUTION = Remedy(
+    name="lower rate, clip harder",
+    story="A tenth of the rate and a tenth of the norm, the first thing everybody tries.",
+    result="Touches nothing of the fault.",
+    settings={"training.learning_rate": 4e-4, "training.max_grad_norm": 0.1},
+)
+
+SHORT_TEXT = Fault(
+    name="short_text",
+    title="a short text whose condition was dropped has no key to attend to",
+    story=(
+        "A patch counts only if more than half of its pixels are tokens, so a text of 32 characters or fewer has no "
+        "patch that counts. As long as its condition is there, attention has something to look at; when the condition "
+        "is dropped, as it is for one text in twenty, every key is masked, softmax is 0/0, and through the weights the "
+        "whole batch is lost."
+    ),
+    damage="NaN loss at the first such batch, NaN weights for ever after it.",
+    answer="Skips the batch, names the softmax, its row and the sample, proves it with a masked softmax.",
+    parts={"attention": AdditiveAttention, "counts": majority},
+    remedies=(
+        Remedy(
+            name="if all(-inf)",
+            story="`if (scores == -inf).all()`: weights of 0 when everything is masked.",
+            result="Asks about the batch, not about the row: in a batch with one longer text it is still NaN.",
+            parts={"attention": TestedAttention},
+        ),
+        Remedy(
+            name="nan_to_num",
+            story="`nan_to_num` behind the softmax, with a mask that is added.",
+            result="The loss is finite, its gradient is NaN: the weights are lost one step later.",
+            parts={"attention": FilledAttention},
+        ),
+        Remedy(
+            name="zero bad gradients",
+            story="A parameter whose gradient is bad gets a gradient of 0, then the optimizer steps.",
+            result="Finite, but momentum and weight decay move the weights though nothing was learned; no cause is named.",
+            parts={"update": zero_bad_gradients},
+        ),
+        CAUTION,
+    ),
+    cause="softmax_fully_masked_row",
+    module="blocks.0.attention",
+    op="aten._softmax",
+)
+
+FILLED_MASK = Remedy(
+    name="nan_to_num, filled mask",
+    story="`nan_to_num` behind the softmax, with a mask that is filled in.",
+    result="Holds: the backward pass of masked_fill puts zeros where the NaN gradients are.",
+    holds=True,
+    parts={"attention": MaskFilledAttention},
+)
+"""Not shown, but tested: the one form in which this remedy holds."""
+
+FAULTS = (
+    SHORT_TEXT,
+    Fault(
+        name="mask_product",
+        title="padding is NaN, and a product with the mask does not remove it",
+        story=(
+            "Padding is marked by NaN, as missing values are in a data frame, and the loss multiplies by the mask. "
+            "0 · NaN is NaN, in the value and in the gradient."
+        ),
+        damage="NaN loss at the first such text, NaN weights for ever after it.",
+        answer="Skips the batch, names the tensor and the sample, proves it by leaving the sample out.",
+        parts={"reduce": product_loss, "prepare": nan_padding},
+        remedies=(
+            Remedy(
+                name="nan_to_num(loss)",
+                story="A loss of NaN becomes 0.",
+                result="The loss reads 0.0 and looks perfect; its gradient is NaN, and so are the weights.",
+                parts={"reduce": filled_loss},
+            ),
+            CAUTION,
+        ),
+        cause="bad_input_data",
+        module="data",
+    ),
+    Fault(
+        name="half_epsilon",
+        title="an epsilon of 1e-8 in a half-precision denominator",
+        story=(
+            "The loss of an image is divided by its number of tokens plus 1e-8, in the precision of the prediction. In "
+            "float16 1e-8 is 0, so an empty text is 0/0. (In bfloat16, which reaches down to 1e-38, it is not.)"
+        ),
+        damage="NaN loss at the first empty text, NaN weights for ever after it.",
+        answer="Skips the batch, names the division and its denominator, proves it with the safe form.",
+        parts={"reduce": half_loss, "prepare": empty_texts},
+        settings=_UNSCALED,
+        remedies=(
+            Remedy(
+                name="eps 1e-6",
+                story="An epsilon that float16 can hold.",
+                result="The loss is finite; 1/1e-6 is not: Inf · 0 in the backward pass, and the weights are NaN.",
+                parts={"reduce": half_loss_larger_eps},
+            ),
+            CAUTION,
+        ),
+        cause="empty_reduction",
+        module="loss",
+        op="aten.div",
+    ),
+    Fault(
+        name="rmsnorm_zero_rows",
+        title="RMSNorm of a row of zeros in float16",
+        story=(
+            "The slot of a dropped condition is a row of zeros. The norm divides by the root of 0 + 1e-8, which is 0 in "
+            "float16: 0 · Inf is NaN. The row is masked, so the loss never shows it; the gradient does."
+        ),
+        damage="Every loss is finite up to the step that makes the weights NaN.",
+        answer="Skips the step, names the norm, proves it by a run in float32.",
+        parts={"adaln": HalfAdaLN},
+        settings={**_UNSCALED, "data.condition_dropout": 0.02},
+        remedies=(
+            Remedy(
+                name="nan_to_num",
+                story="`nan_to_num` behind the norm.",
+                result="The product in the norm keeps its Inf: the gradient is NaN as before.",
+                parts={"adaln": FilledAdaLN},
+            ),
+            CAUTION,
+        ),
+        cause="eps_underflow_half",
+        module="blocks.*.before_*",
+    ),
+    Fault(
+        name="rmsnorm_large_values",
+        title="RMSNorm of values above 256 in float16",
+        story=(
+            "Tokens have grown to some thousands. Their squares are Inf in float16, the inverse root of Inf is 0, and "
+            "the norm gives 0 for every token: all blocks are blind."
+        ),
+        damage="Nothing is NaN. Attention and MLP read zeros, and the model learns without its blocks.",
+        answer="Nothing: no non-finite value reaches the loss, a gradient or the state. `nantrap.ops.rms_norm` has no square.",
+        parts={"adaln": LargeAdaLN},
+        settings=_UNSCALED,
+        remedies=(CAUTION,),
+    ),
+    Fault(
+        name="adaln_scale",
+        title="an AdaLN scale that has grown past what float16 can hold",
+        story=(
+            "Nothing holds the scale of an adaptive norm back. Resumed with a scale of 30,000, a normalised token of 3 "
+            "is 90,000 in float16: Inf, then NaN. The GradScaler takes every step for an overflow of its own, skips it "
+            "and halves its scale."
+        ),
+        damage="Weights stay finite and never move again; the loss scale falls towards 0.",
+        answer="Stops after its budget of skips and rollbacks, the norm and its magnitude named, proven in float32.",
+        parts={"adaln": GrownAdaLN},
+        settings=_HALF,
+        remedies=(CAUTION,),
+        cause="fp16_forward_overflow",
+        module="blocks.0.before_attention",
+        op="aten.mul",
+    ),
+    Fault(
+        name="new_scaler",
+        title="a GradScaler made anew each epoch",
+        story=(
+            "The scaler begins each epoch at 65,536 and must find its scale again; every try is a skipped step. Epochs "
+            "here are 10 steps, and gradients are large enough that it has to search."
+        ),
+        damage="Most steps of every epoch are skipped, without a word.",
+        answer="One scaler for the run: it searches once, which is normal and no incident.",
+        parts={"begin_epoch": new_scaler},
+        settings={**_HALF, "training.loss_weight": 64.0},
+        remedies=(CAUTION,),
+    ),
+    Fault(
+        name="clip_before_unscale",
+        title="gradients clipped while they are still multiplied by the loss scale",
+        story=(
+            "The norm of scaled gradients is thousands, so clipping to 1 always bites, and unscaling then leaves "
+            "1/65,536. SGD stands still. AdamW divides by the gradient's size and hardly notices, until a model is so "
+            "large that what is left lies below its eps."
+        ),
+        damage="Finite in every step, and nothing is learned.",
+        answer="The guard unscales before it clips: with it the fault cannot happen.",
+        parts={"update": clip_without_unscale},
+        settings={**_HALF, "training.optimizer": "sgd", "training.learning_rate": 0.3},
+        remedies=(CAUTION,),
+    ),
 )

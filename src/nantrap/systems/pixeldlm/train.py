@@ -2,7 +2,7 @@
 
 Settings    the config file
 Parts       what the repaired system is made of, and a fault replaces
-build       from settings to a run
+build       from settings to a run, with `make_optimizer`
 SYSTEM      what `nantrap demo` shows
 """
 
@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nantrap.errors import UsageError
 from nantrap.ops import AdaLNZero, MaskedAttention, masked_mse
 from nantrap.systems.pixeldlm.data import Batch, DataSettings, Texts
 from nantrap.systems.pixeldlm.faults import FAULTS
@@ -28,15 +29,18 @@ from nantrap.systems.system import Run, System, standard_update
 
 @dataclass(frozen=True, slots=True)
 class TrainingSettings:
-    """`training:` in the config."""
+    """`training:` in the config. `loss_weight` multiplies the loss; `loss_scaling` is the GradScaler of fp16."""
 
+    optimizer: str = "adamw"
     learning_rate: float = 4e-3
     weight_decay: float = 0.01
     warmup_steps: int = 10
     batch_size: int = 16
     gradient_accumulation_steps: int = 1
     max_grad_norm: float = 1.0
+    loss_weight: float = 1.0
     mixed_precision: str = "no"
+    loss_scaling: bool = True
     steps_per_epoch: int = 50
 
 
@@ -63,6 +67,16 @@ class Parts:
     begin_epoch: Callable[[Run], None] | None = None
 
 
+def make_optimizer(model: nn.Module, training: TrainingSettings) -> torch.optim.Optimizer:
+    """AdamW, or SGD with momentum."""
+    rate, decay = training.learning_rate, training.weight_decay
+    if training.optimizer == "adamw":
+        return torch.optim.AdamW(model.parameters(), lr=rate, weight_decay=decay)
+    if training.optimizer == "sgd":
+        return torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, weight_decay=decay)
+    raise UsageError(f"training.optimizer is {training.optimizer!r}: choose adamw or sgd")
+
+
 def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
     """A run: the model, its optimizer and schedule, its batches and its loss."""
     chosen, training = Parts(**parts), settings.training
@@ -75,7 +89,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         adaln=chosen.adaln,
         counts=chosen.counts,
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=training.learning_rate, weight_decay=training.weight_decay)
+    optimizer = make_optimizer(model, training)
     warmup = max(training.warmup_steps, 1)
     dtype = precision(training.mixed_precision)
     micro = training.gradient_accumulation_steps
@@ -84,15 +98,19 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         numbers = range(step * micro, (step + 1) * micro)
         return tuple(chosen.prepare(texts.batch(n, size=training.batch_size, seed=seed)) for n in numbers)
 
+    def loss(batch: Batch) -> Tensor:
+        found = denoising_loss(model, batch, diffusion=settings.diffusion, dtype=dtype, reduce=chosen.reduce)
+        return training.loss_weight * found
+
     return Run(
         model=model,
         optimizer=optimizer,
-        loss=partial(denoising_loss, model, diffusion=settings.diffusion, dtype=dtype, reduce=chosen.reduce),
+        loss=loss,
         window=window,
         evaluate=partial(evaluate, model, texts.held_out, diffusion=settings.diffusion, dtype=dtype),
         update=chosen.update,
         scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup)),
-        scaler=torch.amp.GradScaler("cpu") if dtype is torch.float16 else None,
+        scaler=torch.amp.GradScaler("cpu") if dtype is torch.float16 and training.loss_scaling else None,
         max_grad_norm=training.max_grad_norm,
         begin_epoch=chosen.begin_epoch,
         epoch_steps=training.steps_per_epoch,
