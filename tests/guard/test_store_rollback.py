@@ -1,4 +1,4 @@
-"""Rollback through the store: anchors first, then checkpoints, each once, older every time; then a stop that says where."""
+"""Rollback through the store: anchors first, then checkpoints, each once, older every time; then a stop."""
 
 from __future__ import annotations
 
@@ -67,8 +67,7 @@ def test_anchors_come_first_then_older_checkpoints_each_once(
     FORMS["attempt"](run, guard, run.windows(run.batches[:13]))  # anchors at 5 and 10, checkpoints at 3, 6, 9, 12
     bad = poison(run.batches[13])
     with pytest.raises(nantrap.NonFiniteError) as caught:
-        for _ in range(20):
-            guard.attempt(run.forward, bad)
+        FORMS["attempt"](run, guard, [(bad,)] * 20)
     said = re.findall(r"state of step (\d+)( from \S+)?, lr now (\S+)", capsys.readouterr().err)
     assert said == [
         ("10", "", "0.005"),
@@ -119,7 +118,9 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(tmp_path: Path) ->
     at_two = state_of(run)
     FORMS["attempt"](run, guard, run.windows(run.batches[2:5]))
     newest = tmp_path / "step-000004.safetensors"
-    newest.write_bytes(newest.read_bytes()[:-1] + b"\x00")
+    data = bytearray(newest.read_bytes())
+    data[-1] ^= 1
+    newest.write_bytes(bytes(data))
     with pytest.warns(RuntimeWarning, match=r"step-000004\.safetensors could not be gone back to: .*SHA-256"):
         outcome = guard.attempt(run.forward, poison(run.batches[5]))
     assert outcome.action is Action.ROLLBACK
@@ -157,9 +158,6 @@ def test_the_rate_climbs_back_if_asked_to() -> None:
         return float(run.optimizer.param_groups[0]["lr"] / clean.optimizer.param_groups[0]["lr"])
 
     seen = []
-    # the rollback undid one step of the schedule: hold the clean one back as well
-    clean.scheduler.last_epoch -= 1
-    clean.optimizer.param_groups[0]["lr"] = run.optimizer.param_groups[0]["lr"] * 2
     for batch in run.batches[4:18]:
         seen.append(ratio())
         guard.attempt(run.forward, batch)

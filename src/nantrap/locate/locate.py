@@ -39,7 +39,8 @@ def _locate(failed: FailedStep, seconds: float) -> Location:
         return location_of(replay_update(failed), fallback="optimizer")
     if failed.norm_overflowed and math.isfinite(failed.loss_value):
         location = location_of(replay_norm(failed), fallback="backward")
-        location.source = None  # the norm is taken in the guard, not in a line of the user's
+        if location.source is not None:  # the norm is taken in the guard, on behalf of this line
+            location.source = replace(location.source, column=None, end_column=None, inferred=True)
         if failed.repeatable and not _is_used_up(failed.batch):
             location.witnesses = replay_step(failed).trace
         return location

@@ -21,11 +21,13 @@ from nantrap.locate.trace import Op, Registered, Trace, earliest
 
 _SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten.logsumexp", "aten._safe_softmax")
 _ELEMENTWISE = (
-    "aten.sqrt", "aten.rsqrt", "aten.log", "aten.log2", "aten.log10", "aten.log1p", "aten.pow", "aten.acos", "aten.asin",
+    "aten.sqrt", "aten.rsqrt", "aten.log", "aten.log2", "aten.log10", "aten.log1p", "aten.pow", "aten.acos",
+    "aten.asin",
     "aten.atanh", "aten.acosh", "aten.erfinv", "aten.logit",
 )  # fmt: skip
 _REDUCTIONS = (
-    "aten.sum", "aten.mean", "aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.mm", "aten.bmm", "aten.addmm", "aten.dot",
+    "aten.sum", "aten.mean", "aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.mm", "aten.bmm",
+    "aten.addmm", "aten.dot",
     "aten.logsumexp", "aten.linalg_vector_norm", "aten.mse_loss", "aten.l1_loss", "aten.prod", "aten.cumsum",
 )  # fmt: skip
 _LOGARITHMS = ("aten.log", "aten.log2", "aten.log10", "aten.log1p", "aten.log_")
@@ -273,13 +275,13 @@ def judge(trace: Trace, sinks: list[Sink]) -> Replay:
 def _blame_derivative(replay: Replay) -> None:
     """An elementwise function outside its domain (sqrt of a negative) whose NaN the forward pass dropped.
 
-    The loss never saw it. Its derivative met a gradient of 0 there, and 0 · NaN put it into the gradients: the backward of
-    that very call is where it began to do harm. A softmax row, in contrast, is wrong where it stands.
+    The loss never saw it. Its derivative met a gradient of 0 there, and 0 · NaN put it into the gradients: the backward
+    of that very call is where it began to do harm. A softmax row, in contrast, is wrong where it stands.
     """
     op = replay.op
     if op is None or op.phase != "forward" or op.name.rstrip("_") not in _ELEMENTWISE:
         return
-    for later in replay.trace.ops[op.index :]:
+    for later in reversed(replay.trace.ops[op.index :]):  # the product with the gradient comes last in a node
         if later.phase == "backward" and later.sequence == op.sequence and (later.nan or later.inf):
             replay.dropped, replay.origin = op.index, later.index
             return
