@@ -351,7 +351,7 @@ FAULTS = (
         damage="Most steps of every epoch are skipped, without a word.",
         answer="One scaler for the run: it searches once, which is normal and no incident.",
         parts={"begin_epoch": new_scaler},
-        settings={**_HALF, "training.loss_weight": 64.0},
+        settings={**_HALF, "training.loss_weight": 1024.0},
         remedies=(CAUTION,),
     ),
     Fault(
