@@ -9,6 +9,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+# torch warns once, in whichever test comes first, unless it is told
+torch.sparse.check_sparse_tensor_invariants.disable()
 # derandomize: a red test is red again tomorrow; no deadline: the machine may be busy
 hypothesis.settings.register_profile(
     "nantrap", deadline=None, derandomize=True, database=None, max_examples=60, print_blob=False

@@ -324,6 +324,8 @@ def test_wrong_use_is_told(tmp_path: Path) -> None:
         store.save(step=1, model={"w": torch.empty(1, device="meta")})
     with pytest.raises(nantrap.UsageError, match=r"save\(ema=function\): expected something with state_dict"):
         store.save(step=1, ema=lambda: None)
+    with pytest.raises(nantrap.UsageError, match=r"two tensors are named extras\.a\.b: a key with a dot"):
+        store.save(step=1, extras={"a": {"b": torch.ones(1)}, "a.b": torch.zeros(1)})
     assert store.checkpoints() == ()
 
 

@@ -15,7 +15,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import nantrap
-from guard.loops import FORMS, NAN, Net, assert_same_state, batches, make_run, poison, state_of
+from guard.loops import FORMS, NAN, Net, assert_same_state, batches, make_run, poison, state_of, train_plain
 from nantrap import Action, Policy
 from nantrap.checkpoints import CheckpointStore
 
@@ -249,6 +249,32 @@ def test_the_store_of_a_run_lies_in_its_folder(tmp_path: Path) -> None:
     assert [saved.step for saved in CheckpointStore(tmp_path / "checkpoints").checkpoints()] == [7, 6, 3]
     other = make_run()
     assert other.guard(run_dir=tmp_path, save_every=3).load().step == 7
+
+
+def test_saving_does_not_change_the_run(tmp_path: Path) -> None:
+    plain, saving = train_plain(whole_run()), whole_run()
+    with saving.guard(store=CheckpointStore(tmp_path, asynchronous=True), save_every=1) as guard:
+        FORMS["attempt"](saving, guard)
+    assert_same_state(state_of(plain), state_of(saving))
+    assert [saved.step for saved in CheckpointStore(tmp_path).checkpoints()] == [16, 15, 14]
+
+
+def test_a_save_that_failed_in_its_thread_does_not_hide_the_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = make_run()
+    store = CheckpointStore(tmp_path, asynchronous=True)
+    guard = run.guard(policy=Policy(anchor_every=0, **QUICK), store=store, save_every=2)
+    FORMS["attempt"](run, guard, run.windows(run.batches[:3]))
+    store.wait()
+
+    def full(*arguments: Any, **options: Any) -> Any:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("nantrap.checkpoints.store.write_checkpoint", full)
+    FORMS["attempt"](run, guard, run.windows(run.batches[3:5]))
+    with pytest.warns(RuntimeWarning, match="No space left on device"):
+        assert guard.attempt(run.forward, poison(run.batches[5])).action is Action.ROLLBACK
 
 
 def test_a_skipped_step_puts_the_save_off_to_the_next_good_one(tmp_path: Path) -> None:

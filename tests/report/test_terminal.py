@@ -142,7 +142,7 @@ def test_without_a_diagnosis() -> None:
         """
         error[NT000]: forward: aten.lgamma the loss is +Inf
            = where: step 0, rank 0, forward, aten.lgamma
-           = did: step applied as it was
+           = did: step applied
         more: nantrap explain NT000
         """
     )

@@ -2,8 +2,10 @@
 
 from nantrap.checkpoints.auditing import Progress, audit
 from nantrap.checkpoints.catalogue import SavedCheckpoint
+from nantrap.checkpoints.config_rate import compare_with_config
 from nantrap.checkpoints.gate import finite_gate
 from nantrap.checkpoints.quarantine import Move, quarantine
+from nantrap.checkpoints.resume import ResumeFinding, check_resume
 from nantrap.checkpoints.store import CheckpointStore, LoadedCheckpoint
 from nantrap.checkpoints.verdict import AuditReport, CheckpointAudit, Problem
 
@@ -15,8 +17,11 @@ __all__ = [
     "Move",
     "Problem",
     "Progress",
+    "ResumeFinding",
     "SavedCheckpoint",
     "audit",
+    "check_resume",
+    "compare_with_config",
     "finite_gate",
     "quarantine",
 ]

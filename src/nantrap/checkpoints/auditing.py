@@ -59,6 +59,7 @@ def audit(
     *,
     verify: bool = True,
     read_all: bool | None = None,
+    workers: int | None = None,
     ranks: Ranks | None = None,
     progress: Progress | None = None,
 ) -> AuditReport:
@@ -69,6 +70,7 @@ def audit(
         verify: Check the CRC-32 of every record in zip files, and the hashes of a store's manifest.
         read_all: Read every checkpoint (`True`), find the last good one by bisection (`False`), or decide by the
             number and the size of the files (`None`).
+        workers: Threads that read a file; by default one a core, at most four.
         ranks: Share the files with other processes that make the same call.
         progress: Is told how many bytes there are and how many were read.
 
@@ -85,7 +87,7 @@ def audit(
         raise UsageError("no path was given; give a file, a folder, a glob or a URL")
     team, told = ranks or Ranks(), progress or Progress()
     checkpoints = _found_by_rank_0([os.fspath(path) for path in given], team)
-    reader = _Reader(verify, team, told)
+    reader = _Reader(verify, workers, team, told)
     families: dict[str, list[Checkpoint]] = {}
     for checkpoint in checkpoints:
         families.setdefault(family_of(checkpoint.path), []).append(checkpoint)
@@ -141,6 +143,7 @@ class _Reader:
     """Reads checkpoints, together with the other ranks, and keeps what it found by path."""
 
     verify: bool
+    workers: int | None
     team: Ranks
     progress: Progress
     audits: dict[str, CheckpointAudit] = field(default_factory=dict)
@@ -167,7 +170,7 @@ class _Reader:
             self.progress.on_bytes(count)
 
         try:
-            result = _audit_file(unit, verify=self.verify, on_bytes=on_bytes)
+            result = _audit_file(unit, verify=self.verify, workers=self.workers, on_bytes=on_bytes)
         except OSError as error:
             reason = error.strerror or str(error)
             result = _FileAudit(unit.name, "unknown", problems=(Problem("NT912", f"not read: {reason}"),))
@@ -175,14 +178,14 @@ class _Reader:
         return result
 
 
-def _audit_file(unit: Unit, *, verify: bool, on_bytes: OnBytes) -> _FileAudit:
+def _audit_file(unit: Unit, *, verify: bool, workers: int | None, on_bytes: OnBytes) -> _FileAudit:
     files = filesystem_of(unit.path)
     with files.open(unit.path) as source:
         try:
             contents = read_items(source, unit.items) if unit.items else read_contents(source)
         except UnreadableError as error:
             return _FileAudit(unit.name, "unknown", problems=(_with_hint(error.problem, source),))
-        result = _judge(unit, contents, verify=verify, on_bytes=on_bytes)
+        result = _judge(unit, contents, verify=verify, workers=workers, on_bytes=on_bytes)
         problems = list(result.problems)
         if verify:
             problems += check_hash(files, source)
@@ -198,8 +201,8 @@ def _with_hint(problem: Problem, source: Source) -> Problem:
     return replace(problem, message=f"{problem.message} (the file changed while it was read)")
 
 
-def _judge(unit: Unit, contents: Contents, *, verify: bool, on_bytes: OnBytes) -> _FileAudit:
-    seen = scan(contents.extents, verify=verify, on_bytes=on_bytes)
+def _judge(unit: Unit, contents: Contents, *, verify: bool, workers: int | None, on_bytes: OnBytes) -> _FileAudit:
+    seen = scan(contents.extents, verify=verify, workers=workers, on_bytes=on_bytes)
     fallback = unit.role or default_role(contents.tree)
     problems = [*contents.problems, *seen.problems, *problems_of_imports(contents.imports)]
     dtypes: dict[str, int] = {}
@@ -211,6 +214,8 @@ def _judge(unit: Unit, contents: Contents, *, verify: bool, on_bytes: OnBytes) -
             dtypes[dtype] = dtypes.get(dtype, 0) + 1
     facts = facts_of(contents.tree, {result.tensor.name: result for result in seen.tensors})
     problems += judge_numbers(facts.numbers)
+    if unit.role == "rng":
+        facts.shown.pop("step", None)  # Accelerate's counts micro-batches since the last update, not training steps
     return _FileAudit(
         name=unit.name,
         format=contents.format,

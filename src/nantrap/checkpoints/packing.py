@@ -49,7 +49,7 @@ class Packer:
             return self.pack(value.item(), path)
         if isinstance(value, np.ndarray) and value.dtype.kind in "biuf":
             data = np.ascontiguousarray(value)
-            self.tensors[path] = torch.from_numpy(data.reshape(-1).view(np.uint8).copy())
+            self._put(torch.from_numpy(data.reshape(-1).view(np.uint8).copy()), path)
             return {"numpy": [path, data.dtype.str, list(value.shape)]}
         if isinstance(value, (torch.dtype, torch.device, torch.Size)):
             return {"torch": str(value)} if not isinstance(value, torch.Size) else {"tuple": self._items(value, path)}
@@ -77,11 +77,14 @@ class Packer:
         place = (tensor.data_ptr(), tensor.device, tensor.dtype, tuple(tensor.shape), tensor.stride())
         known = self._seen.get(place) if tensor.numel() else None
         if known is None:
-            if path in self.tensors:
-                raise UsageError(f"two tensors are named {path}: a key with a dot looks like a nested one; rename it")
+            self._put(tensor, path)
             self._seen[place] = known = path
-            self.tensors[path] = tensor
         return {"tensor": known}
+
+    def _put(self, tensor: Tensor, path: str) -> None:
+        if path in self.tensors:
+            raise UsageError(f"two tensors are named {path}: a key with a dot looks like a nested one; rename it")
+        self.tensors[path] = tensor
 
 
 def storable(value: Tensor, path: str) -> Tensor:

@@ -64,8 +64,7 @@ def restore(state: Mapping[str, Any], parts: Mapping[str, Any], *, rng: bool, st
 def restore_rng(saved: Mapping[str, Any]) -> None:
     """Put the random streams back; those of GPUs only where there are as many as there were."""
     cuda = tuple(saved["torch_cuda"])
-    if not (torch.cuda.is_initialized() and len(cuda) == torch.cuda.device_count()):  # type: ignore[no-untyped-call]
-        cuda = ()
+    cuda = cuda if len(cuda) == torch.cuda.device_count() else ()
     RngState(saved["torch_cpu"], cuda, saved["python"], saved["numpy"]).restore()
 
 

@@ -1,8 +1,9 @@
 """Read every tensor of a file once, in the order of the file, and say what it holds.
 
-Each worker reads two megabytes into its own buffer and looks at it while it lies in the processor's cache: `aminmax` for
-the values (33 GB/s, NaN and Inf show in the result), then CRC-32 for the bytes. Reading, `aminmax` and numpy release
-the GIL, so several workers keep several cores busy. Values are counted exactly only in a chunk that raised the alarm.
+Each worker reads two megabytes into its own buffer and looks at them while they lie in the processor's cache:
+`aminmax` for the values (33 GB/s, NaN and Inf show in the result), then CRC-32 for the bytes. Reading, `aminmax` and
+numpy release the GIL, so several workers keep several cores busy. Values are counted exactly only in a chunk that
+raised the alarm.
 """
 
 from __future__ import annotations
@@ -42,7 +43,10 @@ class FileScan:
 
 @dataclass(slots=True)
 class _Seen:
-    """What one job saw of an extent. `crc` is of `size` bytes; both are of no use where the file became shorter."""
+    """What one job saw of an extent. `crc` is of `size` bytes; both are of no use where the file became shorter.
+
+    `strided` are the tensors that cannot be looked at in pieces.
+    """
 
     extent: Extent
     size: int
@@ -50,6 +54,7 @@ class _Seen:
     is_short: bool = False
     tallies: list[Tally] = field(default_factory=list)
     done: list[TensorScan] = field(default_factory=list)
+    strided: list[StoredTensor] = field(default_factory=list)
 
 
 def scan(
@@ -100,7 +105,7 @@ def _must_be_read(extent: Extent, *, verify: bool) -> bool:
 
 
 def _has_floats(tensor: StoredTensor) -> bool:
-    return (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and tensor.numel > 0
+    return (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and 0 not in tensor.shape
 
 
 def _look(job: Job, buffer: Bytes, *, verify: bool, on_bytes: OnBytes | None) -> Iterator[_Seen]:
@@ -115,8 +120,12 @@ def _look(job: Job, buffer: Bytes, *, verify: bool, on_bytes: OnBytes | None) ->
 def _look_at_piece(piece: Piece, buffer: Bytes, *, verify: bool, on_bytes: OnBytes | None) -> _Seen:
     extent = piece.extent
     seen = _Seen(extent, piece.size)
-    spans = [(t, t.offset, t.end) for t in extent.tensors if _has_floats(t) and can_be_cut(t)]
-    spans = [span for span in spans if span[1] < piece.end and span[2] > piece.begin]
+    spans = []
+    for tensor in filter(_has_floats, extent.tensors):
+        if not can_be_cut(tensor):
+            seen.strided.append(tensor)
+        elif tensor.offset < piece.end and tensor.end > piece.begin:
+            spans.append((tensor, tensor.offset, tensor.end))
     seen.tallies = [Tally(tensor) for tensor, _, _ in spans]
     checksum = Checksum(buffer, piece.size) if verify and extent.crc32 is not None else None
     for begin in range(piece.begin, piece.end, _CHUNK_BYTES):
@@ -155,10 +164,12 @@ def _look_at_group(group: Group, buffer: Bytes, *, verify: bool) -> Iterator[_Se
             continue
         if verify and extent.crc32 is not None:
             seen.crc = zlib.crc32(view[begin : begin + extent.size])
-        for tensor in extent.tensors:
-            if _has_floats(tensor) and can_be_cut(tensor):
+        for tensor in filter(_has_floats, extent.tensors):
+            if can_be_cut(tensor):
                 placed.append(Placed(tensor, begin + tensor.offset, begin + tensor.end))
                 owners.append(seen)
+            else:
+                seen.strided.append(tensor)
     for seen, result in zip(owners, look_at_many(buffer, placed), strict=True):
         seen.done.append(result)
     return iter(every)
@@ -167,7 +178,7 @@ def _look_at_group(group: Group, buffer: Bytes, *, verify: bool) -> Iterator[_Se
 def _conclude(pieces: list[_Seen], tensors: list[TensorScan], problems: list[Problem], *, verify: bool) -> None:
     """Put together what the pieces of one extent gave."""
     extent = pieces[0].extent
-    wholes = [look_at_whole(extent, t) for t in extent.tensors if _has_floats(t) and not can_be_cut(t)]
+    wholes = [look_at_whole(extent, tensor) for tensor in pieces[0].strided]
     if any(piece.is_short for piece in pieces) or None in wholes:
         message = f"the file became shorter while it was read: {extent.label} is not whole"
         problems.append(Problem("NT909", message))
@@ -179,6 +190,9 @@ def _conclude(pieces: list[_Seen], tensors: list[TensorScan], problems: list[Pro
         names = ", ".join(tensor.name for tensor in extent.tensors[:3])
         message = f"{extent.label} does not match its CRC-32: bytes were changed after they were saved"
         problems.append(Problem("NT908", message, tensor=names or None))
+    if not wholes and not pieces[0].tallies and len(pieces) == 1:
+        tensors += pieces[0].done  # of one group, already in order
+        return
     tallies: dict[int, Tally] = {}
     for tally in (tally for piece in pieces for tally in piece.tallies):
         known = tallies.setdefault(id(tally.tensor), tally)

@@ -53,9 +53,7 @@ def _runs(placed: Sequence[Placed], dtype: torch.dtype) -> Iterator[list[int]]:
     for number, item in enumerate(placed):
         if item.tensor.dtype != dtype:
             continue
-        if run and (
-            item.begin < placed[run[-1]].end or (item.begin - placed[run[0]].begin) % dtype.itemsize
-        ):
+        if run and (item.begin < placed[run[-1]].end or (item.begin - placed[run[0]].begin) % dtype.itemsize):
             yield run
             run = []
         run.append(number)

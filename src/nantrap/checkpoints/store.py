@@ -59,6 +59,7 @@ class CheckpointStore:
         folder: where the checkpoints stand; made at the first save.
         keep: so many are kept; the last good one and pinned ones are kept beyond it.
         allow: name patterns (`"model.*.running_min"`) of values that may be non-finite.
+        asynchronous: write in a thread unless a save says otherwise; see `save`.
         lock_seconds: how long to wait for another process that is saving here.
 
     Example:
@@ -77,6 +78,7 @@ class CheckpointStore:
         *,
         keep: int = 3,
         allow: Iterable[str] = (),
+        asynchronous: bool = False,
         lock_seconds: float = 30.0,
     ) -> None:
         if keep < 1:
@@ -86,6 +88,7 @@ class CheckpointStore:
             raise UsageError(f"CheckpointStore({os.fspath(folder)!r}): this is a file; give a folder")
         self.keep = keep
         self.allow = tuple(allow)
+        self.asynchronous = asynchronous
         self._lock_seconds = lock_seconds
         self._background = Background()
 
@@ -104,7 +107,7 @@ class CheckpointStore:
         data_position: Any = None,
         extras: Mapping[str, Any] | None = None,
         pin: bool = False,
-        asynchronous: bool = False,
+        asynchronous: bool | None = None,
         allow: Iterable[str] = (),
     ) -> Path:
         """Save the state of a run after `step` steps, and return where.
@@ -117,8 +120,8 @@ class CheckpointStore:
             data_position: anything plain that says where the data are: an epoch and a batch, a loader's `state_dict()`.
             extras: more of the same, by name: tensors, numbers, text, lists, dicts.
             pin: never remove this one.
-            asynchronous: copy the state now and write it in a thread. What goes wrong there is raised by the next
-                call or by `wait`.
+            asynchronous: copy the state now and write it in a thread (`None`: as the store was told). What goes
+                wrong there is raised by the next call or by `wait`.
             allow: more patterns of values that may be non-finite.
 
         Raises:
@@ -145,14 +148,14 @@ class CheckpointStore:
         *,
         step: int,
         pin: bool = False,
-        asynchronous: bool = False,
+        asynchronous: bool | None = None,
         allow: Iterable[str] = (),
     ) -> Path:
         """What `save` does with the state once it is collected: the gate, then the disk."""
         self.wait()
         refuse_nonfinite(state, what=f"step {step:,}", step=step, allow=(*self.allow, *allow))
         packed = pack_state(state)
-        if not asynchronous:
+        if not (self.asynchronous if asynchronous is None else asynchronous):
             return self._write(packed, step, pin).path
         copied = packed.copied()
         self._background.start(lambda: self._write(copied, step, pin))

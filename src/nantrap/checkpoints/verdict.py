@@ -73,6 +73,8 @@ class Problem:
     @property
     def help(self) -> str:
         """What to do about it."""
+        if self.severity == "warning" and self.code in ("NT901", "NT902"):
+            return "nothing to do if it was put there on purpose, as a mask or a score is"
         return HELP[self.code]
 
     def to_dict(self) -> dict[str, Any]:

@@ -39,6 +39,9 @@ class Audit:
             "--fast", action="store_true", help="do not check CRC-32 and hashes: flipped bits may go unseen"
         )
         parser.add_argument(
+            "--workers", type=_count, metavar="N", help="threads that read (default: one a core, at most 4)"
+        )
+        parser.add_argument(
             "--quarantine",
             metavar="DIR",
             help="move unhealthy checkpoints into DIR; nothing is deleted or overwritten",
@@ -70,6 +73,7 @@ class Audit:
                         arguments.paths,
                         verify=not arguments.fast,
                         read_all=_read_all(arguments),
+                        workers=arguments.workers,
                         ranks=ranks,
                         progress=Told(bar.add_total, bar.add_bytes),
                     )
@@ -87,6 +91,12 @@ class Audit:
                 elif arguments.last_good and report.last_good is not None:
                     print(report.last_good)
         return 0 if report.healthy else 1
+
+
+def _count(text: str) -> int:
+    if not (text.isdecimal() and int(text) > 0):
+        raise argparse.ArgumentTypeError(f"{text} is not a number of threads; give 1 or more")
+    return int(text)
 
 
 def _read_all(arguments: argparse.Namespace) -> bool | None:
@@ -168,8 +178,8 @@ class _Bar:
         self._progress = Progress(*columns, console=console, transient=True)
         self._task = self._progress.add_task("audit", total=0)
         self._enabled = enabled and console.is_terminal
-        self._begin = time.monotonic()
-        self._total = 0
+        self._next = time.monotonic() + 1
+        self._total = self._read = 0
         self._lock = threading.Lock()
         self._visible = False
 
@@ -185,9 +195,13 @@ class _Bar:
         self._progress.update(self._task, total=self._total)
 
     def add_bytes(self, count: int) -> None:
-        self._progress.advance(self._task, count)
-        if self._enabled and not self._visible and time.monotonic() - self._begin > 1:
-            with self._lock:
-                if not self._visible:
-                    self._progress.start()
-                    self._visible = True
+        with self._lock:
+            self._read += count
+            now = time.monotonic()
+            if not self._enabled or now < self._next:
+                return  # rich takes longer to note a chunk than the audit to read one
+            self._next = now + 0.05
+            if not self._visible:
+                self._progress.start()
+                self._visible = True
+            self._progress.update(self._task, completed=self._read)

@@ -49,14 +49,15 @@ class Anchor:
     scheduler: Any
     scaler: Any
     ema: Any = None
-    bad: Tensor | None = None
+    exempt: frozenset[tuple[int, str]] = frozenset()
     rollbacks: int = 0
     factor: float = 1.0
     rng: RngState | None = None
 
     def usable(self) -> bool:
         """Whether it was finite, and the optimizer still has the same groups. Reads the device."""
-        return self.snapshot.fits() and not (self.bad is not None and bool(self.bad))
+        buffers = [kept for holder, name, _, kept in self.extras.buffers if (id(holder), name) not in self.exempt]
+        return self.snapshot.fits() and not finite.any_nonfinite([*self.snapshot.copies, *buffers])
 
 
 @dataclass(slots=True)
@@ -194,5 +195,4 @@ class Anchors:
         anchor.scheduler = None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict())
         anchor.scaler = self._scaling.capture()
         anchor.ema = None if self._ema is None else copy.deepcopy(self._ema.state_dict())
-        # read only if somebody wants to go back to it
-        anchor.bad = finite.nonfinite_flag([*anchor.snapshot.copies, *self._buffers.meant_to_be_finite()])
+        anchor.exempt = self._buffers.exempt_slots()

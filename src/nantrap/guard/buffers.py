@@ -61,9 +61,9 @@ class BufferShadow:
             return
         self._copy(self._changed(current), current)
 
-    def meant_to_be_finite(self) -> list[Tensor]:
-        """The buffers as they are now, without those that held deliberate infinities from the start."""
-        return [t for i, t in enumerate(self._current()) if t is not None and i not in self._exempt]
+    def exempt_slots(self) -> frozenset[tuple[int, str]]:
+        """The places (holder, name) of buffers that held deliberate infinities from the start."""
+        return frozenset((id(self._slots[i][0]), self._slots[i][1]) for i in self._exempt)
 
     def suspects(self, *, known_only: bool = False) -> list[Tensor]:
         """The buffers that were written since the copy and were finite in it.

@@ -150,6 +150,8 @@ class Diagnosis:
         failed = self._failed_step(observed, incident.phase, findings)
         location = locate(failed, seconds=policy.diagnose_seconds)
         incident = _with_location(incident, location)
+        trend = self._guard._headroom.trend(incident.module or "")
+        incident = replace(incident, headroom={str(step): round(bits, 2) for step, bits in trend})
         if policy.diagnose == "full":
             case = self._case(failed, location, incident, untouched=untouched)
             explanation = explain_case(case, seconds=policy.diagnose_seconds)

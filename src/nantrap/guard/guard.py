@@ -27,6 +27,7 @@ from nantrap.guard.conclude import conclude, refuse_batch
 from nantrap.guard.console import Console, summary_text
 from nantrap.guard.diagnose import Diagnosis
 from nantrap.guard.ema import ema_modules, ema_update
+from nantrap.guard.headroom import Headroom
 from nantrap.guard.keeping import Keeper, Keeping
 from nantrap.guard.ladder import Ladder, Tally
 from nantrap.guard.late import LateSteps
@@ -114,7 +115,8 @@ class Guard(Keeping):
         self._ema_modules = ema_modules(ema)
         self._agreement = Agreement()
         self._buffers = BufferShadow(self._members.root)
-        self._update = Update(self._members, optimizer, self.policy)
+        self._update = Update(self._members, optimizer, self.policy, self._buffers)
+        self._headroom = Headroom(self._members.root, every=self.policy.headroom_every)
         self._watch = Watch(watch, self._members.root)
         self._ladder = Ladder(self.policy)
         self._console = Console(quiet=quiet)
@@ -320,6 +322,7 @@ class Guard(Keeping):
         if not self._begun:
             self._begun = True
             self._buffers.adopt()  # whatever was written since the last step was written by the user
+            self._headroom.begin(self._step)
             if not self._ladder.in_a_row:  # amid a bad row an anchor would hold the very state to get away from
                 self._anchors.begin_step(self._step)
 
@@ -353,6 +356,8 @@ class Guard(Keeping):
 
 
 def _autocast_state() -> tuple[str, torch.dtype] | None:
+    if not torch._C._is_any_autocast_enabled():
+        return None
     for kind in ("cuda", "cpu"):
         with contextlib.suppress(RuntimeError):
             if torch.is_autocast_enabled(kind):

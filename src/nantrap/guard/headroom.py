@@ -62,10 +62,10 @@ class Headroom:
 
     def steps_left(self, module: str) -> float | None:
         """In how many steps the module overflows if it goes on like this; `None` without a clear trend."""
-        samples = self._samples.get(module, ())
+        samples = self.trend(module)
         if len(samples) < 4:
             return None
-        steps, bits = zip(*samples, strict=True)
+        steps, bits = [step for step, _ in samples], [value for _, value in samples]
         mean_step, mean_bits = sum(steps) / len(steps), sum(bits) / len(bits)
         spread = sum((s - mean_step) ** 2 for s in steps)
         slope = sum((s - mean_step) * (b - mean_bits) for s, b in samples) / spread

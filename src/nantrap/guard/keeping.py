@@ -92,15 +92,25 @@ class Keeper:
         guard = self._guard
         if self.store is None or not self._every or guard._step < self._due:
             return
-        self._due = guard._step - guard._step % self._every + self._every
+        self._due = self._next_due()
         try:
             self.save(None, data_position=None, extras=None, pin=False)
             self._older_than = None
         except (NantrapError, OSError) as error:
             self._warn(f"step {outcome.step:,}: {error}. Training goes on")
 
+    def resumed(self) -> None:
+        """The run goes on at another step: the next save is due from there."""
+        self._due = self._next_due()
+        self._older_than = None
+        self._recovering = self._guard._anchors.factor
+
+    def _next_due(self) -> int:
+        step = self._guard._step
+        return step - step % self._every + self._every if self._every else 0
+
     def close(self) -> None:
-        """Wait for what is still being written."""
+        """Wait for what is still being written; what went wrong with it is a warning, since others must close too."""
         if self.store is not None:
             try:
                 self.store.wait()
@@ -135,6 +145,7 @@ class Keeper:
         """The checkpoints that can still be gone back to, the newest first: older than what was tried before."""
         if self.store is None:
             return []
+        self.close()
         try:
             saved = self.store.checkpoints()
         except (NantrapError, OSError) as error:
@@ -246,9 +257,9 @@ class Keeping:
             loaded = LoadedCheckpoint(Path(resume), int(state["step"]), position, extras, state)
         guard._anchors.forget_after(-1)
         guard._anchors.factor = float(loaded.state.get("guard", {}).get("factor", 1.0))
-        keeper.lowered(guard._anchors.factor)
         guard._buffers.adopt()
         guard._step = loaded.step
+        keeper.resumed()
         return loaded
 
     def check_resume(

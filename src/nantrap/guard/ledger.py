@@ -56,6 +56,8 @@ class Ledger:
         step = guard._step
         milliseconds = (time.perf_counter() - window.started) * 1e3
         self.write(step, window, action, norm, watch, rates, milliseconds, incident)
+        for message in guard._headroom.end(step, applied=action is Action.APPLY):
+            guard._console.say(f"step {step:,}: {message}")
         for message in guard._watch.exceeded(watch, step) if watch else ():
             guard._console.say(f"step {step:,}: watched value {message}")
         self.tally.attempted += 1

@@ -47,6 +47,8 @@ class Policy:
             its neighbours, and 0 × Inf is NaN). Reads the terms before backward.
         check_batch: look at the batch before the forward pass (`attempt` only), instead of after a failure only.
         check_state_every: all parameters, buffers and optimizer state are read every so many steps; 0 for never.
+        headroom_every: every so many steps the magnitude of each module's output is sampled, to warn of an overflow
+            that is coming; 0 for never.
         spikes: a finite loss or gradient norm far outside its recent range is reported (`warn`), skipped (`skip`) or
             not looked at (`off`).
         spike_threshold: how far, in robust standard deviations (1.4826 MAD).
@@ -82,6 +84,7 @@ class Policy:
     bad_terms: Literal["skip", "drop"] = "skip"
     check_batch: bool = False
     check_state_every: int = 1000
+    headroom_every: int = 0
     spikes: Literal["warn", "skip", "off"] = "warn"
     spike_threshold: float = 12.0
     spike_window: int = 128
@@ -121,6 +124,7 @@ class Policy:
             "anchor_every": 0,
             "anchor_bytes": 0,
             "check_state_every": 0,
+            "headroom_every": 0,
             "spike_window": 8,
             "spike_warmup": 8,
             "max_scaler_probes": 0,

@@ -163,9 +163,8 @@ def _load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
             if name not in state:
                 raise FormatError(f"{name.partition('.')[2]} of this model is not in the bundle: it is another model")
             if state[name].shape != tensor.shape:
-                raise FormatError(
-                    f"{name.partition('.')[2]} has shape {tuple(tensor.shape)} here and {tuple(state[name].shape)} in the bundle"
-                )
+                here, there = tuple(tensor.shape), tuple(state[name].shape)
+                raise FormatError(f"{name.partition('.')[2]} has shape {here} here and {there} in the bundle")
             tensor.copy_(state[name])
 
 

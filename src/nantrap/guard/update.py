@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from nantrap import finite
+from nantrap.guard.buffers import BufferShadow
 from nantrap.guard.certify import norm_bound, update_is_provably_finite
 from nantrap.guard.members import Members, optimizer_tensors
 from nantrap.guard.policy import Policy
@@ -25,8 +27,9 @@ class Update:
     tensor counts its writes, and their sum is compared before each step.
     """
 
-    def __init__(self, members: Members, optimizer: Optimizer, policy: Policy) -> None:
+    def __init__(self, members: Members, optimizer: Optimizer, policy: Policy, buffers: BufferShadow) -> None:
         self._members = members
+        self._buffers = buffers
         self._optimizer = optimizer
         self._policy = policy
         self._snapshot: UpdateSnapshot | None = None
@@ -66,8 +69,10 @@ class Update:
         self._snapshot.take()
         step()
         self._steps_since_check = 0
-        if finite.any_nonfinite(self._everything()):
+        # a hook of the optimizer may write buffers (averaged weights); those of the forward pass were judged before
+        if finite.any_nonfinite([*self._everything(), *self._buffers.suspects()]):
             found = self.findings("optimizer")
+            found += [finding("buffer", name, t, "optimizer") for name, t in self._buffers.names_of_bad()]
             self._trusted_versions = -1
             if found:
                 self._snapshot.restore()
@@ -123,8 +128,11 @@ class Update:
         return tensors
 
 
+_version_of = operator.attrgetter("_version")
+
+
 def _writes(tensors: list[Tensor]) -> int:
-    return sum(tensor._version for tensor in tensors)
+    return sum(map(_version_of, tensors))
 
 
 def needs_closure(optimizer: Optimizer) -> bool:

@@ -254,6 +254,7 @@ class Incident:
     grad_norm: float | None = None
     lr: tuple[float, ...] = ()
     exact: bool | None = None
+    headroom: Mapping[str, float] = field(default_factory=_nothing)
     same_as: int | None = None
     bundle: str | None = None
     notes: tuple[str, ...] = ()

@@ -33,6 +33,16 @@ _MOST_NODES = 64
 _LARGEST_BYTES = 4 * 2**20
 
 
+_NEVER_SINGULAR = frozenset(
+    {"NllLossBackward0", "NllLoss2DBackward0", "LogSoftmaxBackward0", "MseLossBackward0", "SmoothL1LossBackward0",
+     "HuberLossBackward0", "BinaryCrossEntropyWithLogitsBackward0", "AbsBackward0", "MeanBackward0", "MeanBackward1",
+     "SumBackward0", "SumBackward1", "AddBackward0", "SubBackward0", "NegBackward0", "ViewBackward0", "TBackward0",
+     "ReshapeAliasBackward0", "UnsafeViewBackward0", "TransposeBackward0", "PermuteBackward0", "SqueezeBackward0",
+     "SqueezeBackward1", "UnsqueezeBackward0", "SliceBackward0", "SelectBackward0", "CloneBackward0"}
+)  # fmt: skip
+"""Nodes whose derivative is finite for every finite input, in any precision the forward pass survived."""
+
+
 @dataclass(slots=True)
 class LossPart:
     """Nodes from the loss down to the model's outputs, breadth first, and the tensors each of them saved."""
@@ -54,15 +64,20 @@ def note_loss_part(loss: Tensor, call: RootCall | None) -> LossPart | None:
         if not boundary or root in boundary:  # the model computes its own loss, or its outputs cannot be recognised
             return None
     nodes: list[Any] = [root]
-    saved: list[tuple[Any, ...] | None] = []
     seen = {root}
+    singular = False
     for node in nodes:  # grows while it is walked
-        names = tensor_names(type(node))
-        saved.append(tuple([_reference(node, name) for name in names]) if names else None)
+        singular = singular or type(node).__name__ not in _NEVER_SINGULAR
         for below, _ in node.next_functions:
             if below is not None and below not in seen and below not in boundary and len(nodes) < _MOST_NODES:
                 seen.add(below)
                 nodes.append(below)
+    if not singular:  # the usual losses: the derivative is bounded everywhere, so there is nothing to look for later
+        return None
+    saved: list[tuple[Any, ...] | None] = []
+    for node in nodes:
+        names = tensor_names(type(node))
+        saved.append(tuple([_reference(node, name) for name in names]) if names else None)
     return LossPart(loss.detach(), nodes, saved, boundary)
 
 

@@ -13,7 +13,7 @@ from nantrap.errors import FormatError
 
 
 def flatten(value: Any, tensors: dict[str, Tensor], prefix: str) -> Any:
-    """JSON that describes `value`; its tensors go into `tensors` under `prefix`. What has no JSON form becomes opaque."""
+    """JSON that describes `value`; its tensors go into `tensors` under `prefix`. What has no JSON form is opaque."""
     if isinstance(value, Tensor):
         tensors[prefix] = value.detach()
         return {"tensor": prefix}

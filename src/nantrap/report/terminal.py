@@ -15,7 +15,7 @@ from rich.text import Text
 from nantrap.incident import Action, Cause, Incident
 
 _DONE = {
-    Action.APPLY: "step applied as it was",
+    Action.APPLY: "step applied",
     Action.SKIP: "step skipped, everything as before",
     Action.ROLLBACK: "rolled back to the last good state",
     Action.STOP: "run stopped, everything as before the step",
@@ -98,6 +98,10 @@ def _diagnostic(incident: Incident) -> Text:
         _note(text, "sample", f"{shown}{extra}")
     if incident.frames:
         _append_frames(text, incident)
+    if incident.headroom:
+        shown = " -> ".join(f"{bits:.1f}" for bits in incident.headroom.values())
+        first, last = next(iter(incident.headroom)), list(incident.headroom)[-1]
+        _note(text, "headroom", f"{shown} bits in {incident.module}, steps {int(first):,} to {int(last):,}")
     for probe in incident.probes:
         mark = "  <- first bad" if probe.first_bad else ""
         watched = "".join(f", {k} {v:.4g}" for k, v in probe.watch.items())
@@ -114,11 +118,9 @@ def _diagnostic(incident: Incident) -> Text:
         text.append("help", style="bold cyan").append(f": {cause.fix.text}{verified}\n")
         for line in (cause.fix.diff or cause.fix.code).splitlines():
             text.append(f"      {line}\n", style="green" if line.startswith("+") else "")
-    others = [c for c in incident.causes[1:3]]
+    others = incident.causes[1:3]
     if others:
-        text.append("also possible", style="bold").append(
-            ": " + ", ".join(f"{c.code} {c.slug}" for c in others) + "\n"
-        )
+        text.append("also possible", style="bold").append(": " + ", ".join(f"{c.code} {c.slug}" for c in others) + "\n")
     more = f"nantrap explain {code}"
     if incident.bundle:
         more += f" · bundle: {incident.bundle}"

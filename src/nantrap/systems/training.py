@@ -64,7 +64,7 @@ def _plain_step(run: Run, number: int, window: tuple[Any, ...]) -> Step:
     value = 0.0
     for batch in window:
         loss = total(run.loss(batch)) / len(window)
-        (run.scaler.scale(loss) if run.scaler is not None else loss).backward()  # type: ignore[no-untyped-call]
+        (run.scaler.scale(loss) if run.scaler is not None else loss).backward()
         value += loss.item()
     applied = run.update(run)
     if applied and run.ema is not None:

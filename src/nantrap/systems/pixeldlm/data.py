@@ -31,9 +31,9 @@ SPREAD = 1171
 SLOT_CHARACTERS = 8
 SLOT_WIDTH = 3 * SLOT_CHARACTERS
 _MODULES = (
-    "argparse", "ast", "collections", "contextlib", "csv", "datetime", "difflib", "enum", "fractions", "functools", "glob",
-    "heapq", "inspect", "json", "logging", "pathlib", "random", "shutil", "statistics", "string", "tarfile", "tempfile",
-    "textwrap", "threading", "typing", "unittest", "urllib.parse", "zipfile",
+    "argparse", "ast", "collections", "contextlib", "csv", "datetime", "difflib", "enum", "fractions", "functools",
+    "glob", "heapq", "inspect", "json", "logging", "pathlib", "random", "shutil", "statistics", "string", "tarfile",
+    "tempfile", "textwrap", "threading", "typing", "unittest", "urllib.parse", "zipfile",
 )  # fmt: skip
 
 
@@ -46,13 +46,13 @@ class DataSettings:
     condition_dropout: float = 0.05
 
 
-def characters_to_tokens(text: str, *, vocab_size: int = 151_643) -> Tensor:
+def characters_to_tokens(text: str) -> Tensor:
     """The ids of a text. Neighbouring characters lie far apart, as the words of a real vocabulary do."""
     codes = torch.tensor([ord(c) if ord(c) < CHARACTERS else ord("?") for c in text], dtype=torch.int64)
     return codes * SPREAD
 
 
-def tokens_to_text(tokens: Tensor, *, vocab_size: int = 151_643) -> str:
+def tokens_to_text(tokens: Tensor) -> str:
     """The text of ids that `characters_to_tokens` made; an id in between counts as the nearest character."""
     codes = (tokens.double() / SPREAD).round().clamp(0, CHARACTERS - 1)
     return "".join(chr(int(code)) for code in codes)
@@ -113,10 +113,8 @@ def _all_texts(size: int, vocab_size: int, slots: int) -> Batch:
     found = dict(_docstrings(_MODULES))
     if not found:
         raise UsageError("the standard library has no docstrings here: run Python without -OO")
-    images, masks = zip(
-        *(encode(characters_to_tokens(t, vocab_size=vocab_size), size=size, vocab_size=vocab_size) for t in found.values()),
-        strict=True,
-    )
+    tokens = [characters_to_tokens(text) for text in found.values()]
+    images, masks = zip(*(encode(each, size=size, vocab_size=vocab_size) for each in tokens), strict=True)
     conditions = torch.stack([_condition(owner, slots, vocab_size) for owner in found])
     return Batch(torch.stack(images), torch.stack(masks), conditions, torch.ones(len(found), slots, dtype=torch.bool))
 
@@ -125,7 +123,7 @@ def _condition(owner: str, slots: int, vocab_size: int) -> Tensor:
     """The first characters of each part of a dotted name, as colours, a part a slot."""
     rows = torch.zeros(slots, SLOT_CHARACTERS, 3)
     for row, part in zip(rows, owner.split("."), strict=False):
-        tokens = characters_to_tokens(part[:SLOT_CHARACTERS], vocab_size=vocab_size)
+        tokens = characters_to_tokens(part[:SLOT_CHARACTERS])
         row[: len(tokens)] = tokens_to_colour(tokens, vocabulary=vocab_size)
     return rows.reshape(slots, SLOT_WIDTH)
 

@@ -81,7 +81,9 @@ def denoising_loss(
 
 
 @torch.no_grad()
-def evaluate(model: PixelDLM, held_out: Batch, *, diffusion: DiffusionSettings, dtype: torch.dtype | None) -> Evaluation:
+def evaluate(
+    model: PixelDLM, held_out: Batch, *, diffusion: DiffusionSettings, dtype: torch.dtype | None = None
+) -> Evaluation:
     """The loss over fixed times, and the share of tokens recovered from a moderate noise."""
     generator = torch.Generator().manual_seed(0)
     noise = torch.randn(held_out.image.shape, generator=generator)

@@ -68,7 +68,8 @@ class Block(nn.Module):
         h, gate = self.before_attention(x_BLD, time_BD)
         x_BLD = x_BLD + gate * self.attention(h, mask_BL)
         h, gate = self.before_mlp(x_BLD, time_BD)
-        return x_BLD + gate * self.mlp(h)
+        out: Tensor = x_BLD + gate * self.mlp(h)
+        return out
 
 
 class TimeEmbedding(nn.Module):
@@ -140,11 +141,13 @@ class PixelDLM(nn.Module):
 
     def _to_patches(self, image_BHWC: Tensor) -> Tensor:
         tiles = image_BHWC.unflatten(1, (self.side, self.patch)).unflatten(3, (self.side, self.patch))
-        return tiles.transpose(2, 3).flatten(3).flatten(1, 2)
+        patches_BLP: Tensor = tiles.transpose(2, 3).flatten(3).flatten(1, 2)
+        return patches_BLP
 
     def _to_image(self, patches_BLP: Tensor) -> Tensor:
         tiles = patches_BLP.unflatten(2, (self.patch, self.patch, 3)).unflatten(1, (self.side, self.side))
-        return tiles.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        image_BHWC: Tensor = tiles.transpose(2, 3).flatten(3, 4).flatten(1, 2)
+        return image_BHWC
 
 
 def positions_2d(side: int, dim: int) -> Tensor:
