@@ -4,6 +4,9 @@ Writes a checkpoint of model and Adam state (`--gb`, default 2) into a temporary
 a process of its own, and deletes it. The rival is the line everybody writes: `torch.load`, then `isnan` over the model,
 a third of the data. `read` is the bandwidth of plain reads with as many threads as the audit has workers.
 
+On a machine that others use too, wall time says how busy they were. CPU time (of all threads) says what the work
+costs; the ways run in turns, and medians are shown, and the least wall time, which comes nearest to an idle machine.
+
     python benchmarks/audit.py --gb 2
 """
 
@@ -20,6 +23,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import NamedTuple
 
 
 def write_checkpoint(path: Path, gigabytes: float) -> int:
@@ -54,7 +58,7 @@ def plain_read(path: str) -> None:
     part = 32 << 20
 
     def read(begin: int) -> None:
-        buffer = memoryview(bytearray(4 << 20))
+        buffer = memoryview(bytearray(1 << 20))  # the fastest of 128 KiB to 4 MiB
         for offset in range(begin, min(begin + part, size), len(buffer)):
             os.preadv(descriptor, [buffer], offset)
 
@@ -82,16 +86,18 @@ def audit_fast(path: str) -> None:
     assert audit(path, verify=False).healthy
 
 
+RIVAL = "torch.load + isnan(model)"
+
 WAYS: dict[str, Callable[[str], None]] = {
     "read": plain_read,
-    "torch.load + isnan(model)": load_and_isnan,
+    RIVAL: load_and_isnan,
     "nantrap audit": audit_with_crc,
     "nantrap audit --fast": audit_fast,
 }
 
 
 def measure_here(way: str, path: str, *, cold: bool) -> None:
-    """Run once, in this process, and print seconds and the peak of the resident memory in bytes."""
+    """Run once, in this process, and print wall seconds, CPU seconds and the peak of the resident memory in bytes."""
     import torch
 
     import nantrap.checkpoints  # noqa: F401 - imports are not what is measured, torch's neither
@@ -100,26 +106,37 @@ def measure_here(way: str, path: str, *, cold: bool) -> None:
         torch.set_num_threads(1)  # as the command does
     if cold:
         forget(path)
-    begin = time.perf_counter()
+    begin, cpu_begin = time.perf_counter(), time.process_time()
     WAYS[way](path)
-    seconds = time.perf_counter() - begin
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu_begin
     # Not ru_maxrss: a child inherits the peak of the process that forked it.
     peak = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
-    print(seconds, int(peak.split()[1]) * 1024)
+    print(seconds, cpu, int(peak.split()[1]) * 1024)
 
 
-def measure(path: Path, *, cold: bool, repeat: int) -> dict[str, tuple[float, float]]:
-    """Median seconds and greatest peak of each way over fresh processes, in turns, so that noise falls on all alike."""
-    runs: dict[str, list[tuple[float, float]]] = {way: [] for way in WAYS}
+class Result(NamedTuple):
+    """Median and least wall seconds, median CPU seconds, greatest peak of the resident memory."""
+
+    wall: float
+    least: float
+    cpu: float
+    peak: float
+
+
+def measure(path: Path, *, cold: bool, repeat: int) -> dict[str, Result]:
+    """Each way in fresh processes, in turns, so that noise falls on all alike."""
+    runs: dict[str, list[tuple[float, ...]]] = {way: [] for way in WAYS}
     for _ in range(repeat):
         for way, results in runs.items():
             command = [sys.executable, __file__, "--way", way, "--path", str(path)] + (["--cold"] if cold else [])
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout.split()
-            results.append((float(output[0]), float(output[1])))
-    return {
-        way: (statistics.median(seconds for seconds, _ in results), max(peak for _, peak in results))
-        for way, results in runs.items()
-    }
+            results.append(tuple(map(float, output)))
+    return {way: _result(results) for way, results in runs.items()}
+
+
+def _result(results: list[tuple[float, ...]]) -> Result:
+    walls, cpus, peaks = zip(*results, strict=True)
+    return Result(statistics.median(walls), min(walls), statistics.median(cpus), max(peaks))
 
 
 def main() -> None:
@@ -139,16 +156,22 @@ def main() -> None:
     with tempfile.TemporaryDirectory(dir=arguments.dir) as folder:
         path = Path(folder) / "step_100.pt"
         size = write_checkpoint(path, arguments.gb)
-        print(f"{size / 1e9:.2f} GB, {os.cpu_count()} cores, torch {torch.__version__}, {platform.machine()}")
-        print("| | seconds | GB/s | peak RSS MB | times faster than torch.load + isnan | of read |")
-        print("| --- | --- | --- | --- | --- | --- |")
+        load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
+        print(
+            f"{size / 1e9:.2f} GB, {os.cpu_count()} cores, torch {torch.__version__}, {platform.machine()}, load {load}"
+        )
+        print("| | wall s | least | CPU s | peak RSS MB | faster than the rival: wall, least, CPU | of read: same |")
+        print("| --- | --- | --- | --- | --- | --- | --- |")
         for cold in (False, True):
             results = measure(path, cold=cold, repeat=arguments.repeat)
-            rival, bandwidth = results["torch.load + isnan(model)"][0], results["read"][0]
-            for way, (seconds, peak) in results.items():
+            rival, read = results[RIVAL], results["read"]
+            for way, result in results.items():
+                faster = ", ".join(f"{a / b:.1f} ×" for a, b in zip(rival[:3], result[:3], strict=True))
+                share = ", ".join(f"{a / b:.0%}" for a, b in zip(read[:3], result[:3], strict=True))
                 print(
-                    f"| {way}, {'cold' if cold else 'warm'} | {seconds:.2f} | {size / 1e9 / seconds:.1f} "
-                    f"| {peak / 1e6:.0f} | {rival / seconds:.1f} × | {bandwidth / seconds:.0%} |"
+                    f"| {way}, {'cold' if cold else 'warm'} | {result.wall:.2f} | {result.least:.2f} | {result.cpu:.2f} "
+                    f"| {result.peak / 1e6:,.0f} | {faster} | {share} |",
+                    flush=True,
                 )
 
 

@@ -15,13 +15,11 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
-import itertools
 import statistics
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -31,9 +29,9 @@ from torch import Tensor, nn
 
 import nantrap
 from nantrap.locate.nodes import operation_name
+from zoo import Case, batches, load, loss_function
 
 ROOT = Path(__file__).resolve().parent.parent
-Case = dict[str, Any]
 
 
 class Alarm(NamedTuple):
@@ -59,31 +57,6 @@ class Tally:
     milliseconds: list[float] = field(default_factory=list)
     steps: list[float] = field(default_factory=list)
     overhead: list[float] = field(default_factory=list)
-
-
-def load(path: Path) -> Case:
-    spec = importlib.util.spec_from_file_location(f"zoo_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    case: Case = module.build()
-    return case
-
-
-def batches(case: Case) -> Iterator[Any]:
-    source = case["batches"]
-    return itertools.islice(itertools.cycle(source) if isinstance(source, list) else iter(source), case["steps"])
-
-
-def loss_function(case: Case) -> Callable[[Any], Tensor]:
-    def compute(batch: Any) -> Tensor:
-        dtype = case.get("autocast_dtype")
-        with torch.autocast("cpu", dtype=dtype) if dtype else contextlib.nullcontext():
-            loss: Tensor = case["loss_fn"](case["model"], batch)
-            return loss
-
-    return compute
 
 
 def plain_step(case: Case, loss: Tensor) -> None:

@@ -187,7 +187,9 @@ def measure(make: Any, pairs: int) -> dict[str, dict[str, float]]:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--pairs", type=int, default=200, help="pairs of steps for each line (the MLP takes ten times more)")
+    parser.add_argument(
+        "--pairs", type=int, default=200, help="pairs of steps for each line (the MLP takes ten times more)"
+    )
     parser.add_argument("--only", choices=sorted(CASES))
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()

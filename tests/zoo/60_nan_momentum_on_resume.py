@@ -10,5 +10,5 @@ def build():
     saved = copy.deepcopy(opt.state_dict()); saved["state"][0]["momentum_buffer"][4] = float("nan")
     opt.load_state_dict(saved); opt.zero_grad()
     return dict(model=model, optimizer=opt, batches=batches[2:], loss_fn=loss_fn, steps=2, autocast_dtype=None,
-                truth=dict(cause="corrupt_optimizer_state", module="optimizer", phase="state", op="state", first_bad_step=0,
+                truth=dict(cause="corrupt_optimizer_state", module="optimizer", phase="state", op="aten.mul_", first_bad_step=0,
                            loss_finite_at_first_bad_step=True, param="0.weight", state="0.weight.momentum_buffer"))

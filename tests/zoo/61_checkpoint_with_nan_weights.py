@@ -17,4 +17,4 @@ def build():
     batches = [(torch.randn(4, 8, generator=g), torch.randint(0, 2, (4,), generator=g)) for _ in range(2)]
     def loss_fn(m, b): return nn.functional.cross_entropy(m(b[0]), b[1])
     return dict(model=model, optimizer=opt, batches=batches, loss_fn=loss_fn, steps=1, autocast_dtype=None,
-                truth=dict(cause="corrupt_checkpoint", module="blocks.1.fc", phase="state", op="state", first_bad_step=0, state="blocks.1.fc.weight"))
+                truth=dict(cause="corrupt_checkpoint", module="blocks.1.fc", phase="state", op="aten.addmm", first_bad_step=0, state="blocks.1.fc.weight"))

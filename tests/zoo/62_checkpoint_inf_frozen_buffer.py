@@ -15,4 +15,4 @@ def build():
     batches = [(torch.randn(4, 1, 6, 6, generator=g), torch.randint(0, 3, (4,), generator=g)) for _ in range(2)]
     def loss_fn(m, b): return nn.functional.cross_entropy(m(b[0]), b[1])
     return dict(model=model, optimizer=opt, batches=batches, loss_fn=loss_fn, steps=1, autocast_dtype=None,
-                truth=dict(cause="corrupt_checkpoint", module="backbone.1", phase="state", op="state", first_bad_step=0, state="backbone.1.running_mean"))
+                truth=dict(cause="corrupt_checkpoint", module="backbone.1", phase="state", op="aten.native_batch_norm", first_bad_step=0, state="backbone.1.running_mean"))

@@ -12,4 +12,4 @@ def build():
             yield batch
     def loss_fn(m, b): return nn.functional.cross_entropy(m(b[0]), b[1])
     return dict(model=model, optimizer=opt, batches=stream(), loss_fn=loss_fn, steps=5, autocast_dtype=None,
-                truth=dict(cause="hardware_fault", module="2", phase="state", op="state", first_bad_step=3, state="2.weight"))
+                truth=dict(cause="hardware_fault", module="2", phase="state", op="aten.addmm", first_bad_step=3, state="2.weight"))

@@ -15,4 +15,4 @@ def build():
     batches = [(torch.randn(3, 1, 8, generator=g), torch.rand(3, 1, generator=g) * 5e4) for _ in range(2)]
     def loss_fn(m, b): return nn.functional.smooth_l1_loss(m(b[0]), b[1])
     return dict(model=model, optimizer=opt, batches=batches, loss_fn=loss_fn, steps=1, autocast_dtype=None,
-                truth=dict(cause="corrupt_checkpoint", module="head", phase="state", op="state", first_bad_step=0, state="head.scale"))
+                truth=dict(cause="corrupt_checkpoint", module="head", phase="state", op="aten.mul", first_bad_step=0, state="head.scale"))

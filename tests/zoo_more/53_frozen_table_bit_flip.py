@@ -16,4 +16,4 @@ def build():
             yield batch
     def loss_fn(m, b): return nn.functional.cross_entropy(m(b[0]).transpose(1, 2), b[1])
     return dict(model=model, optimizer=opt, batches=stream(), loss_fn=loss_fn, steps=5, autocast_dtype=None,
-                truth=dict(cause="hardware_fault", module="words", phase="state", op="state", first_bad_step=4, state="words.weight"))
+                truth=dict(cause="hardware_fault", module="words", phase="state", op="aten.embedding", first_bad_step=4, state="words.weight"))

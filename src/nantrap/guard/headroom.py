@@ -19,6 +19,7 @@ from nantrap import finite
 
 _SAMPLES = 8
 _WARN_WITHIN = 500
+_WARN_BELOW_BITS = 24
 
 
 class Headroom:
@@ -54,7 +55,7 @@ class Headroom:
             if math.isfinite(value) and value > 0:
                 bits = math.log2(limit) - math.log2(value)
                 self._samples.setdefault(name, deque(maxlen=_SAMPLES)).append((step, bits))
-        return [message for name in peaks if (message := self._warning(name, step))]
+        return [message for name in peaks if (message := self._warning(name))]
 
     def trend(self, module: str) -> tuple[tuple[int, float], ...]:
         """The samples of one module: step and bits of headroom."""
@@ -75,12 +76,12 @@ class Headroom:
             return None
         return max(0.0, bits[-1] / -slope)
 
-    def _warning(self, name: str, step: int) -> str:
+    def _warning(self, name: str) -> str:
         left = self.steps_left(name)
-        if left is None or left > _WARN_WITHIN or name in self._warned:
+        bits = self._samples[name][-1][1] if name in self._samples else math.inf
+        if left is None or left > _WARN_WITHIN or bits > _WARN_BELOW_BITS or name in self._warned:
             return ""
         self._warned.add(name)
-        bits = self._samples[name][-1][1]
         return f"{name} has {bits:.1f} bits of headroom left and overflows in about {left:.0f} steps at this pace"
 
     def _observer(self, name: str) -> Any:

@@ -103,7 +103,7 @@ def where_unselected_branch(case: Case) -> Cause | None:
         those zeros come from a `where`, an index or a mask product: a measurement along the gradient. The call is
         then replaced at its own line by one that is finite on both branches.
     """
-    if case.phase != "backward" or case.trace is None:
+    if case.phase != "backward" or case.trace is None or _is_decomposition(case.node):
         return None
     if case.location.replay is not None and case.location.replay.dropped is not None:
         return _dropped_branch(case, case.location.replay.dropped)
@@ -270,11 +270,7 @@ def degenerate_linalg_backward(case: Case) -> Cause | None:
         The bad operation lies inside the backward node of a decomposition, and the smallest gap (or value) of the
         recorded spectrum is below 1e-5 of its largest: a measurement.
     """
-    if case.phase != "backward" or not any(
-        word in case.node for word in ("Linalg", "Svd", "Eigh", "Cholesky", "Qr", "Eig")
-    ):
-        return None
-    if "VectorNorm" in case.node or case.trace is None:
+    if case.phase != "backward" or case.trace is None or not _is_decomposition(case.node):
         return None
     gap = _smallest_gap(case)
     evidence = [Evidence(f"{case.node} divides by differences of singular or eigen-values")]
@@ -364,6 +360,11 @@ def singular_gradient_at_zero(case: Case) -> Cause | None:
 
 
 # ---- what the captured operation tells
+
+
+def _is_decomposition(node: str) -> bool:
+    words = ("Linalg", "Svd", "Eigh", "Cholesky", "Qr", "Eig")
+    return any(word in node for word in words) and "VectorNorm" not in node
 
 
 def _family(node: str) -> tuple[str, tuple[str, str, str]]:

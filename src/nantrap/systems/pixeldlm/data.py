@@ -33,7 +33,7 @@ SLOT_WIDTH = 3 * SLOT_CHARACTERS
 _MODULES = (
     "argparse", "ast", "collections", "contextlib", "csv", "datetime", "difflib", "enum", "fractions", "functools",
     "glob", "heapq", "inspect", "json", "logging", "pathlib", "random", "shutil", "statistics", "string", "tarfile",
-    "tempfile", "textwrap", "threading", "typing", "unittest", "urllib.parse", "zipfile",
+    "tempfile", "textwrap", "threading", "unittest", "urllib.parse", "uuid", "zipfile",
 )  # fmt: skip
 
 
