@@ -18,9 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
+from programs import batches, load, loss_function
 
 import nantrap
-from zoo import batches, load, loss_function
 
 ROOT = Path(__file__).resolve().parent.parent
 _EITHER = {"bn_buffers_poisoned": {"bn_buffers_poisoned", "fp16_forward_overflow"}}
@@ -85,9 +85,9 @@ def measure(folder: Path, *, name_misses: bool) -> None:
     sys.path.insert(0, str(folder))
     paths = sorted(folder.glob("[0-9][0-9]_*.py"))
     print(f"\n{folder.name}: {len(paths)} programs")
-    print(
-        f"{'':12}{'first':>9}{'of three':>10}{'proven':>9}{'false':>7}{'verified':>10}{'alarms':>9}{'median s':>10}{'worst':>7}"
-    )
+    heads = (("first", 9), ("of three", 10), ("proven", 9), ("false", 7), ("verified", 10), ("alarms", 9))
+    heads += (("median s", 10), ("worst", 7))
+    print(" " * 12 + "".join(f"{head:>{width}}" for head, width in heads))
     for form in ("attempt", "two lines"):
         tally = Tally()
         with warnings.catch_warnings():

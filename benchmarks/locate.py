@@ -25,11 +25,11 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from programs import Case, batches, load, loss_function
 from torch import Tensor, nn
 
 import nantrap
 from nantrap.locate.nodes import operation_name
-from zoo import Case, batches, load, loss_function
 
 ROOT = Path(__file__).resolve().parent.parent
 

@@ -9,6 +9,7 @@ import nantrap
 NAMES = {
     "Action",
     "Cause",
+    "CheckpointStore",
     "Evidence",
     "Finding",
     "FormatError",
@@ -25,9 +26,11 @@ NAMES = {
     "Trial",
     "UsageError",
     "__version__",
+    "audit",
     "explain",
     "ops",
     "probe",
+    "replay",
 }
 
 

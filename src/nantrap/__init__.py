@@ -14,18 +14,24 @@ from nantrap.incident import Action, Cause, Evidence, Finding, Incident, Site, T
 
 if TYPE_CHECKING:
     from nantrap import ops as ops
+    from nantrap.checkpoints import CheckpointStore as CheckpointStore
+    from nantrap.checkpoints import audit as audit
     from nantrap.explain import explain as explain  # at run time the package itself, which can be called
     from nantrap.guard import Guard as Guard
     from nantrap.guard import Limit as Limit
     from nantrap.guard import Outcome as Outcome
     from nantrap.guard import Policy as Policy
+    from nantrap.guard import replay as replay
     from nantrap.locate import probe as probe
 
 _LAZY = {
+    "CheckpointStore": "nantrap.checkpoints",
+    "audit": "nantrap.checkpoints",
     "Guard": "nantrap.guard",
     "Limit": "nantrap.guard",
     "Outcome": "nantrap.guard",
     "Policy": "nantrap.guard",
+    "replay": "nantrap.guard",
     "probe": "nantrap.locate",
 }
 _LAZY_MODULES = frozenset({"explain", "ops"})
@@ -33,6 +39,7 @@ _LAZY_MODULES = frozenset({"explain", "ops"})
 __all__ = [
     "Action",
     "Cause",
+    "CheckpointStore",
     "Evidence",
     "Finding",
     "FormatError",
@@ -49,9 +56,11 @@ __all__ = [
     "Trial",
     "UsageError",
     "__version__",
+    "audit",
     "explain",
     "ops",
     "probe",
+    "replay",
 ]
 
 

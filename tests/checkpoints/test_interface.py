@@ -21,8 +21,21 @@ from nantrap.checkpoints.verdict import HELP, TITLES
 
 def test_the_names() -> None:
     assert nantrap.checkpoints.__all__ == [
-        "AuditReport", "CheckpointAudit", "Move", "Problem", "Progress", "audit", "quarantine",
-    ]  # fmt: skip
+        "AuditReport",
+        "CheckpointAudit",
+        "CheckpointStore",
+        "LoadedCheckpoint",
+        "Move",
+        "Problem",
+        "Progress",
+        "ResumeFinding",
+        "SavedCheckpoint",
+        "audit",
+        "check_resume",
+        "compare_with_config",
+        "finite_gate",
+        "quarantine",
+    ]
 
 
 def test_the_codes_are_stable() -> None:

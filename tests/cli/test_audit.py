@@ -165,3 +165,16 @@ def test_the_bar_appears_after_a_second_on_a_terminal(monkeypatch: pytest.Monkey
             now = 1.5
             bar.add_bytes(10)
             assert bar._visible is terminal
+
+
+def test_a_configuration_that_the_checkpoint_overrides(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("config.yaml").write_text("trainer: {lr: 0.0005}\n")
+    assert run(folder / "step_10.pt", "--config", "config.yaml") == 1
+    err = capsys.readouterr().err
+    assert "run/step_10.pt: the configuration says 0.0005 (trainer.lr), and the optimizer state" in err
+    assert "brings another rate: loading overrides the configured one" in err
+    assert run(folder / "step_10.pt", "--config", "config.yaml", "--json") == 1
+    assert json.loads(capsys.readouterr().out)["resume"][0]["path"] == "run/step_10.pt"
+    Path("config.yaml").write_text("trainer: {lr: 0.0001}\n")
+    assert run(folder / "step_10.pt", "--config", "config.yaml") == 0
+    assert run(folder / "step_10.pt", "--config", "missing.yaml") == 2

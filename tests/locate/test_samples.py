@@ -73,7 +73,7 @@ def test_batch_norm_takes_no_single_sample(attempt: Any) -> None:
     batch[2] = 3e38
     incident = attempt(model, lambda b: model(b).mean(), [batch])
     assert incident is not None
-    assert incident.samples in ((), (2,), (2, 3))
+    assert incident.samples == (2,), "found by leaving it out, since BatchNorm takes no single sample"
 
 
 @pytest.mark.parametrize("key", ["index", "idx", "indices"])

@@ -15,6 +15,7 @@ PROGRAMS = sorted((ROOT / "tests" / "zoo").glob("[0-9][0-9]_*.py"))
 
 @pytest.fixture(scope="module")
 def benchmark() -> ModuleType:
+    sys.path.insert(0, str(ROOT / "benchmarks"))  # what the benchmarks share stands beside them
     spec = importlib.util.spec_from_file_location("benchmark_locate", ROOT / "benchmarks" / "locate.py")
     assert spec is not None
     assert spec.loader is not None

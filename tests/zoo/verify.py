@@ -1,14 +1,25 @@
 #!/usr/bin/env python3
 """Checks the zoo against itself, without nantrap: verify.py [-v] [--only NN] [FOLDER ...]
 
-Every program runs in the plain loop (autocast(loss_fn), backward, optimizer.step). Checked are: the first step at which the
-loss, a gradient, the gradient norm, a parameter, optimizer state or a buffer is non-finite; whether the loss was finite at
-that step; the poisoned state; and, in a second run whose bad step is traced operation by operation, that the named operation
-of the named module makes non-finite values from finite ones in the named phase. Controls must stay finite to the end.
+Every program runs in the plain loop (autocast(loss_fn), backward, optimizer.step). Checked are: the first step at which
+the loss, a gradient, the gradient norm, a parameter, optimizer state or a buffer is non-finite; whether the loss was
+finite at that step; the poisoned state; and, in a second run whose bad step is traced operation by operation, that the
+named operation of the named module makes non-finite values from finite ones in the named phase. Controls must stay
+finite to the end.
 A line for each program; exit 1 if any truth does not hold.
 """
 
-import argparse, contextlib, glob, importlib.util, itertools, os, random, sys, traceback, warnings
+import argparse
+import contextlib
+import glob
+import importlib.util
+import itertools
+import os
+import random
+import sys
+import traceback
+import warnings
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -50,7 +61,7 @@ def state_of(case):
 
 
 class Tracer(TorchDispatchMode):
-    """Notes each operation that makes NaN from no NaN, or Inf from finite inputs: (phase, module, op, autograd node)."""
+    """Notes each operation that makes NaN from no NaN, or Inf from finite inputs: (phase, module, op, node)."""
 
     def __init__(self, model):
         super().__init__()
@@ -92,7 +103,7 @@ def run(case, trace_step=None):
     declared = case["truth"]["phase"] == "state" or case["truth"]["op"] == "aten.empty"  # bad state is the fault itself
     batches, tracer = case["batches"], None
     stream = itertools.cycle(batches) if isinstance(batches, list) else iter(batches)
-    for step, batch in zip(range(case["steps"]), stream):
+    for step, batch in zip(range(case["steps"]), stream, strict=False):
         if step == trace_step:
             tracer = Tracer(model)
         with tracer or contextlib.nullcontext():

@@ -52,7 +52,7 @@ class Checksum:
         """Take in the first `size` bytes behind `ROOM`."""
         chunk = self._buffer[ROOM : ROOM + size]
         if not self._folds:
-            self._crc = zlib.crc32(chunk, self._crc)
+            self._crc = zlib.crc32(chunk.data, self._crc)
             return
         if self._first:
             chunk[:4] ^= 0xFF  # the same as to begin at all ones
@@ -69,7 +69,7 @@ class Checksum:
         if self._folds:
             # The trinomial holds in steps of bytes as well, and leaves zlib a quarter.
             rest = _fold(self._buffer[self._begin : ROOM])
-            return zlib.crc32(self._tail, zlib.crc32(rest, _NO_START))
+            return zlib.crc32(self._tail, zlib.crc32(rest.data, _NO_START))
         return self._crc
 
 
@@ -91,7 +91,7 @@ def _folding_is_faster() -> bool:
     times = []
     for _ in range(3):
         begin = time.perf_counter()
-        zlib.crc32(units)
+        zlib.crc32(units.data)
         between = time.perf_counter()
         folded = len(units) - len(_fold(units))
         times.append((between - begin, (time.perf_counter() - between) * len(units) / folded))

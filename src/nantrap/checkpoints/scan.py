@@ -130,7 +130,7 @@ def _look_at_piece(piece: Piece, buffer: Bytes, *, verify: bool, on_bytes: OnByt
     checksum = Checksum(buffer, piece.size) if verify and extent.crc32 is not None else None
     for begin in range(piece.begin, piece.end, _CHUNK_BYTES):
         end = min(begin + _CHUNK_BYTES, piece.end)
-        chunk = memoryview(buffer)[ROOM : ROOM + end - begin]
+        chunk = buffer[ROOM : ROOM + end - begin].data
         if extent.source.read_into(extent.offset + begin, chunk) < end - begin:
             seen.is_short = True
             return seen
@@ -150,7 +150,7 @@ def _look_at_piece(piece: Piece, buffer: Bytes, *, verify: bool, on_bytes: OnByt
 
 def _look_at_group(group: Group, buffer: Bytes, *, verify: bool) -> Iterator[_Seen]:
     source, base = group.extents[0].source, group.begin
-    view = memoryview(buffer)[: group.size]
+    view = buffer[: group.size].data
     got = source.read_into(base, view)
     every: list[_Seen] = []
     placed: list[Placed] = []

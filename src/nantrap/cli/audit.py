@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import threading
 import time
@@ -46,6 +47,9 @@ class Audit:
             metavar="DIR",
             help="move unhealthy checkpoints into DIR; nothing is deleted or overwritten",
         )
+        parser.add_argument(
+            "--config", metavar="FILE", help="YAML or JSON: say which checkpoints bring another learning rate"
+        )
         reading = parser.add_mutually_exclusive_group()
         reading.add_argument(
             "--all", action="store_true", help="read every checkpoint, however many and large they are"
@@ -60,10 +64,11 @@ class Audit:
         import torch
 
         from nantrap.checkpoints import Progress as Told
-        from nantrap.checkpoints import audit, quarantine
+        from nantrap.checkpoints import audit, compare_with_config, quarantine
         from nantrap.checkpoints.ranks import ranks_of_environment
 
         torch.set_num_threads(1)  # the audit has its own workers, one a core
+        gc.freeze()  # else the collector walks through all of torch once, for a tenth of a second
         console = Console(stderr=True, highlight=False, soft_wrap=True)
         with ranks_of_environment() as ranks:
             speaks = ranks.rank == 0
@@ -77,6 +82,7 @@ class Audit:
                         ranks=ranks,
                         progress=Told(bar.add_total, bar.add_bytes),
                     )
+                differing = compare_with_config(report, arguments.config) if arguments.config else []
                 moves: tuple[Move, ...] = ()
                 if arguments.quarantine is not None and speaks:
                     moves = quarantine(report.checkpoints, arguments.quarantine)
@@ -86,11 +92,17 @@ class Audit:
                 return 2
             if speaks:
                 _say(console, report, moves)
+                for path, found in differing:
+                    console.print(Text.assemble((path, "bold"), f": {found.text}"))
+                    console.print(Text.assemble(("  help", "bold cyan"), f": {found.help}"))
                 if arguments.json:
-                    print(json.dumps(_as_json(report, moves), indent=2, ensure_ascii=False, allow_nan=False))
+                    document = _as_json(report, moves)
+                    if arguments.config:
+                        document["resume"] = [{"path": path, "text": found.text} for path, found in differing]
+                    print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
                 elif arguments.last_good and report.last_good is not None:
                     print(report.last_good)
-        return 0 if report.healthy else 1
+        return 0 if report.healthy and not differing else 1
 
 
 def _count(text: str) -> int:

@@ -10,8 +10,8 @@ import sys
 class Replay:
     """Run the failed step of an incident again from its bundle, and compare.
 
-    Without --entry only the guilty operation is run, on its recorded inputs. With --entry module:function the whole step
-    is: the function returns (model, optimizer, loss_fn), and state, random streams and batch come from the bundle.
+    Without --entry only the guilty operation is run, on its recorded inputs. With --entry module:function the whole
+    step is: the function returns (model, optimizer, loss_fn), and state, random streams and batch come from the bundle.
     Exit code 0: the failure came again (or nothing could be run); 1: it did not, or differs; 2: wrong use.
     """
 

@@ -74,7 +74,7 @@ class Laboratory:
 
     def single_precision(self) -> Trial:
         """Every operation in float32 instead of half precision."""
-        return self.run("fp32", "every operation in float32", lambda: self._step(around=_SinglePrecision()))
+        return self.run("fp32", "every operation in float32", lambda: self._step(around=_SinglePrecision()))  # type: ignore[no-untyped-call]
 
     def without_samples(self, samples: tuple[int, ...], size: int) -> Trial:
         """The batch without the suspect samples."""

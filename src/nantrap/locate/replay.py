@@ -91,7 +91,7 @@ def replay_step(failed: FailedStep) -> Replay:
                 loss = failed.forward(failed.batch)
                 scaled = loss if failed.loss_factor == 1.0 else loss * failed.loss_factor
                 if loss.requires_grad:
-                    scaled.backward()  # type: ignore[no-untyped-call]
+                    scaled.backward()
             except Exception as exception:
                 error = exception
         sinks = _sinks(failed, trace, loss)
@@ -292,8 +292,8 @@ def _constant_reached(trace: Trace, loss: Tensor) -> Replay:
     "into the loss."""
     chain = trace.bad_ancestors(loss)
     reductions = [op for op in chain if op.name in _REDUCTIONS]
-    guilty = (reductions or chain or [None])[0]
-    origin = None if guilty is None else guilty.index
+    guilty = reductions or chain
+    origin = guilty[0].index if guilty else None
     return Replay(trace, origin=origin, sinks=("the loss",), failed=True)
 
 

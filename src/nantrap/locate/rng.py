@@ -35,7 +35,7 @@ class RngState:
     def capture(cls) -> RngState:
         """The streams as they are now."""
         cuda: tuple[Tensor, ...] = ()
-        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        if torch.cuda.is_initialized():
             cuda = tuple(torch.cuda.get_rng_state_all())
         return cls(torch.get_rng_state(), cuda, _python_state(), _numpy_state())
 
@@ -49,7 +49,7 @@ class RngState:
 
 
 _TWISTER = struct.Struct("=i624I")  # CPython's Random object: its header, then the position, then the words
-_python: random.Random = random._inst  # type: ignore[attr-defined]
+_python: random.Random = random._inst
 
 
 def _twister_address() -> int | None:

@@ -64,7 +64,7 @@ def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 6
                 note="the batch does not fail again when it is rebuilt from its samples",
                 runs=search.runs,
             )
-        guilty = search.descend(everybody)
+        guilty = search.descend(everybody) or search.leave_out(everybody)
     except _Enough:
         guilty, note = search.found, "the search for the samples was cut short by its budget"
     if not guilty:
@@ -101,7 +101,7 @@ def fails(failed: FailedStep, samples: Sequence[int], size: int) -> bool:
             return True
         if not loss.requires_grad:
             return False
-        (loss * failed.loss_factor).backward()  # type: ignore[no-untyped-call]
+        (loss * failed.loss_factor).backward()
         if any_nonfinite([p.grad for p in failed.parameters.values()]):
             return True
         buffers = [b for n, b in failed.root.named_buffers() if n in failed.bad_buffers]
@@ -116,6 +116,8 @@ class _Search:
         self.max_runs = max_runs
         self.runs = 0
         self.found: list[int] = []
+        self.smallest: list[int] = []
+        self.refused = False
 
     def try_fails(self, samples: Sequence[int]) -> bool | None:
         """Like `fails`; `None` where the function does not take such a part (BatchNorm and a single sample)."""
@@ -123,6 +125,7 @@ class _Search:
         try:
             return fails(self.failed, samples, self.size)
         except Exception:
+            self.refused = True
             return None
 
     def fails(self, samples: Sequence[int]) -> bool:
@@ -140,4 +143,13 @@ class _Search:
         for part in (samples[:middle], samples[middle:]):
             if self.fails(part):
                 guilty += self.descend(part)
+        if not guilty:
+            self.smallest = samples
         return guilty
+
+    def leave_out(self, everybody: list[int]) -> list[int]:
+        """Where single samples cannot be run (BatchNorm): the one without which the batch is finite."""
+        for sample in self.smallest if self.refused and len(self.smallest) <= 8 else []:
+            if self.try_fails([i for i in everybody if i != sample]) is False:
+                return [sample]
+        return []

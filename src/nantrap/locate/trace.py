@@ -136,7 +136,7 @@ class Registered:
     optimizer_state: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Trace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Trace(TorchDispatchMode):
     """Runs around forward, backward or an update, and records. Holds small records of all operations, and the tensors
     of the first origins only.
     """

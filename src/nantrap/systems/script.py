@@ -88,7 +88,7 @@ def _parser(system: System) -> argparse.ArgumentParser:
     add("--config", type=Path, help=f"settings (default: {system.config.name} beside the script)")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="change one setting; may be repeated")
     add("--steps", type=int, default=100, help="how many steps to train (default: 100)")
-    add("--seed", type=int, default=1, help="of weights, batches and noise (default: 1)")
+    add("--seed", type=int, default=8, help="of weights, batches and noise (default: 8)")
     add("--fault", metavar="NAME", help=f"switch a fault on: {', '.join(each.name for each in system.faults)}")
     add("--guard", action="store_true", help="train under nantrap's guard")
     add("--run-dir", type=Path, metavar="DIR", help="where checkpoints, journal and incidents go")

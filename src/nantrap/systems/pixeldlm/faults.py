@@ -190,7 +190,7 @@ _UNSCALED = {**_HALF, "training.loss_scaling": False}
 def caution(rate: float) -> Remedy:
     """What everybody tries first."""
     return Remedy(
-        name="lower rate, clip harder",
+        name="lower rate and clip",
         story="A tenth of the rate and a tenth of the norm.",
         result="Touches nothing of the fault.",
         settings={"training.learning_rate": rate, "training.max_grad_norm": 0.1},
