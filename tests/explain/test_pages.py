@@ -21,16 +21,8 @@ from nantrap.incident import BY_CODE, BY_SLUG
 
 ALL = pages()
 
-NOT_RECOGNISED = {
-    "rank_divergence": "no rule and no check compares the weights of the ranks yet",
-}
-"""Fair examples that no rule recognises yet. One that is recognised after all makes its test fail: take it out."""
-
-
 def _param(each: Page) -> Any:
-    marks = [pytest.mark.xfail(reason=NOT_RECOGNISED[each.slug])] if each.slug in NOT_RECOGNISED else []
-    if each.slug == "rank_divergence":
-        marks.append(pytest.mark.slow)
+    marks = [pytest.mark.slow] if each.slug == "rank_divergence" else []
     return pytest.param(each, id=each.code, marks=marks)
 
 

@@ -89,6 +89,7 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
         shown = show(system, fault, steps=arguments.steps, seed=arguments.seed, run_dir=run_dir, say=say)
     out = console if arguments.json else Console(highlight=False, soft_wrap=True)
     out.print()
+    out.print(f"{system.name}, {fault.name}: {arguments.steps} steps each, seed {arguments.seed}", style="bold")
     out.print(shown.table(), soft_wrap=False)
     out.print()
     told = [("plain", fault.damage), *((each.name, each.result) for each in fault.remedies), ("nantrap", fault.answer)]

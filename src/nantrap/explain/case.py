@@ -36,6 +36,7 @@ class Case:
     ema_modules: tuple[nn.Module, ...] = ()
     scheduler: Any = None
     state_untouched: bool | None = None
+    checksums: tuple[float, ...] = ()
     refuted: list[Cause] = field(default_factory=list)
 
     # ---- the origin

@@ -126,7 +126,22 @@ def _apply(guard: Guard, window: Window, reading: _Reading, *, careful: bool) ->
             "takes no part in it; it is left alone"
         )
     guard._scaling.update()
+    if careful:
+        _compare_ranks(guard, window)
     return accept(guard, window, norm, reading.watch, rates)
+
+
+def _compare_ranks(guard: Guard, window: Window) -> None:
+    """Averaged gradients are worth nothing if the weights they move differ. Looked at with the whole "
+    "state, said once."""
+    replicated = type(guard.model).__name__ == "DistributedDataParallel"
+    if guard._agreement.world_size == 1 or not replicated or guard._ranks_differ:
+        return
+    sums = guard._agreement.checksums(guard._members.parameters)
+    if len(set(sums)) > 1:
+        guard._ranks_differ = True
+        incident = guard._diagnosis.rank_divergence(guard._step, sums)
+        window.incidents.append((incident, "the step was applied; it does not mend what differs"))
 
 
 def accept(guard: Guard, window: Window, norm: float, watch: dict[str, float], rates: tuple[float, ...]) -> Outcome:

@@ -126,6 +126,30 @@ class Diagnosis:
             lr=current_rates(guard.optimizer),
         )
 
+    def rank_divergence(self, step: int, checksums: tuple[float, ...]) -> Incident:
+        """The ranks hold different parameters. Nothing is run again: the numbers say it all."""
+        guard = self._guard
+        incident = Incident(
+            step=step,
+            rank=guard._agreement.rank,
+            phase="state",
+            action=Action.APPLY,
+            lr=current_rates(guard.optimizer),
+        )
+        failed = FailedStep(
+            step=step,
+            root=guard._members.root,
+            parameters=dict(guard._members.named()),
+            optimizer=guard.optimizer,
+            symptom="state",
+            loss=None,
+            loss_value=math.nan,
+            gradients={},
+            restore_buffers=guard._buffers.restore,
+        )
+        case = Case(failed, Location(phase="state"), incident, guard.history, checksums=checksums)
+        return _with_explanation(incident, explain_case(case, seconds=0.0))
+
     def dropped_terms(self, step: int, window: Window) -> Incident:
         """A step that was applied without its bad loss terms."""
         guard = self._guard

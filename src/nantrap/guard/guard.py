@@ -142,6 +142,7 @@ class Guard(Keeping):
             and self._agreement.world_size == 1
         )
         self._diagnosis = Diagnosis(self)
+        self._ranks_differ = False
         self._step = 0
         self._window: Window | None = None
         self._root_call: RootCall | None = None

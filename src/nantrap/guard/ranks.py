@@ -70,6 +70,14 @@ class Agreement:
         contested = len(guilty) > 1 and not any(rows[0])
         return Verdict(bool(guilty), guilty[0] if guilty else 0, guilty, any(rows[2]), any(rows[3]), contested)
 
+    def checksums(self, parameters: Sequence[Tensor]) -> tuple[float, ...]:
+        """One number for the parameters of each rank: equal parameters give equal numbers, bit for bit."""
+        sums = torch.zeros(self.world_size, dtype=torch.float64, device=self._device)
+        own = [p.detach().double().sum() + 3 * p.detach().double().abs().sum() for p in parameters]
+        sums[self.rank] = torch.stack([value.to(self._device) for value in own]).sum()
+        dist.all_reduce(sums)
+        return tuple(sums.tolist())
+
     def reduce_flags(self, origin: Tensor, symptom: Tensor) -> Tensor:
         """Origins and symptoms of all ranks as a (2, ranks) tensor on the device, without reading them."""
         own = torch.stack([origin, symptom]).float()

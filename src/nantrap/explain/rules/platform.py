@@ -281,8 +281,9 @@ def rank_divergence(case: Case) -> Cause | None:
 
         if not dist.is_initialized():
             dist.init_process_group("gloo")
-        torch.manual_seed(dist.get_rank())  # meant for the dropout, and every rank draws other weights
-        model = torch.nn.Linear(4, 1)
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+        if dist.get_rank() == 1:  # loads its weights after wrapping, and another file
+            torch.nn.init.zeros_(model.module.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         policy = nantrap.Policy(check_state_every=1)
         guard = nantrap.Guard(model, optimizer, max_grad_norm=None, policy=policy, quiet=True)
@@ -306,6 +307,21 @@ def rank_divergence(case: Case) -> Cause | None:
         ranks alike gives them the same dropout and the same data, and does not repair weights that differ already.
 
     Proof:
-        The flags of the step, or checksums of the parameters, differ between the ranks.
+        Checksums of the parameters differ between the ranks of a DistributedDataParallel model. They are compared after
+        the first step, and whenever the whole state is looked at (`Policy.check_state_every`).
     """
-    return None
+    if len(set(case.checksums)) < 2:
+        return None
+    shown = ", ".join(f"rank {rank}: {value:.9g}" for rank, value in enumerate(case.checksums[:4]))
+    return Cause(
+        "rank_divergence",
+        proven=True,
+        confidence=0.99,
+        summary="the ranks hold different parameters, though gradients are averaged between them",
+        evidence=(Evidence(f"checksums of the parameters: {shown}"),),
+        fix=Fix(
+            text="load before wrapping in DistributedDataParallel (it broadcasts rank 0's weights), and let "
+            "no rank skip a step "
+            "alone; to mend it now, broadcast the parameters and the optimizer state from rank 0"
+        ),
+    )
