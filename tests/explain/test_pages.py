@@ -21,6 +21,7 @@ from nantrap.incident import BY_CODE, BY_SLUG
 
 ALL = pages()
 
+
 def _param(each: Page) -> Any:
     marks = [pytest.mark.slow] if each.slug == "rank_divergence" else []
     return pytest.param(each, id=each.code, marks=marks)

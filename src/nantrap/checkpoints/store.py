@@ -158,8 +158,9 @@ class CheckpointStore:
         if not (self.asynchronous if asynchronous is None else asynchronous):
             return self._write(packed, step, pin).path
         copied = packed.copied()
+        expected = free_path(self.folder, step)  # asked before the thread takes it
         self._background.start(lambda: self._write(copied, step, pin))
-        return free_path(self.folder, step)
+        return expected
 
     def _write(self, packed: Packed, step: int, pin: bool) -> SavedCheckpoint:
         seconds = self._lock_seconds
