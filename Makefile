@@ -14,7 +14,7 @@ $(STAMP): pyproject.toml
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/nantrap demo
+	$(BIN)/nantrap demo pixeldlm --fault short_text
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -133,11 +133,24 @@ def test_probing_has_a_limit() -> None:
     )
     guard = run.guard(policy=Policy(max_scaler_probes=4, diagnose="off", then="stop"))
     with pytest.raises(nantrap.NonFiniteError):
-        FORMS["attempt"](run, guard, [(run.batches[0],)] * 40)
+        FORMS["two_line"](run, guard, [(run.batches[0],)] * 40)
     kinds = [outcome.incident is not None for outcome in run.outcomes]
     assert kinds[:4] == [False] * 4
     assert all(kinds[4:])
     assert run.scaler.get_scale() == 2.0**26
+
+
+def test_a_nan_gradient_is_not_taken_for_a_search() -> None:
+    """`attempt` runs an overflow once more without the scale: what is bad then, the scaler cannot mend."""
+    run = make_run(
+        scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10),
+        loss=lambda m, b: mse(m, b) + (m.head.weight * INF).sum().nan_to_num(0.0, 0.0, 0.0),
+    )
+    guard = run.guard(policy=Policy(diagnose="off"))
+    FORMS["attempt"](run, guard, [(run.batches[0],)] * 3)
+    assert all(outcome.incident is not None for outcome in run.outcomes)
+    assert run.scaler.get_scale() == 2.0**10
+    assert guard.tally.scaler_probes == 0
 
 
 @pytest.mark.parametrize("form", FORMS)

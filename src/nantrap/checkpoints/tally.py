@@ -12,7 +12,6 @@ from nantrap.checkpoints.contents import Extent, StoredTensor
 from nantrap.finite import dtype_name, first_nonfinite_index, readable, tensor_stats
 from nantrap.incident import TensorStats
 
-
 _PLAIN = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
 """What `aminmax` takes as it is; to ask for more would cost a tenth of a chunk's time."""
 

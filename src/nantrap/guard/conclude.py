@@ -47,7 +47,7 @@ def conclude(guard: Guard, window: Window) -> Outcome:
     reading = _read(guard, window)
     norm_bad = not math.isfinite(reading.norm_value)
     local_bad = reading.guilty is not None or reading.buffers_bad
-    probing = norm_bad and not local_bad and guard._scaling.is_probing()
+    probing = norm_bad and not local_bad and guard._scaling.is_probing() and _is_the_scale(guard, window)
     verdict = guard._agreement.decide(
         origin=local_bad,
         symptom=norm_bad and not probing,
@@ -64,6 +64,24 @@ def conclude(guard: Guard, window: Window) -> Outcome:
     if guard.policy.spikes != "off" and (spike := _spike(guard, window, reading)) is not None:
         return refuse(guard, window, spike, reading.watch)
     return _apply(guard, window, reading, careful=verdict.careful)
+
+
+def _is_the_scale(guard: Guard, window: Window) -> bool:
+    """Whether the overflow is due to the loss scale: at a scale of 1 the same micro-batches are finite.
+
+    Only `attempt` can try; in the two-line form it is taken for the scaler's search until that lasts too long. Probes
+    are rare, so running the step once more costs a healthy run next to nothing.
+    """
+    if guard._agreement.world_size > 1:
+        return True  # one rank would run its forward pass alone
+    guard._buffers.mark()
+    try:
+        for micro in window.micros:
+            if micro.forward is not None and not guard._diagnosis.finite_at_scale_one(micro):
+                return False
+        return True
+    finally:
+        guard._buffers.restore_mark()
 
 
 def _read(guard: Guard, window: Window) -> _Reading:

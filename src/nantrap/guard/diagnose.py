@@ -90,6 +90,19 @@ class Diagnosis:
         self._first.setdefault(signature, incident)
         return incident
 
+    def finite_at_scale_one(self, micro: Micro) -> bool:
+        """Whether a micro-batch whose scaled gradients overflowed has finite ones without the scale."""
+        observed = Observed(self._guard._step, micro, micro.values or [], math.nan)
+        failed = self._failed_step(observed, "backward", [])
+        if not failed.repeatable or failed.forward is None:
+            return True
+        try:
+            with failed.rewound():
+                failed.forward(failed.batch).backward()
+                return not finite.any_nonfinite([p.grad for p in failed.parameters.values()])
+        except Exception:  # a function that cannot be run again proves nothing
+            return True
+
     def bad_batch(self, step: int, findings: list[Finding], action: Action, *, rank: int) -> Incident:
         """A batch that was found bad before the forward pass, here or on another rank."""
         guard = self._guard
@@ -324,7 +337,8 @@ def _like(incident: Incident, known: Incident) -> Incident:
         op=known.op,
         node=known.node,
         source=known.source,
-        causes=tuple(replace(cause, proven=False) for cause in known.causes),
+        # the summary speaks of another batch's samples and values; the title holds for both
+        causes=tuple(replace(cause, proven=False, summary=cause.title) for cause in known.causes),
         same_as=known.step,
         notes=(f"looks like the incident of step {known.step:,} and was not diagnosed anew",),
     )

@@ -35,6 +35,10 @@ class Verdict:
     contested: bool = False
 
 
+_GOOD = Verdict(bad=False, first_rank=0, bad_ranks=())
+_CAREFUL = Verdict(bad=False, first_rank=0, bad_ranks=(), careful=True)
+
+
 class Agreement:
     """Knows rank and world size, and reduces flags. With one process it costs a comparison."""
 
@@ -61,6 +65,8 @@ class Agreement:
         """
         if self.world_size == 1:
             bad = origin or symptom
+            if not (bad or harmful):  # every healthy step comes by here
+                return _CAREFUL if careful else _GOOD
             return Verdict(bad, self.rank, (self.rank,) if bad else (), harmful, careful)
         flags = torch.zeros(4, self.world_size, device=self._device)
         flags[:, self.rank] = torch.tensor([origin, symptom, harmful, careful], dtype=flags.dtype)

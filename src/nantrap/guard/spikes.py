@@ -8,7 +8,6 @@ and a value that was called a spike enters clamped, so that a new level is accep
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, insort
 from collections import deque
 
 from nantrap.guard.policy import Policy
@@ -19,12 +18,10 @@ _RELATIVE_FLOOR = 0.02
 
 
 class SpikeDetector:
-    """Holds the last `window` values, in order of arrival and sorted."""
+    """Holds the last `window` values in order of arrival, and the limit that follows from them."""
 
     def __init__(self, *, window: int, threshold: float, warmup: int) -> None:
-        self._recent: deque[float] = deque()
-        self._sorted: list[float] = []
-        self._window = window
+        self._recent: deque[float] = deque(maxlen=window)
         self._threshold = threshold
         self._warmup = warmup
         self._seen = 0
@@ -45,20 +42,16 @@ class SpikeDetector:
         if not math.isfinite(value):
             return
         self._seen += 1
-        value = min(value, self._limit)
-        if len(self._recent) == self._window:
-            oldest = self._recent.popleft()
-            del self._sorted[bisect_left(self._sorted, oldest)]
-        self._recent.append(value)
-        insort(self._sorted, value)
+        self._recent.append(value if value < self._limit else self._limit)
         # The limit is measured anew now and then only: between, it is one comparison a step.
         if self._seen == self._warmup or (self._seen % 16 == 0 and self._seen >= self._warmup):
             self._measure()
 
     def _measure(self) -> None:
-        middle = len(self._sorted) // 2
-        self._median = self._sorted[middle]
-        deviations = sorted(abs(value - self._median) for value in self._sorted)
+        ordered = sorted(self._recent)
+        middle = len(ordered) // 2
+        self._median = median = ordered[middle]
+        deviations = sorted([abs(value - median) for value in ordered])
         spread = _MAD_TO_SIGMA * deviations[middle]
         # a converged run has no spread: a change below two percent is never a spike
         self._sigma = max(spread, _RELATIVE_FLOOR * abs(self._median), 1e-12)

@@ -261,9 +261,12 @@ def judge(trace: Trace, sinks: list[Sink]) -> Replay:
     suspects = values[0].origins if values else everything
     if all(sink.kind == "gradient" for sink in reached):
         # Inf that the forward pass dropped again (`where`, a mask) did no harm there: what its derivative did is guilty
-        backward = {i for i in everything if i >= 0 and trace.ops[i].phase == "backward"}
+        # ... unless it overflowed in half precision, which is a fault where it stands
+        ops = {i: trace.ops[i] for i in everything if i >= 0}
+        guilty = {i for i, op in ops.items() if op.phase == "forward" and op.made == "inf" and op.dtype == "float16"}
+        guilty = guilty or {i for i, op in ops.items() if op.phase == "backward"}
         outside = {i for i in everything if i < 0}
-        suspects = frozenset(backward | outside) if backward else everything
+        suspects = frozenset(guilty | outside) if guilty else everything
     origin = _past_masks(suspects, trace)
     names = tuple(sink.name for sink in reached if origin in sink.origins)
     replay = Replay(trace, origin=origin, sinks=names, failed=True, candidates=tuple(sorted(everything)))
@@ -279,7 +282,7 @@ def _blame_derivative(replay: Replay) -> None:
     of that very call is where it began to do harm. A softmax row, in contrast, is wrong where it stands.
     """
     op = replay.op
-    if op is None or op.phase != "forward" or op.name.rstrip("_") not in _ELEMENTWISE:
+    if op is None or op.phase != "forward" or op.made != "nan" or op.name.rstrip("_") not in _ELEMENTWISE:
         return
     for later in reversed(replay.trace.ops[op.index :]):  # the product with the gradient comes last in a node
         if later.phase == "backward" and later.sequence == op.sequence and (later.nan or later.inf):

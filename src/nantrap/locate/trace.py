@@ -233,7 +233,8 @@ class Trace(TorchDispatchMode):
         input_keys = {key_of(tensor) for tensor in tensors_in(arguments)}
         views = not mutable
         if self._unread and (mutable or not outputs or any(key_of(output) not in input_keys for output in outputs)):
-            for key in input_keys & self._unread.keys():
+            reads = not name.endswith("_like") and not name.startswith("aten.new_")  # those read only the shape
+            for key in input_keys & self._unread.keys() if reads else ():
                 self._unread.pop(key).first_reader = op.index
         checked: list[tuple[Tensor, int, bool, bool, bool]] = []
         for output in outputs:

@@ -22,7 +22,6 @@ STEPS = 24
 SYSTEM = load_system("pixeldlm")
 NAN_FAULTS = ("short_text", "mask_product", "half_epsilon", "rmsnorm_zero_rows", "rmsnorm_large_values")
 SILENT_FAULTS = ("adaln_scale", "new_scaler", "clip_before_unscale")
-NOT_YET = {"rmsnorm_large_values": "the guard says NT303; that the squares overflow float16 (NT401) lies behind it"}
 
 # torch's own warning when a GradScaler skips the very first step and the schedule advances all the same
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
@@ -69,11 +68,7 @@ def test_the_guard_keeps_the_run_alive_and_close_to_clean(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(fault.name, marks=[pytest.mark.xfail(reason=NOT_YET[fault.name])] if fault.name in NOT_YET else [])
-        for fault in SYSTEM.faults
-        if fault.cause is not None
-    ],
+    [fault.name for fault in SYSTEM.faults if fault.cause is not None],
 )
 def test_the_guard_names_place_and_cause_and_proves_it(name: str) -> None:
     assert shown(name).named, shown(name).incident

@@ -125,8 +125,8 @@ def where_unselected_branch(case: Case) -> Cause | None:
     add_proof(evidence, trial, "with an argument that is safe on both branches the step is finite")
     return Cause(
         "where_unselected_branch",
-        proven=True,
-        confidence=0.95,
+        proven=trial is None or trial.finite is not False,
+        confidence=0.95 if trial is None or trial.finite is not False else 0.5,
         summary=f"the branch of {call} that was not selected put NaN into the gradient",
         evidence=tuple(evidence),
         fix=fix_for(
@@ -156,8 +156,8 @@ def _dropped_branch(case: Case, index: int) -> Cause | None:
     add_proof(evidence, trial, "with an argument that is safe on both branches the step is finite")
     return Cause(
         "where_unselected_branch",
-        proven=True,
-        confidence=0.94,
+        proven=trial is None or trial.finite is not False,
+        confidence=0.94 if trial is None or trial.finite is not False else 0.5,
         summary=f"the branch of {call} that was not selected put NaN into the gradient",
         evidence=tuple(evidence),
         fix=fix_for(
