@@ -243,6 +243,6 @@ def test_a_skip_prints_one_line_and_the_end_a_summary(capsys: pytest.CaptureFixt
     guard.close()
     assert capsys.readouterr().err == (
         "nantrap: 2 steps, 1 applied (50.0 %)\n"
-        "1 incidents, 1 steps skipped, 0 rollbacks\n"
+        "1 incident, 1 skipped step, 0 rollbacks\n"
         "  1 × undiagnosed\n"
     )  # fmt: skip

@@ -33,7 +33,8 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
     lines = [f"{tally.attempted:,} steps, {tally.applied:,} applied ({share:.1f} %)"]
     skipped = tally.attempted - tally.applied - tally.scaler_probes
     if tally.incidents:
-        lines.append(f"{tally.incidents:,} incidents, {skipped:,} steps skipped, {tally.rollbacks} rollbacks")
+        counts = ((tally.incidents, "incident"), (skipped, "skipped step"), (tally.rollbacks, "rollback"))
+        lines.append(", ".join(f"{count:,} {noun}{'' if count == 1 else 's'}" for count, noun in counts))
         for slug, count in tally.causes.most_common():
             lines.append(f"  {count:,} × {slug}")
     if tally.dropped_micro_batches:

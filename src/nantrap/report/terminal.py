@@ -53,10 +53,13 @@ def render_incident(incident: Incident, *, color: bool | None = False, width: in
 
 def _what(incident: Incident) -> str:
     """The guilty thing in a few words: the cause if there is one, the findings otherwise."""
-    where = f" in {incident.module}" if incident.module and incident.phase not in ("data",) else ""
+    module = incident.module if incident.phase != "data" else None
+    where = f" in {module}" if module else ""
     cause = incident.causes[0] if incident.causes else None
     if cause is not None and cause.slug != "unknown":
-        return f"{incident.phase}: [{cause.code}] {cause.summary or cause.title}{where}"
+        summary = cause.summary or cause.title
+        said = module is None or module == "loss" or module in summary  # the summary names the place by itself
+        return f"{incident.phase}: [{cause.code}] {summary}{'' if said else where}"
     terms = [f.name for f in incident.findings if f.kind == "term"]
     if terms:
         return f"{incident.phase}: loss term {', '.join(terms)} is {_kind(incident)}{where}"
