@@ -171,7 +171,7 @@ def test_one_line() -> None:
         "blocks.3.attn.softmax; lr 0.0001; 1 of 5 in a row"
     )
     assert one_line(GUESS) == (
-        "step 17 stopped: backward: [NT502] the gradients exploded in head while the loss stayed bounded in head; "
+        "step 17 stopped: backward: [NT502] the gradients exploded in head while the loss stayed bounded; "
         "lr 0.1, 0.01, 0.001"
     )
     assert one_line(BARE) == "step 0 applied: forward: aten.lgamma the loss is +Inf"

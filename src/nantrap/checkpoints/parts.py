@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from nantrap import finite
 from nantrap.errors import UsageError
-from nantrap.locate import RngState
+from nantrap.locate import RngState, unwrap
 
 NAMES: Final = ("model", "optimizer", "scheduler", "scaler", "ema")
 """The parts that have a `state_dict`, in the order in which they are loaded."""
@@ -66,17 +66,6 @@ def restore_rng(saved: Mapping[str, Any]) -> None:
     cuda = tuple(saved["torch_cuda"])
     cuda = cuda if len(cuda) == torch.cuda.device_count() else ()
     RngState(saved["torch_cpu"], cuda, saved["python"], saved["numpy"]).restore()
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module inside `torch.compile` or `DistributedDataParallel`, whose keys fit the plain model too."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
 
 
 def _state_of(name: str, part: Any) -> Any:

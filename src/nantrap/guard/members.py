@@ -9,17 +9,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from nantrap.errors import UsageError
-
-
-def unwrap(model: nn.Module) -> nn.Module:
-    """The module the user wrote, inside `DistributedDataParallel`, `DataParallel` or `torch.compile`."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
+from nantrap.locate import unwrap
 
 
 class Members:

@@ -7,6 +7,7 @@ from nantrap.locate.probes import clear_probes, probe, read_probes
 from nantrap.locate.rng import RngState
 from nantrap.locate.samples import find_samples
 from nantrap.locate.step import FailedStep, RootCall
+from nantrap.locate.wrapping import unwrap
 
 __all__ = [
     "FailedStep",
@@ -23,4 +24,5 @@ __all__ = [
     "read_probes",
     "select",
     "tensors_of",
+    "unwrap",
 ]

@@ -9,6 +9,7 @@ from nantrap.explain.rules import half_update
 from nantrap.explain.rules import forward_poles
 from nantrap.explain.rules import forward_range
 from nantrap.explain.rules import backward
+from nantrap.explain.rules import decompositions
 from nantrap.explain.rules import optimisation
 from nantrap.explain.rules import platform
 
@@ -17,6 +18,7 @@ from nantrap.explain.rules import platform
 __all__ = [
     "backward",
     "data",
+    "decompositions",
     "forward_poles",
     "forward_range",
     "half_forward",
