@@ -185,3 +185,12 @@ def test_committed_documentation_is_up_to_date() -> None:
     spec.loader.exec_module(build)
     files = {path.name: path.read_text(encoding="utf-8") for path in (folder / "causes").glob("*.md")}
     assert files == build.rendered(), "run `make docs`"
+
+
+def test_codes_of_checkpoint_files_point_to_the_audit() -> None:
+    with pytest.raises(nantrap.UsageError) as caught:
+        page("nt904")
+    assert str(caught.value) == (
+        "NT904 is a problem of a checkpoint file, not a cause of a failed step; `nantrap audit` says beside it what it "
+        "means and what to do"
+    )

@@ -186,3 +186,11 @@ def test_one_line_without_a_cause_names_what_was_found() -> None:
     assert one_line(Incident(step=3, findings=terms, loss=math.nan)) == (
         "step 3 skipped: forward: loss term kl, recon is NaN"
     )
+
+
+def test_bad_loss_terms_are_named() -> None:
+    findings = (
+        Finding("term", "kl", "forward", value=float("nan")),
+        Finding("term", "heads[3]", "forward", value=float("-inf")),
+    )
+    assert "   = found: loss term kl is NaN, heads[3] is -Inf\n" in render_incident(Incident(step=3, findings=findings))

@@ -99,6 +99,11 @@ def page(code_or_slug: str) -> Page:
     wanted = code_or_slug.strip()
     slug = wanted.lower().replace("-", "_").replace(" ", "_")
     entry = BY_CODE.get(wanted.upper()) or BY_SLUG.get(slug)
+    if entry is None and wanted.upper().startswith("NT9"):
+        raise UsageError(
+            f"{wanted.upper()} is a problem of a checkpoint file, not a cause of a failed step; `nantrap audit` says "
+            "beside it what it means and what to do"
+        )
     if entry is None:
         raise UsageError(_no_such_cause(code_or_slug))
     return _parsed(entry, _docstring(entry))

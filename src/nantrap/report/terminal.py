@@ -75,10 +75,13 @@ def _what(incident: Incident) -> str:
 
 
 def _kind(incident: Incident) -> str:
-    loss = incident.loss
-    if loss is None or loss != loss:
+    return _value(float("nan") if incident.loss is None else incident.loss)
+
+
+def _value(number: float) -> str:
+    if number != number:
         return "NaN"
-    return "+Inf" if loss == float("inf") else "-Inf" if loss == float("-inf") else f"{loss:.6g}"
+    return "+Inf" if number == float("inf") else "-Inf" if number == float("-inf") else f"{number:.6g}"
 
 
 def _diagnostic(incident: Incident) -> Text:
@@ -90,6 +93,9 @@ def _diagnostic(incident: Incident) -> Text:
     text.append(f"error[{code}]", style="bold red").append(f": {headline}{certainty}\n", style="bold")
     _append_source(text, incident)
     _note(text, "where", _where(incident))
+    terms = [f"{f.name} is {_value(f.value)}" for f in incident.findings if f.kind == "term" and f.value is not None]
+    if terms:
+        _note(text, "found", "loss term " + ", ".join(terms[:8]))
     for finding in incident.findings[:4]:
         if finding.kind != "activation" and finding.stats is not None:
             _note(text, "found", f"{finding.kind.replace('_', ' ')} {finding.name}: {finding.stats.describe()}")
