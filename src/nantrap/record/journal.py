@@ -8,7 +8,6 @@ full disk stops the journal with one warning, never the training.
 from __future__ import annotations
 
 import json
-import math
 import os
 import sys
 import time
@@ -19,20 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from nantrap.errors import UsageError
+from nantrap.incident.codec import encode as as_json
 
 _FLUSH_SECONDS = 2.0
 _FLUSH_LINES = 512
-
-
-def plain(value: Any) -> Any:
-    """JSON has no NaN: non-finite floats become the strings "nan", "inf" and "-inf"."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return "nan" if math.isnan(value) else "inf" if value > 0 else "-inf"
-    if isinstance(value, Mapping):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return value
 
 
 class Journal:
@@ -111,7 +100,7 @@ def _write_lines(lines: list[Mapping[str, Any]], writer: _Writer) -> None:
         try:
             parts.append(encode(line))
         except ValueError:  # rare: only incidents hold NaN
-            parts.append(encode(plain(line)))
+            parts.append(encode(as_json(line)))
     lines.clear()
     writer.write("\n".join(parts) + "\n")
 
