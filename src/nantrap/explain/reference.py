@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from nantrap.locate.storage import map_leaves
+
 if TYPE_CHECKING:
     from nantrap.explain.case import Case
 
@@ -26,7 +28,8 @@ def recomputed(case: Case, dtype: str) -> Tensor | None:
     position = next(i for i, tensor in enumerate(capture.outputs) if tensor is case.output)
     try:
         with torch.no_grad():
-            result = func(*_cast(capture.args, wide), **_cast(capture.kwargs, wide))
+            args, kwargs = map_leaves((capture.args, capture.kwargs), lambda leaf: _cast(leaf, wide))
+            result = func(*args, **kwargs)
     except (RuntimeError, TypeError, NotImplementedError):
         return None
     results = result if isinstance(result, (list, tuple)) else [result]
@@ -34,13 +37,7 @@ def recomputed(case: Case, dtype: str) -> Tensor | None:
     return chosen if isinstance(chosen, Tensor) else None
 
 
-def _cast(value: Any, dtype: torch.dtype) -> Any:
-    if isinstance(value, Tensor):
-        return value.detach().to(dtype) if value.is_floating_point() else value
-    if isinstance(value, torch.dtype):
-        return dtype if value.is_floating_point else value
-    if isinstance(value, (list, tuple)):
-        return type(value)(_cast(item, dtype) for item in value)
-    if isinstance(value, dict):
-        return {key: _cast(item, dtype) for key, item in value.items()}
-    return value
+def _cast(leaf: Any, dtype: torch.dtype) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.detach().to(dtype) if leaf.is_floating_point() else leaf
+    return dtype if isinstance(leaf, torch.dtype) and leaf.is_floating_point else leaf

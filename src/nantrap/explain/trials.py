@@ -17,6 +17,7 @@ from nantrap.finite import any_nonfinite, clip_with_norm, gradient_norm
 from nantrap.incident import Source, Trial
 from nantrap.locate import RngState
 from nantrap.locate.samples import fails
+from nantrap.locate.storage import map_leaves
 
 if TYPE_CHECKING:
     from nantrap.explain.case import Case
@@ -279,19 +280,13 @@ class _SinglePrecision(TorchDispatchMode):
             return func(*args, **(kwargs or {}))
         if torch._C._current_graph_task_id() != -1 and func is torch.ops.aten._to_copy.default:
             return func(*args, **(kwargs or {}))  # autograd hands a half-precision leaf its gradient in its own dtype
-        return func(*_widened(args), **_widened(kwargs or {}))
+        return func(*map_leaves(args, _widened), **map_leaves(kwargs or {}, _widened))
 
 
-def _widened(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return value.float() if value.dtype in _HALF else value
-    if isinstance(value, torch.dtype):
-        return torch.float32 if value in _HALF else value
-    if isinstance(value, (list, tuple)):
-        return type(value)(_widened(item) for item in value)
-    if isinstance(value, dict):
-        return {key: _widened(item) for key, item in value.items()}
-    return value
+def _widened(leaf: Any) -> Any:
+    if isinstance(leaf, Tensor):
+        return leaf.float() if leaf.dtype in _HALF else leaf
+    return torch.float32 if isinstance(leaf, torch.dtype) and leaf in _HALF else leaf
 
 
 def _drivable(anchors: Any, step: int) -> tuple[Any, list[Any]] | None:

@@ -24,7 +24,7 @@ def bundle_incident(
         return incident
     material = None
     if policy.bundle == "full":
-        material = _material(failed, location, data=policy.bundle_data)
+        material = _material(failed, location, data=policy.bundle_data, limit_bytes=policy.bundle_bytes)
         if material.nbytes > policy.bundle_bytes:
             note = f"the bundle would take {material.nbytes:,} bytes, more than bundle_bytes: written without the state"
             incident, material = replace(incident, notes=(*incident.notes, note)), None
@@ -37,14 +37,15 @@ def bundle_incident(
     return replace(incident, bundle=os.fspath(path))
 
 
-def _material(failed: FailedStep, location: Location, *, data: bool) -> Material:
+def _material(failed: FailedStep, location: Location, *, data: bool, limit_bytes: int) -> Material:
     material = Material()
     with failed.rewound():
-        state: dict[str, Tensor] = {f"parameter.{name}": p.detach().clone() for name, p in failed.parameters.items()}
-        state |= {f"buffer.{name}": b.detach().clone() for name, b in failed.root.named_buffers()}
+        state: dict[str, Tensor] = {f"parameter.{name}": p.detach() for name, p in failed.parameters.items()}
+        state |= {f"buffer.{name}": b.detach() for name, b in failed.root.named_buffers()}
         optimizer = flatten(failed.optimizer.state_dict(), state, "optimizer")
-        state = {name: tensor.clone() for name, tensor in state.items()}
-    material.tensors["state"] = state
+        material.tensors["state"] = state
+        if material.nbytes <= limit_bytes:  # else it is not written, and need not be copied
+            material.tensors["state"] = {name: tensor.clone() for name, tensor in state.items()}
     material.values = {
         "model": f"{type(failed.root).__module__}.{type(failed.root).__qualname__}",
         "optimizer_class": f"{type(failed.optimizer).__module__}.{type(failed.optimizer).__qualname__}",

@@ -19,6 +19,7 @@ from nantrap.guard.guard import Guard
 from nantrap.guard.policy import Policy
 from nantrap.incident import Incident, TensorStats
 from nantrap.locate import RngState
+from nantrap.locate.storage import map_leaves
 from nantrap.record import Bundle, read_bundle
 from nantrap.record.structure import unflatten
 
@@ -183,21 +184,15 @@ def _restore_rng(described: Any) -> None:
 
 
 def _moved(value: Any, device: str) -> Any:
-    return _mapped(value, lambda tensor: tensor.to(device))
+    return map_leaves(value, lambda leaf: leaf.to(device) if isinstance(leaf, Tensor) else leaf)
 
 
 def _widened(value: Any) -> Any:
-    return _mapped(value, lambda t: t.float() if t.is_floating_point() and t.element_size() < 4 else t)
+    def widen(leaf: Any) -> Any:
+        half = isinstance(leaf, Tensor) and leaf.is_floating_point() and leaf.element_size() < 4
+        return leaf.float() if half else leaf
 
-
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    if isinstance(value, Tensor):
-        return change(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)(_mapped(item, change) for item in value)
-    if isinstance(value, dict):
-        return {key: _mapped(item, change) for key, item in value.items()}
-    return value
+    return map_leaves(value, widen)
 
 
 def _differences(recorded: Incident, now: Incident | None) -> tuple[str, ...]:

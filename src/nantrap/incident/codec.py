@@ -23,7 +23,8 @@ from nantrap.incident.vocabulary import Cause, Incident
 SCHEMA_NAME = "nantrap.incident"
 SCHEMA_VERSION = 1
 
-_NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+NONFINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+"""How numbers that JSON does not have are spelt, in every file nantrap writes."""
 
 T = TypeVar("T")
 
@@ -125,8 +126,8 @@ def _decode_as(hint: Any, value: Any, path: str) -> Any:
 
 def _decode_plain(hint: Any, value: Any, path: str) -> Any:
     if hint is float:
-        if isinstance(value, str) and value in _NONFINITE:
-            return _NONFINITE[value]
+        if isinstance(value, str) and value in NONFINITE:
+            return NONFINITE[value]
         if isinstance(value, (int, float)) and not isinstance(value, bool):
             try:
                 return float(value)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -88,3 +88,12 @@ def numbers_in(value: Any) -> Iterator[float]:
     elif isinstance(value, dict):
         for item in value.values():
             yield from numbers_in(item)
+
+
+def map_leaves(value: Any, change: Callable[[Any], Any]) -> Any:
+    """The same nesting of lists, tuples and dicts with every leaf replaced by `change(leaf)`."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map_leaves(item, change) for item in value)
+    if isinstance(value, dict):
+        return {key: map_leaves(item, change) for key, item in value.items()}
+    return change(value)

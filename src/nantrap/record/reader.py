@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -12,10 +11,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from nantrap.errors import FormatError, UsageError
+from nantrap.incident.codec import NONFINITE
 
 T = TypeVar("T")
 _NAME = re.compile(r"journal-r(\d+)\.jsonl$")
-_SPECIAL = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +105,8 @@ def _of(kind: type[T], raw: Mapping[str, Any], name: str, where: str) -> T:
 
 
 def _number(value: Any, name: str, where: str) -> float:
-    if isinstance(value, str) and value in _SPECIAL:
-        return _SPECIAL[value]
+    if isinstance(value, str) and value in NONFINITE:
+        return NONFINITE[value]
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     raise FormatError(f"{where}: field {name}: expected a number, got {value!r}")
