@@ -13,28 +13,20 @@ Texts                                    all texts, split in two, with batches b
 from __future__ import annotations
 
 import functools
-import importlib
-import inspect
-from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from nantrap.errors import UsageError
 from nantrap.ops import colour_to_tokens, tokens_to_colour
+from nantrap.systems.docstrings import docstrings
 
 CHARACTERS = 128
 SPREAD = 1171
 """Distance of neighbouring characters: 127 times it is below 151643, and odd, so that red runs through all bytes."""
 SLOT_CHARACTERS = 8
 SLOT_WIDTH = 3 * SLOT_CHARACTERS
-_MODULES = (
-    "argparse", "ast", "collections", "contextlib", "csv", "datetime", "difflib", "enum", "fractions", "functools",
-    "glob", "heapq", "inspect", "json", "logging", "pathlib", "random", "shutil", "statistics", "string", "tarfile",
-    "tempfile", "textwrap", "threading", "unittest", "urllib.parse", "uuid", "zipfile",
-)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +102,7 @@ def _select(batch: Batch, index: Tensor) -> Batch:
 
 @functools.cache
 def _all_texts(size: int, vocab_size: int, slots: int) -> Batch:
-    found = dict(_docstrings(_MODULES))
-    if not found:
-        raise UsageError("the standard library has no docstrings here: run Python without -OO")
+    found = docstrings()
     tokens = [characters_to_tokens(text) for text in found.values()]
     images, masks = zip(*(encode(each, size=size, vocab_size=vocab_size) for each in tokens), strict=True)
     conditions = torch.stack([_condition(owner, slots, vocab_size) for owner in found])
@@ -126,21 +116,3 @@ def _condition(owner: str, slots: int, vocab_size: int) -> Tensor:
         tokens = characters_to_tokens(part[:SLOT_CHARACTERS])
         row[: len(tokens)] = tokens_to_colour(tokens, vocabulary=vocab_size)
     return rows.reshape(slots, SLOT_WIDTH)
-
-
-def _docstrings(modules: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """The docstring of every public class, function and method, by dotted name."""
-    for module_name in modules:
-        module = importlib.import_module(module_name)
-        for name, thing in _public(module):
-            if getattr(thing, "__module__", None) != module_name or not callable(thing):
-                continue
-            members = [(f"{name}.{n}", member) for n, member in _public(thing)] if inspect.isclass(thing) else []
-            for path, owner in [(name, thing), *members]:
-                text = getattr(owner, "__doc__", None)
-                if isinstance(text, str) and text.strip():
-                    yield f"{module_name}.{path}", inspect.cleandoc(text)
-
-
-def _public(owner: Any) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in sorted(vars(owner).items()) if not name.startswith("_")]

@@ -7,9 +7,7 @@ and the evaluation: the same on held-out texts at fixed times, and the share of 
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +17,7 @@ from nantrap.errors import UsageError
 from nantrap.ops import cosine_schedule, linear_schedule, masked_mse, tokens_to_colour
 from nantrap.systems.pixeldlm.data import Batch, characters_to_tokens
 from nantrap.systems.pixeldlm.model import PixelDLM
+from nantrap.systems.precision import autocast
 from nantrap.systems.system import Evaluation
 
 Reduce = Callable[[Tensor, Tensor, Tensor], Tensor]
@@ -27,8 +26,6 @@ Reduce = Callable[[Tensor, Tensor, Tensor], Tensor]
 EVALUATION_TIMES = (0.1, 0.3, 0.5, 0.7, 0.9)
 RECOVERY_TIME = 0.1
 """A moderate noise level: α = 0.9 blurs a byte by 14 of its 256 steps."""
-
-_PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,20 +44,13 @@ class DiffusionSettings:
         return linear_schedule(t) if self.noise_schedule == "linear" else cosine_schedule(t)
 
 
-def precision(name: str) -> torch.dtype | None:
-    """The dtype of autocast by the config's word, `None` for none."""
-    if name not in _PRECISIONS:
-        raise UsageError(f"training.mixed_precision is {name!r}: choose {', '.join(_PRECISIONS)}")
-    return _PRECISIONS[name]
-
-
 def denoise(
     model: PixelDLM, batch: Batch, t_B: Tensor, noise: Tensor, diffusion: DiffusionSettings, dtype: torch.dtype | None
 ) -> Tensor:
     """The model's clean image of a batch at these times, under autocast if there is a dtype."""
     alpha = diffusion.alpha(t_B)[:, None, None, None]
     noisy = alpha * batch.image + (1 - alpha) * noise
-    with _autocast(dtype):
+    with autocast(dtype):
         clean: Tensor = model(noisy, t_B, batch.mask, batch.condition, batch.condition_mask)
     return clean
 
@@ -108,7 +98,3 @@ def recovered(image: Tensor, batch: Batch) -> float:
 
 def _at(time: float, batch: Batch) -> Tensor:
     return torch.full((len(batch.image),), time)
-
-
-def _autocast(dtype: torch.dtype | None) -> AbstractContextManager[object]:
-    return torch.autocast("cpu", dtype=dtype) if dtype is not None else contextlib.nullcontext()

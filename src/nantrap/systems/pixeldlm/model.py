@@ -15,10 +15,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nantrap.ops import AdaLNZero, MaskedAttention, RMSNorm
+from nantrap.systems.layers import SwiGLU, TimeEmbedding
 from nantrap.systems.pixeldlm.data import SLOT_WIDTH
 
 
@@ -38,20 +38,6 @@ def any_pixel(pixels_BLP: Tensor) -> Tensor:
     return pixels_BLP.any(-1)
 
 
-class SwiGLU(nn.Module):
-    """W₂(SiLU(W₁x) · W₃x)."""
-
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.gate_and_value = nn.Linear(dim, 2 * 2 * dim)
-        self.out = nn.Linear(2 * dim, dim)
-
-    def forward(self, x_BLD: Tensor) -> Tensor:
-        gate, value = self.gate_and_value(x_BLD).chunk(2, -1)
-        out: Tensor = self.out(F.silu(gate) * value)
-        return out
-
-
 class Block(nn.Module):
     """Attention and SwiGLU, each behind an AdaLN-zero."""
 
@@ -69,21 +55,6 @@ class Block(nn.Module):
         x_BLD = x_BLD + gate * self.attention(h, mask_BL)
         h, gate = self.before_mlp(x_BLD, time_BD)
         out: Tensor = x_BLD + gate * self.mlp(h)
-        return out
-
-
-class TimeEmbedding(nn.Module):
-    """t in [0, 1] as sines and cosines, then two layers."""
-
-    def __init__(self, dim: int, *, frequencies: int = 32) -> None:
-        super().__init__()
-        self.frequencies: Tensor
-        self.register_buffer("frequencies", torch.logspace(0, 3, frequencies), persistent=False)
-        self.layers = nn.Sequential(nn.Linear(2 * frequencies, dim), nn.SiLU(), nn.Linear(dim, dim))
-
-    def forward(self, t_B: Tensor) -> Tensor:
-        angles = t_B[:, None] * self.frequencies
-        out: Tensor = self.layers(torch.cat([angles.sin(), angles.cos()], -1))
         return out
 
 

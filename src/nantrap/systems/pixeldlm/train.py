@@ -21,8 +21,9 @@ from nantrap.errors import UsageError
 from nantrap.ops import AdaLNZero, MaskedAttention, masked_mse
 from nantrap.systems.pixeldlm.data import Batch, DataSettings, Texts
 from nantrap.systems.pixeldlm.faults import FAULTS
-from nantrap.systems.pixeldlm.loss import DiffusionSettings, Reduce, denoising_loss, evaluate, precision
+from nantrap.systems.pixeldlm.loss import DiffusionSettings, Reduce, denoising_loss, evaluate
 from nantrap.systems.pixeldlm.model import ModelSettings, PixelDLM, any_pixel
+from nantrap.systems.precision import precision
 from nantrap.systems.script import main
 from nantrap.systems.system import Run, System, standard_update
 

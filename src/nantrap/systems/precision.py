@@ -1,0 +1,24 @@
+"""Mixed precision by the word a config uses for it."""
+
+from __future__ import annotations
+
+import contextlib
+from contextlib import AbstractContextManager
+
+import torch
+
+from nantrap.errors import UsageError
+
+_PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def precision(name: str, *, setting: str = "training.mixed_precision") -> torch.dtype | None:
+    """The dtype of autocast, `None` for none; `setting` is where the word stands, for the error."""
+    if name not in _PRECISIONS:
+        raise UsageError(f"{setting} is {name!r}: choose {', '.join(_PRECISIONS)}")
+    return _PRECISIONS[name]
+
+
+def autocast(dtype: torch.dtype | None) -> AbstractContextManager[object]:
+    """Autocast on the CPU, or nothing."""
+    return torch.autocast("cpu", dtype=dtype) if dtype is not None else contextlib.nullcontext()
