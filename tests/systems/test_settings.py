@@ -71,3 +71,25 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     (tmp_path / "bad.yaml").write_text("inner: [1\n")
     with pytest.raises(FormatError, match="not YAML"):
         read_settings(Outer, tmp_path / "bad.yaml")
+
+
+def test_a_python_file_is_read_and_not_run(tmp_path: Path) -> None:
+    path = tmp_path / "config.py"
+    path.write_text('"""Constants."""\nRATE = 1e-4\nSIZE: int = 2  # small\nSCALED = False\n')
+    assert read_settings(Inner, path) == Inner(rate=1e-4, size=2, scaled=False)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("import os\n", "config.py:1: expected NAME = value; the file is read, not run"),
+        ("RATE = 1\nSIZE = len('abc')\n", "config.py:2: SIZE is not a plain value; the file is read, not run"),
+        ("RATE = \n", "config.py:1: not Python: invalid syntax"),
+        ("RATES = 1\n", "unknown setting 'rates'; there are name, rate, scaled, size"),
+    ],
+)
+def test_a_python_file_holds_constants_and_nothing_else(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "config.py"
+    path.write_text(text)
+    with pytest.raises(FormatError, match=words):
+        read_settings(Inner, path)

@@ -93,7 +93,7 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
     out.print(shown.table(), soft_wrap=False)
     out.print()
     told = [("plain", fault.damage), *((each.name, each.result) for each in fault.remedies), ("nantrap", fault.answer)]
-    for name, what in told:
+    for name, what in [*shown.remarks(), *told]:
         out.print(f"{name}: {what}", markup=False)
     return shown
 

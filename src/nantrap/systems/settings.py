@@ -1,12 +1,13 @@
-"""Settings: frozen dataclasses, read from a YAML file, changed by dotted names.
+"""Settings: frozen dataclasses, read from a YAML file or a Python file of constants, changed by dotted names.
 
-Every value is converted to the type its field declares, and nothing is ignored: an unknown key or a value of the
-wrong type is an error that names it. YAML reads `5e-5` (without a dot) as text; here it is the number it was meant
-to be.
+A Python file is read, never run: `LEARNING_RATE = 1e-4` is the setting `learning_rate`. Every value is converted to
+the type its field declares, and nothing is ignored: an unknown key or a value of the wrong type is an error that names
+it. YAML reads `5e-5` (without a dot) as text; here it is the number it was meant to be.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -20,9 +21,10 @@ S = TypeVar("S")
 
 
 def read_settings(kind: type[S], path: Path) -> S:
-    """The settings in a YAML file; what it leaves out keeps its default."""
+    """The settings in a file; what it leaves out keeps its default."""
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        data = _constants(text, path) if path.suffix == ".py" else yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:
@@ -58,6 +60,32 @@ def parse_changes(pairs: Iterable[str]) -> dict[str, str]:
             raise UsageError(f"{pair!r}: expected NAME=VALUE, e.g. training.batch_size=8")
         changes[name] = value
     return changes
+
+
+def _constants(text: str, path: Path) -> dict[str, Any]:
+    """`NAME = value` at the top of a Python file, by the name in small letters."""
+    try:
+        lines = ast.parse(text).body
+    except SyntaxError as error:
+        raise FormatError(f"{path}:{error.lineno}: not Python: {error.msg}") from None
+    found = {}
+    for line in lines:
+        if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant):
+            continue  # a docstring
+        match line:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                try:
+                    found[name.lower()] = ast.literal_eval(value)
+                except ValueError:
+                    raise FormatError(
+                        f"{path}:{line.lineno}: {name} is not a plain value; the file is read, not run"
+                    ) from None
+            case _:
+                raise FormatError(f"{path}:{line.lineno}: expected NAME = value; the file is read, not run")
+    return found
 
 
 def _replaced(settings: Any, names: list[str], value: Any, where: str) -> Any:

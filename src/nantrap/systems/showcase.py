@@ -1,7 +1,6 @@
 """One fault, run several ways from one seed: repaired, plain, with each historic remedy, and under the guard.
 
-Result      what became of one of these runs
-Showcase    all of them, and the first incident; a table and JSON
+Showcase    all these runs, and the first incident; a table and JSON
 show        run them
 """
 
@@ -9,63 +8,30 @@ from __future__ import annotations
 
 import fnmatch
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.table import Table
 
-from nantrap import finite
-from nantrap.errors import NonFiniteError
 from nantrap.incident import Incident
-from nantrap.systems.system import Fault, Run, System
-from nantrap.systems.training import Step, guard_of, mean_of_last, train
+from nantrap.systems.ranks import Job, measure_together
+from nantrap.systems.result import Result, measure
+from nantrap.systems.system import Fault, Remedy, System
 
 SCHEMA = "nantrap.demo/1"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Result:
-    """What became of one run.
-
-    Attributes:
-        name: `clean`, `plain`, the name of a remedy, or `nantrap`.
-        steps: how many were tried; fewer than asked for if the guard stopped the run.
-        applied: how many moved the weights.
-        first_bad: the first step whose loss was not finite.
-        final_loss: the mean of the last ten training losses, of applied steps under the guard.
-        held_out_loss: on held-out data at the end.
-        quality: the system's figure at the end.
-        state_finite: whether every parameter and buffer is finite at the end.
-        incidents: how many the guard met.
-        stopped: whether the guard stopped the run.
-        seconds: how long it took, diagnosis included.
-    """
-
-    name: str
-    steps: int
-    applied: int
-    first_bad: int | None
-    final_loss: float
-    held_out_loss: float
-    quality: float
-    state_finite: bool
-    incidents: int = 0
-    stopped: bool = False
-    seconds: float = 0.0
-
-
 @dataclass(frozen=True, slots=True)
 class Showcase:
-    """All runs of a fault, in the order they were made, and the guard's first incident."""
+    """All runs of a fault, in the order they were made, the guard's first incident, and what nantrap said before."""
 
     system: System
     fault: Fault
     results: tuple[Result, ...]
     incident: Incident | None
+    notes: tuple[str, ...] = ()
 
     def result(self, name: str) -> Result:
         """The run of this name."""
@@ -73,16 +39,8 @@ class Showcase:
 
     @property
     def named(self) -> bool:
-        """Whether the guard named the expected cause at the expected place; without one: whether it met nothing."""
-        fault, incident = self.fault, self.incident
-        if fault.cause is None or incident is None:
-            return fault.cause is None and incident is None
-        return (
-            bool(incident.causes)
-            and incident.causes[0].slug == fault.cause
-            and fnmatch.fnmatch(incident.module or "", fault.module or "*")
-            and fnmatch.fnmatch(incident.op or "", fault.op or "*")
-        )
+        """Whether nantrap said what it was expected to: the notice, the cause and the place, or nothing."""
+        return self._noticed() and self._placed()
 
     @property
     def proven(self) -> bool:
@@ -103,7 +61,7 @@ class Showcase:
                 f"{result.final_loss:.4g}",
                 f"{result.held_out_loss:.4f}",
                 f"{result.quality:.1%}",
-                "finite" if result.state_finite else "NaN",
+                _weights(result),
                 cause,
                 proven,
                 style="" if result.state_finite else "red",
@@ -123,7 +81,33 @@ class Showcase:
             "named": self.named,
             "proven": self.proven,
             "incident": self.incident.to_dict() if self.incident else None,
+            "notes": list(self.notes),
         }
+
+    def remarks(self) -> list[tuple[str, str]]:
+        """What the table has no column for, by run: errors, ranks that differ, nantrap's notes."""
+        found = []
+        for result in self.results:
+            if result.error:
+                found.append((result.name, f"ended at step {result.steps - 1} by {result.error}"))
+            if result.ranks_agree is False:
+                found.append((result.name, "the processes ended with different weights"))
+        return found + [("nantrap", note) for note in self.notes]
+
+    def _noticed(self) -> bool:
+        pattern = self.fault.notice
+        return pattern is None or any(fnmatch.fnmatch(note, pattern) for note in self.notes)
+
+    def _placed(self) -> bool:
+        fault, incident = self.fault, self.incident
+        if fault.cause is None or incident is None:
+            return fault.cause is None and incident is None
+        return (
+            bool(incident.causes)
+            and incident.causes[0].slug == fault.cause
+            and fnmatch.fnmatch(incident.module or "", fault.module or "*")
+            and fnmatch.fnmatch(incident.op or "", fault.op or "*")
+        )
 
     def _verdict(self) -> tuple[str, str]:
         if self.incident is None or not self.incident.causes:
@@ -154,57 +138,53 @@ def show(
         quiet: the guard prints nothing.
         say: is told the name of each run and what it is, as it begins.
     """
-    ways: list[tuple[str, str, dict[str, Any]]] = [
-        ("clean", "the repaired system", {"repaired": True}),
-        ("plain", "the fault, and an ordinary loop", {}),
+    ways = [
+        _Way("clean", "the repaired system", repaired=True),
+        _Way("plain", "the fault, and an ordinary loop"),
+        *(_Way(remedy.name, remedy.story, remedy=remedy) for remedy in fault.remedies),
+        _Way("nantrap", "the fault, and every step an attempt of the guard", guarded=True),
     ]
-    ways += [(remedy.name, remedy.story, {"remedy": remedy}) for remedy in fault.remedies]
     results = []
-    for name, story, options in ways:
-        say(name, story)
-        results.append(_run(name, system.run(fault=fault, seed=seed, changes=changes, **options), steps)[0])
-    say("nantrap", "the fault, and every step an attempt of the guard")
-    guarded = system.run(fault=fault, seed=seed, changes=changes)
-    last, incident = _run("nantrap", guarded, steps, guarded=True, run_dir=run_dir, quiet=quiet)
-    return Showcase(system, fault, (*results, last), incident)
+    for way in ways:
+        say(way.name, way.story)
+        chosen = run_dir if way.guarded else None
+        if fault.processes > 1:
+            job = Job(
+                name=way.name,
+                system=system.name,
+                fault=fault.name,
+                remedy=way.remedy.name if way.remedy else None,
+                repaired=way.repaired,
+                guarded=way.guarded,
+                steps=steps,
+                seed=seed,
+                changes=changes or {},
+                run_dir=chosen,
+                quiet=quiet,
+            )
+            result, incident, notes = measure_together(job, fault.processes)
+        else:
+            run = system.run(fault=fault, remedy=way.remedy, repaired=way.repaired, changes=changes, seed=seed)
+            result, incident = measure(way.name, run, steps, guarded=way.guarded, run_dir=chosen, quiet=quiet)
+            notes = run.notes
+        results.append(result)
+    return Showcase(system, fault, tuple(results), incident, notes)  # of the last way, which is the guarded one
 
 
-def _run(
-    name: str, run: Run, steps: int, *, guarded: bool = False, run_dir: Path | None = None, quiet: bool = False
-) -> tuple[Result, Incident | None]:
-    began = time.perf_counter()
-    done: list[Step] = []
-    incidents: list[Incident] = []
-    stopped = False
-    guard = guard_of(run, run_dir=run_dir, quiet=quiet, repeat_diagnoses=1) if guarded else None
-    try:
-        for step in train(run, steps=steps, guard=guard):
-            done.append(step)
-            incidents += [step.incident] if step.incident is not None else []
-    except NonFiniteError as error:
-        stopped = True
-        done.append(Step(len(done), math.nan, False))
-        incidents.append(error.incident)
-    finally:
-        if guard is not None:
-            guard.close()
-    found = run.evaluate()
-    state: list[torch.Tensor] = [*run.model.parameters(), *run.model.buffers()]
-    result = Result(
-        name=name,
-        steps=len(done),
-        applied=sum(step.applied for step in done),
-        first_bad=next((step.number for step in done if not math.isfinite(step.loss)), None),
-        final_loss=mean_of_last([step.loss for step in done if step.applied]),
-        held_out_loss=found.loss,
-        quality=found.quality,
-        state_finite=not finite.any_nonfinite(state),
-        incidents=len(incidents),
-        stopped=stopped,
-        seconds=time.perf_counter() - began,
-    )
-    return result, incidents[0] if incidents else None
+@dataclass(frozen=True, slots=True)
+class _Way:
+    name: str
+    story: str
+    remedy: Remedy | None = None
+    repaired: bool = False
+    guarded: bool = False
 
 
 def _plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _weights(result: Result) -> str:
+    if not result.state_finite:
+        return "NaN"
+    return "differ" if result.ranks_agree is False else "finite"

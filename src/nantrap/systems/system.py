@@ -54,6 +54,7 @@ class Run:
         max_grad_norm: clip to this norm; `None` does not clip.
         begin_epoch: called every `epoch_steps` steps.
         epoch_steps: how many steps an epoch has.
+        notes: what nantrap said while the run was made, of a resume for example.
     """
 
     model: nn.Module
@@ -69,6 +70,7 @@ class Run:
     max_grad_norm: float | None = 1.0
     begin_epoch: Callable[[Run], None] | None = None
     epoch_steps: int = 100
+    notes: tuple[str, ...] = ()
 
 
 def standard_update(run: Run) -> bool:
@@ -133,6 +135,8 @@ class Fault:
         cause: the slug the guard must name first; `None` if the guard prevents the fault or cannot see it.
         module: where it must say that the fault began, as a pattern.
         op: the operation it must name.
+        notice: a pattern that must be among the notes of the guarded run.
+        processes: how many train together; then every run is made in a group of so many real processes.
     """
 
     name: str
@@ -146,6 +150,8 @@ class Fault:
     cause: str | None = None
     module: str | None = None
     op: str | None = None
+    notice: str | None = None
+    processes: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

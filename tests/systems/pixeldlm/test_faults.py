@@ -14,7 +14,8 @@ import torch
 from nantrap.ops import AdaLNZero
 from nantrap.systems import load_system
 from nantrap.systems.pixeldlm.faults import FILLED_MASK, GrownAdaLN, LargeAdaLN, half_loss, majority
-from nantrap.systems.showcase import Showcase, _run, show
+from nantrap.systems.result import measure
+from nantrap.systems.showcase import Showcase, show
 from nantrap.systems.training import train
 
 SMALL = {"model.hidden_size": 32, "model.depth": 1}
@@ -119,7 +120,7 @@ def test_nan_to_num_mends_the_value_and_not_the_gradient() -> None:
 
 def test_nan_to_num_holds_where_the_mask_is_filled_in() -> None:
     run = SYSTEM.run(fault=SYSTEM.fault("short_text"), remedy=FILLED_MASK, changes=SMALL)
-    filled, _ = _run("filled", run, STEPS)
+    filled, _ = measure("filled", run, STEPS)
     assert filled.state_finite
     assert filled.first_bad is None
     assert abs(filled.held_out_loss - shown("short_text").result("clean").held_out_loss) < 0.05

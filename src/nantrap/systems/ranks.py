@@ -1,0 +1,89 @@
+"""One run in several real processes: a gloo group over a file, with a time-out that turns a hang into an error."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import spawn
+
+from nantrap.incident import Incident
+from nantrap.systems import load_system
+from nantrap.systems.result import Result, measure
+
+HANG_SECONDS = 8
+"""How long a collective of an unguarded run may wait."""
+DIAGNOSIS_SECONDS = 60
+"""How long one of a guarded run may: one rank looks for the cause while the others wait."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A run by names, so that any process can make it."""
+
+    name: str
+    system: str
+    fault: str
+    remedy: str | None
+    repaired: bool
+    guarded: bool
+    steps: int
+    seed: int
+    changes: Mapping[str, Any]
+    run_dir: Path | None
+    quiet: bool
+
+
+def measure_together(job: Job, processes: int) -> tuple[Result, Incident | None, tuple[str, ...]]:
+    """The run in so many processes: what rank 0 saw, its first incident, the notes; errors of all ranks."""
+    with tempfile.TemporaryDirectory(prefix="nantrap-ranks-") as folder:
+        spawn(_process, args=(job, processes, folder), nprocs=processes, join=True)
+        found = [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(processes)]
+    result = Result(**found[0]["result"])
+    errors = [f"rank {rank}: {each['result']['error']}" for rank, each in enumerate(found) if each["result"]["error"]]
+    result = replace(result, error="; ".join(errors) or None, ranks_agree=len({each["weights"] for each in found}) == 1)
+    incident = found[0]["incident"]
+    return result, Incident.from_dict(incident) if incident else None, tuple(found[0]["notes"])
+
+
+def _process(rank: int, job: Job, processes: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    seconds = DIAGNOSIS_SECONDS if job.guarded else HANG_SECONDS
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=processes,
+        timeout=datetime.timedelta(seconds=seconds),
+    )
+    try:
+        found = _measure(job, rank)
+    finally:
+        dist.destroy_process_group()
+    Path(folder, f"{rank}.json").write_text(json.dumps(found), encoding="utf-8")
+
+
+def _measure(job: Job, rank: int) -> dict[str, Any]:
+    system = load_system(job.system)
+    fault = system.fault(job.fault)
+    remedy = next((each for each in fault.remedies if each.name == job.remedy), None)
+    run = system.run(fault=fault, remedy=remedy, repaired=job.repaired, changes=job.changes, seed=job.seed)
+    quiet = job.quiet or rank != 0
+    result, incident = measure(job.name, run, job.steps, guarded=job.guarded, run_dir=job.run_dir, quiet=quiet)
+    weights = hashlib.sha256()
+    for parameter in run.model.parameters():
+        weights.update(parameter.detach().contiguous().view(torch.uint8).numpy().tobytes())
+    return {
+        "result": asdict(result),
+        "incident": incident.to_dict() if incident else None,
+        "notes": run.notes,
+        "weights": weights.hexdigest(),
+    }
