@@ -75,5 +75,15 @@ def __getattr__(name: str) -> Any:
     return value
 
 
+def load_ipython_extension(shell: Any) -> None:
+    """`%load_ext nantrap` in a notebook: every optimizer is guarded from here on."""
+    importlib.import_module("nantrap.launch.notebook").load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """`%unload_ext nantrap`: the notebook as it was, and a summary."""
+    importlib.import_module("nantrap.launch.notebook").unload(shell)
+
+
 def __dir__() -> list[str]:
     return __all__

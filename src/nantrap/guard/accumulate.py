@@ -30,8 +30,9 @@ if TYPE_CHECKING:
 def begin_window(guard: Guard) -> Window:
     """A new step. It begins without gradients: what another loss left in these parameters is not part of it."""
     guard._members.refresh()
-    guard._members.clear_gradients()
-    window = guard._window = Window(started=time.perf_counter())
+    if guard._drives:
+        guard._members.clear_gradients()
+    window = guard._window = Window(started=time.perf_counter(), whole=not guard._drives)
     return window
 
 
@@ -92,6 +93,7 @@ def settle(guard: Guard, window: Window, *, buffers: bool = True) -> None:
     )
     incident = guard._diagnosis.run(observed, Action.APPLY)
     drop(guard, window, incident, f"micro-batch {len(window.micros)} dropped, the others stay")
+    guard._members.clear_gradients()
     if buffers:
         guard._buffers.restore_mark()
 
@@ -101,7 +103,6 @@ def drop(guard: Guard, window: Window, incident: Incident, words: str) -> None:
     window.incidents.append((incident, words))
     window.dropped += 1
     guard.tally.dropped_micro_batches += 1
-    guard._members.clear_gradients()
 
 
 def merge(guard: Guard, window: Window) -> None:

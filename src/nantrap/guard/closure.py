@@ -54,10 +54,25 @@ def attempt_with_closure(
     guard.optimizer.step(closure)  # type: ignore[arg-type]
     first = evaluations[0]
     window.micros = [first]
-    norm = finite.read(norms)[0]
-    # A line search may try points where the loss overflows and turn back; what counts is the start and the result.
+    return judge_evaluations(guard, window, first, finite.read(norms)[0], snapshot, rates=rates)
+
+
+def judge_evaluations(
+    guard: Guard,
+    window: Window,
+    first: Micro,
+    norm: float,
+    snapshot: UpdateSnapshot,
+    *,
+    rates: tuple[float, ...] | None = None,
+) -> Outcome:
+    """After an optimizer evaluated the loss as it liked: keep the result, or go back to the copy taken before.
+
+    A line search may try points where the loss overflows and turn back; what counts is the start and the result.
+    """
     undone = guard._update.findings("state")
-    verdict = guard._agreement.decide(origin=first.bad or bool(undone), harmful=True)
+    bad = first.bad or bool(undone) or not math.isfinite(norm)
+    verdict = guard._agreement.decide(origin=bad, harmful=True)
     if verdict.bad:
         snapshot.restore()
         observed = Observed(
@@ -71,4 +86,4 @@ def attempt_with_closure(
         )
         return refuse(guard, window, observed, {})
     window.count(first)
-    return accept(guard, window, norm, {}, rates)
+    return accept(guard, window, norm, {}, current_rates(guard.optimizer) if rates is None else rates)

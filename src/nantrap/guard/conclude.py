@@ -43,6 +43,8 @@ def conclude(guard: Guard, window: Window) -> Outcome:
         if not window.good:
             return _refuse_window(guard, window)
         merge(guard, window)
+    elif window.dropped and not window.micros:
+        return _refuse_window(guard, window)
     guard._scaling.unscale()
     reading = _read(guard, window)
     norm_bad = not math.isfinite(reading.norm_value)
@@ -86,7 +88,7 @@ def _is_the_scale(guard: Guard, window: Window) -> bool:
 
 def _read(guard: Guard, window: Window) -> _Reading:
     """Everything the host wants to know of this step, in a single transfer."""
-    norm = finite.gradient_norm(guard._members.gradients())
+    norm = guard._gradient_norm()
     watched = guard._watch.scalars() if guard._watch else []
     judged = window.separate and not window.buffers_unjudged
     suspects = [] if judged else guard._buffers.suspects()
@@ -182,7 +184,8 @@ def _advance(guard: Guard) -> None:
         guard.scheduler.step()
     if guard._ema_update is not None:
         guard._ema_update()
-    guard._members.clear_gradients()
+    if guard._drives:
+        guard._members.clear_gradients()
 
 
 def _probe_scale(guard: Guard, window: Window, reading: _Reading) -> Outcome:
@@ -192,7 +195,8 @@ def _probe_scale(guard: Guard, window: Window, reading: _Reading) -> Outcome:
     guard._buffers.adopt()
     if guard.scheduler is not None:
         guard.scheduler.step()
-    guard._members.clear_gradients()
+    if guard._drives:
+        guard._members.clear_gradients()
     guard.tally.scaler_probes += 1
     incident = window.incidents[0][0] if window.incidents else None
     return guard._ledger.end(window, Action.SKIP, reading.norm_value, reading.watch, rates, incident=incident)
@@ -268,7 +272,10 @@ def contain(
     """This step never happened: gradients, buffers, scaler and, for a rollback, everything. Then the paper."""
     action = incident.action
     rates = current_rates(guard.optimizer)
-    guard._members.clear_gradients()
+    if guard._drives:
+        guard._members.clear_gradients()
+    else:
+        guard._members.zero_gradients()
     guard._buffers.restore()
     guard._scaling.forget()
     if action is Action.ROLLBACK:
@@ -295,8 +302,7 @@ def _apply_anyway(guard: Guard, window: Window, observed: Observed, watch: dict[
     incident = guard._diagnosis.run(observed, Action.APPLY)
     rates = current_rates(guard.optimizer)
     if observed.update:
-        # The scaler's step is behind us and was undone to be looked at: taken again, by the optimizer alone.
-        guard.optimizer.step()
+        guard._repeat_update()
     else:
         gradients = guard._members.gradients()
         if guard._max_grad_norm is not None and gradients:

@@ -2,29 +2,30 @@
 
 from __future__ import annotations
 
-import sys
-
 from nantrap.guard.ladder import Tally
 from nantrap.incident import Action, Incident
-from nantrap.report import one_line, render_incident
+from nantrap.report import one_line, render_incident, write_line
 
 
 class Console:
-    """Prints, unless it is quiet. Holds nothing else."""
+    """Prints, unless it is quiet. Of several ranks the first one speaks, and the one where an incident began."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool, rank: int = 0) -> None:
         self.quiet = quiet
+        self._rank = rank
 
     def say(self, text: str) -> None:
         """One line of the guard's own."""
-        if not self.quiet:
-            print(f"nantrap: {text}", file=sys.stderr, flush=True)  # noqa: T201
+        if not self.quiet and self._rank == 0:
+            write_line(f"nantrap: {text}")
 
     def incident(self, incident: Incident, reason: str) -> None:
         """The line of an incident and, unless it was seen before, its diagnostic."""
-        self.say(one_line(incident, reason))
-        if not self.quiet and incident.same_as is None and (incident.op or incident.causes):
-            print(render_incident(incident, color=None), file=sys.stderr, flush=True)  # noqa: T201
+        if self.quiet or self._rank not in (0, incident.rank):
+            return
+        write_line(f"nantrap: {one_line(incident, reason)}")
+        if incident.same_as is None and (incident.op or incident.causes):
+            write_line(render_incident(incident, color=None))
 
 
 def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:

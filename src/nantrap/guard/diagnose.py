@@ -187,6 +187,7 @@ class Diagnosis:
         failed = self._failed_step(observed, incident.phase, findings)
         location = locate(failed, seconds=policy.diagnose_seconds)
         incident = _with_location(incident, location)
+        incident = self._guard._name_samples(incident, observed.micro)
         trend = self._guard._headroom.trend(incident.module or "")
         incident = replace(incident, headroom={str(step): round(bits, 2) for step, bits in trend})
         if policy.diagnose == "full":
@@ -254,12 +255,12 @@ class Diagnosis:
         return FailedStep(
             step=observed.step,
             root=guard._members.root,
-            parameters=dict(guard._members.named()),
+            parameters=dict(guard._members.known()),
             optimizer=guard.optimizer,
             symptom=phase,
             loss=micro.loss.total,
             loss_value=observed.values[0] if observed.values else math.nan,
-            gradients={n: p.grad.detach() for n, p in guard._members.named() if p.grad is not None},
+            gradients={n: p.grad.detach() for n, p in guard._members.known() if p.grad is not None},
             restore_buffers=guard._buffers.restore_mark,
             loss_factor=micro.factor * (scale or 1.0),
             forward=forward,

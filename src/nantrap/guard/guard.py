@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import os
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -48,6 +49,13 @@ from nantrap.locate.calls import watch_parts
 from nantrap.locate.step import is_replaying
 from nantrap.record import History
 
+_guarded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+
+
+def is_guarded(optimizer: Optimizer) -> bool:
+    """Whether somebody made a guard for this optimizer himself, so that nobody else should."""
+    return optimizer in _guarded
+
 
 class Guard(Keeping):
     """Guards one model and one optimizer. Nothing non-finite reaches weights, optimizer state, buffers or averages.
@@ -79,6 +87,9 @@ class Guard(Keeping):
         True
     """
 
+    _drives: ClassVar[bool] = True
+    """Whether the guard makes the step itself: it clears gradients, and nothing but its own backward fills them."""
+
     def __init__(
         self,
         model: nn.Module,
@@ -108,8 +119,8 @@ class Guard(Keeping):
                 "and call scheduler.step(metric) yourself"
             )
         self._max_grad_norm = max_grad_norm
-        self._members = Members(model, optimizer)
-        self._scaling = Scaling(scaler, optimizer, self.policy)
+        self._members = Members(model, optimizer, owned_only=not self._drives)
+        self._scaling = self._make_scaling(scaler)
         self._ema = ema
         self._ema_update = ema_update(ema, model)
         self._ema_modules = ema_modules(ema)
@@ -119,7 +130,7 @@ class Guard(Keeping):
         self._headroom = Headroom(self._members.root, every=self.policy.headroom_every)
         self._watch = Watch(watch, self._members.root)
         self._ladder = Ladder(self.policy)
-        self._console = Console(quiet=quiet)
+        self._console = Console(quiet=quiet, rank=self._agreement.rank)
         self._spikes = Spikes(self.policy)
         self._anchors = Anchors(
             self._members.parameters,
@@ -152,6 +163,8 @@ class Guard(Keeping):
         self._closed = False
         self._ledger = Ledger(self, run_dir)
         self._keeper = Keeper(self, store, save_every)
+        if self._drives:
+            _guarded.add(optimizer)
         self._hooks = [
             model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
             model.register_forward_hook(self._after_forward),
@@ -290,14 +303,34 @@ class Guard(Keeping):
         finally:
             self._ledger.close()
             self._keeper.close()
-            if self.tally.incidents or self.tally.dropped_micro_batches:
-                self._console.say(self.summary())
+            self._say_farewell()
 
     def __enter__(self) -> Guard:
         return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+    # ---- what a guard that does not drive its loop does otherwise
+
+    def _say_farewell(self) -> None:
+        if self.tally.incidents or self.tally.dropped_micro_batches:
+            self._console.say(self.summary())
+
+    def _repeat_update(self) -> None:
+        """An update that was undone to be looked at is taken again: the scaler's step is behind us."""
+        self.optimizer.step()
+
+    def _name_samples(self, incident: Incident, micro: Micro) -> Incident:
+        """The incident with the data set's own indices, where somebody knows them."""
+        return incident
+
+    def _make_scaling(self, scaler: Any) -> Scaling:
+        return Scaling(scaler, self.optimizer, self.policy)
+
+    def _gradient_norm(self) -> Tensor:
+        """The total norm of the gradients as they stand, on their device."""
+        return finite.gradient_norm(self._members.gradients())
 
     # ---- the beginning of a step
 

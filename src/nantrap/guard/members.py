@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
@@ -17,9 +18,14 @@ class Members:
 
     Parameters that the optimizer owns outside the model (a learnable loss) follow after the model's, named after
     their group. State held: references and names only; `refresh` follows an optimizer that grows.
+
+    Args:
+        model: the model.
+        optimizer: the optimizer.
+        owned_only: only what the optimizer owns is guarded; other parameters of the model are another optimizer's.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer) -> None:
+    def __init__(self, model: nn.Module, optimizer: Optimizer, *, owned_only: bool = False) -> None:
         if not isinstance(model, nn.Module):
             raise UsageError(f"Guard(model=...): expected a torch.nn.Module, got {type(model).__name__}")
         if not isinstance(optimizer, Optimizer):
@@ -33,7 +39,9 @@ class Members:
                 f"Guard(model={type(self.root).__name__}): the model has no parameters, so there is nothing to guard"
             )
         self._optimizer = optimizer
+        self._owned_only = owned_only
         self.parameters: list[nn.Parameter] = []
+        self._known: list[nn.Parameter] = []
         self._names: dict[int, str] = {}
         self._sizes: list[int] = []
         self.refresh()
@@ -65,7 +73,10 @@ class Members:
                     names[id(parameter)] = f"optimizer.group{group_index}[{index}]"
                     parameters.append(parameter)
         self._names = names
-        self.parameters[:] = parameters  # in place: others hold this list
+        self._known = parameters
+        owned = {id(parameter) for group in groups for parameter in group["params"]}
+        guarded = [p for p in parameters if id(p) in owned] if self._owned_only else parameters
+        self.parameters[:] = guarded  # in place: others hold this list
 
     def name_of(self, parameter: Tensor) -> str:
         """The qualified name of a guarded parameter."""
@@ -75,6 +86,10 @@ class Members:
         """Name and parameter, in order."""
         return ((self._names[id(parameter)], parameter) for parameter in self.parameters)
 
+    def known(self) -> Iterator[tuple[str, nn.Parameter]]:
+        """Name and parameter of everything the step may touch, also what another optimizer owns."""
+        return ((self._names[id(parameter)], parameter) for parameter in self._known)
+
     def gradients(self) -> list[Tensor]:
         """The gradients that exist now, in order."""
         return [p.grad for p in self.parameters if p.grad is not None]
@@ -83,6 +98,12 @@ class Members:
         """Every gradient to `None`: the only value with which no optimizer moves anything."""
         for parameter in self.parameters:
             parameter.grad = None
+
+    def zero_gradients(self) -> None:
+        """Every gradient to 0, in place: for a loop that may still look at them and clears them itself."""
+        with torch.no_grad():
+            for gradient in self.gradients():
+                gradient.zero_()
 
 
 def optimizer_tensors(optimizer: Optimizer, names: Members) -> Iterator[tuple[str, str, Tensor]]:

@@ -36,9 +36,10 @@ class Micro:
 
 @dataclass(slots=True)
 class Window:
-    """The step that is being made."""
+    """The step that is being made. If it is `whole`, its gradients add up in the parameters as the loop has it."""
 
     started: float
+    whole: bool = False
     micros: list[Micro] = field(default_factory=list)
     settled: int = 0
     buffers_unjudged: bool = False
@@ -58,12 +59,15 @@ class Window:
     @property
     def separate(self) -> bool:
         """Whether the gradients of its micro-batches were kept apart, so that a bad one could be dropped."""
-        return bool(self.settled or self.dropped)
+        return not self.whole and bool(self.settled or self.dropped)
 
     def count(self, micro: Micro) -> None:
         """A good micro-batch: its loss and terms enter those of the step."""
         assert micro.values is not None
         self.good += 1
+        if not micro.values:  # nobody saw its loss
+            self.loss = math.nan
+            return
         self.loss += micro.values[0] * micro.factor
         for name, value in micro.loss.named(micro.values[1:]).items():
             self.terms[name] = self.terms.get(name, 0.0) + value * micro.factor

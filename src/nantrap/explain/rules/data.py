@@ -87,7 +87,7 @@ def bad_input_data(case: Case) -> Cause | None:
             else f"a tensor that the loss reads without a gradient is non-finite: {external.name}",
             evidence=tuple(evidence),
             fix=fix_for(
-                case, f"clean or drop the sample where {external.name} is made; guard.attempt skips it meanwhile", trial
+                case, f"clean or drop the sample where {external.name} is made; meanwhile its steps are skipped", trial
             ),
         )
     return _finite_nonsense(case)

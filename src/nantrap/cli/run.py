@@ -1,0 +1,58 @@
+"""`nantrap run`: an unmodified script, guarded."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+
+
+class Run:
+    """Run a training script under guard: nantrap run train.py --lr 1e-4, or nantrap run -m package.train.
+
+    The script is run as Python would run it, unchanged. A step whose loss, gradients or buffers are not finite is not
+    taken, its cause is looked for and shown, and the run goes on. Options of nantrap stand before the script, all
+    that follows is the script's own. They can also be given as NANTRAP_RUN_DIR, NANTRAP_POLICY, ... or in
+    [tool.nantrap.run] of pyproject.toml. Exit code: the script's own; 3 if the guard stopped it; 1 if it ended with
+    non-finite weights.
+    """
+
+    name = "run"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        from nantrap.launch.settings import BUNDLES, DIAGNOSES, POLICIES
+
+        parser.usage = "nantrap run [OPTIONS] (SCRIPT | -m MODULE) [ARGUMENTS ...]"
+        add = parser.add_argument
+        add("--run-dir", metavar="DIR", help="journal and incidents (default: a new folder below runs/)")
+        add(
+            "--policy",
+            choices=POLICIES,
+            help="skip a bad step, end the run at the first one, or only report (default: skip)",
+        )
+        add("--max-skips", type=int, metavar="N", help="so many in a row, then stop (default: 5)")
+        add(
+            "--rollback", action="store_true", default=None, help="then go back to a state in memory with half the rate"
+        )
+        add("--diagnose", choices=DIAGNOSES, help="how far a bad step is looked into (default: full)")
+        add("--bundle", choices=BUNDLES, help="what an incident leaves on disk (default: light)")
+        add("--quiet", action="store_true", default=None, help="say nothing, unless it ends badly")
+        add("--json", action="store_true", default=None, help="the summary as JSON, the last line on stdout")
+        add("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
+        add("script", metavar="SCRIPT", help="the script, as for python")
+        add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the script's own")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        from nantrap.launch.script import Program
+        from nantrap.launch.settings import read_settings
+
+        program = Program(arguments.script, arguments.arguments, is_module=arguments.module)
+        names = {"run_dir": "run_dir", "policy": "policy_name", "max_skips": "max_skips", "rollback": "rollback"}
+        names |= {name: name for name in ("diagnose", "bundle", "quiet", "json")}
+        given = {
+            field: getattr(arguments, name) for name, field in names.items() if getattr(arguments, name) is not None
+        }
+        settings = read_settings({**given, "name": program.name}, environment=os.environ, folder=Path.cwd())
+        from nantrap.launch.runner import run_program
+
+        return run_program(program, settings)

@@ -1,0 +1,60 @@
+"""Attach to PyTorch: from here on every optimizer that is made is guarded, until `detach`."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+from nantrap import finite
+from nantrap.launch import children, gradients, loaders, optimizers, resuming, saving, scalers, schedules
+from nantrap.launch.loops import Loops
+from nantrap.launch.patches import Patches
+from nantrap.launch.settings import Settings
+from nantrap.report import write_line
+
+
+class Attachment:
+    """Narrow, reversible wrappers around PyTorch. Holds what they replaced, and the guards."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        batches = loaders.Batches()
+        self.loops = Loops(settings, self._say, batches)
+        self._patches = Patches()
+        scaled = scalers.Scaled()
+        optimizers.install(self._patches, self.loops)
+        gradients.install(self._patches, self.loops, scaled)
+        scalers.install(self._patches, self.loops, scaled)
+        schedules.install(self._patches, self.loops)
+        resuming.install(self._patches, self.loops)
+        saving.install(self._patches, self.loops)
+        loaders.install(self._patches, batches)
+        children.install(self._patches, self.loops)
+
+    def detach(self) -> None:
+        """PyTorch as it was; every guard is closed. May be called again."""
+        self.loops.close()
+        self._patches.undo()
+
+    def bad_state(self) -> list[str]:
+        """The names of the guarded parameters and buffers that are not finite now."""
+        bad: list[str] = []
+        for loop in self.loops:
+            bad += [name for name, parameter in loop._members.named() if finite.any_nonfinite([parameter.detach()])]
+            bad += [name for name, _ in loop._buffers.names_of_bad()]
+        return bad
+
+    def _say(self, text: str) -> None:
+        if not self.settings.quiet:
+            write_line(f"nantrap: {text}", sys.stderr)
+
+
+@contextlib.contextmanager
+def attached(settings: Settings | None = None) -> Iterator[Attachment]:
+    """Attach for a while."""
+    attachment = Attachment(settings or Settings())
+    try:
+        yield attachment
+    finally:
+        attachment.detach()

@@ -1,0 +1,216 @@
+"""The loops of a script: one guard for each optimizer, made when the optimizer's model is first called.
+
+Until then `nn.Module.__call__` itself is watched; it is put back before the first module that matters runs, so a
+healthy run pays for the hooks of its root and nothing else.
+"""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nantrap.errors import NantrapError
+from nantrap.guard.foreign import ForeignLoop
+from nantrap.guard.guard import is_guarded
+from nantrap.launch.loaders import Batches
+from nantrap.launch.roots import find_root, owns_some
+from nantrap.launch.settings import Settings
+from nantrap.locate.step import is_replaying
+
+
+@dataclass(slots=True)
+class Entry:
+    """What is known of an optimizer.
+
+    Attributes:
+        optimizer: weakly, so that one the script drops is dropped here too.
+        configured: the rates it was made with.
+        loop: its guard, once its model is known; `None` before, and for ever if it cannot be guarded.
+        hopeless: why it cannot be guarded.
+        resumed: a state was loaded since it was made, and not looked at yet.
+        schedulers: the schedules that move its rates.
+    """
+
+    optimizer: weakref.ref[Optimizer]
+    configured: tuple[float, ...]
+    loop: ForeignLoop | None = None
+    hopeless: str = ""
+    resumed: bool = False
+    schedulers: list[weakref.ref[Any]] = field(default_factory=list)
+
+
+class Loops:
+    """All optimizers of a script, and their guards.
+
+    Args:
+        settings: of the run.
+        say: prints a line.
+        batches: what the data loaders gave.
+    """
+
+    def __init__(self, settings: Settings, say: Callable[[str], None], batches: Batches) -> None:
+        self.settings = settings
+        self.say = say
+        self.batches = batches
+        self.run_dir: Path | None = None
+        self.has_children = False
+        self._entries: dict[int, Entry] = {}
+        self._kept: list[ForeignLoop] = []
+        self._busy = False
+        self._plain_call: Any = None
+
+    # ---- who is there
+
+    def __iter__(self) -> Iterator[ForeignLoop]:
+        """Every guard there was, in the order they were made."""
+        return iter(self._kept)
+
+    def entry(self, optimizer: Optimizer) -> Entry | None:
+        """What is known of an optimizer; `None` if it belongs to somebody else's guard."""
+        known = self._entries.get(id(optimizer))
+        return known if known is not None and known.optimizer() is optimizer else None
+
+    def entries(self) -> list[Entry]:
+        """Of every optimizer that is alive."""
+        return [entry for entry in self._entries.values() if entry.optimizer() is not None]
+
+    def enter_living(self) -> None:
+        """Every optimizer that was made before anybody watched, as in a notebook."""
+        for thing in gc.get_objects():
+            if issubclass(type(thing), Optimizer) and hasattr(thing, "param_groups") and not self.entry(thing):
+                self.enter(thing)
+
+    def enter(self, optimizer: Optimizer) -> None:
+        """A new optimizer: from here on modules are watched until its model is called."""
+        rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
+        self._entries[id(optimizer)] = Entry(weakref.ref(optimizer), rates)
+        self._watch_calls()
+
+    def looks_away(self) -> bool:
+        """Whether what happens now is the guard's own doing: a replay, a diagnosis, an update."""
+        return self._busy or is_replaying() or any(loop.busy for loop in self._kept)
+
+    def loop_of(self, optimizer: Optimizer) -> ForeignLoop | None:
+        """The guard of an optimizer, made now if it was not made yet."""
+        entry = self.entry(optimizer)
+        if entry is None or is_guarded(optimizer):
+            return None
+        if entry.loop is None and not entry.hopeless:
+            self._make(entry, called=None)
+        return entry.loop
+
+    def loops_below(self, loss: Tensor) -> list[ForeignLoop]:
+        """The guards whose parameters a loss reaches; with one optimizer there is nothing to look for."""
+        entries = [entry for entry in self.entries() if entry.loop is not None]
+        if len(entries) <= 1:
+            return [entry.loop for entry in entries if entry.loop is not None]
+        reached = _leaves_below(loss)
+        return [
+            entry.loop
+            for entry in entries
+            if entry.loop is not None and any(id(p) in reached for p in entry.loop._members.parameters)
+        ]
+
+    def loop_owning(self, parameters: Iterable[Tensor]) -> ForeignLoop | None:
+        """The guard of which these are all the parameters that have a gradient, at least."""
+        given = {id(parameter) for parameter in parameters}
+        for entry in self.entries():
+            if entry.loop is not None:
+                with_gradient = [id(p) for p in entry.loop._members.parameters if p.grad is not None]
+                if with_gradient and all(each in given for each in with_gradient):
+                    return entry.loop
+        return None
+
+    # ---- finding the models
+
+    def close(self) -> None:
+        """No module is watched any more, and every guard is closed."""
+        self._unwatch_calls()
+        for loop in self._kept:
+            loop.close()
+
+    def _watch_calls(self) -> None:
+        if self._plain_call is not None:
+            return
+        plain = self._plain_call = nn.Module.__call__
+
+        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if torch.is_grad_enabled() and not self.looks_away():
+                self._called(module)
+            return plain(module, *args, **kwargs)
+
+        nn.Module.__call__ = call  # type: ignore[method-assign]
+
+    def _unwatch_calls(self) -> None:
+        if self._plain_call is not None:
+            nn.Module.__call__ = self._plain_call  # type: ignore[method-assign]
+            self._plain_call = None
+
+    def _called(self, module: nn.Module) -> None:
+        waiting = [each for each in self.entries() if each.loop is None and not each.hopeless]
+        for entry in waiting:
+            optimizer = entry.optimizer()
+            if optimizer is not None and owns_some(module, _parameters(optimizer)):
+                self._make(entry, called=module)
+        if all(each.loop is not None or each.hopeless for each in self.entries()):
+            self._unwatch_calls()
+
+    def _make(self, entry: Entry, *, called: nn.Module | None) -> None:
+        optimizer = entry.optimizer()
+        if optimizer is None or is_guarded(optimizer):
+            entry.hopeless = "the script guards it itself"
+            return
+        root = find_root(_parameters(optimizer), called)
+        if root is None:
+            return  # lazy: the next call will tell
+        self._busy = True
+        try:
+            entry.loop = ForeignLoop(
+                root,
+                optimizer,
+                policy=self.settings.policy(),
+                run_dir=self._folder(),
+                quiet=self.settings.quiet,
+                find_indices=self.batches.indices,
+            )
+            self._kept.append(entry.loop)
+        except NantrapError as error:
+            entry.hopeless = str(error)
+            self.say(f"{type(optimizer).__name__} is not guarded: {error}")
+        finally:
+            self._busy = False
+
+    def _folder(self) -> Path:
+        if self.run_dir is None:
+            self.run_dir = self.settings.choose_run_dir()
+        number = len(self._kept)
+        return self.run_dir if number == 0 else self.run_dir / f"optimizer-{number + 1}"
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _leaves_below(loss: Tensor) -> set[int]:
+    """The ids of the leaves in whose gradients a backward pass from here would end."""
+    leaves: set[int] = set()
+    waiting = [loss.grad_fn] if loss.grad_fn is not None else []
+    seen = set(waiting)
+    while waiting:
+        node = waiting.pop()
+        variable = getattr(node, "variable", None)
+        if variable is not None:
+            leaves.add(id(variable))
+        for below, _ in node.next_functions:
+            if below is not None and below not in seen:
+                seen.add(below)
+                waiting.append(below)
+    return leaves

@@ -1,0 +1,57 @@
+"""Optimizers: every class of them, also third-party ones. A bad step is not taken."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from nantrap.launch.loops import Loops
+from nantrap.launch.patches import Patches, wrap_subclasses
+from nantrap.launch.resuming import look_at_resume
+
+
+def install(patches: Patches, loops: Loops) -> None:
+    """Know every optimizer from its making on, and stand before every step."""
+
+    def step(original: Any, self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        loop = None if loops.looks_away() else loops.loop_of(self)
+        if loop is None:
+            return original(self, *args, **kwargs)
+        look_at_resume(loops, self)
+        closure = args[0] if args else kwargs.get("closure")
+        if closure is None:
+            return loop.step(functools.partial(original, self, *args, **kwargs))
+        others = {name: value for name, value in kwargs.items() if name != "closure"}
+        return loop.step_with_closure(lambda used: original(self, used, *args[1:], **others), closure)
+
+    def made(original: Any, self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
+        wrap_subclasses(patches, Optimizer, "step", step)
+        if _owns_its_parameters(self):
+            loops.enter(self)
+
+    def cleared(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if not loops.looks_away():
+            for entry in loops.entries():
+                if entry.loop is not None and (entry.optimizer() is self or _holds(self, entry.loop.model)):
+                    entry.loop.cleared()
+        return result
+
+    patches.wrap(Optimizer, "__init__", made)
+    wrap_subclasses(patches, Optimizer, "step", step)
+    wrap_subclasses(patches, Optimizer, "zero_grad", cleared)
+    patches.wrap(nn.Module, "zero_grad", cleared)
+
+
+def _owns_its_parameters(optimizer: Optimizer) -> bool:
+    """Whether it is an optimizer and not a framework's wrapper around one."""
+    inner = getattr(optimizer, "optimizer", None)
+    return not isinstance(inner, Optimizer)
+
+
+def _holds(owner: Any, model: nn.Module) -> bool:
+    return isinstance(owner, nn.Module) and any(module is model for module in owner.modules())

@@ -1,0 +1,60 @@
+"""Attributes replaced for a while, and put back in the reverse order."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+_MISSING = object()
+
+
+class Patches:
+    """Replaces attributes of modules and classes. Holds what stood there before; `undo` puts it back."""
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def put(self, owner: Any, name: str, value: Any) -> None:
+        """`owner.name = value`, until `undo`."""
+        self._before.append((owner, name, vars(owner).get(name, _MISSING)))
+        setattr(owner, name, value)
+
+    def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
+        """Replace a function by `wrapper(original, *args, **kwargs)`, which keeps its name, signature and docstring."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def wrapped(*args: Any, **kwargs: Any) -> Any:
+            return wrapper(original, *args, **kwargs)
+
+        wrapped.__nantrap__ = True  # type: ignore[attr-defined]
+        self.put(owner, name, wrapped)
+
+    def undo(self) -> None:
+        """Everything as before."""
+        while self._before:
+            owner, name, value = self._before.pop()
+            if value is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+def wrap_subclasses(patches: Patches, base: type, name: str, wrapper: Callable[..., Any]) -> None:
+    """Wrap the method `name` of a class and of every subclass that has one of its own and is not wrapped yet."""
+    for cls in (base, *_subclasses(base)):
+        own = vars(cls).get(name)
+        if callable(own) and not getattr(own, "__nantrap__", False):
+            patches.wrap(cls, name, wrapper)
+
+
+def _subclasses(base: type) -> list[type]:
+    found: dict[type, None] = {}
+    waiting: list[type] = list(base.__subclasses__())
+    while waiting:
+        cls = waiting.pop()
+        if cls not in found:
+            found[cls] = None
+            waiting += cls.__subclasses__()
+    return list(found)

@@ -1,0 +1,42 @@
+"""What a script loads before it goes on: `load_state_dict` of modules, optimizers and schedules, looked at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from nantrap.checkpoints import check_resume
+from nantrap.launch.loops import Loops
+from nantrap.launch.patches import Patches, wrap_subclasses
+
+
+def install(patches: Patches, loops: Loops) -> None:
+    """Remember that something was loaded; it is looked at before the next step, when all of it is there."""
+
+    def loaded(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if not loops.looks_away():
+            for entry in loops.entries():
+                optimizer = entry.optimizer()
+                if self is optimizer or getattr(self, "optimizer", None) is optimizer:
+                    entry.resumed = True
+        return result
+
+    wrap_subclasses(patches, Optimizer, "load_state_dict", loaded)
+    wrap_subclasses(patches, LRScheduler, "load_state_dict", loaded)
+
+
+def look_at_resume(loops: Loops, optimizer: Optimizer) -> None:
+    """Before the first step after a load: does what was restored fit what was configured?"""
+    entry = loops.entry(optimizer)
+    if entry is None or not entry.resumed or entry.loop is None:
+        return
+    entry.resumed = False
+    scheduler = next((s for ref in entry.schedulers if (s := ref()) is not None), None)
+    model: nn.Module = entry.loop._members.root
+    rates = entry.configured if len(entry.configured) == len(optimizer.param_groups) else None
+    for found in check_resume(model=model, optimizer=optimizer, scheduler=scheduler, lr=rates):
+        loops.say(f"resume: {found}")

@@ -1,0 +1,91 @@
+"""Which module an optimizer's parameters belong to, when nobody says so.
+
+The module that was just called, if it owns them all: that is what the user calls the model. Otherwise the outermost
+modules that hold them, found among everything alive; several of them (a backbone and a head) are put under one roof.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable, Sequence
+
+from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
+
+from nantrap.locate import unwrap
+
+
+class Parts(nn.Module):
+    """Several models trained by one optimizer. Holds them by name and is never called itself."""
+
+    def __init__(self, parts: Sequence[nn.Module], loose: Sequence[nn.Parameter] = ()) -> None:
+        super().__init__()
+        for part in parts:
+            self.add_module(self._free_name(type(unwrap(part)).__name__.lower()), part)
+        for index, parameter in enumerate(loose):
+            self.register_parameter(f"tensor{index}", parameter)
+
+    def _free_name(self, wanted: str) -> str:
+        name, number = wanted, 1
+        while name in self._modules:
+            number += 1
+            name = f"{wanted}{number}"
+        return name
+
+
+def owns_some(module: nn.Module, parameters: Iterable[Tensor]) -> bool:
+    """Whether a module holds any of these parameters."""
+    wanted = {id(parameter) for parameter in parameters}
+    return any(id(parameter) in wanted for parameter in module.parameters())
+
+
+def find_root(parameters: Sequence[Tensor], called: nn.Module | None = None) -> nn.Module | None:
+    """The model of these parameters, or `None` while some of it is still lazy.
+
+    Args:
+        parameters: what an optimizer owns.
+        called: the module that is being called, if there is one.
+    """
+    wanted = {id(parameter) for parameter in parameters}
+    if called is not None and wanted <= {id(parameter) for parameter in called.parameters()}:
+        return None if _is_lazy(called) else called
+    roots = _outermost(wanted)
+    chosen: list[nn.Module] = []
+    missing = set(wanted)
+    for root in sorted(roots, key=lambda module: -len(_held(module, wanted))):
+        if held := _held(root, missing):
+            chosen.append(root)
+            missing -= held
+    if any(_is_lazy(root) for root in chosen):
+        return None
+    loose = [p for p in parameters if id(p) in missing and isinstance(p, nn.Parameter)]
+    return chosen[0] if len(chosen) == 1 and not loose else Parts(chosen, loose)
+
+
+def _outermost(wanted: set[int]) -> list[nn.Module]:
+    alive = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and "_modules" in vars(thing)]
+    parents: dict[int, list[nn.Module]] = {}
+    for module in alive:
+        for child in module._modules.values():
+            if child is not None:
+                parents.setdefault(id(child), []).append(module)
+    waiting = [m for m in alive if any(id(p) in wanted for p in m._parameters.values() if p is not None)]
+    seen = {id(module) for module in waiting}
+    roots: list[nn.Module] = []
+    for module in waiting:  # grows while it is walked
+        above = [parent for parent in parents.get(id(module), ()) if not isinstance(parent, Parts)]
+        if not above:
+            roots.append(module)
+        for parent in above:
+            if id(parent) not in seen:
+                seen.add(id(parent))
+                waiting.append(parent)
+    return roots
+
+
+def _held(module: nn.Module, wanted: set[int]) -> set[int]:
+    return {id(parameter) for parameter in module.parameters()} & wanted
+
+
+def _is_lazy(module: nn.Module) -> bool:
+    return any(isinstance(parameter, UninitializedParameter) for parameter in module.parameters())

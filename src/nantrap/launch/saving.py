@@ -1,0 +1,92 @@
+"""The finite gate before `torch.save` and safetensors: a poisoned state never takes the place of a good file.
+
+Only a guarded model's state is looked at, recognised by the names of its parameters; data and predictions may hold
+NaN. By policy a bad state is refused (`strict`), saved as asked with a warning (`observe`), or saved beside under a
+loud name, `model.nonfinite.pt`, while the last good `model.pt` stays.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from nantrap.checkpoints.gate import bad_values, refuse_nonfinite
+from nantrap.launch.loops import Loops
+from nantrap.launch.patches import Patches
+
+_DEPTH = 4
+
+
+def install(patches: Patches, loops: Loops) -> None:
+    """Stand before every file of a model."""
+
+    def save(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(obj, _place(loops, obj, f), *args, **kwargs)
+
+    def save_file(original: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(tensors, _place(loops, tensors, filename), *args, **kwargs)
+
+    patches.wrap(torch, "save", save)
+    patches.put(torch.serialization, "save", torch.save)
+    import safetensors.torch
+
+    patches.wrap(safetensors.torch, "save_file", save_file)
+
+
+def _place(loops: Loops, obj: Any, where: Any) -> Any:
+    """Where this may be written: where it was meant to be, or beside."""
+    if loops.looks_away() or not isinstance(where, (str, os.PathLike)) or not _is_guarded_state(loops, obj):
+        return where
+    path = Path(where)
+    allowed = tuple(f"*{name}" for loop in loops for name in loop._buffers.exempt_names())
+    bad = bad_values(obj, allow=allowed)
+    if not bad:
+        return where
+    step = max((loop.tally.attempted for loop in loops), default=0)
+    if loops.settings.strict:
+        refuse_nonfinite(obj, what=str(path), step=step, allow=allowed)
+    names = ", ".join(name for name, _ in bad[:3]) + (f" and {len(bad) - 3:,} more" if len(bad) > 3 else "")
+    if loops.settings.observes:
+        loops.say(f"{path} is being saved with non-finite values: {names}")
+        return where
+    beside = path.with_name(f"{path.stem}.nonfinite{path.suffix}")
+    kept = "the last good file of that name stays" if path.exists() else "no file of that name was written"
+    loops.say(f"{path} would hold non-finite values ({names}): saved beside as {beside.name}, {kept}")
+    return beside
+
+
+def _is_guarded_state(loops: Loops, obj: Any) -> bool:
+    names = {name for loop in loops for name, _ in loop._members.named()}
+    return bool(names) and any(_is_state(value, names) for value in _values(obj, _DEPTH))
+
+
+def _is_state(value: Any, names: set[str]) -> bool:
+    if isinstance(value, nn.Module):
+        return True
+    if not isinstance(value, Mapping):
+        return False
+    if "param_groups" in value and "state" in value:
+        return True
+    return any(tail in names for key in value if isinstance(key, str) for tail in _tails(key))
+
+
+def _tails(name: str) -> Iterator[str]:
+    """The name, then without each of its leading parts: a wrapper may have put something before it."""
+    while name:
+        yield name
+        name = name.partition(".")[2]
+
+
+def _values(value: Any, depth: int) -> Iterator[Any]:
+    yield value
+    if depth and isinstance(value, Mapping):
+        for item in value.values():
+            yield from _values(item, depth - 1)
+    elif depth and isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _values(item, depth - 1)

@@ -1,0 +1,78 @@
+"""`GradScaler`: what it scales, when it steps, and that it keeps its scale when a step was refused."""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from typing import Any
+
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.amp.grad_scaler import OptState
+from torch.optim import Optimizer
+
+from nantrap.launch.loops import Loops
+from nantrap.launch.patches import Patches, wrap_subclasses
+
+
+class Scaled:
+    """From a scaled loss back to the loss. Holds the last few, weakly."""
+
+    def __init__(self) -> None:
+        self._last: list[tuple[weakref.ref[Tensor], Tensor]] = []
+
+    def note(self, scaled: Tensor, loss: Tensor) -> None:
+        """`scaled` is `loss` times a scale."""
+        self._last = [(ref, each) for ref, each in self._last if ref() is not None][-3:]
+        self._last.append((weakref.ref(scaled), loss))
+
+    def unscaled(self, tensors: Any) -> Tensor | None:
+        """The loss of a backward pass, without its scale; `None` if this is no backward pass from one scalar."""
+        tensor = tensors if isinstance(tensors, Tensor) else tensors[0] if _is_single(tensors) else None
+        if not isinstance(tensor, Tensor) or tensor.numel() != 1 or not tensor.requires_grad:
+            return None
+        return next((loss for ref, loss in self._last if ref() is tensor), tensor)
+
+
+def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
+    """Tell the guards of scaled losses and scaled steps."""
+
+    def scale(original: Any, self: GradScaler, outputs: Any) -> Any:
+        result = original(self, outputs)
+        if isinstance(outputs, Tensor) and result is not outputs and not loops.looks_away():
+            scaled.note(result, outputs)
+        return result
+
+    def step(original: Any, self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        run = functools.partial(original, self, optimizer, *args, **kwargs)
+        inner = _innermost(optimizer)
+        loop = None if not self.is_enabled() or loops.looks_away() else loops.loop_of(inner)
+        if loop is None:
+            return run()
+        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        ready = self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
+        if ready and not fused:
+            self.unscale_(optimizer)  # what the step would do first
+        return loop.step(run, scaler=self, still_scaled=ready and fused)
+
+    def update(original: Any, self: GradScaler, new_scale: Any = None) -> None:
+        recorded = any(state["found_inf_per_device"] for state in self._per_optimizer_states.values())
+        refused = any(loop.refused for loop in loops)
+        if self.is_enabled() and new_scale is None and not recorded and refused:
+            self._per_optimizer_states.clear()  # the step never happened, and the scale stays
+            return
+        original(self, new_scale)
+
+    patches.wrap(GradScaler, "scale", scale)
+    wrap_subclasses(patches, GradScaler, "step", step)
+    wrap_subclasses(patches, GradScaler, "update", update)
+
+
+def _is_single(tensors: Any) -> bool:
+    return isinstance(tensors, (list, tuple)) and len(tensors) == 1
+
+
+def _innermost(optimizer: Any) -> Any:
+    """The optimizer inside a framework's wrapper."""
+    inner = getattr(optimizer, "optimizer", None)
+    return _innermost(inner) if isinstance(inner, Optimizer) and inner is not optimizer else optimizer

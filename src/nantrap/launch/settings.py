@@ -1,0 +1,167 @@
+"""What `nantrap run` was asked to do: the command line, then `NANTRAP_*`, then `[tool.nantrap.run]`, then defaults."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from nantrap.errors import FormatError, UsageError
+
+if TYPE_CHECKING:
+    from nantrap.guard.policy import Policy
+
+POLICIES = ("skip", "strict", "observe")
+DIAGNOSES = ("full", "locate", "off")
+BUNDLES = ("full", "light", "off")
+_CHOICES = {"policy_name": POLICIES, "diagnose": DIAGNOSES, "bundle": BUNDLES}
+_WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """The options of a run.
+
+    Attributes:
+        run_dir: where the journal and the incidents go; empty for a new folder below `runs/`.
+        policy_name: `skip` a bad step, end the run at the first one (`strict`), or only report (`observe`).
+        max_skips: so many bad steps in a row are skipped.
+        rollback: after that, go back to a state kept in memory with half the rate, instead of stopping.
+        diagnose: how far a bad step is looked into.
+        bundle: what an incident leaves on disk.
+        quiet: print nothing but the end.
+        json: the summary as JSON, on stdout.
+        name: of the script, for the folder.
+    """
+
+    run_dir: str = ""
+    policy_name: str = "skip"
+    max_skips: int = 5
+    rollback: bool = False
+    diagnose: str = "full"
+    bundle: str = "light"
+    quiet: bool = False
+    json: bool = False
+    name: str = "run"
+
+    def __post_init__(self) -> None:
+        for name, choices in _CHOICES.items():
+            if getattr(self, name) not in choices:
+                option = "policy" if name == "policy_name" else name
+                raise UsageError(f"{option} is {getattr(self, name)!r}: choose {', '.join(choices)}")
+        if self.max_skips < 0:
+            raise UsageError(f"max_skips is {self.max_skips}: 0 or more")
+
+    @property
+    def strict(self) -> bool:
+        """Whether the first bad step ends the run."""
+        return self.policy_name == "strict"
+
+    @property
+    def observes(self) -> bool:
+        """Whether nothing is prevented."""
+        return self.policy_name == "observe"
+
+    def policy(self) -> Policy:
+        """The guard's policy."""
+        from nantrap.guard.policy import Policy
+
+        return Policy(
+            on_incident={"skip": "skip", "strict": "raise", "observe": "observe"}[self.policy_name],  # type: ignore[arg-type]
+            max_consecutive_skips=self.max_skips,
+            then="rollback" if self.rollback else "stop",
+            anchor_every=32 if self.rollback else 0,
+            rollback_rng="continue",  # the script's data go on, so must its dice
+            diagnose=self.diagnose,  # type: ignore[arg-type]
+            bundle=self.bundle,  # type: ignore[arg-type]
+        )
+
+    def choose_run_dir(self) -> Path:
+        """The folder of the run, the same on all ranks; a new one unless it was named."""
+        if self.run_dir:
+            return Path(self.run_dir)
+        chosen = [str(_free(Path("runs") / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}"))]
+        dist = sys.modules.get("torch.distributed")
+        if dist is not None and dist.is_available() and dist.is_initialized():
+            dist.broadcast_object_list(chosen, src=0)
+        return Path(chosen[0])
+
+
+def read_settings(given: Mapping[str, Any], *, environment: Mapping[str, str], folder: Path) -> Settings:
+    """The settings of a run.
+
+    Args:
+        given: what stands on the command line.
+        environment: of the process; `NANTRAP_RUN_DIR`, `NANTRAP_POLICY`, ...
+        folder: where `pyproject.toml` is looked for, and in the folders above.
+    """
+    values = {**_from_project(folder), **_from_environment(environment), **given}
+    return replace(Settings(), **values)
+
+
+def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
+    found = {}
+    for name in _options():
+        variable = f"NANTRAP_{name.upper()}"
+        if environment.get(variable):
+            found[_field(name)] = _typed(name, environment[variable], where=variable)
+    return found
+
+
+def _from_project(folder: Path) -> dict[str, Any]:
+    path = next(
+        (each / "pyproject.toml" for each in (folder, *folder.parents) if (each / "pyproject.toml").is_file()), None
+    )
+    if path is None or sys.version_info < (3, 11):
+        return {}
+    import tomllib
+
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise FormatError(f"{path}: cannot be read: {error}") from None
+    table = document.get("tool", {}).get("nantrap", {}).get("run", {})
+    found = {}
+    for key, value in table.items():
+        name = key.replace("-", "_")
+        if name not in _options():
+            raise FormatError(f"{path}: [tool.nantrap.run] has no setting {key!r}; there are {', '.join(_options())}")
+        found[_field(name)] = _typed(name, value, where=f"{path}: {key}")
+    return found
+
+
+def _options() -> list[str]:
+    """The names people use: those of the command line."""
+    names = [spec.name for spec in fields(Settings) if spec.name != "name"]
+    return ["policy" if name == "policy_name" else name for name in names]
+
+
+def _field(option: str) -> str:
+    return "policy_name" if option == "policy" else option
+
+
+def _typed(option: str, value: Any, *, where: str) -> Any:
+    kind: type = type(getattr(Settings(), _field(option)))
+    try:
+        if kind is bool:
+            return value if isinstance(value, bool) else _WORDS[str(value).lower()]
+        if kind is int and not isinstance(value, bool):
+            return int(value)
+        if kind is str and isinstance(value, str):
+            return value
+    except (KeyError, ValueError):
+        pass
+    raise FormatError(
+        f"{where} is {value!r}: expected {({bool: 'true or false', int: 'a number', str: 'a text'})[kind]}"
+    )
+
+
+def _free(path: Path) -> Path:
+    found, number = path, 1
+    while found.exists():
+        number += 1
+        found = path.with_name(f"{path.name}-{number}")
+    return found

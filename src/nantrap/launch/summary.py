@@ -1,0 +1,141 @@
+"""The end of a guarded run, for people and for programs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nantrap.launch.attach import Attachment
+from nantrap.launch.settings import Settings
+from nantrap.report import write_line
+
+SCHEMA = "nantrap.summary/1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary:
+    """What became of a run.
+
+    Attributes:
+        steps: optimizer steps the script asked for.
+        applied: those that were taken.
+        skipped: those that were refused.
+        scaler_probes: those that a GradScaler skipped while it searched its scale.
+        dropped_micro_batches: parts of a step that were left out.
+        rollbacks: how often an older state was gone back to.
+        incidents: how many there were.
+        causes: how often each cause was named.
+        stopped: the guard ended the run.
+        state_finite: every guarded parameter and buffer is finite at the end.
+        bad: names of some that are not.
+        run_dir: where journal and incidents are.
+        reports: the folders of the incidents.
+        optimizers: how many were guarded.
+        in_children: processes were started that guard themselves.
+        rank: of this process.
+    """
+
+    steps: int = 0
+    applied: int = 0
+    skipped: int = 0
+    scaler_probes: int = 0
+    dropped_micro_batches: int = 0
+    rollbacks: int = 0
+    incidents: int = 0
+    causes: dict[str, int] = field(default_factory=dict)
+    stopped: bool = False
+    state_finite: bool = True
+    bad: tuple[str, ...] = ()
+    run_dir: str | None = None
+    reports: tuple[str, ...] = ()
+    optimizers: int = 0
+    in_children: bool = False
+    rank: int = 0
+
+    @classmethod
+    def of(cls, attachment: Attachment) -> Summary:
+        """The summary of all guards."""
+        loops = list(attachment.loops)
+        tallies = [loop.tally for loop in loops]
+        causes: Counter[str] = Counter()
+        for tally in tallies:
+            causes.update(tally.causes)
+        bad = attachment.bad_state()
+        run_dir = attachment.loops.run_dir
+        attempted, applied = sum(t.attempted for t in tallies), sum(t.applied for t in tallies)
+        probes = sum(t.scaler_probes for t in tallies)
+        return cls(
+            steps=attempted,
+            applied=applied,
+            skipped=attempted - applied - probes,
+            scaler_probes=probes,
+            dropped_micro_batches=sum(t.dropped_micro_batches for t in tallies),
+            rollbacks=sum(t.rollbacks for t in tallies),
+            incidents=sum(t.incidents for t in tallies),
+            causes=dict(causes.most_common()),
+            stopped=any(loop.stopped is not None for loop in loops),
+            state_finite=not bad,
+            bad=tuple(bad),
+            run_dir=None if run_dir is None else str(run_dir),
+            reports=_reports(run_dir),
+            optimizers=len(loops),
+            in_children=attachment.loops.has_children,
+            rank=loops[0]._agreement.rank if loops else 0,
+        )
+
+    def lines(self, code: int) -> list[str]:
+        """For people."""
+        if self.in_children and not self.optimizers:
+            return ["the training ran in other processes, each with a summary of its own"]
+        if not self.optimizers:
+            return ["no optimizer made a step, so nothing was guarded"]
+        share = 100.0 * self.applied / self.steps if self.steps else 100.0
+        found = [
+            f"{self.steps:,} steps, {self.applied:,} applied ({share:.1f} %), {_plural(self.incidents, 'incident')}"
+        ]
+        if self.skipped or self.rollbacks:
+            found.append(f"{_plural(self.skipped, 'step')} skipped, {_plural(self.rollbacks, 'rollback')}")
+        found += [f"  {count:,} × {slug}" for slug, count in self.causes.items()]
+        if self.dropped_micro_batches:
+            found.append(f"{self.dropped_micro_batches:,} micro-batches left out")
+        if self.scaler_probes:
+            found.append(f"{self.scaler_probes:,} steps skipped by the GradScaler while it searched its scale (normal)")
+        if not self.state_finite:
+            more = f" and {len(self.bad) - 3:,} more" if len(self.bad) > 3 else ""
+            found.append(f"the run ends with NON-FINITE weights: {', '.join(self.bad[:3])}{more}; it is no success")
+        if self.stopped:
+            found.append(f"the guard stopped the run (exit code {code})")
+        if self.reports:
+            found.append(f"report: {self.reports[0]}")
+        elif self.run_dir is not None:
+            found.append(f"journal: {self.run_dir}")
+        return found
+
+    def to_dict(self, code: int) -> dict[str, Any]:
+        """For programs."""
+        return {"schema": SCHEMA, "exit_code": code, **asdict(self)}
+
+
+def print_summary(summary: Summary, code: int, settings: Settings) -> None:
+    """Words on stderr, data on stdout; on rank 0 only. A quiet run still says that it ended badly."""
+    if summary.rank:
+        return
+    if settings.json:
+        print(json.dumps(summary.to_dict(code)), flush=True)  # noqa: T201
+    bad = summary.stopped or not summary.state_finite
+    if not settings.quiet or bad:
+        write_line("\n".join(f"nantrap: {line}" for line in summary.lines(code)), sys.stderr)
+
+
+def _reports(run_dir: Path | None) -> tuple[str, ...]:
+    if run_dir is None:
+        return ()
+    return tuple(str(path.parent) for path in sorted(run_dir.glob("**/incidents/*/incident.json")))
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
