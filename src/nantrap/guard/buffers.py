@@ -113,12 +113,16 @@ class BufferShadow:
             changed = self._changed(current)
             self._mark = [(i, t, None if t is None else t.detach().clone()) for i in changed for t in (current[i],)]
 
-    def restore(self) -> None:
-        """Put every buffer back as it was at the last `adopt`, object and contents."""
+    def restore(self, *, uncounted: bool = False) -> None:
+        """Put every buffer back as it was at the last `adopt`, object and contents.
+
+        Args:
+            uncounted: do not count it as a write: a graph that holds a buffer may still be run backward.
+        """
         self._mark = None
         for i in self._changed(self._current()):
             original, copy = self._tensors[i], self._copies[i]
-            self._put(i, original, copy)
+            self._put(i, original, copy, uncounted=uncounted)
             if original is not None:
                 self._versions[i] = _version(original)
 
@@ -145,12 +149,12 @@ class BufferShadow:
     def _current(self) -> list[Tensor | None]:
         return [holder.get(name) for holder, name, _ in self._slots]
 
-    def _put(self, index: int, tensor: Tensor | None, copy: Tensor | None) -> None:
+    def _put(self, index: int, tensor: Tensor | None, copy: Tensor | None, *, uncounted: bool = False) -> None:
         holder, name, _ = self._slots[index]
         holder[name] = tensor
         if tensor is not None and copy is not None:
             with torch.no_grad():
-                tensor.copy_(copy)
+                (tensor.data if uncounted else tensor).copy_(copy)
 
     def _is_new(self, index: int, tensor: Tensor) -> bool:
         copy = self._copies[index]

@@ -42,6 +42,7 @@ from nantrap.guard.window import Micro, Window
 from nantrap.incident import Action, Incident
 from nantrap.locate.autopsy import examine
 from nantrap.locate.calls import watch_parts
+from nantrap.locate.hooks import Hook
 from nantrap.locate.losspart import note_loss_part
 
 _SHOWN = 16
@@ -125,8 +126,7 @@ class ForeignLoop(Guard):
             scaler: the scaler through which it comes.
             still_scaled: the gradients are times its scale yet; a fused optimizer divides them itself.
         """
-        if self.stopped is not None:
-            raise self.stopped
+        self._refuse_if_stopped()
         window = self._seen_window()
         self._scaling.meet(scaler, still_scaled=still_scaled)
         self._scaling.take = run
@@ -136,8 +136,7 @@ class ForeignLoop(Guard):
 
     def step_with_closure(self, run: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any]) -> Any:
         """The script's `optimizer.step(closure)`; `run` takes the closure that is to be used."""
-        if self.stopped is not None:
-            raise self.stopped
+        self._refuse_if_stopped()
         optimizer = self.optimizer
         if type(optimizer).__module__.startswith("torch.optim") and not isinstance(optimizer, LBFGS):
             # it would evaluate the closure once, before anything else: here it is judged before it is used
@@ -154,6 +153,23 @@ class ForeignLoop(Guard):
             self._window = None
             self._norm = None
             self._forget_bad_buffers()
+
+    @contextlib.contextmanager
+    def unhooked(self) -> Iterator[None]:
+        """While the model is written as a whole it carries no hook of ours."""
+        taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
+        for module in self._members.root.modules():
+            for hooks in (module._forward_pre_hooks, module._forward_hooks):
+                if any(isinstance(hook, Hook) for hook in hooks.values()):
+                    taken.append((hooks, dict(hooks)))
+                    for key in [key for key, hook in hooks.items() if isinstance(hook, Hook)]:
+                        del hooks[key]
+        try:
+            yield
+        finally:
+            for hooks, before in taken:
+                hooks.clear()
+                hooks.update(before)
 
     @property
     def busy(self) -> bool:
@@ -195,11 +211,15 @@ class ForeignLoop(Guard):
         if self._in_backward or not torch.is_grad_enabled():  # a checkpointed part that is run once more
             return
         if self._begun:
-            if self._root_call is not None and not self._root_call.running:
+            earlier = self._root_call
+            if earlier is not None and earlier.module is module and not earlier.running:
                 self._forget_bad_buffers()
             elif self._window is not None and self._window.micros:
                 self._buffers.mark()
         super()._before_forward(module, args, kwargs)
+
+    def _before_micro(self) -> None:
+        """Gradients stay where they are: the script may look at them, and adds them up itself."""
 
     def _forget_bad_buffers(self) -> None:
         """A forward pass that led nowhere has poisoned buffers: the script skipped its bad step, as far as it could."""
@@ -207,11 +227,11 @@ class ForeignLoop(Guard):
             return
         bad = [name for name, _ in self._buffers.names_of_bad()]
         if bad and self.policy.on_incident != "observe":
-            self._buffers.restore()
+            self._buffers.restore(uncounted=True)
             others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             self._console.say(
-                f"step {self._step:,}: a forward pass that the script did not train on left non-finite values in "
-                f"buffer {bad[0]}{others}; they are as before it"
+                f"step {self._step:,}: a forward pass that was not trained on left non-finite values in buffer "
+                f"{bad[0]}{others}; they are as before it"
             )
 
     def _drops(self, window: Window) -> bool:
@@ -235,6 +255,14 @@ class ForeignLoop(Guard):
             nothing = torch.full((), math.nan)
             window.micros.append(Micro(Loss(nothing, {}), values=[]))
         return window
+
+    def _refuse_if_stopped(self) -> None:
+        """A script may swallow the error with which the guard stopped it: it is not let on all the same."""
+        if self.stopped is not None:
+            self._members.zero_gradients()
+            self._buffers.restore()
+            self._end_step()
+            raise self.stopped
 
     def _ended(self, outcome: Outcome, window: Window) -> None:
         self.refused = not outcome.applied

@@ -46,6 +46,7 @@ from nantrap.guard.window import Micro, Window
 from nantrap.incident import Action, Finding, Incident
 from nantrap.locate import RngState, RootCall, batch_findings, clear_probes, finding, tensors_of
 from nantrap.locate.calls import watch_parts
+from nantrap.locate.hooks import Hook
 from nantrap.locate.step import is_replaying
 from nantrap.record import History
 
@@ -166,8 +167,8 @@ class Guard(Keeping):
         if self._drives:
             _guarded.add(optimizer)
         self._hooks = [
-            model.register_forward_pre_hook(self._before_forward, with_kwargs=True),
-            model.register_forward_hook(self._after_forward),
+            model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
+            model.register_forward_hook(Hook(self._after_forward)),
         ]
 
     @property

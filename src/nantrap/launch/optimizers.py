@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nantrap.launch.loops import Loops
-from nantrap.launch.patches import Patches, wrap_subclasses
+from nantrap.launch.patches import Patches, subclasses
 from nantrap.launch.resuming import look_at_resume
 
 
@@ -28,8 +28,9 @@ def install(patches: Patches, loops: Loops) -> None:
         return loop.step_with_closure(lambda used: original(self, used, *args[1:], **others), closure)
 
     def made(original: Any, self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        _let_torch_wrap_first(type(self))
         original(self, *args, **kwargs)
-        wrap_subclasses(patches, Optimizer, "step", step)
+        patches.wrap_all(Optimizer, "step", step)
         if _owns_its_parameters(self):
             loops.enter(self)
 
@@ -41,10 +42,19 @@ def install(patches: Patches, loops: Loops) -> None:
                     entry.loop.cleared()
         return result
 
+    for cls in subclasses(Optimizer):
+        _let_torch_wrap_first(cls)
     patches.wrap(Optimizer, "__init__", made)
-    wrap_subclasses(patches, Optimizer, "step", step)
-    wrap_subclasses(patches, Optimizer, "zero_grad", cleared)
+    patches.wrap_all(Optimizer, "step", step)
+    patches.wrap_all(Optimizer, "zero_grad", cleared)
     patches.wrap(nn.Module, "zero_grad", cleared)
+
+
+def _let_torch_wrap_first(cls: type[Optimizer]) -> None:
+    """What torch does to a class when its first instance is made; after us it would keep our wrapper for ever."""
+    if "step" in vars(cls) and not getattr(cls.step, "hooked", False):
+        cls.step = Optimizer.profile_hook_step(cls.step)  # type: ignore[method-assign, assignment]
+        cls.step.hooked = True  # type: ignore[attr-defined]
 
 
 def _owns_its_parameters(optimizer: Optimizer) -> bool:

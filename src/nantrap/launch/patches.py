@@ -14,6 +14,7 @@ class Patches:
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
+        self._wrappers: set[Any] = set()
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """`owner.name = value`, until `undo`."""
@@ -28,8 +29,15 @@ class Patches:
         def wrapped(*args: Any, **kwargs: Any) -> Any:
             return wrapper(original, *args, **kwargs)
 
-        wrapped.__nantrap__ = True  # type: ignore[attr-defined]
+        self._wrappers.add(wrapped)
         self.put(owner, name, wrapped)
+
+    def wrap_all(self, base: type, name: str, wrapper: Callable[..., Any]) -> None:
+        """Wrap a method of a class and of every subclass that has one of its own and is not wrapped yet."""
+        for cls in (base, *subclasses(base)):
+            own = vars(cls).get(name)
+            if callable(own) and own not in self._wrappers:
+                self.wrap(cls, name, wrapper)
 
     def undo(self) -> None:
         """Everything as before."""
@@ -41,15 +49,8 @@ class Patches:
                 setattr(owner, name, value)
 
 
-def wrap_subclasses(patches: Patches, base: type, name: str, wrapper: Callable[..., Any]) -> None:
-    """Wrap the method `name` of a class and of every subclass that has one of its own and is not wrapped yet."""
-    for cls in (base, *_subclasses(base)):
-        own = vars(cls).get(name)
-        if callable(own) and not getattr(own, "__nantrap__", False):
-            patches.wrap(cls, name, wrapper)
-
-
-def _subclasses(base: type) -> list[type]:
+def subclasses(base: type) -> list[type]:
+    """Every subclass that is known now."""
     found: dict[type, None] = {}
     waiting: list[type] = list(base.__subclasses__())
     while waiting:

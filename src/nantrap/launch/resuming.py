@@ -10,7 +10,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from nantrap.checkpoints import check_resume
 from nantrap.launch.loops import Loops
-from nantrap.launch.patches import Patches, wrap_subclasses
+from nantrap.launch.patches import Patches
 
 
 def install(patches: Patches, loops: Loops) -> None:
@@ -25,8 +25,8 @@ def install(patches: Patches, loops: Loops) -> None:
                     entry.resumed = True
         return result
 
-    wrap_subclasses(patches, Optimizer, "load_state_dict", loaded)
-    wrap_subclasses(patches, LRScheduler, "load_state_dict", loaded)
+    patches.wrap_all(Optimizer, "load_state_dict", loaded)
+    patches.wrap_all(LRScheduler, "load_state_dict", loaded)
 
 
 def look_at_resume(loops: Loops, optimizer: Optimizer) -> None:

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
+import contextlib
 import sys
+import threading
+from collections.abc import Callable
 from types import TracebackType
 
 from nantrap.errors import NonFiniteError
-from nantrap.launch.attach import Attachment
+from nantrap.launch.attach import attached
 from nantrap.launch.children import came_from_guard
-from nantrap.launch.script import Program
+from nantrap.launch.script import NoProgramError, Program
 from nantrap.launch.settings import Settings
 from nantrap.launch.summary import Summary, print_summary
+from nantrap.report import write_line
 
 INTERRUPTED = 130
 STOPPED = 3
@@ -19,11 +24,13 @@ NOT_FINITE = 1
 
 def run_program(program: Program, settings: Settings) -> int:
     """Run a program under guard. Returns its own exit code, or 3 if the guard stopped it, or 1 if it ends poisoned."""
-    attachment = Attachment(settings)
-    code = _run(program)
-    sys.stdout.flush()
-    summary = Summary.of(attachment)
-    attachment.detach()
+    before = set(threading.enumerate())
+    with attached(settings) as attachment:
+        code = _run(program.run)
+        code = _run(lambda: _wait_for_threads(before)) or code
+        with contextlib.suppress(Exception):  # the script may have put something else there, or closed it
+            sys.stdout.flush()
+        summary = Summary.of(attachment)
     code = STOPPED if summary.stopped else code
     if not summary.state_finite and code == 0:
         code = NOT_FINITE
@@ -31,21 +38,31 @@ def run_program(program: Program, settings: Settings) -> int:
     return code
 
 
-def _run(program: Program) -> int:
+def _run(call: Callable[[], None]) -> int:
     try:
-        program.run()
+        call()
     except SystemExit as wish:
         return _exit_code(wish)
+    except NoProgramError:
+        raise
     except KeyboardInterrupt as error:
         _show(error)
         return INTERRUPTED
     except NonFiniteError as error:
-        print(f"nantrap: stopped: {error}", file=sys.stderr)  # noqa: T201
+        write_line(f"nantrap: stopped: {error}")
         return STOPPED
     except BaseException as error:
         _show(error)
         return STOPPED if came_from_guard(error) else 1
     return 0
+
+
+def _wait_for_threads(before: set[threading.Thread]) -> None:
+    """As Python does before it ends: some scripts train in a thread. Those of an executor end when Python does."""
+    pooled = getattr(concurrent.futures.thread, "_threads_queues", {})
+    for thread in threading.enumerate():
+        if thread not in before and not thread.daemon and thread not in pooled:
+            thread.join()
 
 
 def _exit_code(wish: SystemExit) -> int:
@@ -58,15 +75,34 @@ def _exit_code(wish: SystemExit) -> int:
 
 
 def _show(error: BaseException) -> None:
-    """The traceback as Python would print it: it begins in the script."""
-    sys.stdout.flush()
-    sys.excepthook(type(error), error, _from_script_on(error.__traceback__))
+    """The traceback as Python would print it: it begins in the script, and goes from there to the library."""
+    with contextlib.suppress(Exception):
+        sys.stdout.flush()
+    seen: set[int] = set()
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and id(each) not in seen:
+            seen.add(id(each))
+            each.__traceback__ = _without_us(each)
+            waiting += [each.__cause__, each.__context__]
+    sys.excepthook(type(error), error, error.__traceback__)
 
 
-def _from_script_on(traceback: TracebackType | None) -> TracebackType | None:
-    step = traceback
+def _without_us(error: BaseException) -> TracebackType | None:
+    """The traceback without our frames, unless it ends in one of them: then the fault may be ours."""
+    kept: list[TracebackType] = []
+    ours = False
+    step = error.__traceback__
     while step is not None:
-        if step.tb_frame.f_globals.get("__name__") == "__main__":
-            return step
+        module = str(step.tb_frame.f_globals.get("__name__", ""))
+        ours = module.startswith("nantrap.launch.") or (ours and module.startswith("nantrap."))
+        if not ours:
+            kept.append(step)
         step = step.tb_next
-    return traceback
+    if ours and not isinstance(error, SyntaxError):  # a script that cannot be read ends in our call of the compiler
+        return error.__traceback__
+    built: TracebackType | None = None
+    for step in reversed(kept):
+        built = TracebackType(built, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return built

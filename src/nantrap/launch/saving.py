@@ -7,6 +7,7 @@ loud name, `model.nonfinite.pt`, while the last good `model.pt` stays.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,7 +27,11 @@ def install(patches: Patches, loops: Loops) -> None:
     """Stand before every file of a model."""
 
     def save(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(obj, _place(loops, obj, f), *args, **kwargs)
+        place = _place(loops, obj, f)
+        with contextlib.ExitStack() as without:
+            for loop in loops:
+                without.enter_context(loop.unhooked())  # a pickled module must open where nantrap is not installed
+            return original(obj, place, *args, **kwargs)
 
     def save_file(original: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
         return original(tensors, _place(loops, tensors, filename), *args, **kwargs)

@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from nantrap.launch.loops import Loops
-from nantrap.launch.patches import Patches, wrap_subclasses
+from nantrap.launch.patches import Patches
 
 
 class Scaled:
@@ -64,8 +64,8 @@ def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
         original(self, new_scale)
 
     patches.wrap(GradScaler, "scale", scale)
-    wrap_subclasses(patches, GradScaler, "step", step)
-    wrap_subclasses(patches, GradScaler, "update", update)
+    patches.wrap_all(GradScaler, "step", step)
+    patches.wrap_all(GradScaler, "update", update)
 
 
 def _is_single(tensors: Any) -> bool:

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from nantrap.launch.loops import Loops
-from nantrap.launch.patches import Patches, wrap_subclasses
+from nantrap.launch.patches import Patches
 from nantrap.locate import unwrap
 
 
@@ -43,7 +43,7 @@ def install(patches: Patches, loops: Loops) -> None:
 
     def made(original: Any, self: LRScheduler, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(self, optimizer, *args, **kwargs)
-        wrap_subclasses(patches, LRScheduler, "step", step)
+        patches.wrap_all(LRScheduler, "step", step)
         entry = loops.entry(optimizer) if isinstance(optimizer, Optimizer) else None
         if entry is not None:
             entry.schedulers.append(weakref.ref(self))
@@ -54,5 +54,5 @@ def install(patches: Patches, loops: Loops) -> None:
             original(self, model)
 
     patches.wrap(LRScheduler, "__init__", made)
-    wrap_subclasses(patches, LRScheduler, "step", step)
+    patches.wrap_all(LRScheduler, "step", step)
     patches.wrap(AveragedModel, "update_parameters", averaged)

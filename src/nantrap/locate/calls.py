@@ -7,6 +7,8 @@ from typing import Any
 
 from torch import nn
 
+from nantrap.locate.hooks import Hook
+
 
 def callable_parts(root: nn.Module) -> Iterator[nn.Module]:
     """The outermost modules below the root that can be called: containers without a forward are looked into."""
@@ -21,6 +23,6 @@ def watch_parts(root: nn.Module, before: Callable[..., Any], after: Callable[...
     """Hook the parts of a root that is never called itself (`m.head(m.attn(x))`). Returns the hooks' handles."""
     handles: list[Any] = []
     for part in callable_parts(root):
-        handles.append(part.register_forward_pre_hook(before, with_kwargs=True))
-        handles.append(part.register_forward_hook(after))
+        handles.append(part.register_forward_pre_hook(Hook(before), with_kwargs=True))
+        handles.append(part.register_forward_hook(Hook(after)))
     return handles

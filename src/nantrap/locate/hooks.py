@@ -1,0 +1,30 @@
+"""Hooks that belong to somebody else's life: a copy of the model, or a pickle of it, does not take them along."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+
+class Hook:
+    """Calls a method while its owner is alive. Copied or pickled it does nothing.
+
+    A module's hooks are copied with it: `copy.deepcopy(model)` of a best model or of an average would otherwise copy
+    the guard, its optimizer and its graphs, and `torch.save(model)` would try to pickle them.
+    """
+
+    __slots__ = ("__weakref__", "_method")
+
+    def __init__(self, method: Callable[..., Any] | None = None) -> None:
+        self._method = None if method is None else weakref.WeakMethod(method)
+
+    def __call__(self, *args: Any) -> Any:
+        method = None if self._method is None else self._method()
+        return None if method is None else method(*args)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Hook:
+        return Hook()
+
+    def __reduce__(self) -> tuple[type[Hook], tuple[()]]:
+        return Hook, ()
