@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from nantrap import finite
-from nantrap.explain import Case, Explanation, explain_case
 from nantrap.guard.bundling import bundle_incident
 from nantrap.guard.loss import as_loss
 from nantrap.guard.rates import current_rates
 from nantrap.incident import Action, Cause, Evidence, Finding, Fix, Incident, Phase
 from nantrap.locate import FailedStep, Location, finding, locate
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # the rules are many: imported by the first failure
+    from nantrap.explain import Case, Explanation
     from nantrap.guard.guard import Guard
     from nantrap.guard.window import Micro, Window
 
@@ -160,6 +160,8 @@ class Diagnosis:
             gradients={},
             restore_buffers=guard._buffers.restore,
         )
+        from nantrap.explain import Case, explain_case
+
         case = Case(failed, Location(phase="state"), incident, guard.history, checksums=checksums)
         return _with_explanation(incident, explain_case(case, seconds=0.0))
 
@@ -191,6 +193,8 @@ class Diagnosis:
         trend = self._guard._headroom.trend(incident.module or "")
         incident = replace(incident, headroom={str(step): round(bits, 2) for step, bits in trend})
         if policy.diagnose == "full":
+            from nantrap.explain import explain_case
+
             case = self._case(failed, location, incident, untouched=untouched)
             explanation = explain_case(case, seconds=policy.diagnose_seconds)
             incident = _with_explanation(incident, explanation)
@@ -277,6 +281,8 @@ class Diagnosis:
         )
 
     def _case(self, failed: FailedStep, location: Location, incident: Incident, *, untouched: bool) -> Case:
+        from nantrap.explain import Case
+
         guard = self._guard
         return Case(
             failed=failed,

@@ -10,7 +10,7 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nantrap import finite
-from nantrap.checkpoints.store import CheckpointStore
 from nantrap.errors import UsageError
 from nantrap.guard.accumulate import add_micro, begin_window, drop, settle
 from nantrap.guard.anchors import Anchors, Attempt
@@ -50,6 +49,8 @@ from nantrap.locate.hooks import Hook
 from nantrap.locate.step import is_replaying
 from nantrap.record import History
 
+if TYPE_CHECKING:
+    from nantrap.checkpoints import CheckpointStore
 _guarded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 

@@ -11,15 +11,14 @@ from typing import TYPE_CHECKING, Any, cast
 import torch.distributed as dist
 from torch.optim import Optimizer
 
-from nantrap.checkpoints.parts import capture
-from nantrap.checkpoints.resume import ResumeFinding, check_resume
-from nantrap.checkpoints.standalone import load_alone, save_alone
-from nantrap.checkpoints.store import CheckpointStore, LoadedCheckpoint
+from nantrap import checkpoints
 from nantrap.errors import NantrapError, UsageError
 from nantrap.guard.rates import scale_rates
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # at run time where they are used: most runs save by other means
     from nantrap.checkpoints.catalogue import SavedCheckpoint
+    from nantrap.checkpoints.resume import ResumeFinding
+    from nantrap.checkpoints.store import CheckpointStore, LoadedCheckpoint
     from nantrap.guard.guard import Guard
     from nantrap.guard.outcome import Outcome
 
@@ -37,8 +36,8 @@ class Keeper:
                 raise UsageError(
                     "Guard(save_every=...): where to? Give store=nantrap.CheckpointStore(folder), or run_dir="
                 )
-            store = CheckpointStore(Path(guard.run_dir) / "checkpoints")
-        if store is not None and not isinstance(store, CheckpointStore):
+            store = checkpoints.CheckpointStore(Path(guard.run_dir) / "checkpoints")
+        if store is not None and not isinstance(store, checkpoints.CheckpointStore):
             raise UsageError(f"Guard(store={type(store).__name__}): expected a nantrap.CheckpointStore")
         self._guard = guard
         self.store = store
@@ -69,6 +68,9 @@ class Keeper:
         self, path: PathLike | None, *, data_position: Any, extras: Mapping[str, Any] | None, pin: bool
     ) -> Path | None:
         """Write everything to `path`, or into the store. With several ranks the first one writes."""
+        from nantrap.checkpoints.parts import capture
+        from nantrap.checkpoints.standalone import save_alone
+
         guard = self._guard
         if path is None and self.store is None:
             raise UsageError("guard.save() without a path needs a store: Guard(store=nantrap.CheckpointStore(folder))")
@@ -252,9 +254,11 @@ class Keeping:
         elif isinstance(resume, int) or resume in ("last_good", "latest"):
             raise UsageError(f"guard.load({resume!r}) needs a store: Guard(store=nantrap.CheckpointStore(folder))")
         else:
+            from nantrap.checkpoints.standalone import load_alone
+
             state = load_alone(resume, keeper.parts, rng=rng, strict=strict)
             position, extras = state.get("data_position"), state.get("extras") or {}
-            loaded = LoadedCheckpoint(Path(resume), int(state["step"]), position, extras, state)
+            loaded = checkpoints.LoadedCheckpoint(Path(resume), int(state["step"]), position, extras, state)
         guard._anchors.forget_after(-1)
         guard._anchors.factor = float(loaded.state.get("guard", {}).get("factor", 1.0))
         guard._buffers.adopt()
@@ -280,7 +284,7 @@ class Keeping:
             take: `"configured"` puts the configured rate in force, at the schedule's present place.
         """
         guard = self._keeper._guard
-        return check_resume(
+        return checkpoints.check_resume(
             model=guard._members.root,
             optimizer=self.optimizer,
             scheduler=self.scheduler,

@@ -8,7 +8,6 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from nantrap.checkpoints import check_resume
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 
@@ -34,6 +33,8 @@ def look_at_resume(loops: Loops, optimizer: Optimizer) -> None:
     entry = loops.entry(optimizer)
     if entry is None or not entry.resumed or entry.loop is None:
         return
+    from nantrap.checkpoints import check_resume
+
     entry.resumed = False
     scheduler = next((s for ref in entry.schedulers if (s := ref()) is not None), None)
     model: nn.Module = entry.loop._members.root

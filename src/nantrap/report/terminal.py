@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import io
 import os
-
-from rich.console import Console
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from nantrap.incident import Action, Cause, Incident
+
+if TYPE_CHECKING:  # imported by the first diagnostic: a healthy run never needs it
+    from rich.text import Text
 
 _DONE = {
     Action.APPLY: "step applied",
@@ -37,6 +38,8 @@ def one_line(incident: Incident, reason: str = "") -> str:
 
 def render_incident(incident: Incident, *, color: bool | None = False, width: int = 120) -> str:
     """The whole diagnostic as text. `color=None` decides by the environment (`NO_COLOR`, a terminal on stderr)."""
+    from rich.console import Console
+
     text = _diagnostic(incident)
     if color is None:
         color = not os.environ.get("NO_COLOR") and Console(stderr=True).is_terminal
@@ -86,6 +89,8 @@ def _value(number: float) -> str:
 
 def _diagnostic(incident: Incident) -> Text:
     cause = incident.causes[0] if incident.causes else None
+    from rich.text import Text
+
     text = Text()
     code = cause.code if cause else "NT000"
     headline = (cause.summary or cause.title) if cause else _what(incident)
