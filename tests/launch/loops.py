@@ -137,6 +137,22 @@ def two_optimizers(data: Batches) -> Result:
     return losses, state(generator, judge)
 
 
+def two_optimizers_one_loss(data: Batches) -> Result:
+    net = Net()
+    first = torch.optim.SGD(net.body.parameters(), lr=1e-2)
+    second = torch.optim.Adam([*net.norm.parameters(), *net.head.parameters()], lr=1e-2)
+    losses = []
+    for x, y in data:
+        first.zero_grad()
+        second.zero_grad()
+        loss = F.mse_loss(net(x), y)
+        loss.backward()
+        first.step()
+        second.step()
+        losses.append(loss.item())
+    return losses, state(net)
+
+
 def lbfgs(data: Batches) -> Result:
     net = nn.Linear(6, 1)
     optimizer = torch.optim.LBFGS(net.parameters(), lr=0.1, max_iter=4)
@@ -339,7 +355,8 @@ def compiled(data: Batches) -> Result:
 LOOPS: dict[str, Callable[[Batches], Result]] = {
     loop.__name__: loop
     for loop in (
-        plain, clipped_and_scheduled, accumulated, several_backwards, parts_without_a_root, two_optimizers, lbfgs,
+        plain, clipped_and_scheduled, accumulated, several_backwards, parts_without_a_root, two_optimizers,
+        two_optimizers_one_loss, lbfgs,
         closure_of_adam, third_party_optimizer, scaled, scaled_and_fused, checkpointed, averaged, loose_tensors,
         gradients_by_hand, lazy_layers, validated, compiled,
     )

@@ -110,6 +110,17 @@ def test_only_the_optimizer_that_is_hit_is_held(settings: Settings) -> None:
     assert counts == [(12, 11), (12, 12)]
 
 
+def test_a_loss_that_two_optimizers_share_is_diagnosed_once(settings: Settings) -> None:
+    with attached(settings) as attachment:
+        run("two_optimizers_one_loss", batches(bad=5))
+        first, second = (loop.last_incident for loop in attachment.loops)
+    assert first is not None
+    assert second is not None
+    assert first.causes[0].slug == second.causes[0].slug == "bad_input_data"
+    assert first.trials or first.causes[0].proven
+    assert second.same_as == first.step
+
+
 # ---- what the script does around a bad step
 
 

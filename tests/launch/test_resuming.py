@@ -55,3 +55,14 @@ def test_the_rate_of_a_schedule_is_no_surprise(tmp_path: Path, capsys: pytest.Ca
         scheduler.load_state_dict(states[1])
         step(model, optimizer)
     assert "resume:" not in capsys.readouterr().err
+
+
+def test_a_poisoned_state_is_named_when_it_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    bad = nn.Linear(3, 2).state_dict()
+    bad["weight"][0, 0] = float("nan")
+    with attached(Settings(run_dir=str(tmp_path))):
+        nn.Linear(3, 2).load_state_dict(bad)
+    assert (
+        "nantrap: resume: the state that was loaded into Linear is not finite: weight; "
+        "`nantrap audit` finds the last good checkpoint" in capsys.readouterr().err
+    )

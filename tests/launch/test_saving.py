@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 from pathlib import Path
 
@@ -107,3 +108,18 @@ def test_a_mask_that_was_infinite_from_the_start_is_saved(tmp_path: Path) -> Non
         optimizer.step()
         torch.save(model.state_dict(), tmp_path / "model.pt")
     assert (tmp_path / "model.pt").exists()
+
+
+def test_a_stream_is_written_with_a_warning_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for policy in ("skip", "strict"):
+        with attached(Settings(run_dir=str(tmp_path / policy), policy_name=policy)):
+            model, _ = trained()
+            poison(model)
+            stream = io.BytesIO()
+            if policy == "skip":
+                torch.save(model.state_dict(), stream)
+                assert stream.getvalue()
+            else:
+                with pytest.raises(NonFiniteError, match="a checkpoint was not saved"):
+                    torch.save(model.state_dict(), stream)
+    assert "nantrap: a checkpoint is being saved with non-finite values: weight" in capsys.readouterr().err

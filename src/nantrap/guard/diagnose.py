@@ -78,6 +78,8 @@ class Diagnosis:
         if guard._agreement.world_size > 1 and _talks_in_forward(guard.model):
             note = "not run again: the model talks to the other ranks in its forward pass, and they have moved on"
             return replace(incident, notes=(note,))
+        if (known := guard._known_incident(observed.micro)) is not None:
+            return _like(incident, known)
         signature = _signature(incident)
         self._seen[signature] += 1
         if self._seen[signature] > guard.policy.repeat_diagnoses and (known := self._first.get(signature)):
@@ -88,6 +90,7 @@ class Diagnosis:
             note = f"the diagnosis failed with {type(error).__name__}: {error}"
             return replace(incident, notes=(*incident.notes, note))
         self._first.setdefault(signature, incident)
+        guard._remember_incident(observed.micro, incident)
         return incident
 
     def finite_at_scale_one(self, micro: Micro) -> bool:

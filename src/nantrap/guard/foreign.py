@@ -18,7 +18,8 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
@@ -61,6 +62,7 @@ class ForeignLoop(Guard):
         run_dir: where the journal and the incidents go.
         quiet: print nothing.
         find_indices: from the inputs of a forward pass to the data set's indices of its samples, where they are known.
+        siblings: the guards of the script's other optimizers, which may share a loss with this one.
     """
 
     _drives: ClassVar[bool] = False
@@ -75,8 +77,11 @@ class ForeignLoop(Guard):
         run_dir: str | os.PathLike[str] | None = None,
         quiet: bool = False,
         find_indices: Callable[[Any], tuple[int, ...]] | None = None,
+        siblings: Sequence[ForeignLoop] = (),
     ) -> None:
         self.find_indices = find_indices
+        self.siblings = siblings
+        self._diagnosed: tuple[weakref.ref[Tensor], Incident] | None = None
         super().__init__(model, optimizer, max_grad_norm=None, policy=policy, run_dir=run_dir, quiet=quiet)
         self.refused = False
         self.stopped: NonFiniteError | None = None
@@ -189,6 +194,15 @@ class ForeignLoop(Guard):
             return replace(incident, dataset_indices=tuple(indices[i] for i in incident.samples))
         shown = ", ".join(map(str, indices[:_SHOWN])) + (", ..." if len(indices) > _SHOWN else "")
         return replace(incident, notes=(*incident.notes, f"the batch was made of the data set's samples {shown}"))
+
+    def _known_incident(self, micro: Micro) -> Incident | None:
+        for sibling in self.siblings:
+            if sibling is not self and sibling._diagnosed is not None and sibling._diagnosed[0]() is micro.loss.total:
+                return sibling._diagnosed[1]
+        return None
+
+    def _remember_incident(self, micro: Micro, incident: Incident) -> None:
+        self._diagnosed = weakref.ref(micro.loss.total), incident
 
     def _make_scaling(self, scaler: Any) -> ForeignScaling:
         return ForeignScaling(scaler, self.optimizer, self.policy)

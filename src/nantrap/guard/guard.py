@@ -327,6 +327,13 @@ class Guard(Keeping):
         """The incident with the data set's own indices, where somebody knows them."""
         return incident
 
+    def _known_incident(self, micro: Micro) -> Incident | None:
+        """The incident of another guard that saw the same loss."""
+        return None
+
+    def _remember_incident(self, micro: Micro, incident: Incident) -> None:
+        """For another guard that sees the same loss."""
+
     def _make_scaling(self, scaler: Any) -> Scaling:
         return Scaling(scaler, self.optimizer, self.policy)
 

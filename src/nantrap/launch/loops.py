@@ -180,6 +180,7 @@ class Loops:
                 run_dir=self._folder(),
                 quiet=self.settings.quiet,
                 find_indices=self.batches.indices,
+                siblings=self._kept,
             )
             self._kept.append(entry.loop)
         except NantrapError as error:

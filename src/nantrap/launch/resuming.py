@@ -8,6 +8,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from nantrap import finite
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 
@@ -24,6 +25,19 @@ def install(patches: Patches, loops: Loops) -> None:
                     entry.resumed = True
         return result
 
+    def loaded_model(original: Any, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        if not loops.looks_away():
+            bad = [name for name, p in self.named_parameters() if finite.any_nonfinite([p.detach()])]
+            if bad:
+                more = f" and {len(bad) - 3:,} more" if len(bad) > 3 else ""
+                loops.say(
+                    f"resume: the state that was loaded into {type(self).__name__} is not finite: "
+                    f"{', '.join(bad[:3])}{more}; `nantrap audit` finds the last good checkpoint"
+                )
+        return result
+
+    patches.wrap(nn.Module, "load_state_dict", loaded_model)
     patches.wrap_all(Optimizer, "load_state_dict", loaded)
     patches.wrap_all(LRScheduler, "load_state_dict", loaded)
 

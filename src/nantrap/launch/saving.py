@@ -45,9 +45,10 @@ def install(patches: Patches, loops: Loops) -> None:
 
 def _place(loops: Loops, obj: Any, where: Any) -> Any:
     """Where this may be written: where it was meant to be, or beside."""
-    if loops.looks_away() or not isinstance(where, (str, os.PathLike)) or not _is_guarded_state(loops, obj):
+    if loops.looks_away() or not _is_guarded_state(loops, obj):
         return where
-    path = Path(where)
+    is_path = isinstance(where, (str, os.PathLike))
+    path = Path(where) if is_path else Path("a checkpoint")
     allowed = tuple(f"*{name}" for loop in loops for name in loop._buffers.exempt_names())
     bad = bad_values(obj, allow=allowed)
     if not bad:
@@ -56,7 +57,7 @@ def _place(loops: Loops, obj: Any, where: Any) -> Any:
     if loops.settings.strict:
         refuse_nonfinite(obj, what=str(path), step=step, allow=allowed)
     names = ", ".join(name for name, _ in bad[:3]) + (f" and {len(bad) - 3:,} more" if len(bad) > 3 else "")
-    if loops.settings.observes:
+    if loops.settings.observes or not is_path:  # a stream has no place beside it
         loops.say(f"{path} is being saved with non-finite values: {names}")
         return where
     beside = path.with_name(f"{path.stem}.nonfinite{path.suffix}")
