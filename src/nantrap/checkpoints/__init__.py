@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from nantrap.checkpoints.catalogue import SavedCheckpoint as SavedCheckpoint
     from nantrap.checkpoints.config_rate import compare_with_config as compare_with_config
     from nantrap.checkpoints.gate import finite_gate as finite_gate
-    from nantrap.checkpoints.quarantine import Move as Move
-    from nantrap.checkpoints.quarantine import quarantine as quarantine
+    from nantrap.checkpoints.quarantining import Move as Move
+    from nantrap.checkpoints.quarantining import quarantine as quarantine
     from nantrap.checkpoints.resume import ResumeFinding as ResumeFinding
     from nantrap.checkpoints.resume import check_resume as check_resume
     from nantrap.checkpoints.store import CheckpointStore as CheckpointStore
@@ -29,7 +29,7 @@ _PLACES = {
     "CheckpointAudit": "nantrap.checkpoints.verdict",
     "CheckpointStore": "nantrap.checkpoints.store",
     "LoadedCheckpoint": "nantrap.checkpoints.store",
-    "Move": "nantrap.checkpoints.quarantine",
+    "Move": "nantrap.checkpoints.quarantining",
     "Problem": "nantrap.checkpoints.verdict",
     "Progress": "nantrap.checkpoints.auditing",
     "ResumeFinding": "nantrap.checkpoints.resume",
@@ -38,7 +38,7 @@ _PLACES = {
     "check_resume": "nantrap.checkpoints.resume",
     "compare_with_config": "nantrap.checkpoints.config_rate",
     "finite_gate": "nantrap.checkpoints.gate",
-    "quarantine": "nantrap.checkpoints.quarantine",
+    "quarantine": "nantrap.checkpoints.quarantining",
 }
 
 __all__ = [

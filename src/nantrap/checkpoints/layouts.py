@@ -14,7 +14,7 @@ from typing import Any
 from nantrap.checkpoints.dcp import Item, plan_of
 from nantrap.checkpoints.facts import facts_of_trainer_state
 from nantrap.checkpoints.filesystem import Entry, FileSystem, filesystem_of, read_text, walk
-from nantrap.checkpoints.quarantine import LOG_NAME
+from nantrap.checkpoints.quarantining import LOG_NAME
 from nantrap.checkpoints.readers import HEAD_BYTES, reader_of
 from nantrap.checkpoints.roles import role_of_word
 from nantrap.checkpoints.shards import index_of, missing_by_name, unexpected_by_name

@@ -27,7 +27,7 @@ from nantrap.checkpoints.gate import refuse_nonfinite
 from nantrap.checkpoints.locking import locked
 from nantrap.checkpoints.manifest import sha256_of
 from nantrap.checkpoints.parts import capture, restore
-from nantrap.checkpoints.quarantine import quarantine
+from nantrap.checkpoints.quarantining import quarantine
 from nantrap.checkpoints.source import LocalSource
 from nantrap.checkpoints.storefile import NotOursError, Packed, pack_state, read_file
 from nantrap.checkpoints.verdict import CheckpointAudit, Problem

@@ -231,7 +231,7 @@ def refuse(guard: Guard, window: Window, observed: Observed, watch: dict[str, fl
     if observed.spike is not None:
         action, reason = Action.SKIP, "a spike, skipped by the policy"
     else:
-        action, reason = _decide(guard, harmless=observed.harmless)
+        action, reason = decide(guard, harmless=observed.harmless)
     if action is Action.APPLY:
         return _apply_anyway(guard, window, observed, watch)
     incident = guard._diagnosis.run(observed, action)
@@ -240,7 +240,7 @@ def refuse(guard: Guard, window: Window, observed: Observed, watch: dict[str, fl
 
 def _refuse_window(guard: Guard, window: Window) -> Outcome:
     """Every micro-batch was dropped. They were diagnosed one by one; the first speaks for the step."""
-    action, reason = _decide(guard, harmless=False)
+    action, reason = decide(guard, harmless=False)
     first = replace(window.incidents[0][0], action=action)
     window.loss = first.loss if first.loss is not None else math.nan
     window.terms = dict(first.terms)
@@ -250,13 +250,14 @@ def _refuse_window(guard: Guard, window: Window) -> Outcome:
 
 def refuse_batch(guard: Guard, window: Window, found: list[Finding], verdict: Verdict) -> Outcome:
     """`check_batch` found it before the forward pass: nothing was computed. Going back would not mend the data."""
-    action, reason = _decide(guard, harmless=False, why="the batch is at fault, not the state")
+    action, reason = decide(guard, harmless=False, why="the batch is at fault, not the state")
     incident = guard._diagnosis.bad_batch(guard._step, found, action, rank=verdict.first_rank)
     window.loss = math.nan
     return contain(guard, window, incident, reason, math.nan, {})
 
 
-def _decide(guard: Guard, *, harmless: bool, why: str = "") -> tuple[Action, str]:
+def decide(guard: Guard, *, harmless: bool, why: str = "") -> tuple[Action, str]:
+    """The rung of the ladder for a bad step, and the words for it. All ranks take the same."""
     way_back = why or no_way_back(guard)
     if guard._agreement.world_size > 1 and not harmless:
         # one rank without an anchor, and all stop together

@@ -41,6 +41,7 @@ class Observed:
     local: bool = True
     harmless: bool = False
     contested: bool = False
+    raised: bool = False
 
 
 class Diagnosis:
@@ -96,7 +97,7 @@ class Diagnosis:
     def finite_at_scale_one(self, micro: Micro) -> bool:
         """Whether a micro-batch whose scaled gradients overflowed has finite ones without the scale."""
         observed = Observed(self._guard._step, micro, micro.values or [], math.nan)
-        failed = self._failed_step(observed, "backward", [])
+        failed = self.failed_step(observed, "backward", [])
         if not failed.repeatable or failed.forward is None:
             return True
         try:
@@ -189,7 +190,7 @@ class Diagnosis:
     def _located(self, incident: Incident, observed: Observed, findings: list[Finding]) -> Incident:
         policy = self._guard.policy
         untouched = self._guard._update.untouched()  # before a replay writes anything
-        failed = self._failed_step(observed, incident.phase, findings)
+        failed = self.failed_step(observed, incident.phase, findings)
         location = locate(failed, seconds=policy.diagnose_seconds)
         incident = _with_location(incident, location)
         incident = self._guard._name_samples(incident, observed.micro)
@@ -235,7 +236,7 @@ class Diagnosis:
         phase: Phase = "forward"
         if observed.update:
             phase = "optimizer"
-        elif not kinds & {"loss", "term", "buffer", "spike"}:
+        elif not observed.raised and not kinds & {"loss", "term", "buffer", "spike"}:
             phase = "backward"
         named = observed.micro.loss.named(observed.values[1:]) if observed.values else {}
         return Incident(
@@ -250,7 +251,7 @@ class Diagnosis:
             lr=current_rates(guard.optimizer),
         )
 
-    def _failed_step(self, observed: Observed, phase: Phase, findings: list[Finding]) -> FailedStep:
+    def failed_step(self, observed: Observed, phase: Phase, findings: list[Finding]) -> FailedStep:
         guard = self._guard
         micro = observed.micro
         forward = None

@@ -16,7 +16,6 @@ buffers are bad is not taken. What the script does afterwards (clear, log, sched
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -37,6 +36,7 @@ from nantrap.guard.guard import Guard
 from nantrap.guard.loss import Loss
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
+from nantrap.guard.raised import no_loss
 from nantrap.guard.scaling import Scaling
 from nantrap.guard.snapshot import UpdateSnapshot
 from nantrap.guard.window import Micro, Window
@@ -266,8 +266,7 @@ class ForeignLoop(Guard):
         """The window of the step; if no backward pass was seen, one in which only the gradients speak."""
         window = self._window or begin_window(self)
         if not window.micros and not window.dropped:
-            nothing = torch.full((), math.nan)
-            window.micros.append(Micro(Loss(nothing, {}), values=[]))
+            window.micros.append(Micro(no_loss(), values=[]))
         return window
 
     def _refuse_if_stopped(self) -> None:

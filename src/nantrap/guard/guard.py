@@ -36,6 +36,7 @@ from nantrap.guard.loss import LossLike, as_loss
 from nantrap.guard.members import Members
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
+from nantrap.guard.raised import contain_exception, explain_exception, no_loss
 from nantrap.guard.ranks import Agreement
 from nantrap.guard.scaling import Scaling
 from nantrap.guard.spikes import Spikes
@@ -260,7 +261,14 @@ class Guard(Keeping):
                 self._before_micro()
                 before = RngState.capture() if index else rng
                 versions = {path: t._version for path, t in tensors_of(micro_batch) if not t.is_inference()}
-                given = fn(micro_batch)
+                try:
+                    given = fn(micro_batch)
+                except Exception as error:
+                    micro = Micro(no_loss(), 1.0, micro_batch, fn, before, versions=versions, values=[])
+                    outcome = contain_exception(self, error, micro)
+                    if outcome is None:
+                        raise
+                    return outcome
                 micro = Micro(as_loss(given), 1.0 / len(batches), micro_batch, fn, before, versions=versions)
                 add_micro(self, micro, given=given)
             outcome = self.step()
@@ -310,8 +318,12 @@ class Guard(Keeping):
     def __enter__(self) -> Guard:
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self.close()
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        try:
+            if error is not None:
+                explain_exception(self, error)
+        finally:
+            self.close()
 
     # ---- what a guard that does not drive its loop does otherwise
 

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from types import TracebackType
 
 from nantrap.errors import NonFiniteError
-from nantrap.launch.attach import attached
+from nantrap.guard.raised import explain_exception
+from nantrap.launch.attach import Attachment, attached
 from nantrap.launch.children import came_from_guard
 from nantrap.launch.script import NoProgramError, Program
 from nantrap.launch.settings import Settings
@@ -26,8 +27,8 @@ def run_program(program: Program, settings: Settings) -> int:
     """Run a program under guard. Returns its own exit code, or 3 if the guard stopped it, or 1 if it ends poisoned."""
     before = set(threading.enumerate())
     with attached(settings) as attachment:
-        code = _run(program.run)
-        code = _run(lambda: _wait_for_threads(before)) or code
+        code = _run(program.run, attachment)
+        code = _run(lambda: _wait_for_threads(before), attachment) or code
         with contextlib.suppress(Exception):  # the script may have put something else there, or closed it
             sys.stdout.flush()
         summary = Summary.of(attachment)
@@ -38,7 +39,7 @@ def run_program(program: Program, settings: Settings) -> int:
     return code
 
 
-def _run(call: Callable[[], None]) -> int:
+def _run(call: Callable[[], None], attachment: Attachment) -> int:
     try:
         call()
     except SystemExit as wish:
@@ -53,6 +54,8 @@ def _run(call: Callable[[], None]) -> int:
         return STOPPED
     except BaseException as error:
         _show(error)
+        for loop in attachment.loops:
+            explain_exception(loop, error)
         return STOPPED if came_from_guard(error) else 1
     return 0
 

@@ -83,7 +83,8 @@ class Settings:
         """The folder of the run, the same on all ranks; a new one unless it was named."""
         if self.run_dir:
             return Path(self.run_dir)
-        chosen = [str(_free(Path("runs") / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}"))]
+        # absolute: a script may change its folder
+        chosen = [str(_free(Path.cwd() / "runs" / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}"))]
         dist = sys.modules.get("torch.distributed")
         if dist is not None and dist.is_available() and dist.is_initialized():
             dist.broadcast_object_list(chosen, src=0)
@@ -99,6 +100,8 @@ def read_settings(given: Mapping[str, Any], *, environment: Mapping[str, str], f
         folder: where `pyproject.toml` is looked for, and in the folders above.
     """
     values = {**_from_project(folder), **_from_environment(environment), **given}
+    if values.get("run_dir"):
+        values["run_dir"] = str(folder / values["run_dir"])  # where it was asked for, wherever the script goes
     return replace(Settings(), **values)
 
 
@@ -123,7 +126,11 @@ def _from_project(folder: Path) -> dict[str, Any]:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise FormatError(f"{path}: cannot be read: {error}") from None
-    table = document.get("tool", {}).get("nantrap", {}).get("run", {})
+    table: Any = document
+    for name in ("tool", "nantrap", "run"):
+        table = table.get(name, {}) if isinstance(table, dict) else {}
+    if not isinstance(table, dict):
+        raise FormatError(f"{path}: tool.nantrap.run is {table!r}: expected a table")
     found = {}
     for key, value in table.items():
         name = key.replace("-", "_")
@@ -148,7 +155,7 @@ def _typed(option: str, value: Any, *, where: str) -> Any:
     try:
         if kind is bool:
             return value if isinstance(value, bool) else _WORDS[str(value).lower()]
-        if kind is int and not isinstance(value, bool):
+        if kind is int and isinstance(value, (int, str)) and not isinstance(value, bool):
             return int(value)
         if kind is str and isinstance(value, str):
             return value

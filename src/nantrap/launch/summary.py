@@ -80,7 +80,7 @@ class Summary:
             stopped=any(loop.stopped is not None for loop in loops),
             state_finite=not bad,
             bad=tuple(bad),
-            run_dir=None if run_dir is None else str(run_dir),
+            run_dir=None if run_dir is None else _shown(run_dir),
             reports=_reports(run_dir),
             optimizers=len(loops),
             in_children=attachment.loops.has_children,
@@ -134,7 +134,13 @@ def print_summary(summary: Summary, code: int, settings: Settings) -> None:
 def _reports(run_dir: Path | None) -> tuple[str, ...]:
     if run_dir is None:
         return ()
-    return tuple(str(path.parent) for path in sorted(run_dir.glob("**/incidents/*/incident.json")))
+    return tuple(_shown(path.parent) for path in sorted(run_dir.glob("**/incidents/*/incident.json")))
+
+
+def _shown(path: Path) -> str:
+    """As one would type it here."""
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
 
 
 def _plural(count: int, noun: str) -> str:
