@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,6 +58,52 @@ def test_the_sample_is_named_by_its_index_in_the_data_set(options: dict[str, obj
 def test_a_loader_that_is_read_ahead_is_not_confused(tmp_path: Path) -> None:
     incident = incident_of(DataLoader(Numbers(), batch_size=8), tmp_path, ahead=True)
     assert incident.dataset_indices == (23,)
+
+
+class Wide(Numbers):
+    """The same, with rows wide enough that freed memory is used again."""
+
+    def __getitem__(self, index: int) -> Tensor:
+        return super().__getitem__(index).repeat(171)[:512].double()
+
+
+def ways(size: int = 4) -> dict[str, Callable[[], Iterator[Tensor]]]:
+    """Batches that are not what the loader gave: copies, parts, other orders, another epoch."""
+
+    def loader(**options: Any) -> DataLoader[Tensor]:
+        torch.manual_seed(1)
+        return DataLoader(Wide(), **{"batch_size": size, "shuffle": True, **options})
+
+    def persistent() -> Iterator[Tensor]:
+        kept = loader(num_workers=2, persistent_workers=True, shuffle=False)
+        yield from itertools.islice(kept, 1)
+        yield from kept
+
+    return {
+        "copied": lambda: (x.float() for x in loader()),
+        "permuted": lambda: (x[torch.randperm(len(x))] for x in loader()),
+        "flipped": lambda: (x.flip(0) for x in loader()),
+        "cut": lambda: (half for x in loader(batch_size=8) for half in (x[4:], x[:4])),
+        "disordered": lambda: iter(loader(num_workers=2, in_order=False)),
+        "persistent": persistent,
+    }
+
+
+@pytest.mark.parametrize("way", ways())
+def test_an_index_is_right_or_absent(way: str, tmp_path: Path) -> None:
+    model = nn.Linear(512, 1).double()
+    found = []
+    with attached(Settings(run_dir=str(tmp_path), quiet=True)) as attachment:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        for batch in ways()[way]():
+            optimizer.zero_grad()
+            model(batch.double()).sum().backward()
+            optimizer.step()
+            found += [loop.last_incident for loop in attachment.loops if loop.refused]
+    assert found
+    assert all(incident is not None and incident.dataset_indices in ((), (23,)) for incident in found)
+    if way in ("persistent",):
+        assert all(incident is not None and incident.dataset_indices == (23,) for incident in found)
 
 
 def test_a_stream_has_no_indices(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -256,6 +257,51 @@ def test_observe_changes_nothing(tmp_path: Path) -> None:
         assert attachment.bad_state()
     assert all(torch.equal(a.isnan(), b.isnan()) for a, b in zip(plain, observed, strict=True))
     assert loop.tally.incidents > 0
+
+
+def test_observe_blames_nothing_on_the_steps_after_the_poison(tmp_path: Path) -> None:
+    with attached(Settings(run_dir=str(tmp_path), quiet=True, policy_name="observe")) as attachment:
+        run("plain", batches(bad=5))
+        (loop,) = attachment.loops
+    assert dict(loop.tally.causes) == {"bad_input_data": 1, "after step 5": 6}
+    assert loop.last_incident is not None
+    assert loop.last_incident.notes == ("the weights are non-finite since step 5, which was applied as it was",)
+
+
+def test_a_bare_layer_is_placed_at_the_line_that_called_it(settings: Settings) -> None:
+    layer = nn.Linear(6, 1)
+    with attached(settings) as attachment:
+        optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
+        for x, y in batches(3, bad=1):
+            optimizer.zero_grad()
+            out = layer(x)
+            F.mse_loss(out, y).backward()
+            optimizer.step()
+        (loop,) = attachment.loops
+    assert loop.last_incident is not None
+    assert loop.last_incident.source is not None
+    assert loop.last_incident.source.text.strip() == "out = layer(x)"
+
+
+def test_a_scaler_that_searches_holds_no_schedule(settings: Settings) -> None:
+    def searched() -> int:
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**127)
+        for x, y in batches(6):
+            optimizer.zero_grad()
+            scaler.scale(F.mse_loss(net(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # torch's, of a schedule before the first step
+                scheduler.step()
+        return scheduler.last_epoch
+
+    plain = searched()
+    with attached(settings):
+        assert searched() == plain
 
 
 def test_rollback_goes_back_to_memory(tmp_path: Path) -> None:

@@ -51,6 +51,7 @@ class Diagnosis:
         self._guard = guard
         self._seen: Counter[tuple[str, ...]] = Counter()
         self._first: dict[tuple[str, ...], Incident] = {}
+        self._poisoned_at: int | None = None
 
     def run(self, observed: Observed, action: Action) -> Incident:
         """The incident of a failed step; the state is as before afterwards."""
@@ -74,6 +75,11 @@ class Diagnosis:
         incident = self._bare(observed, findings, action)
         if observed.spike is not None or not observed.local:
             return replace(incident, notes=() if observed.local else (_elsewhere(observed.rank),))
+        if self._poisoned_at is not None and finite.any_nonfinite([p.detach() for p in guard._members.parameters]):
+            words = f"the weights are non-finite since step {self._poisoned_at:,}, which was applied as it was"
+            return replace(incident, same_as=self._poisoned_at, notes=(words,))
+        if guard.policy.on_incident == "observe" and not observed.harmless and self._poisoned_at is None:
+            self._poisoned_at = observed.step
         if guard.policy.diagnose == "off":
             return incident
         if guard._agreement.world_size > 1 and _talks_in_forward(guard.model):

@@ -278,7 +278,7 @@ class ForeignLoop(Guard):
             raise self.stopped
 
     def _ended(self, outcome: Outcome, window: Window) -> None:
-        self.refused = not outcome.applied
+        self.refused = not outcome.applied and outcome.incident is not None  # a scaler that probes goes on as ever
         self._micros_last_time = len(window.micros) + window.dropped
 
     @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -47,6 +48,7 @@ from nantrap.incident import Action, Finding, Incident
 from nantrap.locate import RngState, RootCall, batch_findings, clear_probes, finding, tensors_of
 from nantrap.locate.calls import watch_parts
 from nantrap.locate.hooks import Hook
+from nantrap.locate.source import user_place
 from nantrap.locate.step import is_replaying
 from nantrap.record import History
 
@@ -363,7 +365,8 @@ class Guard(Keeping):
             return  # a part of the model, inside the model's own call
         self._begin_step()
         self._before_micro()
-        call = RootCall(args, kwargs, RngState.capture(), _autocast_state(), module=module)
+        place = user_place(sys._getframe(1))
+        call = RootCall(args, kwargs, RngState.capture(), _autocast_state(), module=module, place=place)
         call.after(earlier)
         self._root_call = call
 

@@ -54,7 +54,8 @@ class Ladder:
             self._recent.popleft()
         reason = ""
         if self.in_a_row > policy.max_consecutive_skips:
-            reason = f"{self.in_a_row} incidents in a row, {policy.max_consecutive_skips} are allowed"
+            allowed = policy.max_consecutive_skips
+            reason = f"{self.in_a_row} incidents in a row, {allowed} are allowed" if allowed else "no skip is allowed"
         elif policy.max_skips_in_window is not None and len(self._recent) > policy.max_skips_in_window:
             reason = f"{len(self._recent)} incidents in {policy.window} steps, {policy.max_skips_in_window} are allowed"
         if not reason:

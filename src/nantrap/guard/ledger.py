@@ -115,12 +115,16 @@ class Ledger:
         """One incident more."""
         self.last_incident = incident
         self.tally.incidents += 1
-        self.tally.causes[incident.causes[0].slug if incident.causes else "undiagnosed"] += 1
+        self.tally.causes[incident.causes[0].slug if incident.causes else _undiagnosed(incident)] += 1
 
     def close(self) -> None:
         """Write what is kept and close the journal."""
         if self._journal is not None:
             self._journal.close()
+
+
+def _undiagnosed(incident: Incident) -> str:
+    return "undiagnosed" if incident.same_as is None else f"after step {incident.same_as:,}"
 
 
 def _facts(guard: Guard) -> dict[str, Any]:

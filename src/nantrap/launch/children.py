@@ -22,13 +22,13 @@ class Guarded:
     function: Callable[..., Any]
     settings: Settings
 
-    def __call__(self, *args: Any) -> None:
+    def __call__(self, number: int, *args: Any) -> None:
         from nantrap.launch.attach import Attachment
         from nantrap.launch.summary import Summary, print_summary
 
-        attachment = Attachment(self.settings)
+        attachment = Attachment(replace(self.settings, process=number))
         try:
-            self.function(*args)
+            self.function(number, *args)
         finally:
             summary = Summary.of(attachment)
             attachment.detach()

@@ -1,12 +1,14 @@
 """Which samples of the data set a batch was made of: the indices that `DataLoader` drew for it.
 
-A loader may be read ahead (worker processes, Accelerate), so a batch is known by the memory of its tensors and not by
-being the last one.
+A loader may be read ahead (worker processes, Accelerate), so a batch is known by its tensors and not by being the last
+one. What the script copied, sorted or cut after loading is not known any more; then nothing is said.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections import deque
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -18,20 +20,39 @@ from nantrap.locate import tensors_of
 _REMEMBERED = 8
 
 
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    tensors: tuple[weakref.ref[Tensor], ...]
+    indices: tuple[int, ...]
+
+
 class Batches:
-    """The last few batches: where their tensors lie, and the indices they were made of."""
+    """The last few batches: their tensors, weakly, and the indices they were made of."""
 
     def __init__(self) -> None:
-        self._last: deque[tuple[frozenset[int], tuple[int, ...]]] = deque(maxlen=_REMEMBERED)
+        self._last: deque[_Batch] = deque(maxlen=_REMEMBERED)
 
     def add(self, batch: Any, indices: tuple[int, ...]) -> None:
         """A batch as the loader gave it."""
-        self._last.append((_memory(batch), indices))
+        rows = [tensor for _, tensor in tensors_of(batch) if tensor.dim() and len(tensor) == len(indices)]
+        self._last.append(_Batch(tuple(weakref.ref(tensor) for tensor in rows), indices))
 
     def indices(self, inputs: Any) -> tuple[int, ...]:
-        """The indices of the batch that these inputs lie in; nothing if it is not known."""
-        places = _memory(inputs)
-        return next((indices for memory, indices in reversed(self._last) if memory & places), ())
+        """The indices of the batch that these inputs are; nothing if they are a copy, a part, or another's."""
+        given = [tensor for _, tensor in tensors_of(inputs)]
+        for batch in reversed(self._last):
+            alive = [tensor for ref in batch.tensors if (tensor := ref()) is not None]
+            if any(_same_rows(one, other) for one in given for other in alive):
+                return batch.indices
+        return ()
+
+
+def _same_rows(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are the same samples in the same order: all of them, at the same place in memory."""
+    if one is other:
+        return True
+    same_shape = one.dim() and len(one) == len(other) and one.stride(0) == other.stride(0)
+    return bool(same_shape and one.numel() and one.data_ptr() == other.data_ptr())
 
 
 def install(patches: Patches, batches: Batches) -> None:
@@ -48,10 +69,15 @@ def install(patches: Patches, batches: Batches) -> None:
         if drawn:
             index = drawn.popleft()
             indices = index if isinstance(index, (list, tuple)) else [index]
-            if all(isinstance(each, int) for each in indices):
+            if getattr(self, "_in_order", True) and all(isinstance(each, int) for each in indices):
                 batches.add(batch, tuple(indices))
         return batch
 
+    def reset(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
+        _drawn(self).clear()  # workers that persist: what was drawn ahead in the last epoch is thrown away
+        return original(self, *args, **kwargs)
+
+    patches.wrap_all(_BaseDataLoaderIter, "_reset", reset)
     patches.wrap(_BaseDataLoaderIter, "_next_index", next_index)
     patches.wrap(_BaseDataLoaderIter, "__next__", following)
 
@@ -61,11 +87,3 @@ def _drawn(iterator: Any) -> deque[Any]:
     if queue is None:
         queue = iterator._nantrap_drawn = deque()
     return queue
-
-
-def _memory(value: Any) -> frozenset[int]:
-    return frozenset(
-        tensor.untyped_storage().data_ptr()
-        for _, tensor in tensors_of(value)
-        if isinstance(tensor, Tensor) and tensor.numel()
-    )

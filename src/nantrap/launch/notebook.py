@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import weakref
 from pathlib import Path
 from typing import Any
+
+from torch.optim import Optimizer
 
 from nantrap.launch.attach import Attachment
 from nantrap.launch.settings import Settings, read_settings
 from nantrap.launch.summary import Summary, print_summary
 
 _attached: list[tuple[Attachment, Settings]] = []
+_own_steps: list[tuple[weakref.ref[Optimizer], Any]] = []
 
 
 def load(shell: Any) -> None:
@@ -20,6 +24,8 @@ def load(shell: Any) -> None:
     settings = read_settings({"name": "notebook"}, environment=os.environ, folder=Path.cwd())
     attachment = Attachment(settings)
     attachment.loops.enter_living()
+    for entry in attachment.loops.entries():
+        _reach_through_schedule(entry.optimizer)
     _attached.append((attachment, settings))
 
 
@@ -29,4 +35,26 @@ def unload(shell: Any) -> None:
         attachment, settings = _attached.pop()
         summary = Summary.of(attachment)
         attachment.detach()
+        while _own_steps:
+            reference, own = _own_steps.pop()
+            if (optimizer := reference()) is not None:
+                optimizer.step = own  # type: ignore[method-assign]
         print_summary(summary, 0, settings)
+
+
+def _reach_through_schedule(reference: weakref.ref[Optimizer]) -> None:
+    """A schedule gives its optimizer a `step` that calls the class's as it was then: let it call the one of now."""
+    optimizer = reference()
+    own = None if optimizer is None else vars(optimizer).get("step")
+    if not hasattr(own, "_wrapped_by_lr_sched"):
+        return
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        living = reference()
+        assert living is not None
+        living._opt_called = True  # type: ignore[attr-defined]  # what the schedule looks for
+        return type(living).step(living, *args, **kwargs)
+
+    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    _own_steps.append((reference, own))
+    optimizer.step = step  # type: ignore[union-attr,method-assign]

@@ -9,7 +9,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nantrap.launch.loops import Loops
-from nantrap.launch.patches import Patches, subclasses
+from nantrap.launch.patches import Patches
 from nantrap.launch.resuming import look_at_resume
 
 
@@ -30,9 +30,13 @@ def install(patches: Patches, loops: Loops) -> None:
     def made(original: Any, self: Optimizer, *args: Any, **kwargs: Any) -> None:
         _let_torch_wrap_first(type(self))
         original(self, *args, **kwargs)
-        patches.wrap_all(Optimizer, "step", step)
+        wrap_steps()
         if _owns_its_parameters(self):
             loops.enter(self)
+
+    def wrap_steps() -> None:
+        """Of the classes that have an instance: torch has put its own wrapper around those, and goes first."""
+        patches.wrap_all(Optimizer, "step", step, only=lambda function: getattr(function, "hooked", False))
 
     def cleared(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
@@ -42,19 +46,18 @@ def install(patches: Patches, loops: Loops) -> None:
                     entry.loop.cleared()
         return result
 
-    for cls in subclasses(Optimizer):
-        _let_torch_wrap_first(cls)
     patches.wrap(Optimizer, "__init__", made)
-    patches.wrap_all(Optimizer, "step", step)
+    wrap_steps()
     patches.wrap_all(Optimizer, "zero_grad", cleared)
     patches.wrap(nn.Module, "zero_grad", cleared)
 
 
 def _let_torch_wrap_first(cls: type[Optimizer]) -> None:
     """What torch does to a class when its first instance is made; after us it would keep our wrapper for ever."""
-    if "step" in vars(cls) and not getattr(cls.step, "hooked", False):
-        cls.step = Optimizer.profile_hook_step(cls.step)  # type: ignore[method-assign, assignment]
-        cls.step.hooked = True  # type: ignore[attr-defined]
+    owner: Any = next(each for each in cls.__mro__ if "step" in vars(each))
+    if not getattr(owner.step, "hooked", False):
+        owner.step = Optimizer.profile_hook_step(owner.step)
+        owner.step.hooked = True
 
 
 def _owns_its_parameters(optimizer: Optimizer) -> bool:

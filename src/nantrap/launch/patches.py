@@ -32,11 +32,18 @@ class Patches:
         self._wrappers.add(wrapped)
         self.put(owner, name, wrapped)
 
-    def wrap_all(self, base: type, name: str, wrapper: Callable[..., Any]) -> None:
+    def wrap_all(
+        self,
+        base: type,
+        name: str,
+        wrapper: Callable[..., Any],
+        *,
+        only: Callable[[Any], bool] = lambda function: True,
+    ) -> None:
         """Wrap a method of a class and of every subclass that has one of its own and is not wrapped yet."""
         for cls in (base, *subclasses(base)):
             own = vars(cls).get(name)
-            if callable(own) and own not in self._wrappers:
+            if callable(own) and own not in self._wrappers and only(own):
                 self.wrap(cls, name, wrapper)
 
     def undo(self) -> None:

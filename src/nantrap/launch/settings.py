@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Mapping
@@ -35,6 +36,7 @@ class Settings:
         quiet: print nothing but the end.
         json: the summary as JSON, on stdout.
         name: of the script, for the folder.
+        process: number of this one among those that the script started itself.
     """
 
     run_dir: str = ""
@@ -46,6 +48,7 @@ class Settings:
     quiet: bool = False
     json: bool = False
     name: str = "run"
+    process: int = 0
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -81,13 +84,16 @@ class Settings:
 
     def choose_run_dir(self) -> Path:
         """The folder of the run, the same on all ranks; a new one unless it was named."""
-        if self.run_dir:
-            return Path(self.run_dir)
-        # absolute: a script may change its folder
-        chosen = [str(_free(Path.cwd() / "runs" / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}"))]
         dist = sys.modules.get("torch.distributed")
-        if dist is not None and dist.is_available() and dist.is_initialized():
+        together = dist is not None and dist.is_available() and dist.is_initialized()
+        # absolute: a script may change its folder
+        new = Path.cwd() / "runs" / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}"
+        chosen = [self.run_dir or str(_free(new))]
+        if dist is not None and together and not self.run_dir:
             dist.broadcast_object_list(chosen, src=0)
+        process = self.process or int(os.environ.get("RANK") or 0)
+        if process and not together:  # processes that are no ranks, or do not know it, would write the same files
+            return Path(chosen[0], f"process-{process + 1}")
         return Path(chosen[0])
 
 
@@ -142,7 +148,7 @@ def _from_project(folder: Path) -> dict[str, Any]:
 
 def _options() -> list[str]:
     """The names people use: those of the command line."""
-    names = [spec.name for spec in fields(Settings) if spec.name != "name"]
+    names = [spec.name for spec in fields(Settings) if spec.name not in ("name", "process")]
     return ["policy" if name == "policy_name" else name for name in names]
 
 

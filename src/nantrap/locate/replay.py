@@ -15,6 +15,7 @@ from torch import Tensor
 
 from nantrap.finite import any_nonfinite, gradient_norm, readable
 from nantrap.locate.batch import tensors_of
+from nantrap.locate.source import is_boundary
 from nantrap.locate.step import FailedStep, RootCall
 from nantrap.locate.storage import only_minus_inf
 from nantrap.locate.trace import Op, Registered, Trace, earliest
@@ -108,6 +109,7 @@ def replay_step(failed: FailedStep) -> Replay:
         return replay
 
 
+@is_boundary
 def replay_calls(failed: FailedStep) -> Replay:
     """Run the model's calls of the step again, and, after a finite loss, their backward from the gradients they got."""
     assert failed.root_call is not None

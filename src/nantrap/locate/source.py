@@ -7,8 +7,10 @@ import itertools
 import linecache
 import os
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import CodeType, FrameType
+from typing import Any, TypeVar
 
 import torch
 
@@ -18,6 +20,7 @@ from nantrap.incident import Source
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _NANTRAP = os.path.dirname(nantrap.__file__) + os.sep
 _SYSTEMS = os.path.join(_NANTRAP, "systems") + os.sep
+Function = TypeVar("Function", bound=Callable[..., Any])
 _INTERNAL = ("<frozen", "<__array_function__")
 
 
@@ -52,11 +55,20 @@ class Place:
 
 def user_place(frame: FrameType | None) -> Place | None:
     """The innermost frame that belongs to the user: not torch, not nantrap (its example systems count as a user's)."""
-    while frame is not None:
+    while frame is not None and frame.f_code not in _boundaries:
         if is_user_code(frame.f_code):
             return Place(frame.f_code, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
     return None
+
+
+_boundaries: set[CodeType] = set()
+
+
+def is_boundary(function: Function) -> Function:
+    """Beyond this function stands whoever called the guard: the operations that it runs do not come from there."""
+    _boundaries.add(function.__code__)
+    return function
 
 
 @functools.lru_cache(maxsize=4096)

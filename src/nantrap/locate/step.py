@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from nantrap.incident import Phase
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.rng import RngState
+from nantrap.locate.source import Place
 
 _COTANGENT_BYTES = 64 * 2**20
 _OUTPUT_BYTES = 4 * 2**20
@@ -51,6 +52,7 @@ class RootCall:
         previous: an earlier call of the same step.
         outputs: the output values by node, with the node's output number; large ones are not kept.
         running: the forward pass has not ended yet.
+        place: the user's line that made the call.
     """
 
     args: tuple[Any, ...]
@@ -63,6 +65,7 @@ class RootCall:
     previous: RootCall | None = None
     outputs: dict[Any, tuple[Tensor, int]] = field(default_factory=dict)
     running: bool = True
+    place: Place | None = None
     _alive: list[weakref.ref[Tensor]] = field(default_factory=list)
 
     def watch_output(self, output: Any) -> None:

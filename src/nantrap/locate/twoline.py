@@ -53,6 +53,8 @@ def _search(failed: FailedStep) -> Location:
         return Location(phase=failed.symptom)
     replay = replay_calls(failed)
     location = location_of(replay, fallback=failed.symptom)
+    if location.source is None and location.op is not None and failed.root_call.place is not None:
+        location.source = failed.root_call.place.source()  # a layer of torch's own, called by the user's line
     if replay.origin is None:
         if isinstance(evidence, Evidence):
             location = evidence_location(evidence, failed, replay=replay)
