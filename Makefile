@@ -2,27 +2,33 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP  := $(VENV)/.installed
+TOOLS  := $(VENV)/.tools
 
 .PHONY: demo test test-all lint format bench docs clean
 
 # pip and not uv: torch is pinned here so that the small CPU build is taken; the package itself declares a range.
 $(STAMP): pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check torch==2.13.0
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	$(PIP) torch==2.13.0
+	$(PIP) -e .
 	touch $(STAMP)
+
+$(TOOLS): $(STAMP)
+	$(PIP) -e '.[dev]'
+	touch $(TOOLS)
 
 demo: $(STAMP)
 	$(BIN)/nantrap demo pixeldlm --fault short_text
 
-lint: $(STAMP)
+lint: $(TOOLS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-format: $(STAMP)
+format: $(TOOLS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 

@@ -24,7 +24,7 @@ class Actor(nn.Module):
         self.head = nn.Linear(8, 3)
 
     def forward(self, x: Tensor) -> Categorical:
-        return Categorical(logits=self.head(self.norm(self.body(x)).exp().log()))
+        return Categorical(logits=self.head(self.norm(self.body(x)).exp().log()), validate_args=True)
 
 
 def made(**policy: object) -> tuple[Actor, nantrap.Guard, Callable[[Tensor], Tensor]]:
@@ -63,7 +63,7 @@ def test_an_operation_of_the_forward_pass_is_named() -> None:
 
     def loss(x: Tensor) -> Tensor:
         hidden = actor.body(x)
-        return Categorical(logits=hidden / (hidden - hidden)).entropy().mean()
+        return Categorical(logits=hidden / (hidden - hidden), validate_args=True).entropy().mean()
 
     incident = guard.attempt(loss, torch.randn(8, 4)).incident
     assert incident is not None

@@ -76,7 +76,7 @@ def test_anchors_come_first_then_older_checkpoints_each_once(
     ]
     message = str(caught.value)
     assert (
-        "1 incidents in a row, 0 are allowed, and there is no older state to go back to that was not tried already"
+        "no skip is allowed, and there is no older state to go back to that was not tried already"
         in (message)
     )
     assert message.endswith(f"last good checkpoint: {tmp_path}/checkpoints/step-000012.safetensors (step 12)")
