@@ -207,6 +207,8 @@ def division_by_zero(case: Case) -> Cause | None:
         return None
     if 0.0 in case.capture.op.scalars and case.op in ("div", "true_divide"):
         return _division_by_constant(case)
+    if case.op == "weight_norm_interface":
+        return _weight_norm_of_zeros(case)
     denominator = _denominator(case)
     if denominator is None or not bool((denominator == 0).any()):
         return None
@@ -247,6 +249,31 @@ def _division_by_constant(case: Case) -> Cause:
             Evidence(f"{case.location.op} divides by a plain number that is exactly 0 (a temperature, a count)"),
         ),
         fix=Fix(text="the constant must not become 0: bound it from below where it is scheduled or computed"),
+    )
+
+
+def _weight_norm_of_zeros(case: Case) -> Cause | None:
+    """g·v/|v| with a row of v that is all zeros."""
+    direction = case.inputs[0]
+    dim = case.capture.args[2] if case.capture is not None and len(case.capture.args) > 2 else 0
+    others = [d for d in range(direction.dim()) if d != dim % direction.dim()]
+    zero = (direction == 0).all(others[0]) if len(others) == 1 else (direction == 0).flatten(1).all(1)
+    if not bool(zero.any()):
+        return None
+    return Cause(
+        "division_by_zero",
+        proven=True,
+        confidence=0.92,
+        summary=f"a weight norm divides by the length of a direction that is all zeros, in {case.place}",
+        evidence=(
+            Evidence(
+                f"g·v/|v|: {int(zero.sum()):,} of {zero.numel():,} rows of v are exactly 0; every input is finite"
+            ),
+        ),
+        fix=Fix(
+            text="do not set a weight-normed layer to zeros: give v a direction (nn.init.normal_) and set g, its "
+            "length (original0 of the parametrization), to 0 instead"
+        ),
     )
 
 

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.explain.case import Case
+    from nantrap.locate.trace import Op
 
 _REDUCING_LOSSES = (
     "sum", "mean", "nll_loss_forward", "nll_loss2d_forward", "mse_loss", "l1_loss", "smooth_l1_loss",
@@ -20,6 +21,8 @@ _REDUCING_LOSSES = (
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "pow", "mul", "square", "linalg_vector_norm",
     "dot", "norm",
 )  # fmt: skip
+_SLOPES = ("Sqrt", "Pow", "Rsqrt", "Log", "Div", "Reciprocal", "LinalgVectorNorm")
+_GUARDS = ("aten.add", "aten.clamp", "aten.clamp_min", "aten.maximum", "aten.sub")
 _ZERO_POLES = ("div", "true_divide", "log", "log2", "log10", "log1p", "rsqrt", "reciprocal", "logit", "pow")
 
 
@@ -267,8 +270,11 @@ def eps_underflow_half(case: Case) -> Cause | None:
 
     Proof:
         The argument is exactly 0 (or -1 for log1p) in half precision at the bad places, the constants nearby are
-        shown as the dtype rounds them, and the same step with every operation in float32 is finite.
+        shown as the dtype rounds them, and the same step with every operation in float32 is finite. In the backward
+        pass: the slope is infinite at 0, and the constant that was to keep the argument from 0 is 0 in its dtype.
     """
+    if case.phase == "backward":
+        return _swallowed_before_the_slope(case)
     if case.phase != "forward" or not case.half or case.op not in _ZERO_POLES or case.output is None:
         return None
     argument = case.inputs[-1] if case.op in ("div", "true_divide") else case.inputs[0]
@@ -283,19 +289,61 @@ def eps_underflow_half(case: Case) -> Cause | None:
         text = ", ".join(f"{value:g} is {rounded(value, case.output):g}" for value in constants[:2])
         evidence.append(Evidence(f"in {case.dtype} {text}"))
     finite = add_proof(evidence, trial, "the same step in float32 is finite")
-    if trial.finite is False:
+    # a slope of 1/eps may be too large for half-precision weights even where the value is mended
+    swallowed = case.capture is not None and _swallowed(case, case.capture.op, len(case.capture.op.sources) - 1)
+    if trial.finite is False and not swallowed:
         case.refute("eps_underflow_half", trial, "the step is as bad in float32")
         return None
     if not finite and not constants:
         return None
     return Cause(
         "eps_underflow_half",
-        proven=finite,
-        confidence=0.94 if finite else 0.5,
+        proven=finite or bool(swallowed),
+        confidence=0.94 if finite or swallowed else 0.5,
         summary=f"an epsilon has no effect in {case.dtype}: the argument of {case.op} is exactly {pole:g}",
         evidence=tuple(evidence),
         fix=fix_for(case, "compute this part in float32, or use an eps the dtype can hold (1e-4 for float16)", trial),
     )
+
+
+def _swallowed_before_the_slope(case: Case) -> Cause | None:
+    """`sqrt(x + 1e-8)` in float16: the value is 0 and fine, the slope is infinite."""
+    if case.capture is None or case.trace is None or not case.node.startswith(_SLOPES):
+        return None
+    sequence = case.capture.op.sequence
+    forward = next((op for op in case.trace.ops if op.sequence == sequence and op.phase == "forward"), None)
+    constant = _swallowed(case, forward, 0) if forward is not None else None
+    if forward is None or constant is None:
+        return None
+    evidence = [
+        Evidence(f"{constant:g} is 0 in {forward.dtype}, so nothing keeps the argument of {forward.name} from 0"),
+        Evidence(f"{case.node}: its derivative is infinite at exactly 0"),
+    ]
+    trial = case.lab.single_precision()
+    finite = add_proof(evidence, trial, "the same step in float32 is finite")
+    if trial.finite is False:
+        case.refute("eps_underflow_half", trial, "the step is as bad in float32")
+        return None
+    return Cause(
+        "eps_underflow_half",
+        proven=finite,
+        confidence=0.95 if finite else 0.5,
+        summary=f"an epsilon of {constant:g} has no effect in {forward.dtype}: the slope of {forward.name} is infinite",
+        evidence=tuple(evidence),
+        fix=fix_for(case, "compute this part in float32, or use an eps the dtype can hold (1e-4 for float16)", trial),
+    )
+
+
+def _swallowed(case: Case, op: Op, argument: int) -> float | None:
+    """The constant that was to keep an argument from 0 (added, or a lower bound) and is 0 in the dtype it met."""
+    import torch
+
+    for behind in case.source_ops(op, argument)[:3]:
+        if behind.name.rstrip("_") in _GUARDS and behind.dtype in ("float16", "bfloat16"):
+            for number in behind.scalars:
+                if number and float(torch.tensor(number, dtype=getattr(torch, behind.dtype))) == 0.0:
+                    return number
+    return None
 
 
 def _recomputed(case: Case) -> float | None:

@@ -76,7 +76,7 @@ def uninitialised_memory(case: Case) -> Cause | None:
     external = case.external
     if external is None or external.kind not in ("parameter", "buffer") or not case.first_step:
         return None
-    if not _never_written(external.tensor):
+    if not _never_written(case, external.tensor):
         return None
     return Cause(
         "uninitialised_memory",
@@ -140,7 +140,7 @@ def corrupt_checkpoint(case: Case) -> Cause | None:
         return None
     if not case.first_step and external.kind == "buffer":
         return None
-    if case.first_step and _never_written(external.tensor):
+    if case.first_step and _never_written(case, external.tensor):
         return None
     bad = ~external.tensor.detach().isfinite()
     when = "before the first step" if case.first_step else "since somebody wrote it between two steps"
@@ -151,9 +151,7 @@ def corrupt_checkpoint(case: Case) -> Cause | None:
         summary=f"{external.name} was non-finite when it was loaded",
         evidence=(
             Evidence(f"{external.name} {describe(external.tensor)} {when}"),
-            Evidence(
-                f"it was written after it was made, and only {share(bad)} are bad: a loaded value, not empty memory"
-            ),
+            Evidence(_why_loaded(case, bad)),
         ),
         fix=Fix(text="nantrap audit on the checkpoint folder names the newest healthy one; start from that"),
     )
@@ -364,14 +362,19 @@ def ema_poisoned(case: Case) -> Cause | None:
     )
 
 
-def _never_written(tensor: Tensor) -> bool:
+def _never_written(case: Case, tensor: Tensor) -> bool:
     """Whether (part of) the tensor still holds what its allocation gave.
 
     Nothing was written in place, or everything is bad, or whole rows or columns are: a part that nobody filled. Bit rot
-    and bad shards look different: single values, scattered.
+    and bad shards look different: single values, scattered. And a state that was saved after a NaN step is bad
+    everywhere, in every parameter.
     """
     bad = ~tensor.detach().isfinite()
-    if tensor._version == 0 or (bad.numel() > 1 and bool(bad.all())):
+    if tensor._version == 0:
+        return True
+    if _is_bad_everywhere(case):
+        return False
+    if bad.numel() > 1 and bool(bad.all()):
         return True
     if float(bad.float().mean()) < 0.25:
         return False
@@ -380,6 +383,21 @@ def _never_written(tensor: Tensor) -> bool:
         for dim in range(bad.dim())
         if bad.dim() > 1
     )
+
+
+def _why_loaded(case: Case, bad: Tensor) -> str:
+    if _is_bad_everywhere(case):
+        return "more than half of all parameters are non-finite: a state that was saved after a bad step"
+    return f"it was written after it was made, and only {share(bad)} are bad: a loaded value, not empty memory"
+
+
+def _is_bad_everywhere(case: Case) -> bool:
+    """Whether several parameters, and more than half of them, are non-finite: one NaN step writes them all."""
+    from nantrap.finite import any_nonfinite
+
+    parameters = [p.detach() for p in case.failed.parameters.values()]
+    bad = sum(any_nonfinite([parameter]) for parameter in parameters)
+    return bad > 2 and 2 * bad > len(parameters)
 
 
 def _only_buffers(case: Case) -> bool:
