@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from guard.loops import FORMS, INF, NAN, Run, assert_same_state, batches, make_run, mse, poison, state_of
-from nantrap import Action, Incident, Policy
+from nantrap import Action, Guard, Incident, Policy
 
 
 def state(run: Run) -> dict[str, Any]:
@@ -392,3 +392,32 @@ def test_a_diagnosis_that_fails_costs_the_diagnosis_and_not_the_run(monkeypatch:
     assert outcome.incident is not None
     assert outcome.incident.notes == ("the diagnosis failed with RuntimeError: a bug of ours",)
     assert not outcome.applied
+
+
+def test_a_scaler_does_not_keep_buffers_from_being_put_back_for_the_replay() -> None:
+    """The question whether the scale is to blame runs the step once more; the replay still begins where it began."""
+
+    class Running(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = torch.nn.Linear(4, 4)
+            self.register_buffer("mean", torch.zeros(4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.layer(x)
+            with torch.no_grad():
+                self.mean.lerp_(y.mean(0), 0.1)
+            return y + self.mean
+
+    model = Running()
+    scaler = torch.amp.GradScaler("cpu")
+    guard = Guard(model, torch.optim.AdamW(model.parameters()), scaler=scaler, quiet=True)
+
+    def loss(x: torch.Tensor) -> torch.Tensor:
+        y = model(x)
+        return y.square().mean() + (0 * y.square()).sqrt().sum()
+
+    incident = guard.attempt(loss, torch.randn(8, 4)).incident
+    assert incident is not None
+    assert incident.notes == ()
+    assert torch.equal(model.mean, torch.zeros(4))

@@ -75,10 +75,7 @@ def test_anchors_come_first_then_older_checkpoints_each_once(
         ("3", " from step-000003.safetensors", "0.00125"),
     ]
     message = str(caught.value)
-    assert (
-        "no skip is allowed, and there is no older state to go back to that was not tried already"
-        in (message)
-    )
+    assert "no skip is allowed, and there is no older state to go back to that was not tried already" in (message)
     assert message.endswith(f"last good checkpoint: {tmp_path}/checkpoints/step-000012.safetensors (step 12)")
     assert guard.tally.rollbacks == 3
 

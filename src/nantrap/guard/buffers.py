@@ -11,6 +11,9 @@ dropped, to the `mark` set after the last good one.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
@@ -132,6 +135,18 @@ class BufferShadow:
         self.restore()
         if mark is not None:
             for i, tensor, copy in mark:
+                self._put(i, tensor, copy)
+            self._mark = mark
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Whatever is run inside, the buffers end as they are now, and both ways back stay as they were."""
+        current, mark = self._current(), self._mark
+        now = [(i, t, None if t is None else t.detach().clone()) for i in self._changed(current) for t in (current[i],)]
+        try:
+            yield
+        finally:
+            for i, tensor, copy in now:
                 self._put(i, tensor, copy)
             self._mark = mark
 

@@ -76,14 +76,8 @@ def _is_the_scale(guard: Guard, window: Window) -> bool:
     """
     if guard._agreement.world_size > 1:
         return True  # one rank would run its forward pass alone
-    guard._buffers.mark()
-    try:
-        for micro in window.micros:
-            if micro.forward is not None and not guard._diagnosis.finite_at_scale_one(micro):
-                return False
-        return True
-    finally:
-        guard._buffers.restore_mark()
+    with guard._buffers.kept():
+        return all(guard._diagnosis.finite_at_scale_one(micro) for micro in window.micros if micro.forward is not None)
 
 
 def _read(guard: Guard, window: Window) -> _Reading:

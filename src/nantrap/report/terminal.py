@@ -63,6 +63,8 @@ def _what(incident: Incident) -> str:
         summary = cause.summary or cause.title
         said = module is None or module == "loss" or module in summary  # the summary names the place by itself
         return f"{incident.phase}: [{cause.code}] {summary}{'' if said else where}"
+    if elsewhere := next((note for note in incident.notes if note.startswith("it began on rank ")), ""):
+        return elsewhere
     terms = [f.name for f in incident.findings if f.kind == "term"]
     if terms:
         return f"{incident.phase}: loss term {', '.join(terms)} is {_kind(incident)}{where}"

@@ -43,15 +43,16 @@ class Job:
 
 
 def measure_together(job: Job, processes: int) -> tuple[Result, Incident | None, tuple[str, ...]]:
-    """The run in so many processes: what rank 0 saw, its first incident, the notes; errors of all ranks."""
+    """The run in so many processes: what rank 0 saw, the first incident where it began, the notes; all errors."""
     with tempfile.TemporaryDirectory(prefix="nantrap-ranks-") as folder:
         spawn(_process, args=(job, processes, folder), nprocs=processes, join=True)
         found = [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(processes)]
     result = Result(**found[0]["result"])
     errors = [f"rank {rank}: {each['result']['error']}" for rank, each in enumerate(found) if each["result"]["error"]]
     result = replace(result, error="; ".join(errors) or None, ranks_agree=len({each["weights"] for each in found}) == 1)
-    incident = found[0]["incident"]
-    return result, Incident.from_dict(incident) if incident else None, tuple(found[0]["notes"])
+    incidents = [Incident.from_dict(each["incident"]) for each in found if each["incident"]]
+    first = min(incidents, key=lambda each: (each.step, not each.causes), default=None)
+    return result, first, tuple(found[0]["notes"])
 
 
 def _process(rank: int, job: Job, processes: int, folder: str) -> None:

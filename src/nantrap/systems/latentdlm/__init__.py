@@ -1,0 +1,1 @@
+"""latentdlm: masked text diffusion and latent diffusion in one transformer over both."""

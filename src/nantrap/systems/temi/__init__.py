@@ -1,0 +1,1 @@
+"""temi: multi-head self-distillation that clusters cached embeddings."""

@@ -1,0 +1,150 @@
+"""The data: embeddings of a mixture of Gaussians, made once, kept on disk, and paired with near neighbours.
+
+gaussian_embeddings     what a backbone would have given: points around the centres of clusters
+Cache                   the file they are kept in, `{"embeddings": ..., "labels": ...}`, and how it is read
+check_embeddings        what is asked of them on load
+nearest                 the k nearest neighbours of every point
+Batch, Pairs            points and one random neighbour of each, by the number of the step
+"""
+
+from __future__ import annotations
+
+import getpass
+import logging
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from nantrap.errors import FormatError
+from nantrap.ops import safe_divide, safe_norm
+from nantrap.systems.temi.settings import Settings
+
+Extract = Callable[[Settings], tuple[Tensor, Tensor]]
+"""Makes embeddings [N, D] and their true clusters [N]."""
+Check = Callable[[Tensor, Path], None]
+"""Looks at embeddings read from a file; raises `FormatError` if they cannot be used."""
+
+_log = logging.getLogger(__name__)
+_SEED = 2303
+_RECIPE = 1
+"""Counted up when the same settings give other embeddings, so that an old cache is not taken for a new one."""
+
+
+def gaussian_embeddings(settings: Settings) -> tuple[Tensor, Tensor]:
+    """Points of all clusters in turn, a centre and noise of deviation 1; a few lie four times as far out."""
+    generator = torch.Generator().manual_seed(_SEED)
+    clusters, count, dim = settings.num_clusters, settings.samples_per_cluster, settings.embed_dim
+    centres = settings.spread * torch.randn(clusters, dim, generator=generator)
+    labels = torch.arange(clusters).repeat(count)
+    embeddings = centres[labels] + torch.randn(clusters * count, dim, generator=generator)
+    embeddings[torch.randperm(len(labels), generator=generator)[: settings.outliers]] *= 4
+    return embeddings, labels
+
+
+def check_embeddings(embeddings: Tensor, path: Path) -> None:
+    """NaN and Inf are refused, with the row they stand in."""
+    bad = (~embeddings.isfinite()).any(-1).nonzero().flatten().tolist()
+    if bad:
+        raise FormatError(
+            f"{path}: {summary(embeddings)}; the first of {len(bad)} bad rows is {bad[0]}. "
+            "Mend what makes them, then set force_recompute"
+        )
+
+
+def summary(embeddings: Tensor) -> str:
+    """What is logged on load: `2,000 embeddings: NaN 0, Inf 0, min -4.3, max 4.1`."""
+    kept = embeddings[embeddings.isfinite()]
+    low, high = (f"{float(kept.min()):.3g}", f"{float(kept.max()):.3g}") if kept.numel() else ("none", "none")
+    nan, inf = int(embeddings.isnan().sum()), int(embeddings.isinf().sum())
+    return f"{len(embeddings):,} embeddings: NaN {nan}, Inf {inf}, min {low}, max {high}"
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """One file of embeddings. Its name says how they were made, so that another recipe is another file."""
+
+    path: Path
+
+    @classmethod
+    def of(cls, settings: Settings, recipe: str) -> Cache:
+        """The file of these settings; `recipe` is the name of what makes the embeddings."""
+        folder = Path(settings.cache_dir or Path(tempfile.gettempdir(), f"nantrap-temi-{_user()}"))
+        sizes = f"{settings.num_clusters}x{settings.samples_per_cluster}x{settings.embed_dim}"
+        return cls(folder / f"{recipe}-{sizes}-{settings.spread:g}-{settings.outliers}-{_RECIPE}.pt")
+
+    def load(
+        self, extract: Callable[[], tuple[Tensor, Tensor]], *, check: Check, recompute: bool
+    ) -> tuple[Tensor, Tensor]:
+        """Embeddings and labels; made and written first if there is no file, or if `recompute`."""
+        if recompute or not self.path.exists():
+            self._write(*extract())
+        try:
+            found = torch.load(self.path, weights_only=True)
+            embeddings, labels = found["embeddings"], found["labels"]
+        except Exception as error:
+            raise FormatError(f"{self.path}: not a cache of embeddings, set force_recompute: {error}") from None
+        _log.info("%s: %s", self.path, summary(embeddings))
+        check(embeddings, self.path)
+        return embeddings, labels
+
+    def _write(self, embeddings: Tensor, labels: Tensor) -> None:
+        """Whole or not at all: into a file beside it, which then takes its name."""
+        self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                torch.save({"embeddings": embeddings, "labels": labels}, file)
+            os.replace(name, self.path)
+        except BaseException:
+            os.unlink(name)
+            raise
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        return str(os.getuid()) if hasattr(os, "getuid") else "user"
+
+
+def nearest(embeddings: Tensor, k: int) -> Tensor:
+    """The k nearest other points of every point by their cosine, [N, k]; NaN is nobody's neighbour."""
+    unit = safe_divide(embeddings, safe_norm(embeddings, -1, keepdim=True))
+    cosine = (unit @ unit.T).nan_to_num(nan=-1.0)
+    return cosine.fill_diagonal_(-torch.inf).topk(k).indices
+
+
+class Batch(NamedTuple):
+    """Points [B, D] and a neighbour of each [B, D]."""
+
+    x: Tensor
+    neighbour: Tensor
+
+
+class Pairs:
+    """All embeddings, split into those to train on and, every fifth, those held out; neighbours within each part."""
+
+    def __init__(
+        self, settings: Settings, *, extract: Extract = gaussian_embeddings, check: Check = check_embeddings
+    ) -> None:
+        cache = Cache.of(settings, extract.__name__)
+        embeddings, labels = cache.load(lambda: extract(settings), check=check, recompute=settings.force_recompute)
+        held_out = torch.arange(len(embeddings)) // settings.num_clusters % 5 == 0
+        self.training = embeddings[~held_out]
+        self.neighbours = nearest(self.training, settings.knn)
+        points = embeddings[held_out]
+        self.held_out = Batch(points, points[nearest(points, 1)[:, 0]])
+        self.labels = labels[held_out]
+
+    def batch(self, number: int, *, size: int, seed: int) -> Batch:
+        """The batch of this number: always the same for the same seed."""
+        generator = torch.Generator().manual_seed(seed * 1_000_003 + number)
+        chosen = torch.randint(len(self.training), (size,), generator=generator)
+        which = torch.randint(self.neighbours.shape[1], (size,), generator=generator)
+        return Batch(self.training[chosen], self.training[self.neighbours[chosen, which]])

@@ -1,0 +1,40 @@
+"""The settings of temi: what `config.py` says, by the same names in small letters."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The config file."""
+
+    cache_dir: str = ""
+    force_recompute: bool = False
+    num_clusters: int = 20
+    embed_dim: int = 64
+    samples_per_cluster: int = 100
+    spread: float = 0.7
+    outliers: int = 4
+    knn: int = 25
+    l2_norm: bool = False
+    num_heads: int = 8
+    hidden_dim: int = 128
+    bottleneck_dim: int = 64
+    norm_bottleneck: bool = True
+    init_std: float = 0.02
+    norm_last_layer: bool = False
+    beta: float = 0.6
+    student_temp: float = 0.1
+    teacher_temp: float = 0.05
+    probs_momentum: float = 0.9
+    momentum_teacher: float = 0.98
+    learning_rate: float = 4e-3
+    min_lr: float = 1e-6
+    weight_decay: float = 1e-4
+    warmup_steps: int = 10
+    schedule_steps: int = 400
+    batch_size: int = 128
+    max_grad_norm: float = 1.0
+    mixed_precision: str = "no"
+    steps_per_epoch: int = 12
