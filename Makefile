@@ -33,10 +33,10 @@ format: $(TOOLS)
 	$(BIN)/ruff format .
 
 test: lint
-	$(BIN)/pytest -q -n 2
+	$(BIN)/pytest -q -n 2 --dist loadfile
 
 test-all: lint
-	$(BIN)/pytest -q -n 2 -m 'slow or not slow'
+	$(BIN)/pytest -q -n 2 --dist loadfile -m 'slow or not slow'
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/overhead.py

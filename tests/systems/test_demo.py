@@ -31,15 +31,15 @@ def test_without_arguments_it_lists_systems_and_faults(capsys: pytest.CaptureFix
 def test_the_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert run("--json") == 0
     systems = json.loads(capsys.readouterr().out)
-    assert systems[0]["name"] == "pixeldlm"
-    assert systems[0]["faults"][0]["cause"] == "softmax_fully_masked_row"
+    assert [system["name"] for system in systems] == ["radiodiff", "latentdlm", "restran_mhc", "temi", "pixeldlm"]
+    assert systems[-1]["faults"][0]["cause"] == "softmax_fully_masked_row"
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (("pixeldlm", "--fault", "x"), "it has short_text"),
-        (("pixel",), "there are pixeldlm"),
+        (("pixel",), "there are radiodiff, latentdlm, restran_mhc, temi, pixeldlm"),
         (("--fault", "short_text"), "of which system"),
         (("pixeldlm", "--steps", "0"), "at least 1"),
         (("pixeldlm", "--all", "--fault", "short_text"), "choose one"),

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SYSTEMS", "load_system"]
 
-SYSTEMS: Final = ("pixeldlm",)
+SYSTEMS: Final = ("radiodiff", "latentdlm", "restran_mhc", "temi", "pixeldlm")
 """The names. Each is a package here whose module `train` holds a `System` called `SYSTEM`."""
 
 

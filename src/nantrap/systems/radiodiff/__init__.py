@@ -1,0 +1,1 @@
+"""radiodiff: radio maps by conditional latent diffusion, decoupled into data and noise."""

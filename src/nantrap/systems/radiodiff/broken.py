@@ -1,0 +1,197 @@
+"""The parts as the project had them: the same arguments and the same weights, another line in the middle.
+
+What was tried against them stands beside them. `faults` says which belong together.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from nantrap.systems.radiodiff.data import Batch
+from nantrap.systems.radiodiff.loss import Weights, decoupled_terms
+from nantrap.systems.radiodiff.model import Latents, RadioDiff
+from nantrap.systems.system import Run, standard_update
+
+if TYPE_CHECKING:
+    from nantrap.systems.radiodiff.train import AccelerateSettings, TrainerSettings
+
+# ---- the time
+
+TIMESTEPS = 200
+
+
+def whole_steps(count: int, eps: float) -> Tensor:
+    """Times as whole steps: 0, 1, ... of 200. One in 200 is 0."""
+    return torch.randint(0, TIMESTEPS, (count,)) / TIMESTEPS
+
+
+def plain_log_time(t_B: Tensor) -> Tensor:
+    """log(t)/4, as it is written."""
+    return torch.log(t_B) / 4
+
+
+def log_time_plus_eps(t_B: Tensor) -> Tensor:
+    """A remedy: log(t + 1e-8)/4. In float32 it holds."""
+    return torch.log(t_B + 1e-8) / 4
+
+
+def clamped_weights(t_B: Tensor) -> tuple[Tensor, Tensor]:
+    """A remedy: the weights clamped at 100. They lie in [2, 5.44] and [1, 2.72]."""
+    return (2 * torch.exp(1 - t_B)).clamp(max=100), torch.exp(torch.sqrt(t_B)).clamp(max=100)
+
+
+def time_steps_below_zero(count: int, eps: float) -> list[float]:
+    """A sampler's steps with a last one of 1/count - eps: negative as soon as count > 1/eps."""
+    step = 1 / count
+    return [step] * (count - 1) + [step - eps, eps]
+
+
+# ---- the loss
+
+
+def filled_prediction(
+    latents: Latents, drift: Tensor, noise: Tensor, *, vlb_weight: float, weights: Weights
+) -> dict[str, Tensor]:
+    """A remedy: NaN in the prediction becomes 0."""
+    drift, noise = drift.nan_to_num(0.0), noise.nan_to_num(0.0)
+    return decoupled_terms(latents, drift, noise, vlb_weight=vlb_weight, weights=weights)
+
+
+def clamped_prediction(
+    latents: Latents, drift: Tensor, noise: Tensor, *, vlb_weight: float, weights: Weights
+) -> dict[str, Tensor]:
+    """A remedy, called gradient clipping: the prediction clamped to ±1e6. NaN passes a clamp."""
+    drift, noise = drift.clamp(-1e6, 1e6), noise.clamp(-1e6, 1e6)
+    return decoupled_terms(latents, drift, noise, vlb_weight=vlb_weight, weights=weights)
+
+
+def filled_loss(
+    latents: Latents, drift: Tensor, noise: Tensor, *, vlb_weight: float, weights: Weights
+) -> dict[str, Tensor]:
+    """A remedy: a loss of NaN becomes 0."""
+    terms = decoupled_terms(latents, drift, noise, vlb_weight=vlb_weight, weights=weights)
+    return {name: term.nan_to_num(0.0) for name, term in terms.items()}
+
+
+def zero_loss(
+    latents: Latents, drift: Tensor, noise: Tensor, *, vlb_weight: float, weights: Weights
+) -> dict[str, Tensor]:
+    """A remedy: a bad batch gets a loss of 0 that depends on nothing, so that it has no gradient."""
+    terms = decoupled_terms(latents, drift, noise, vlb_weight=vlb_weight, weights=weights)
+    if not torch.isfinite(terms["loss_simple"]):
+        return {"loss_simple": torch.zeros((), requires_grad=True)}
+    return terms
+
+
+# ---- precision
+
+
+def float16_of_autocast(trainer: TrainerSettings, accelerate: AccelerateSettings) -> torch.dtype | None:
+    """`Accelerator(mixed_precision="fp16" if fp16 else "no")` and `torch.autocast("cuda")`, which means float16."""
+    return torch.float16 if trainer.amp else None
+
+
+def unscaled_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """softmax(q·kᵀ)·v: without 1/√d, and in the precision around it."""
+    return torch.softmax(query @ key.transpose(-1, -2), dim=-1) @ value
+
+
+def filled_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """A remedy: NaN and Inf scores are replaced before the softmax."""
+    return torch.softmax((query @ key.transpose(-1, -2)).nan_to_num(0.0), dim=-1) @ value
+
+
+# ---- the scale of the latents
+
+
+class EmptyMapsAreZero(RadioDiff):
+    """An empty map is not encoded, to save the time: its latent is 0."""
+
+    @torch.no_grad()
+    def encode(self, batch: Batch) -> Tensor:
+        latent = self.first_stage.encode(batch.image).sample()
+        latent = torch.where((batch.image == -1).all(-1).all(-1)[..., None, None], 0.0, latent)
+        if self.scale_factor == 0:
+            self.scale_factor.copy_(self.scale(latent))
+        return latent * self.scale_factor
+
+
+class FilledLatents(EmptyMapsAreZero):
+    """A remedy: NaN in the latents becomes 0, Inf the largest number there is."""
+
+    def encode(self, batch: Batch) -> Tensor:
+        return super().encode(batch).nan_to_num(0.0)
+
+
+def one_over_any_std(latent: Tensor) -> Tensor:
+    """1/std, whatever the std is."""
+    return 1.0 / latent.flatten().std()
+
+
+def empty_first_batch(batch: Batch, step: int) -> Batch:
+    """The maps of the first batch are empty: nothing was received anywhere."""
+    return batch._replace(image=torch.full_like(batch.image, -1.0)) if step == 0 else batch
+
+
+# ---- the data
+
+BAD_STEP = 11
+
+
+def nan_condition(batch: Batch, step: int) -> Batch:
+    """One batch of the run has one pixel of one condition missing."""
+    if step != BAD_STEP:
+        return batch
+    condition = batch.condition.clone()
+    condition[3 % len(condition), 1, 40 % condition.shape[-2], 7] = math.nan
+    return batch._replace(condition=condition)
+
+
+def nan_pixel(batch: Batch, step: int) -> Batch:
+    """A map in 60 has a pixel missing: always the same maps, chosen by the sum of their bytes."""
+    image = batch.image.clone()
+    sums = (127.5 * (image.double() + 1)).round().long().sum((1, 2, 3))
+    image[sums % 60 == 7, 0, 20, 30] = math.nan
+    return batch._replace(image=image)
+
+
+def filled_pixel(batch: Batch, step: int) -> Batch:
+    """A remedy: the missing pixel is 0, a middling gain."""
+    batch = nan_pixel(batch, step)
+    return batch._replace(image=batch.image.nan_to_num(0.0))
+
+
+def never_divided(batch: Batch, step: int) -> Batch:
+    """Every fourth batch comes from a folder whose PNGs are read by another library, as 0..255."""
+    if step % 4 != 3:
+        return batch
+    return Batch(2 * (255 * (batch.image + 1) / 2) - 1, 255 * batch.condition)
+
+
+# ---- the loop
+
+
+def skip_bad_step(run: Run) -> bool:
+    """The project's own guard: no step if a gradient is not finite. What the forward pass wrote stays."""
+    gradients = [p.grad for p in run.model.parameters() if p.grad is not None]
+    if not all(bool(gradient.isfinite().all()) for gradient in gradients):
+        run.optimizer.zero_grad()
+        return False
+    return standard_update(run)
+
+
+def floor_as_factor(trainer: TrainerSettings) -> Callable[[int], float]:
+    """`max((1 - step/total)**0.96, min_lr)` as a factor: the floor is lr · min_lr."""
+    return lambda step: max((1 - min(step / trainer.train_num_steps, 1)) ** 0.96, trainer.min_lr)
+
+
+def around_the_wrapper(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """`model.module.training_step(batch)`: goes round DistributedDataParallel, whose forward is never called."""
+    inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
+    assert isinstance(inner, RadioDiff)
+    return inner.training_step(batch)

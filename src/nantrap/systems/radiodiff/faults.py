@@ -1,0 +1,279 @@
+"""The faults of radiodiff: which parts belong to each, what was tried, and what nantrap must say."""
+
+from __future__ import annotations
+
+from nantrap.systems.radiodiff import broken
+from nantrap.systems.system import Fault, Remedy
+
+_SMALL = {"data.image_size": 32, "data.batch_size": 4}
+_HALF = {**_SMALL, "trainer.amp": True}  # half precision is slow on a CPU, so the maps are smaller
+
+
+def caution(result: str) -> Remedy:
+    """What everybody tries first."""
+    return Remedy(
+        name="lower rate and clip",
+        story="A tenth of the rate and a tenth of the norm.",
+        result=result,
+        settings={"trainer.lr": 5e-4, "trainer.max_grad_norm": 0.1},
+    )
+
+
+CAUTION = caution("Touches nothing of the fault.")
+SLOWER = caution("Touches nothing of the fault, and learns less.")
+
+LOG_ZERO_TIME = Fault(
+    name="log_zero_time",
+    title="the time embedding takes the logarithm of a time of 0",
+    story=(
+        "Times are drawn as whole steps, 0 to 199 of 200, and the embedding takes log(t)/4. One map in 200 gets a time "
+        "of exactly 0: log 0 is -Inf, its sine NaN, and through the scale and shift of every block the whole batch is "
+        "lost."
+    ),
+    damage="NaN loss at the first time of 0, NaN weights and BatchNorm statistics for ever after it.",
+    answer="Skips the batch, names the logarithm and its zero, proves it with a safe logarithm.",
+    parts={"times": broken.whole_steps, "log_time": broken.plain_log_time},
+    remedies=(
+        Remedy(
+            name="weights at 100",
+            story="The loss weights clamped at 100, against exploding weights.",
+            result="They lie in [2, 5.44] and [1, 2.72]: nothing changes.",
+            parts={"weights": broken.clamped_weights},
+        ),
+        Remedy(
+            name="nan_to_num(pred)",
+            story="NaN in the prediction becomes 0.",
+            result="Going back, 0 meets the NaN inside: NaN weights, under a loss that stays finite to the end.",
+            parts={"terms": broken.filled_prediction},
+        ),
+        Remedy(
+            name="clamp(pred, 1e6)",
+            story="The prediction clamped to ±1e6, called gradient clipping.",
+            result="NaN passes a clamp.",
+            parts={"terms": broken.clamped_prediction},
+        ),
+        Remedy(
+            name="zero loss",
+            story="A batch with a bad loss gets a loss of 0 instead.",
+            result="The weights stay finite; BatchNorm has swallowed the NaN, and every evaluation is NaN.",
+            parts={"terms": broken.zero_loss},
+        ),
+        CAUTION,
+    ),
+    cause="log_of_zero",
+    module="unet.time",
+    op="aten.log",
+)
+
+LOG_PLUS_EPS = Remedy(
+    name="log(t + 1e-8)",
+    story="An epsilon inside the logarithm.",
+    result="Holds in float32: log(1e-8)/4 is -4.6.",
+    holds=True,
+    parts={"log_time": broken.log_time_plus_eps},
+)
+"""Not shown, but tested: the one form in which a remedy holds."""
+
+FAULTS = (
+    LOG_ZERO_TIME,
+    Fault(
+        name="amp_without_scaler",
+        title="`amp: true` with `fp16: false` is float16 autocast without loss scaling",
+        story=(
+            '`accelerate config` was told bf16. The trainer passes `mixed_precision="no"`, since `fp16` is false, and '
+            "opens an autocast of its own without a dtype, which is float16. So there is no GradScaler, and the "
+            "attention without 1/√d overflows now and then: nobody skips that step."
+        ),
+        damage="NaN loss at the first overflow, NaN weights for ever after it.",
+        answer=(
+            "Skips the step, names the product of queries and keys and its magnitude, proves it in float32. It does "
+            "not read the two files: that is a matter for a check before the run."
+        ),
+        parts={"precision": broken.float16_of_autocast, "attend": broken.unscaled_attention},
+        settings={**_HALF, "unet.query_key_gain": 80.0},
+        remedies=(
+            Remedy(
+                name="fp16: true",
+                story="The other switch, which adds a GradScaler.",
+                result="It skips such steps; the BatchNorm behind them keeps the NaN, and every evaluation is NaN.",
+                settings={"trainer.fp16": True},
+            ),
+            caution("The overflow comes some steps later."),
+        ),
+        cause="fp16_forward_overflow",
+        module="unet.relations.*.attention",
+        op="aten.bmm",
+    ),
+    Fault(
+        name="unscaled_attention",
+        title="attention without 1/√d in float16",
+        story=(
+            "Queries and keys have grown until their product passes 65,504, which it does from entries of 64 in 16 "
+            "dimensions. Softmax of Inf is NaN. The GradScaler takes every step for an overflow of its own, skips it "
+            "and halves its scale."
+        ),
+        damage="No step is ever taken again; BatchNorm is NaN, the loss scale falls towards 0.",
+        answer="Stops after its budget of skips and rollbacks, the product and its magnitude named, proven in float32.",
+        parts={"attend": broken.unscaled_attention},
+        settings={**_HALF, "trainer.fp16": True, "unet.query_key_gain": 160.0},
+        remedies=(
+            Remedy(
+                name="nan_to_num(scores)",
+                story="NaN scores become 0 and Inf ones 65,504 before the softmax.",
+                result="Holds: scores that overflowed count alike and send no gradient back; nobody is told.",
+                holds=True,
+                parts={"attend": broken.filled_attention},
+            ),
+            CAUTION,
+        ),
+        cause="fp16_forward_overflow",
+        module="unet.relations.0.attention",
+        op="aten.bmm",
+    ),
+    Fault(
+        name="empty_first_batch",
+        title="the scale of the latents is 1/std of a first batch without any spread",
+        story=(
+            "The scale factor is decided by the first batch, once. Here that batch holds empty maps, whose latents are "
+            "0: the std is 0, the scale Inf, and it stays Inf for every batch that follows."
+        ),
+        damage="NaN from the very first step on.",
+        answer=(
+            "Skips the first step, names the division, and puts the buffer back as it was: so the second batch decides "
+            "the scale."
+        ),
+        parts={
+            "model": broken.EmptyMapsAreZero,
+            "scale": broken.one_over_any_std,
+            "prepare": broken.empty_first_batch,
+        },
+        remedies=(
+            Remedy(
+                name="nan_to_num(input)",
+                story="NaN in the latents becomes 0, Inf the largest number.",
+                result="The first loss is finite, every later one is not: the scale is Inf for good.",
+                parts={"model": broken.FilledLatents},
+            ),
+            Remedy(
+                name="skip bad steps",
+                story="No step if a gradient is not finite.",
+                result="Every step is skipped, because the scale stays Inf.",
+                parts={"update": broken.skip_bad_step},
+            ),
+            CAUTION,
+        ),
+        cause="division_by_zero",
+        op="aten.reciprocal",
+    ),
+    Fault(
+        name="poisoned_batchnorm",
+        title="one NaN batch stays in BatchNorm's running statistics though its step was skipped",
+        story=(
+            "One condition of one batch has a pixel missing. The loop sees the bad gradient and skips the step. But "
+            "the forward pass has moved BatchNorm's running mean, and 0.9 · NaN is NaN."
+        ),
+        damage="Weights finite, training loss fine, every evaluation NaN from there to the end.",
+        answer="Skips the batch, names the tensor and the sample, and puts the running statistics back.",
+        parts={"prepare": broken.nan_condition, "update": broken.skip_bad_step},
+        remedies=(
+            Remedy(
+                name="zero loss",
+                story="A batch with a bad loss gets a loss of 0 instead.",
+                result="The statistics were moved before anybody looked at the loss.",
+                parts={"terms": broken.zero_loss},
+            ),
+            CAUTION,
+        ),
+        cause="bad_input_data",
+        module="data",
+    ),
+    Fault(
+        name="nan_pixel",
+        title="a map with a NaN pixel",
+        story=(
+            "A map in 60 has one pixel missing, read as NaN. The encoder's GroupNorm spreads it over the whole map, "
+            "and the loss is a mean over the batch."
+        ),
+        damage="NaN loss at the first such map, NaN weights for ever after it.",
+        answer="Skips the batch, names the tensor and the sample, proves it by leaving the sample out.",
+        parts={"prepare": broken.nan_pixel},
+        remedies=(
+            Remedy(
+                name="nan_to_num(loss)",
+                story="A loss of NaN becomes 0.",
+                result="The loss reads 0.0 and looks perfect; its gradient is NaN, and so are the weights.",
+                parts={"terms": broken.filled_loss},
+            ),
+            Remedy(
+                name="nan_to_num(pred)",
+                story="NaN in the prediction becomes 0.",
+                result="The target is NaN as well.",
+                parts={"terms": broken.filled_prediction},
+            ),
+            Remedy(
+                name="nan_to_num(image)",
+                story="The missing pixel becomes a middling gain, before the encoder.",
+                result="Holds, at the price of a wrong pixel that nobody is told of: no gradient passes here.",
+                holds=True,
+                parts={"prepare": broken.filled_pixel},
+            ),
+            CAUTION,
+        ),
+        cause="bad_input_data",
+        module="data",
+    ),
+    Fault(
+        name="png_scale",
+        title="PNGs that were never divided by 255",
+        story=(
+            "Every fourth batch comes from a folder whose PNGs are read as 0..255. Everything stays finite: norms take "
+            "the scale out again, and a quarter of all steps teach something else."
+        ),
+        damage="Finite in every step, and worse maps.",
+        answer=(
+            "Nothing is non-finite, so the guard applies every step. After its 50 steps of warm-up it warns of a "
+            "gradient norm far above the median, and no more. A range check of the data is what sees it."
+        ),
+        parts={"prepare": broken.never_divided},
+        remedies=(SLOWER,),
+    ),
+    Fault(
+        name="min_lr_factor",
+        title="`min_lr` used as a factor of the rate",
+        story=(
+            "The schedule is max((1 - step/total)^0.96, min_lr), and a LambdaLR multiplies the rate by it: the floor "
+            "is not 5e-4 but 5e-3 · 5e-4. With a rate of 5e-5 and a min_lr of 5e-6 it is 2.5e-10. Nothing moves there."
+        ),
+        damage="Finite in every step; the second half of the run is wasted.",
+        answer=(
+            "The guard meets no incident: a wrong setting is not a fault of a step. The rate is in the journal of "
+            "every step; a check before the run is what should see it."
+        ),
+        parts={"decay": broken.floor_as_factor},
+        settings={"trainer.train_num_steps": 24},
+        remedies=(
+            Remedy(
+                name="min_lr 5e-3",
+                story="A floor ten times as high.",
+                result="Ten times nothing: 2.5e-5.",
+                settings={"trainer.min_lr": 5e-3},
+            ),
+            SLOWER,
+        ),
+    ),
+    Fault(
+        name="around_ddp",
+        title="`model.module.training_step` goes round DistributedDataParallel",
+        story=(
+            "The trainer calls a method of the inner module. DistributedDataParallel averages gradients only for what "
+            "went through its own forward, so each rank trains a model of its own, on its half of the data."
+        ),
+        damage="Finite in every step; the ranks hold different weights, and what is saved saw half of the data.",
+        answer="Compares a checksum of the weights between ranks after the first step, and says so.",
+        parts={"call": broken.around_the_wrapper},
+        settings={**_SMALL, "first_stage.train_num_steps": 60},
+        remedies=(SLOWER,),
+        cause="rank_divergence",
+        processes=2,
+    ),
+)

@@ -1,0 +1,186 @@
+"""Train it: `python -m nantrap.systems.radiodiff.train --steps 100`.
+
+Settings    the config file; `AccelerateSettings` is the file that `accelerate config` wrote
+Parts       what the repaired system is made of, and a fault replaces
+build       from settings to a run, of one process or of one of several
+SYSTEM      what `nantrap demo` shows
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+from nantrap.errors import UsageError
+from nantrap.ops import decoupled_weights
+from nantrap.systems.precision import autocast, precision
+from nantrap.systems.radiodiff.autoencoder import FirstStageSettings, first_stage
+from nantrap.systems.radiodiff.data import Batch, DataSettings, Maps
+from nantrap.systems.radiodiff.faults import FAULTS
+from nantrap.systems.radiodiff.loss import Weights, decoupled_terms, evaluate
+from nantrap.systems.radiodiff.model import ModelSettings, RadioDiff, Terms, one_over_std, uniform_times
+from nantrap.systems.radiodiff.unet import Attend, UNet, UNetSettings, attend, log_time
+from nantrap.systems.script import main
+from nantrap.systems.settings import read_settings
+from nantrap.systems.system import Run, System, standard_update
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """`trainer:` in the config. `amp` is autocast, `fp16` a GradScaler. `resume_milestone` stays 0: see `--resume`."""
+
+    gradient_accumulate_every: int = 1
+    lr: float = 5e-3
+    min_lr: float = 5e-4
+    weight_decay: float = 1e-4
+    train_num_steps: int = 120
+    max_grad_norm: float = 1.0
+    ema_decay: float = 0.999
+    amp: bool = False
+    fp16: bool = False
+    resume_milestone: int = 0
+
+    def __post_init__(self) -> None:
+        if self.resume_milestone:
+            raise UsageError("trainer.resume_milestone: checkpoints are chosen by --run-dir and --resume here")
+
+
+@dataclass(frozen=True, slots=True)
+class AccelerateSettings:
+    """`accelerate.yaml`, as `accelerate config` writes it."""
+
+    compute_environment: str = "LOCAL_MACHINE"
+    distributed_type: str = "MULTI_GPU"
+    gpu_ids: str = "1,2"
+    machine_rank: int = 0
+    mixed_precision: str = "bf16"
+    num_machines: int = 1
+    num_processes: int = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The config file."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    first_stage: FirstStageSettings = field(default_factory=FirstStageSettings)
+    unet: UNetSettings = field(default_factory=UNetSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+
+
+def dtype_of_both_files(trainer: TrainerSettings, accelerate: AccelerateSettings) -> torch.dtype | None:
+    """The dtype of autocast: with `amp` the one `accelerate config` was told, with `fp16` beside it float16."""
+    if not trainer.amp:
+        return None
+    return precision("fp16" if trainer.fp16 else accelerate.mixed_precision, setting="accelerate.yaml mixed_precision")
+
+
+def floored_decay(trainer: TrainerSettings) -> Callable[[int], float]:
+    """Polynomial decay of the rate, as a factor, down to `min_lr`."""
+    floor = trainer.min_lr / trainer.lr
+    return lambda step: max((1 - min(step / trainer.train_num_steps, 1)) ** 0.96, floor)
+
+
+def call_the_wrapper(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """The loss through the model as it is wrapped, so that gradients are averaged between ranks."""
+    terms: dict[str, Tensor] = model(batch)
+    return terms
+
+
+def as_it_is(batch: Batch, step: int) -> Batch:
+    """The batch of a step, unchanged."""
+    return batch
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the repaired system is made of. A fault replaces some of them by name."""
+
+    attend: Attend = attend
+    log_time: Callable[[Tensor], Tensor] = log_time
+    times: Callable[[int, float], Tensor] = uniform_times
+    scale: Callable[[Tensor], Tensor] = one_over_std
+    weights: Weights = decoupled_weights
+    terms: Callable[..., dict[str, Tensor]] = decoupled_terms
+    model: Callable[..., RadioDiff] = RadioDiff
+    prepare: Callable[[Batch, int], Batch] = as_it_is
+    precision: Callable[[TrainerSettings, AccelerateSettings], torch.dtype | None] = dtype_of_both_files
+    decay: Callable[[TrainerSettings], Callable[[int], float]] = floored_decay
+    call: Callable[[nn.Module, Batch], dict[str, Tensor]] = call_the_wrapper
+    update: Callable[[Run], bool] = standard_update
+
+
+def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
+    """A run: the model, its optimizer and schedule, its batches and its loss."""
+    chosen, trainer = Parts(**parts), settings.trainer
+    trained = first_stage(settings.first_stage, settings.data, seed)
+    torch.manual_seed(seed)
+    maps = Maps(settings.data)
+    terms: Terms = partial(chosen.terms, vlb_weight=settings.model.loss_vlb_weight, weights=chosen.weights)
+    inner = chosen.model(
+        settings.model,
+        first_stage=copy.deepcopy(trained),
+        unet=UNet(
+            settings.unet,
+            channels=settings.first_stage.embed_dim,
+            size=settings.data.image_size // 4,
+            attend=chosen.attend,
+            log_time=chosen.log_time,
+        ),
+        terms=terms,
+        times=chosen.times,
+        scale=chosen.scale,
+    )
+    optimizer = torch.optim.AdamW(inner.unet.parameters(), lr=trainer.lr, weight_decay=trainer.weight_decay, fused=True)
+    accelerate = read_settings(AccelerateSettings, Path(__file__).with_name("accelerate.yaml"))
+    dtype = chosen.precision(trainer, accelerate)
+    together = dist.is_initialized()
+    rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
+    model: nn.Module = nn.parallel.DistributedDataParallel(inner) if together else inner
+    micro = trainer.gradient_accumulate_every
+
+    def window(step: int) -> tuple[Batch, ...]:
+        numbers = range(step * micro, (step + 1) * micro)
+        size = settings.data.batch_size
+        return tuple(chosen.prepare(maps.batch(n * ranks + rank, size=size, seed=seed), step) for n in numbers)
+
+    def loss(batch: Batch) -> dict[str, Tensor]:
+        with autocast(dtype):
+            return chosen.call(model, batch)
+
+    return Run(
+        model=model,
+        optimizer=optimizer,
+        loss=loss,
+        window=window,
+        evaluate=partial(evaluate, inner, maps.held_out),
+        update=chosen.update,
+        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, chosen.decay(trainer)),
+        scaler=torch.amp.GradScaler("cpu") if dtype is torch.float16 and trainer.fp16 else None,
+        ema=AveragedModel(inner, multi_avg_fn=get_ema_multi_avg_fn(trainer.ema_decay)),
+        max_grad_norm=trainer.max_grad_norm,
+    )
+
+
+SYSTEM = System(
+    name="radiodiff",
+    title="radio maps by conditional latent diffusion, decoupled into data and noise",
+    quality="cells within 6 dB",
+    settings=Settings,
+    config=Path(__file__).with_name("config.yaml"),
+    build=build,
+    faults=FAULTS,
+)
+
+if __name__ == "__main__":
+    raise SystemExit(main(SYSTEM))
