@@ -10,6 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import nantrap
+
 SIZE = 6
 values = torch.full((SIZE, 2), 0.5)
 values[1] = values[4, 1] = 0.0
@@ -89,3 +91,18 @@ def test_the_two_line_form_does_not_search(twoline: Any) -> None:
     incident = twoline(model, lambda b: model(b.log()).mean(), [values * torch.arange(1, 3)])
     assert (incident.phase, incident.module) == ("data", "data")  # the model was given -Inf
     assert incident.samples == (1, 4)
+
+
+def test_a_loss_that_draws_its_own_numbers_is_not_blamed_on_the_whole_batch() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+
+    def loss(batch: torch.Tensor) -> torch.Tensor:
+        t = torch.randint(0, 40, (len(batch),)) / 40
+        return (model(batch).squeeze(1) * torch.log(t).sin()).mean()
+
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), quiet=True) as guard:
+        found = [guard.attempt(loss, torch.randn(8, 4)).incident for _ in range(20)]
+    incident = next(each for each in found if each is not None)
+    words = "the step draws random numbers, and a part of the batch draws others: the sample cannot be told"
+    assert words in incident.notes

@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from nantrap.checkpoints.constants import read_constants
 from nantrap.checkpoints.contents import UnreadableError
 from nantrap.checkpoints.filesystem import filesystem_of
 from nantrap.checkpoints.layouts import find_checkpoints
@@ -39,7 +40,7 @@ def compare_with_config(report: AuditReport, config: str | os.PathLike[str]) -> 
 
 
 def configured_rate(config: str | os.PathLike[str]) -> tuple[str, float]:
-    """The learning rate of a YAML or JSON file, and the key under which it stands."""
+    """The learning rate of a YAML or JSON file or a Python file of constants, and the key under which it stands."""
     path = Path(config)
     try:
         text = path.read_text(encoding="utf-8")
@@ -126,6 +127,8 @@ def _mappings(tree: object, path: tuple[str, ...]) -> Iterator[tuple[str, dict[A
 
 
 def _parsed(path: Path, text: str) -> object:
+    if path.suffix == ".py":
+        return read_constants(text, path)
     try:
         if path.suffix == ".json":
             return json.loads(text)

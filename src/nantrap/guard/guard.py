@@ -72,7 +72,8 @@ class Guard(Keeping):
     Args:
         model: the model, also wrapped in `DistributedDataParallel` or `torch.compile`.
         optimizer: the optimizer of (at least) the model's parameters.
-        scheduler: stepped after each applied step; leave it out if it is stepped once an epoch.
+        scheduler: stepped after each applied step, and after one that a scaler leaves out while it searches its
+            scale, as in the plain loop; leave it out if it is stepped once an epoch.
         scaler: a `torch.amp.GradScaler`, used in the right order: unscale, check, clip, step, update.
         ema: averaged weights, updated after each applied step: an `AveragedModel`, anything with `update()` or
             `update(model)`, or a function without arguments.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,8 @@ class Limit:
         """What is wrong with `value` at `step`, in words, or `None`."""
         if self.until is not None and step >= self.until:
             return None
+        if math.isnan(value):
+            return "it is NaN"
         early = f" before step {self.until:,}" if self.until is not None else ""
         if self.max is not None and not value <= self.max:
             return f"{value:.4g} is above {self.max:g}{early}"

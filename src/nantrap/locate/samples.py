@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
 from collections.abc import Sequence
@@ -68,11 +69,7 @@ def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 6
     except _Enough:
         guilty, note = search.found, "the search for the samples was cut short by its budget"
     if not guilty:
-        return Samples(
-            size=size,
-            note=note or "no part of the batch fails alone: the fault needs the whole batch",
-            runs=search.runs,
-        )
+        return Samples(size=size, note=note or _nobody_alone(failed), runs=search.runs)
     rest = [i for i in everybody if i not in set(guilty)]
     clean: bool | None = None
     if rest:
@@ -80,6 +77,19 @@ def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 6
         clean = None if verdict is None else not verdict
     chosen = tuple(sorted(guilty))
     return Samples(chosen, size, note, clean, search.runs, dataset_indices(failed.batch, chosen, size))
+
+
+def _nobody_alone(failed: FailedStep) -> str:
+    """Why no sample is guilty: perhaps the fault was in the dice, which fall otherwise for a part of the batch."""
+    assert failed.forward is not None
+    with failed.rewound():
+        before = torch.get_rng_state()
+        with contextlib.suppress(Exception):  # it fails as it did; what it drew until then counts
+            failed.forward(failed.batch)
+        draws = not torch.equal(before, torch.get_rng_state())
+    if draws:
+        return "the step draws random numbers, and a part of the batch draws others: the sample cannot be told"
+    return "no part of the batch fails alone: the fault needs the whole batch"
 
 
 def dataset_indices(batch: Any, samples: Sequence[int], size: int | None) -> tuple[int, ...]:

@@ -7,7 +7,6 @@ it. YAML reads `5e-5` (without a dot) as text; here it is the number it was mean
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import yaml
 
+from nantrap.checkpoints.constants import read_constants
 from nantrap.errors import FormatError, UsageError
 
 S = TypeVar("S")
@@ -24,7 +24,7 @@ def read_settings(kind: type[S], path: Path) -> S:
     """The settings in a file; what it leaves out keeps its default."""
     try:
         text = path.read_text(encoding="utf-8")
-        data = _constants(text, path) if path.suffix == ".py" else yaml.safe_load(text)
+        data = read_constants(text, path, strict=True) if path.suffix == ".py" else yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:
@@ -60,32 +60,6 @@ def parse_changes(pairs: Iterable[str]) -> dict[str, str]:
             raise UsageError(f"{pair!r}: expected NAME=VALUE, e.g. training.batch_size=8")
         changes[name] = value
     return changes
-
-
-def _constants(text: str, path: Path) -> dict[str, Any]:
-    """`NAME = value` at the top of a Python file, by the name in small letters."""
-    try:
-        lines = ast.parse(text).body
-    except SyntaxError as error:
-        raise FormatError(f"{path}:{error.lineno}: not Python: {error.msg}") from None
-    found = {}
-    for line in lines:
-        if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant):
-            continue  # a docstring
-        match line:
-            case (
-                ast.Assign(targets=[ast.Name(id=name)], value=value)
-                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
-            ):
-                try:
-                    found[name.lower()] = ast.literal_eval(value)
-                except ValueError:
-                    raise FormatError(
-                        f"{path}:{line.lineno}: {name} is not a plain value; the file is read, not run"
-                    ) from None
-            case _:
-                raise FormatError(f"{path}:{line.lineno}: expected NAME = value; the file is read, not run")
-    return found
 
 
 def _replaced(settings: Any, names: list[str], value: Any, where: str) -> Any:

@@ -16,13 +16,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from nantrap.errors import UsageError
 from nantrap.systems.settings import read_settings, with_changes
+
+if TYPE_CHECKING:
+    from nantrap.guard.watch import WatchSpec
 
 Terms = Tensor | Mapping[str, Tensor]
 """A loss: a scalar, or named terms whose sum is the loss."""
@@ -66,7 +69,7 @@ class Run:
     scheduler: torch.optim.lr_scheduler.LRScheduler | None = None
     scaler: torch.amp.GradScaler | None = None
     ema: Any = None
-    watch: tuple[str, ...] = ()
+    watch: WatchSpec = ()
     max_grad_norm: float | None = 1.0
     begin_epoch: Callable[[Run], None] | None = None
     epoch_steps: int = 100

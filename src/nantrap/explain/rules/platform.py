@@ -320,8 +320,8 @@ def rank_divergence(case: Case) -> Cause | None:
         summary="the ranks hold different parameters, though gradients are averaged between them",
         evidence=(Evidence(f"checksums of the parameters: {shown}"),),
         fix=Fix(
-            text="load before wrapping in DistributedDataParallel (it broadcasts rank 0's weights), and let "
-            "no rank skip a step "
-            "alone; to mend it now, broadcast the parameters and the optimizer state from rank 0"
+            text="load before wrapping in DistributedDataParallel (it broadcasts rank 0's weights), call the wrapper "
+            "and not model.module (whose gradients nobody averages), and let no rank skip a step alone; to mend it "
+            "now, broadcast the parameters and the optimizer state from rank 0"
         ),
     )

@@ -397,7 +397,7 @@ def _is_bad_everywhere(case: Case) -> bool:
 
     parameters = [p.detach() for p in case.failed.parameters.values()]
     bad = sum(any_nonfinite([parameter]) for parameter in parameters)
-    return bad > 2 and 2 * bad > len(parameters)
+    return bad > 1 and (bad == len(parameters) or (bad > 2 and 2 * bad > len(parameters)))
 
 
 def _only_buffers(case: Case) -> bool:

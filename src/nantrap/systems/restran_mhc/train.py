@@ -147,7 +147,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
             pct_start=settings.warmup,
         ),
         scaler=torch.amp.GradScaler("cpu", init_scale=settings.loss_scale) if scaled else None,
-        watch=WATCH,  # type: ignore[arg-type]  # limits, which the guard takes as well as names
+        watch=WATCH,
         max_grad_norm=settings.grad_clip,
         begin_epoch=chosen.begin_epoch,
         epoch_steps=settings.steps_per_epoch,

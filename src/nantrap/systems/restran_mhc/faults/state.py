@@ -76,7 +76,7 @@ POISONED_CHECKPOINT = Fault(
         "Whoever starts again starts from there: every batch is NaN, and the data are searched for the reason."
     ),
     damage="NaN from the first step on, whatever the batch.",
-    answer="Names the checkpoint before the first step and stops. Its store would not have saved it.",
+    answer="Names the checkpoint at the first step and stops after six. Its store would not have saved it.",
     parts={"save": save_always, "load": load_everything},
     settings={"earlier_steps": 8, "earlier_accident": True},
     remedies=(
