@@ -178,3 +178,11 @@ def test_a_configuration_that_the_checkpoint_overrides(folder: Path, capsys: pyt
     Path("config.yaml").write_text("trainer: {lr: 0.0001}\n")
     assert run(folder / "step_10.pt", "--config", "config.yaml") == 0
     assert run(folder / "step_10.pt", "--config", "missing.yaml") == 2
+
+
+def test_a_configuration_of_python_constants_is_read_and_not_run(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("config.py").write_text("import os\nos.abort()\nLEARNING_RATE = 0.0005\nGRAD_CLIP = 1.0\n")
+    assert run(folder / "step_10.pt", "--config", "config.py") == 1
+    assert "the configuration says 0.0005 (learning_rate)" in capsys.readouterr().err
