@@ -123,3 +123,21 @@ def test_a_stream_is_written_with_a_warning_or_refused(tmp_path: Path, capsys: p
                 with pytest.raises(NonFiniteError, match="a checkpoint was not saved"):
                     torch.save(model.state_dict(), stream)
     assert "nantrap: a checkpoint is being saved with non-finite values: weight" in capsys.readouterr().err
+
+
+def test_what_the_gate_cannot_look_at_is_saved_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Odd:
+        def state_dict(self) -> dict[str, int]:
+            raise LookupError("not now")
+
+        def __reduce__(self) -> tuple[type[dict], tuple[()]]:  # type: ignore[type-arg]
+            return dict, ()
+
+    with attached(Settings(run_dir=str(tmp_path / "run"))):
+        model, _ = trained()
+        torch.save({"model": model.state_dict(), "kind": nn.Linear}, tmp_path / "class.pt")
+        assert "unseen" not in capsys.readouterr().err
+        torch.save({"model": model.state_dict(), "odd": Odd()}, tmp_path / "odd.pt")
+    assert f"nantrap: {tmp_path / 'odd.pt'} is saved unseen: LookupError: not now" in capsys.readouterr().err
+    assert (tmp_path / "class.pt").exists()
+    assert (tmp_path / "odd.pt").exists()

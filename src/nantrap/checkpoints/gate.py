@@ -101,7 +101,7 @@ def _values(value: Any, path: str) -> Iterator[tuple[str, Tensor | float]]:
     elif dataclasses.is_dataclass(value) and not isinstance(value, type):
         for spec in dataclasses.fields(value):
             yield from _values(getattr(value, spec.name), f"{path}.{spec.name}" if path else spec.name)
-    elif callable(getattr(value, "state_dict", None)):
+    elif not isinstance(value, type) and callable(getattr(value, "state_dict", None)):
         yield from _values(value.state_dict(), path)
 
 

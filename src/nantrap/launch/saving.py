@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from nantrap.checkpoints.gate import bad_values, refuse_nonfinite
+from nantrap.errors import NonFiniteError
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 
@@ -27,20 +28,31 @@ def install(patches: Patches, loops: Loops) -> None:
     """Stand before every file of a model."""
 
     def save(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
-        place = _place(loops, obj, f)
+        place = _checked_place(loops, obj, f)
         with contextlib.ExitStack() as without:
             for loop in loops:
                 without.enter_context(loop.unhooked())  # a pickled module must open where nantrap is not installed
             return original(obj, place, *args, **kwargs)
 
     def save_file(original: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
-        return original(tensors, _place(loops, tensors, filename), *args, **kwargs)
+        return original(tensors, _checked_place(loops, tensors, filename), *args, **kwargs)
 
     patches.wrap(torch, "save", save)
     patches.put(torch.serialization, "save", torch.save)
     import safetensors.torch
 
     patches.wrap(safetensors.torch, "save_file", save_file)
+
+
+def _checked_place(loops: Loops, obj: Any, where: Any) -> Any:
+    """A gate that cannot look at something lets it through: saving is the script's business."""
+    try:
+        return _place(loops, obj, where)
+    except NonFiniteError:
+        raise
+    except Exception as error:
+        loops.say(f"{where} is saved unseen: {type(error).__name__}: {error}")
+        return where
 
 
 def _place(loops: Loops, obj: Any, where: Any) -> Any:
