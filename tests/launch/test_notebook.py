@@ -65,6 +65,7 @@ class Shell:
 def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    monkeypatch.delenv("VIRTUAL_ENV", raising=False)  # of the shell around the tests, which IPython would warn of
     displayhook, excepthook, main = sys.displayhook, sys.excepthook, sys.modules["__main__"]
     made = interactiveshell.InteractiveShell()
     yield Shell(made)
