@@ -18,6 +18,7 @@ which replaces whatever was known of it.
 
 from __future__ import annotations
 
+import functools
 import math
 import os
 import sys
@@ -209,6 +210,8 @@ class Trace(TorchDispatchMode):
         mutable = func._schema.is_mutable
         arguments = (args, kwargs)
         read_from = (args[1:], kwargs) if name in _OVERWRITE else arguments
+        if outs := _outs(func):  # `out=`: written to, and not read
+            read_from = (args, {key: value for key, value in kwargs.items() if key not in outs})
         input_nan, input_inf, inherited = self._inputs(read_from)
         kept = _kept(args) if mutable else args
         if inherited:
@@ -386,6 +389,12 @@ def _recomputing(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+@functools.cache
+def _outs(func: Any) -> frozenset[str]:
+    """The names of an operation's arguments that only take its result."""
+    return frozenset(argument.name for argument in func._schema.arguments if argument.is_out)
 
 
 def _op_name(func: Any) -> str:
