@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from nantrap.systems.latentdlm.faults.common import caution
+from nantrap.systems.latentdlm.faults.caution import caution
 from nantrap.systems.latentdlm.model import JointAttention
 from nantrap.systems.system import Fault, Remedy
 

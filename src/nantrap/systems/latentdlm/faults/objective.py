@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nantrap.systems.latentdlm.data import Batch
-from nantrap.systems.latentdlm.faults.common import caution
+from nantrap.systems.latentdlm.faults.caution import caution
 from nantrap.systems.latentdlm.faults.update import clamped
 from nantrap.systems.latentdlm.loss import Noised
 from nantrap.systems.system import Fault, Remedy

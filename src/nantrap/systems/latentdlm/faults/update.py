@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nantrap.systems.latentdlm.data import Batch
-from nantrap.systems.latentdlm.faults.common import caution
+from nantrap.systems.latentdlm.faults.caution import caution
 from nantrap.systems.system import Fault, Remedy, Run, standard_update, step_and_clear
 
 STATIC_SCALE = 2e5

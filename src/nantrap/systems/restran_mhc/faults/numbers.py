@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nantrap.ops import RMSNorm
-from nantrap.systems.restran_mhc.faults.common import CAUTION, UNSCALED
+from nantrap.systems.restran_mhc.faults.caution import CAUTION, UNSCALED
 from nantrap.systems.restran_mhc.mhc import HyperConnection
 from nantrap.systems.system import Fault, Remedy, Run, step_and_clear
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from nantrap.systems.restran_mhc.faults.common import CAUTION, HALF
+from nantrap.systems.restran_mhc.faults.caution import CAUTION, HALF
 from nantrap.systems.restran_mhc.faults.numbers import skip_bad_norm
 from nantrap.systems.system import Fault, Remedy, Run, step_and_clear
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from nantrap.systems.restran_mhc.faults.common import CAUTION, HALF
+from nantrap.systems.restran_mhc.faults.caution import CAUTION, HALF
 from nantrap.systems.restran_mhc.model import branch
 from nantrap.systems.system import Fault
 
