@@ -375,10 +375,10 @@ def test_a_buffer_that_takes_a_result_by_out_is_not_blamed_for_what_was_in_it() 
     class Chunked(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
-            buffer = torch.empty(len(hidden), len(weight))
-            torch.mm(hidden.log(), weight.t(), out=buffer)
+            buffer = torch.empty(2 * len(hidden), len(weight))
+            logits = torch.mm(hidden.log(), weight.t(), out=buffer[: len(hidden)])
             ctx.save_for_backward(hidden, weight)
-            return buffer.sum(-1)
+            return logits.sum(-1)
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:

@@ -264,6 +264,8 @@ class Trace(TorchDispatchMode):
         origins = inherited | {op.index} if op.made else inherited
         for output, key, fresh, nan, inf in checked:
             self._write(output, key, bad=nan or inf, fresh=fresh, origins=origins)
+            if outs:  # whoever hands over a part of a buffer for a result reads that part
+                self._uninitialised.pop(key, None)
         return result
 
     def _record(self, name: str) -> Op:
