@@ -212,7 +212,7 @@ class Trace(TorchDispatchMode):
         read_from = (args[1:], kwargs) if name in _OVERWRITE else arguments
         if outs := _outs(func):  # `out=`: written to, and not read
             read_from = (args, {key: value for key, value in kwargs.items() if key not in outs})
-        input_nan, input_inf, inherited = self._inputs(read_from)
+        input_nan, input_inf, inherited = self._inputs(read_from, reads=not _is_view(func))
         kept = _kept(args) if mutable else args
         if inherited:
             self.recent = inherited
@@ -300,13 +300,20 @@ class Trace(TorchDispatchMode):
             self._by_sequence[sequence] = op
         return op
 
-    def _inputs(self, arguments: Any) -> tuple[bool, bool, frozenset[int]]:
-        """Whether any input holds NaN, or Inf, and the origins that flowed into the bad ones."""
+    def _inputs(self, arguments: Any, *, reads: bool) -> tuple[bool, bool, frozenset[int]]:
+        """Whether any input holds NaN, or Inf, and the origins that flowed into the bad ones.
+
+        Args:
+            arguments: of the operation.
+            reads: whether it reads values; a view of empty memory does not.
+        """
         any_nan = any_inf = False
         origins: frozenset[int] = frozenset()
         for tensor in tensors_in(arguments):
             key = key_of(tensor)
             uninitialised = key in self._uninitialised
+            if uninitialised and not reads and key not in self._bad:
+                continue
             if key in self._known and key not in self._bad and not uninitialised:
                 continue
             nan, inf, _ = extremes(tensor)
@@ -391,6 +398,13 @@ def _recomputing(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+@functools.cache
+def _is_view(func: Any) -> bool:
+    """Whether an operation only gives another view of its input."""
+    schema = func._schema
+    return not schema.is_mutable and any(each.alias_info is not None for each in schema.returns)
 
 
 @functools.cache
