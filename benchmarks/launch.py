@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from overhead import CASES, seconds
+from overhead import CASES, ratio
 from torch import nn
 
 from nantrap.launch.attach import attached
@@ -70,25 +70,7 @@ def measure(make: Any, pairs: int) -> dict[str, dict[str, float]]:
         for step in (base, *contestants.values()):
             for _ in range(5):
                 step()
-        return {name: _ratio(step, base, pairs) for name, step in contestants.items()}
-
-
-def _ratio(step: Step, base: Step, pairs: int) -> dict[str, float]:
-    ratios, plain = [], []
-    for index in range(pairs):
-        if index % 2:
-            ours, theirs = seconds(step), seconds(base)
-        else:
-            theirs, ours = seconds(base), seconds(step)
-        ratios.append(ours / theirs)
-        plain.append(theirs)
-    low, _, high = statistics.quantiles(ratios, n=4)
-    return {
-        "ratio": statistics.median(ratios),
-        "low": low,
-        "high": high,
-        "plain_ms": statistics.median(plain) * 1e3,
-    }
+        return {name: ratio(step, base, pairs) for name, step in contestants.items()}
 
 
 def measure_start(times: int) -> dict[str, float]:

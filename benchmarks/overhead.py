@@ -155,6 +155,25 @@ def seconds(step: Step) -> float:
     return time.perf_counter() - start
 
 
+def ratio(step: Step, plain: Step, pairs: int) -> dict[str, float]:
+    """Median ratio of a step to the plain one over adjacent pairs, with the spread of the middle half."""
+    ratios, base = [], []
+    for index in range(pairs):
+        if index % 2:
+            ours, theirs = seconds(step), seconds(plain)
+        else:
+            theirs, ours = seconds(plain), seconds(step)
+        ratios.append(ours / theirs)
+        base.append(theirs)
+    low, _, high = statistics.quantiles(ratios, n=4)
+    return {
+        "ratio": statistics.median(ratios),
+        "low": low,
+        "high": high,
+        "plain_ms": statistics.median(base) * 1e3,
+    }
+
+
 def measure(make: Any, pairs: int) -> dict[str, dict[str, float]]:
     """Median ratio to the plain loop of each contestant, over adjacent pairs."""
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
@@ -163,24 +182,7 @@ def measure(make: Any, pairs: int) -> dict[str, dict[str, float]]:
         for step in (plain, *steps.values()):
             for _ in range(5):
                 step()
-        rows = {}
-        for name, step in steps.items():
-            ratios, base = [], []
-            for index in range(pairs):
-                if index % 2:
-                    ours, theirs = seconds(step), seconds(plain)
-                else:
-                    theirs, ours = seconds(plain), seconds(step)
-                ratios.append(ours / theirs)
-                base.append(theirs)
-            quartiles = statistics.quantiles(ratios, n=4)
-            rows[name] = {
-                "ratio": statistics.median(ratios),
-                "low": quartiles[0],
-                "high": quartiles[2],
-                "plain_ms": statistics.median(base) * 1e3,
-            }
-        return rows
+        return {name: ratio(step, plain, pairs) for name, step in steps.items()}
     return {}
 
 

@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
+USUAL_EPS = 1e-5
+"""What layers that normalise add under their root; a divisor is kept from 0 by its square root."""
+
 
 def share(mask: Tensor) -> str:
     """`3 of 128 places`."""

@@ -6,15 +6,18 @@ guilty line are replaced; the same function elsewhere runs as it is.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from nantrap import ops
+from nantrap.explain.facts import USUAL_EPS
 from nantrap.incident import Source
 from nantrap.locate.source import user_place
 
@@ -129,6 +132,33 @@ def _ctc(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths:
     )
 
 
+def _floored(function: Callable[..., Tensor], at: float = USUAL_EPS) -> Callable[..., Tensor]:
+    def stable(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return function(x.clamp(min=at), *args, **kwargs)
+
+    return stable
+
+
+def _divided_by_floored(x: Any, other: Any, **kwargs: Any) -> Any:
+    if kwargs.get("rounding_mode") or not isinstance(other, Tensor):
+        return torch.div(x, other, **kwargs)
+    away = torch.where(other < 0, -other.abs().clamp(min=USUAL_EPS**0.5), other.abs().clamp(min=USUAL_EPS**0.5))
+    return torch.div(x, away)
+
+
+def _with_larger_eps(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A normalisation of `torch.nn.functional`."""
+    position = list(inspect.signature(function).parameters).index("eps")
+
+    def stable(*args: Any, **kwargs: Any) -> Tensor:
+        kept = [USUAL_EPS if index == position else value for index, value in enumerate(args)]
+        return function(*kept, **kwargs) if len(args) > position else function(*args, **{**kwargs, "eps": USUAL_EPS})
+
+    return stable
+
+
+_NORMALISING = (F.layer_norm, F.group_norm, F.batch_norm, F.instance_norm, F.rms_norm, F.normalize)
+
 FAMILIES: dict[str, dict[str, Callable[..., Any]]] = {
     "sqrt": {"sqrt": _sqrt, "rsqrt": _rsqrt, "sqrt_": _sqrt},
     "log": {"log": ops.safe_log, "log_": ops.safe_log, "log1p": _log1p, "log2": _log2},
@@ -148,5 +178,16 @@ FAMILIES: dict[str, dict[str, Callable[..., Any]]] = {
     "std": {"std": _std, "var": _var},
     "cross_entropy": {"cross_entropy": _cross_entropy},
     "ctc": {"ctc_loss": _ctc},
+    "floor": {
+        "sqrt": _floored(torch.sqrt),
+        "rsqrt": _floored(torch.rsqrt),
+        "log": _floored(torch.log),
+        "pow": _floored(torch.pow),
+        "__pow__": _floored(torch.pow),
+        "reciprocal": _floored(torch.reciprocal, USUAL_EPS**0.5),
+        **dict.fromkeys(("div", "true_divide", "__truediv__", "divide"), _divided_by_floored),
+        **dict.fromkeys(("__rtruediv__", "__rdiv__"), lambda x, other: _divided_by_floored(other, x)),
+        **{f.__name__: _with_larger_eps(f) for f in _NORMALISING},
+    },
 }
 """Family to function name to its stable form."""

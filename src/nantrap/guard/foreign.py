@@ -42,7 +42,6 @@ from nantrap.guard.snapshot import UpdateSnapshot
 from nantrap.guard.window import Micro, Window
 from nantrap.incident import Action, Incident
 from nantrap.locate.autopsy import examine
-from nantrap.locate.calls import watch_parts
 from nantrap.locate.hooks import Hook
 from nantrap.locate.losspart import note_loss_part
 
@@ -96,11 +95,7 @@ class ForeignLoop(Guard):
         """The script's `loss.backward()`; `run` is the call itself. `loss` is without the scale of a scaler."""
         self._norm = None
         window = self._window or begin_window(self)
-        if self._root_call is None and not self._parts_watched:
-            self._parts_watched = True
-            self._hooks += watch_parts(self._members.root, self._before_forward, self._after_forward)
-        micro = Micro(Loss(loss, {}), root_call=self._root_call)
-        self._root_call = None
+        micro = Micro(Loss(loss, {}), root_call=self._take_root_call())
         if reads_at_once(loss):
             micro.values = finite.read(micro.loss.scalars())
             if micro.bad:

@@ -209,11 +209,7 @@ class Guard(Keeping):
                 f"{type(self.optimizer).__name__} evaluates the loss several times a step, so it cannot be used in the "
                 "two-line form; use guard.attempt(fn, batch)"
             )
-        if self._root_call is None and not self._parts_watched:  # the model's parts are called, not the model
-            self._parts_watched = True
-            self._hooks += watch_parts(self._members.root, self._before_forward, self._after_forward)
-        micro = Micro(as_loss(loss), root_call=self._root_call)
-        self._root_call = None
+        micro = Micro(as_loss(loss), root_call=self._take_root_call())
         add_micro(self, micro, given=loss, retain_graph=retain_graph)
 
     def step(self) -> Outcome:
@@ -357,6 +353,14 @@ class Guard(Keeping):
         return finite.gradient_norm(self._members.gradients())
 
     # ---- the beginning of a step
+
+    def _take_root_call(self) -> RootCall | None:
+        """The model's call that led to a loss, once."""
+        if self._root_call is None and not self._parts_watched:  # the model's parts are called, not the model
+            self._parts_watched = True
+            self._hooks += watch_parts(self._members.root, self._before_forward, self._after_forward)
+        call, self._root_call = self._root_call, None
+        return call
 
     def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self._attempting or is_replaying() or not torch.is_grad_enabled():

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 from collections.abc import Iterator
 
 from nantrap import finite
+from nantrap.guard.console import Console
 from nantrap.launch import children, gradients, loaders, optimizers, resuming, saving, scalers, schedules
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 from nantrap.launch.settings import Settings
-from nantrap.report import write_line
 
 
 class Attachment:
@@ -20,7 +19,7 @@ class Attachment:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         batches = loaders.Batches()
-        self.loops = Loops(settings, self._say, batches)
+        self.loops = Loops(settings, Console(quiet=settings.quiet).say, batches)
         self._patches = Patches()
         scaled = scalers.Scaled()
         optimizers.install(self._patches, self.loops)
@@ -44,10 +43,6 @@ class Attachment:
             bad += [name for name, parameter in loop._members.named() if finite.any_nonfinite([parameter.detach()])]
             bad += [name for name, _ in loop._buffers.names_of_bad()]
         return bad
-
-    def _say(self, text: str) -> None:
-        if not self.settings.quiet:
-            write_line(f"nantrap: {text}", sys.stderr)
 
 
 @contextlib.contextmanager

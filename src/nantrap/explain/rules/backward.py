@@ -6,13 +6,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nantrap.explain.facts import share
+from nantrap.explain.amplifier import find_amplifier
+from nantrap.explain.facts import USUAL_EPS, share
 from nantrap.explain.proofs import add_proof, fix_for, try_replacement
 from nantrap.explain.registry import rule
 from nantrap.explain.rules.decompositions import is_decomposition
 from nantrap.incident import Cause, Evidence
 
 if TYPE_CHECKING:
+    from nantrap.explain.amplifier import Amplifier
     from nantrap.explain.case import Case
     from nantrap.locate.trace import Op
 
@@ -267,13 +269,15 @@ def singular_gradient_at_zero(case: Case) -> Cause | None:
 
     Proof:
         The value that the autograd node saved is exactly 0 at the bad places, in a pass whose forward was finite. The
-        call is then replaced at its own line by one with a bounded slope, and the step must be finite.
+        call is then replaced at its own line by one with a bounded slope, and the step must be finite. Next to 0 the
+        slope is finite and may still be too much for float16: the gradient is then followed back from the overflow to
+        the one operation that multiplied it, and the step must be finite with a larger eps there.
     """
-    if (
-        case.phase != "backward"
-        or case.capture is None
-        or (case.half and case.any_half and not case.node.startswith(tuple(_SINGULAR)))
-    ):
+    if case.phase != "backward" or case.capture is None:
+        return None
+    if case.dtype == "float16" and case.made == "inf" and (steep := find_amplifier(case)) is not None:
+        return _too_steep_for_half(case, steep)
+    if case.half and case.any_half and not case.node.startswith(tuple(_SINGULAR)):
         return None
     name, (family, call, safe) = _family(case.node)
     if not name or name in ("Acos", "Asin", "Exp"):
@@ -294,6 +298,36 @@ def singular_gradient_at_zero(case: Case) -> Cause | None:
             f"{safe}, or an eps inside: sqrt(x + 1e-12) (an eps outside, sqrt(x) + eps, changes nothing)",
             trial,
             patch=True,
+        ),
+    )
+
+
+def _too_steep_for_half(case: Case, steep: Amplifier) -> Cause:
+    """The slope next to 0 is finite, and the gradient that it makes does not fit float16."""
+    place = steep.forward.place
+    evidence = [
+        Evidence(f"{steep.op.node} multiplies the gradient by up to {steep.gain:.2g}: {steep.reason}"),
+        Evidence(f"{case.location.op} writes it in float16, which ends at 65,504; without that factor it fits"),
+    ]
+    trial = None
+    if place is not None and case.failed.repeatable:
+        trial = case.lab.replaced(place.source(), "floor", f"an eps of {USUAL_EPS:g} for {steep.call}")
+    proven = add_proof(evidence, trial, f"with an eps of {USUAL_EPS:g} there the step is finite")
+    if trial is not None and not proven:
+        trial = case.lab.single_precision()
+        add_proof(evidence, trial, "in float32 the same gradient is finite")
+    line = "" if place is None else f" in line {place.line} of {place.source().function}"
+    return Cause(
+        "singular_gradient_at_zero",
+        proven=proven,
+        confidence=0.93 if proven else 0.6,
+        summary=f"the slope of {steep.call} next to zero makes a gradient that float16 cannot hold",
+        evidence=tuple(evidence),
+        fix=fix_for(
+            case,
+            f"a larger eps for {steep.call}{line}, {USUAL_EPS:g} say: one that float32 holds may still be too small "
+            "for the gradient in float16 (a GradScaler only multiplies it further)",
+            trial if proven else None,
         ),
     )
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nantrap.ops import AdaLNZero, MaskedAttention
 from nantrap.systems.pixeldlm.data import Batch
-from nantrap.systems.system import Fault, Remedy, Run, standard_update, step_and_clear
+from nantrap.systems.system import Fault, Remedy, Run, lower_rate_and_clip, standard_update, step_and_clear
 
 # ---- attention
 
@@ -189,12 +189,7 @@ _UNSCALED = {**_HALF, "training.loss_scaling": False}
 
 def caution(rate: float) -> Remedy:
     """What everybody tries first."""
-    return Remedy(
-        name="lower rate and clip",
-        story="A tenth of the rate and a tenth of the norm.",
-        result="Touches nothing of the fault.",
-        settings={"training.learning_rate": rate, "training.max_grad_norm": 0.1},
-    )
+    return lower_rate_and_clip({"training.learning_rate": rate, "training.max_grad_norm": 0.1})
 
 
 CAUTION = caution(4e-4)

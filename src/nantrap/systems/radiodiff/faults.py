@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from nantrap.systems.radiodiff import broken
-from nantrap.systems.system import Fault, Remedy
+from nantrap.systems.system import Fault, Remedy, lower_rate_and_clip
 
 _SMALL = {"data.image_size": 32, "data.batch_size": 4}
 _HALF = {**_SMALL, "trainer.amp": True}  # half precision is slow on a CPU, so the maps are smaller
 
 
-def caution(result: str) -> Remedy:
-    """What everybody tries first."""
-    return Remedy(
-        name="lower rate and clip",
-        story="A tenth of the rate and a tenth of the norm.",
-        result=result,
-        settings={"trainer.lr": 5e-4, "trainer.max_grad_norm": 0.1},
-    )
-
-
-CAUTION = caution("Touches nothing of the fault.")
-SLOWER = caution("Touches nothing of the fault, and learns less.")
+caution = partial(lower_rate_and_clip, {"trainer.lr": 5e-4, "trainer.max_grad_norm": 0.1})
+CAUTION = caution()
+SLOWER = caution(result="Touches nothing of the fault, and learns less.")
 
 LOG_ZERO_TIME = Fault(
     name="log_zero_time",
@@ -98,7 +91,7 @@ FAULTS = (
                 result="It skips such steps; the BatchNorm behind them keeps the NaN, and every evaluation is NaN.",
                 settings={"trainer.fp16": True},
             ),
-            caution("The overflow comes some steps later."),
+            caution(result="The overflow comes some steps later."),
         ),
         cause="fp16_forward_overflow",
         module="unet.relations.*.attention",

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from nantrap.systems.system import Fault, Remedy, Run, Terms, step_and_clear
+from nantrap.systems.system import Fault, Remedy, Run, Terms, lower_rate_and_clip, step_and_clear
 from nantrap.systems.temi.data import gaussian_embeddings
 from nantrap.systems.temi.model import Head, small_weights
 from nantrap.systems.temi.settings import Settings
@@ -188,12 +188,9 @@ _OPEN_HEAD = {
 
 def caution(rate: float, *, result: str = "Touches nothing of the fault.") -> Remedy:
     """What everybody tries first."""
-    return Remedy(
-        name="lower rate and clip",
-        story="A tenth of the rate, a tenth of the norm, half the batch.",
-        result=result,
-        settings={"learning_rate": rate, "max_grad_norm": 0.1, "batch_size": 64},
-    )
+    story = "A tenth of the rate, a tenth of the norm, half the batch."
+    settings = {"learning_rate": rate, "max_grad_norm": 0.1, "batch_size": 64}
+    return lower_rate_and_clip(settings, story=story, result=result)
 
 
 CAUTION = caution(4e-4)

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from nantrap.systems.system import Remedy
+from nantrap.systems.system import lower_rate_and_clip
 
 HALF = {"channels": 16, "batch_size": 8, "mixed_precision": "fp16"}
 """Half precision is slow on a CPU, so the model is smaller."""
 UNSCALED = {**HALF, "loss_scaling": False}
 
-CAUTION = Remedy(
-    name="lower rate and clip",
-    story="A tenth of the rate and a tenth of the norm.",
-    result="Touches nothing of the fault.",
-    settings={"learning_rate": 1e-3, "grad_clip": 0.1},
-)
+CAUTION = lower_rate_and_clip({"learning_rate": 1e-3, "grad_clip": 0.1})
