@@ -12,6 +12,10 @@ import pytest
 
 from nantrap.cli.demo import Demo
 from nantrap.errors import UsageError
+from nantrap.systems import load_system
+from nantrap.systems.gallery import Picture, show_all, write_summary
+
+FAULT = "nan_row"
 
 
 def run(*arguments: str) -> int:
@@ -43,6 +47,8 @@ def test_the_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         (("--fault", "short_text"), "of which system"),
         (("pixeldlm", "--steps", "0"), "at least 1"),
         (("pixeldlm", "--all", "--fault", "short_text"), "choose one"),
+        (("pixeldlm", "--all", "--jobs", "0"), "--jobs 0: at least 1"),
+        (("pixeldlm", "--jobs", "2"), "only with --all"),
     ],
 )
 def test_wrong_use(arguments: tuple[str, ...], words: str) -> None:
@@ -51,9 +57,11 @@ def test_wrong_use(arguments: tuple[str, ...], words: str) -> None:
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(UsageError, match="not empty"):
-        run("pixeldlm", "--run-dir", str(tmp_path))
+    (tmp_path / "pixeldlm" / "short_text").mkdir(parents=True)
+    (tmp_path / "pixeldlm" / "short_text" / "report.md").touch()
+    for arguments in (("pixeldlm",), ("pixeldlm", "--all"), ("--all",)):
+        with pytest.raises(UsageError, match=r"pixeldlm/short_text is not empty; nothing is overwritten"):
+            run(*arguments, "--run-dir", str(tmp_path))
 
 
 @pytest.mark.slow
@@ -70,9 +78,10 @@ def test_the_whole_command(tmp_path: Path) -> None:
     assert names[0] == "clean"
     assert names[-1] == "nantrap"
     assert "error[NT203]" in done.stderr
-    label, _, bundle = done.stderr.splitlines()[-1].partition(": ")
-    assert label == "incident"
-    assert Path(bundle, "incident.json").exists()
+    *_, incident, report = done.stderr.splitlines()
+    assert Path(incident.removeprefix("incident: "), "incident.json").exists()
+    assert report == f"report: {folder / 'pixeldlm' / 'short_text' / 'report.md'}"
+    assert json.loads((folder / "pixeldlm" / "short_text" / "showcase.json").read_text()) == document
 
 
 @pytest.mark.slow
@@ -84,4 +93,41 @@ def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert rows["nantrap"][-3:] == ["finite", "NT203", "yes"]
     assert all(len(line) <= 80 for line in out.split("plain:")[0].splitlines())
     assert "error[NT203]" in err
-    assert err.splitlines()[-1].startswith("incident: ")
+    assert err.splitlines()[-1].startswith("report: ")
+
+
+def test_the_report_tells_story_table_and_diagnosis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("temi", "--fault", FAULT, "--steps", "6", "--run-dir", str(tmp_path)) in (0, 1)
+    report = (tmp_path / "temi" / FAULT / "report.md").read_text()
+    system = load_system("temi")
+    fault = system.fault(FAULT)
+    assert report.startswith(f"# temi, {FAULT}\n")
+    assert fault.story in report
+    assert "| run | applied | final loss | held out | cluster purity | weights | cause | proven |" in report
+    assert report.count("\n| clean |") == report.count("\n| nantrap |") == 1
+    assert f"- **plain**: {fault.damage}" in report
+    assert capsys.readouterr().err.splitlines()[-1] == f"report: {tmp_path / 'temi' / FAULT / 'report.md'}"
+
+
+def test_all_of_them_are_shown_in_order_with_a_process_each(tmp_path: Path) -> None:
+    system = load_system("temi")
+    chosen = [(system, fault) for fault in reversed(system.faults[:2])]
+    pictures = list(show_all(chosen, steps=2, seed=8, folder=tmp_path, at_a_time=2))
+    assert [picture.fault for picture in pictures] == [fault.name for _, fault in chosen]
+    for picture in pictures:
+        assert picture.document["fault"] == picture.fault
+        assert f"temi, {picture.fault}: 2 steps each, seed 8" in picture.output
+        assert picture.errors.splitlines()[-1].startswith("report: ")
+    report, text = write_summary(pictures, tmp_path)
+    good = sum(picture.code == 0 for picture in pictures)
+    assert text.startswith(f"2 faults, {good} named as expected, longest ")
+    for picture in pictures:
+        assert f"| temi | [{picture.fault}](temi/{picture.fault}/report.md) |" in report.read_text()
+        assert (tmp_path / "temi" / picture.fault / "report.md").is_file()
+
+
+def test_a_process_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
+    picture = Picture("temi", "x", output="", errors="working\nSegmentation fault\n", code=139, document={}, seconds=2)
+    report, text = write_summary([picture], tmp_path)
+    assert text == "1 fault, 0 named as expected, longest 2 s\ntemi x: exit code 139: Segmentation fault"
+    assert "| temi | x |  |  | died | 2 |" in report.read_text()

@@ -13,7 +13,7 @@ from rich.console import Console
 from nantrap.errors import UsageError
 
 if TYPE_CHECKING:
-    from nantrap.systems.showcase import Showcase
+    from nantrap.systems.gallery import Picture
     from nantrap.systems.system import Fault, System
 
 
@@ -22,7 +22,7 @@ class Demo:
 
     SYSTEM is one of five small but faithful training projects; --fault switches on one of the faults the real project
     had. All runs start from the same seed, the diagnostic is shown as it happens, and a table compares them; the last
-    line says where the incident is. Without SYSTEM, all systems and faults are listed. Exit code 0: the guard named the
+    line says where the report is. Without SYSTEM, all systems and faults are listed. Exit code 0: the guard named the
     expected cause; 1: it did not; 2: wrong use.
     """
 
@@ -37,6 +37,9 @@ class Demo:
         parser.add_argument(
             "--run-dir", type=Path, metavar="DIR", help="where journal and incidents go (default: a temporary folder)"
         )
+        parser.add_argument(
+            "--jobs", type=int, metavar="N", help="with --all: faults at a time, a process each (default: processors)"
+        )
         parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -44,6 +47,8 @@ class Demo:
 
         if arguments.steps < 1:
             raise UsageError(f"--steps {arguments.steps}: at least 1")
+        if arguments.jobs is not None and (arguments.jobs < 1 or not arguments.all):
+            raise UsageError(f"--jobs {arguments.jobs}: at least 1, and only with --all")
         if arguments.all and arguments.fault:
             raise UsageError("--all and --fault: choose one")
         chosen = [load_system(name) for name in ([arguments.system] if arguments.system else SYSTEMS)]
@@ -52,21 +57,14 @@ class Demo:
                 raise UsageError(f"--fault {arguments.fault}: of which system? `nantrap demo SYSTEM --fault NAME`")
             _list(chosen, as_json=arguments.json)
             return 0
-        import torch
-
-        torch.set_num_threads(1)  # the systems are small: more threads only wait for each other
         console = Console(stderr=True, highlight=False, soft_wrap=True)
-        folder = _free_folder(arguments.run_dir)
-        shown = [
-            _show(console, system, fault, folder / system.name / fault.name, arguments)
-            for system in chosen
-            for fault in _faults(system, arguments)
-        ]
-        if arguments.json:
-            documents = [each.to_dict() for each in shown]
-            print(_as_json(documents if arguments.all else documents[0]))
-        console.print(_place(shown[-1], folder))
-        return 0 if all(each.named for each in shown) else 1
+        folder = arguments.run_dir or Path(tempfile.mkdtemp(prefix="nantrap-demo-"))
+        faults = [(system, fault) for system in chosen for fault in _faults(system, arguments)]
+        for system, fault in faults:
+            _refuse_used(folder / system.name / fault.name)
+        if arguments.all:
+            return _show_all(console, faults, folder, arguments)
+        return _show(console, *faults[0], folder / faults[0][0].name / faults[0][1].name, arguments)
 
 
 def _faults(system: System, arguments: argparse.Namespace) -> tuple[Fault, ...]:
@@ -75,9 +73,18 @@ def _faults(system: System, arguments: argparse.Namespace) -> tuple[Fault, ...]:
     return (system.fault(arguments.fault) if arguments.fault else system.faults[0],)
 
 
-def _show(console: Console, system: System, fault: Fault, run_dir: Path, arguments: argparse.Namespace) -> Showcase:
+def _refuse_used(folder: Path) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        raise UsageError(f"--run-dir: {folder} is not empty; nothing is overwritten, give a new folder")
+
+
+def _show(console: Console, system: System, fault: Fault, run_dir: Path, arguments: argparse.Namespace) -> int:
+    import torch
+
+    from nantrap.systems.paper import write_report
     from nantrap.systems.showcase import show
 
+    torch.set_num_threads(1)  # the systems are small: more threads only wait for each other
     console.print(f"{system.name}, {fault.name}: {fault.title}", style="bold")
     console.print(fault.story, markup=False)
     with console.status("training") as status:  # the guard's diagnostic is printed above it
@@ -92,24 +99,40 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
     out.print(f"{system.name}, {fault.name}: {arguments.steps} steps each, seed {arguments.seed}", style="bold")
     out.print(shown.table(), soft_wrap=False)
     out.print()
-    told = [("plain", fault.damage), *((each.name, each.result) for each in fault.remedies), ("nantrap", fault.answer)]
-    for name, what in [*shown.remarks(), *told]:
+    for name, what in shown.told():
         out.print(f"{name}: {what}", markup=False)
-    return shown
+    report = write_report(shown, run_dir, steps=arguments.steps, seed=arguments.seed)
+    if arguments.json:
+        print(_as_json(shown.to_dict()))
+    if shown.incident is not None and shown.incident.bundle:
+        console.print(f"incident: {shown.incident.bundle}", markup=False)
+    console.print(f"report: {report}", markup=False)
+    return 0 if shown.named else 1
 
 
-def _place(shown: Showcase, folder: Path) -> str:
-    """The incident's bundle, or the folder of the journal if there was no incident."""
-    bundle = shown.incident.bundle if shown.incident else None
-    return f"incident: {bundle}" if bundle else f"journal: {folder}"
+def _show_all(console: Console, faults: list[tuple[System, Fault]], folder: Path, arguments: argparse.Namespace) -> int:
+    from nantrap.systems.gallery import processors, show_all, write_summary
 
+    pictures: list[Picture] = []
+    at_a_time = arguments.jobs or processors()
+    with console.status(f"{len(faults)} faults, {at_a_time} at a time") as status:
 
-def _free_folder(wanted: Path | None) -> Path:
-    if wanted is None:
-        return Path(tempfile.mkdtemp(prefix="nantrap-demo-"))
-    if wanted.exists() and any(wanted.iterdir()):
-        raise UsageError(f"--run-dir {wanted}: not empty; nothing is overwritten, give a new folder")
-    return wanted
+        def begun(name: str) -> None:
+            status.update(f"{len(pictures)} of {len(faults)} shown; training: {name}")
+
+        for picture in show_all(
+            faults, steps=arguments.steps, seed=arguments.seed, folder=folder, at_a_time=at_a_time, begun=begun
+        ):
+            pictures.append(picture)
+            console.out(picture.errors, end="", highlight=False)
+            if not arguments.json:
+                print(picture.output, flush=True)
+    report, text = write_summary(pictures, folder)
+    if arguments.json:
+        print(_as_json([picture.document for picture in pictures]))
+    (console if arguments.json else Console(highlight=False, soft_wrap=True)).print(text, markup=False)
+    console.print(f"report: {report}", markup=False)
+    return 0 if all(picture.code == 0 for picture in pictures) else 1
 
 
 def _list(systems: list[System], *, as_json: bool) -> None:

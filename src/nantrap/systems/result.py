@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,8 @@ class Result:
         error: what ended the run early, if an exception did; a hang ends as the time-out of the group.
         ranks_agree: whether all processes ended with the same weights; `None` if there was only one.
         seconds: how long it took, diagnosis included.
+        losses: of every step that was tried.
+        skipped: the steps that did not move the weights.
     """
 
     name: str
@@ -49,6 +52,8 @@ class Result:
     error: str | None = None
     ranks_agree: bool | None = None
     seconds: float = 0.0
+    losses: Sequence[float] = ()
+    skipped: Sequence[int] = ()
 
 
 def measure(
@@ -88,6 +93,8 @@ def measure(
         stopped=stopped,
         error=failure,
         seconds=time.perf_counter() - began,
+        losses=[step.loss for step in done],
+        skipped=[step.number for step in done if not step.applied],
     )
     return result, incidents[0] if incidents else None
 

@@ -47,26 +47,41 @@ class Showcase:
         """Whether a trial or a measurement proved the cause."""
         return self.incident is not None and bool(self.incident.causes) and self.incident.causes[0].proven
 
-    def table(self) -> Table:
-        """The runs side by side, in 80 columns."""
-        table = Table(box=None, pad_edge=False)
-        for heading in ("run", "applied", "final loss", "held out", self.system.quality, "weights", "cause", "proven"):
-            words = heading in ("run", "weights", "cause", "proven")
-            table.add_column(heading.replace(" ", "\n"), justify="left" if words else "right", no_wrap=True)
-        for result in self.results:
-            cause, proven = self._verdict() if result.name == "nantrap" else ("", "")
-            table.add_row(
+    @property
+    def headings(self) -> tuple[str, ...]:
+        """Of the columns of the table."""
+        return ("run", "applied", "final loss", "held out", self.system.quality, "weights", "cause", "proven")
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The cells of the table, a row a run."""
+        return [
+            (
                 result.name,
                 f"{result.applied}/{result.steps}",
                 f"{result.final_loss:.4g}",
                 f"{result.held_out_loss:.4f}",
                 f"{result.quality:.1%}",
                 _weights(result),
-                cause,
-                proven,
-                style="" if result.state_finite else "red",
+                *(self._verdict() if result.name == "nantrap" else ("", "")),
             )
+            for result in self.results
+        ]
+
+    def table(self) -> Table:
+        """The runs side by side, in 80 columns."""
+        table = Table(box=None, pad_edge=False)
+        for heading in self.headings:
+            words = heading in ("run", "weights", "cause", "proven")
+            table.add_column(heading.replace(" ", "\n"), justify="left" if words else "right", no_wrap=True)
+        for result, row in zip(self.results, self.rows(), strict=True):
+            table.add_row(*row, style="" if result.state_finite else "red")
         return table
+
+    def told(self) -> list[tuple[str, str]]:
+        """What is said of each run below the table."""
+        fault = self.fault
+        remedies = [(remedy.name, remedy.result) for remedy in fault.remedies]
+        return [*self.remarks(), ("plain", fault.damage), *remedies, ("nantrap", fault.answer)]
 
     def to_dict(self) -> dict[str, Any]:
         """The showcase as plain JSON values; a loss that is not finite is `null`."""
@@ -181,6 +196,8 @@ class _Way:
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
