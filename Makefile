@@ -6,7 +6,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
 
-.PHONY: demo test test-all lint format bench docs clean
+.PHONY: demo test test-all lint format bench docs pictures clean
 
 # pip and not uv: torch is pinned here so that the small CPU build is taken; the package itself declares a range.
 $(STAMP): pyproject.toml
@@ -43,6 +43,9 @@ bench: $(STAMP)
 
 docs: $(STAMP)
 	$(BIN)/python docs/build.py
+
+pictures: $(STAMP)
+	$(BIN)/python docs/pictures.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

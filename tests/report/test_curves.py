@@ -58,7 +58,8 @@ def test_skipped_steps_are_counted_and_left_out() -> None:
 def test_a_run_that_was_never_finite_is_still_named() -> None:
     picture = drawn(Curve("plain", [NAN, NAN], note="weights NaN"))
     assert lines(picture) == []
-    assert "plain: NaN from 0, weights NaN" in texts(picture)
+    assert "plain: NaN from 0" in texts(picture)
+    assert "a: weights NaN" in texts(drawn(Curve("a", [1.0, 2.0], note="weights NaN")))
 
 
 @pytest.mark.parametrize(("values", "axis"), [([1000.0, 1.0], "loss (logarithmic)"), ([3.0, 1.0], "loss"),

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
 
-_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#777777", "#000000")
+_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
 """Okabe and Ito's, told apart by people who see red and green alike."""
-_WIDTH, _HEIGHT = 860, 330
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 290, 52, 44
+_STRONG = "#111111"
+_WIDTH, _HEIGHT = 800, 330
+_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 230, 52, 44
 _LIMIT = 1e100
 """Beyond it the height of a curve says nothing."""
 _FONT = "font-family='ui-sans-serif, system-ui, sans-serif'"
@@ -29,7 +30,7 @@ class Curve:
         values: one a step; what is not finite is not drawn.
         skipped: steps that were not applied, whose value is left out.
         strong: drawn thicker, the run that is spoken of.
-        note: said behind its name.
+        note: said behind its name, unless it was lost.
     """
 
     name: str
@@ -76,7 +77,7 @@ def draw_curves(curves: Sequence[Curve], *, title: str, value: str = "loss", ste
     ]
     ends: list[tuple[float, str, str]] = []
     for index, curve in enumerate(curves):
-        colour = _COLOURS[index % len(_COLOURS)]
+        colour = _STRONG if curve.strong else _COLOURS[index % len(_COLOURS)]
         parts += _line(curve, scale, colour)
         ends.append((_end_height(curve, scale), _label(curve), colour))
     parts += _labels(ends)
@@ -128,9 +129,11 @@ class _Scale:
     def _values(self) -> list[float]:
         if not self.logarithmic:
             return _round_numbers(self.low, self.high, 6)
-        powers = range(math.ceil(self.low), math.floor(self.high) + 1)
+        powers = range(math.floor(self.low), math.floor(self.high) + 1)
         every = max(1, math.ceil(len(powers) / 6))
-        return [10.0**power for power in powers if power % every == 0]
+        factors = (1, 2, 5) if len(powers) <= 3 else (1,)
+        ticks = [10.0**power * factor for power in powers if power % every == 0 for factor in factors]
+        return [tick for tick in ticks if self.low <= math.log10(tick) <= self.high]
 
 
 def _round_numbers(low: float, high: float, count: int) -> list[float]:
@@ -159,9 +162,11 @@ def _line(curve: Curve, scale: _Scale, colour: str) -> list[str]:
 
 
 def _label(curve: Curve) -> str:
-    said = [f"NaN from {curve.lost_at}"] if curve.lost_at is not None else []
-    said += [f"{len(curve.skipped)} skipped"] if curve.skipped else []
-    said += [curve.note] if curve.note else []
+    said = [f"{len(curve.skipped)} skipped"] if curve.skipped else []
+    if curve.lost_at is not None:
+        said.append(f"NaN from {curve.lost_at}")
+    elif curve.note:
+        said.append(curve.note)
     return f"{curve.name}: {', '.join(said)}" if said else curve.name
 
 

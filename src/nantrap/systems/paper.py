@@ -56,7 +56,7 @@ def picture_of(shown: Showcase) -> str:
             result.losses,
             skipped=frozenset(result.skipped),
             strong=result.name == "nantrap",
-            note="" if result.state_finite else "weights NaN",
+            note="" if result.state_finite else "state NaN",
         )
         for result in shown.results
     ]
