@@ -267,7 +267,14 @@ def losses() -> Iterator[Case]:
         lambda t: torch.add(*ops.decoupled_weights(t)),
         (t,),
     )
-    yield Case("linear_schedule", "1,000,000", "1 - t", lambda t: 1 - t, ops.linear_schedule, (t,))
+    yield Case(
+        "linear_schedule",
+        "1,000,000",
+        "(1 - t).clamp(1e-6, 1 - 1e-6)",
+        lambda t: (1 - t).clamp(1e-6, 1 - 1e-6),
+        ops.linear_schedule,
+        (t,),
+    )
     yield Case(
         "cosine_schedule",
         "1,000,000",

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from torch import Tensor
@@ -100,7 +101,7 @@ def settle(guard: Guard, window: Window, *, buffers: bool = True) -> None:
 
 def drop(guard: Guard, window: Window, incident: Incident, words: str) -> None:
     """This micro-batch takes no part in the step."""
-    window.incidents.append((incident, words))
+    window.incidents.append((replace(incident, notes=(words, *incident.notes)), words))
     window.dropped += 1
     guard.tally.dropped_micro_batches += 1
 

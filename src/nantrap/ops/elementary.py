@@ -183,8 +183,10 @@ class _Divide(torch.autograd.Function):
         b, divisor, quotient = ctx.saved_tensors
         # Where a second derivative is wanted, the kept divisor will not do: it is a constant.
         slope = safe_divide(grad, b, floor=ctx.floor) if torch.is_grad_enabled() else grad / divisor
-        to_b = (slope * quotient).neg_().sum_to_size(b.shape) if ctx.needs_input_grad[1] else None
-        return slope.sum_to_size(ctx.shape), to_b, None
+        to_b = (slope * quotient).neg_() if ctx.needs_input_grad[1] else None
+        if slope.shape != b.shape and to_b is not None:
+            to_b = to_b.sum_to_size(b.shape)
+        return slope if slope.shape == ctx.shape else slope.sum_to_size(ctx.shape), to_b, None
 
 
 def xlogx(x: Tensor) -> Tensor:

@@ -54,6 +54,17 @@ _SINGULAR = {
 }
 
 
+_INSIDE = {
+    "sqrt": ("sqrt(x + 1e-12)", "sqrt(x) + eps"),
+    "pow": ("(x + 1e-12) ** a", "x ** a + eps"),
+    "log": ("log(x + 1e-12)", "log(x) + eps"),
+    "div": ("a / (b + 1e-6)", "a / b + eps"),
+    "norm": ("sqrt(x.square().sum() + 1e-12)", "x.norm() + eps"),
+    "std": ("sqrt(x.var() + 1e-12)", "x.std() + eps"),
+}
+"""Where an eps helps, and where it does not."""
+
+
 @dataclass(frozen=True, slots=True)
 class Incoming:
     """Where a gradient of exactly 0 met an infinite derivative: the operation, which argument it was, at "
@@ -284,6 +295,7 @@ def singular_gradient_at_zero(case: Case) -> Cause | None:
         return None
     if case.made == "inf" and case.op in ("mm", "bmm", "addmm", "mul", "convolution_backward"):
         return None
+    inside, outside = _INSIDE[family]
     evidence = [Evidence(f"{case.node}: the derivative of {call} is infinite at exactly 0, {_zeros(case)}")]
     trial = try_replacement(case, family, safe) if family != "norm" else None
     proven = add_proof(evidence, trial, "with a slope bounded at 0 the step is finite")
@@ -295,7 +307,7 @@ def singular_gradient_at_zero(case: Case) -> Cause | None:
         evidence=tuple(evidence),
         fix=fix_for(
             case,
-            f"{safe}, or an eps inside: sqrt(x + 1e-12) (an eps outside, sqrt(x) + eps, changes nothing)",
+            f"{safe}, or an eps inside: {inside} (an eps outside, {outside}, changes nothing)",
             trial,
             patch=True,
         ),

@@ -155,15 +155,24 @@ def log_of_zero(case: Case) -> Cause | None:
         "log_of_zero",
         proven=not below,
         confidence=0.93 if not below else 0.6,
-        summary=f"the logarithm of zero gave -Inf in {case.place}",
+        summary=f"the logarithm of {'a negative number gave NaN' if below else 'zero gave -Inf'} in {case.place}",
         evidence=tuple(evidence),
-        fix=fix_for(
-            case,
-            "use log_softmax or logsigmoid on the logits instead of log(softmax(x)), or nantrap.ops.safe_log(x)",
-            trial,
-            patch=True,
-        ),
+        fix=fix_for(case, _log_advice(case), trial, patch=True),
     )
+
+
+def _log_advice(case: Case) -> str:
+    """Stay in log space where the argument was a probability; a floor for everything else."""
+    assert case.capture is not None
+    behind = " ".join(op.name for op in case.source_ops(case.capture.op, 0)[:4])
+    if "softmax" in behind:
+        return "log_softmax(x) instead of log(softmax(x)), which stays finite; or nantrap.ops.safe_log(x)"
+    if "sigmoid" in behind:
+        return (
+            "logsigmoid(x), or binary_cross_entropy_with_logits, instead of the logarithm of a sigmoid; or "
+            "nantrap.ops.safe_log(x)"
+        )
+    return "nantrap.ops.safe_log(x), or an argument that is kept from 0 where it is made"
 
 
 @rule("division_by_zero")
