@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
+import nantrap
 from explain.programs import InspectCase
 from nantrap.explain import Case, page
 from nantrap.explain.replacement import Replacement
@@ -273,3 +275,31 @@ def test_hits_are_counted_at_their_line() -> None:
     assert torch.equal(here, there)
     assert torch.autograd.grad(here.sum(), x)[0].tolist() == [0.0, 0.25]
     assert torch.autograd.grad(there.sum(), x)[0].tolist() == [float("inf"), 0.25]
+
+
+def test_a_checkpointed_block_is_computed_in_float32_again_in_the_backward_pass() -> None:
+    """Activation checkpointing runs the forward pass inside the backward pass; its casts must not narrow there."""
+    torch.manual_seed(0)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 1)
+            nn.init.constant_(self.up.weight, 50.0)
+            nn.init.constant_(self.down.weight, 1e-6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.up(x).square())
+
+    block = Block()
+
+    def loss_of(batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.float16):
+            result = checkpoint(block, batch, use_reentrant=False)
+        assert isinstance(result, Tensor)
+        return result.float().mean()
+
+    with nantrap.Guard(block, torch.optim.SGD(block.parameters(), lr=1e-3), quiet=True) as guard:
+        incident = guard.attempt(loss_of, torch.ones(2, 8)).incident
+    assert incident is not None
+    assert (incident.causes[0].slug, incident.causes[0].proven) == ("fp16_forward_overflow", True)

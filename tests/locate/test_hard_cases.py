@@ -398,3 +398,28 @@ def test_a_buffer_that_takes_a_result_by_out_is_not_blamed_for_what_was_in_it() 
     assert incident is not None
     assert incident.op == "aten.log"
     assert incident.causes[0].slug == "log_of_zero"
+
+
+def test_a_bad_table_in_a_closure_that_only_poisons_a_buffer_is_found() -> None:
+    table = torch.randn(9, 3)
+    table[4, 1] = float("nan")
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.out = nn.BatchNorm1d(3), nn.Linear(3, 1)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                self.norm(table)
+            result: Tensor = self.out(self.norm(x))
+            return result
+
+    model = Net()
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), quiet=True) as guard:
+        incident = guard.attempt(lambda batch: model(batch).square().mean(), torch.randn(6, 3)).incident
+    assert incident is not None
+    assert (incident.module, incident.op) == ("norm", "aten.native_batch_norm")
+    assert incident.source is not None
+    assert incident.source.text.strip() == "self.norm(table)"
+    assert [cause.slug for cause in incident.causes if cause.proven] == ["bn_buffers_poisoned"]

@@ -163,8 +163,8 @@ class Case:
     def calls_of(self, *names: str) -> Iterator[Capture]:
         """The recorded forward calls of these operations: the guilty one, and those kept as witnesses."""
         captures = [self.capture] if self.capture is not None else []
-        for trace in (self.trace, self.location.witnesses):
-            captures += list(trace.witnesses.values()) if trace is not None else []
+        captures += list(self.trace.witnesses.values()) if self.trace is not None else []
+        captures += self.location.witnesses
         for capture in captures:
             if capture.op.phase == "forward" and capture.op.name.startswith(names):
                 yield capture

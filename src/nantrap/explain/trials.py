@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -16,13 +17,16 @@ from nantrap.explain.replacement import Replacement
 from nantrap.finite import any_nonfinite, clip_with_norm, gradient_norm
 from nantrap.incident import Source, Trial
 from nantrap.locate import RngState
+from nantrap.locate.batch import with_tensor
 from nantrap.locate.samples import fails
 from nantrap.locate.storage import map_leaves
+from nantrap.locate.trace import recomputing
 
 if TYPE_CHECKING:
     from nantrap.explain.case import Case
 
 _HALF = (torch.float16, torch.bfloat16)
+_AS_IT_WAS = object()
 
 
 class Laboratory:
@@ -86,6 +90,11 @@ class Laboratory:
             return not fails(self._case.failed, rest, size), None
 
         return self.run("without_samples", f"the batch without sample {shown}", experiment)
+
+    def with_tensor(self, path: str, change: str, old: Tensor, new: Tensor) -> Trial:
+        """The batch with one of its tensors changed."""
+        batch = with_tensor(self._case.failed.batch, old, new)
+        return self.run(f"changed:{path}", change, lambda: self._step(batch=batch))
 
     def loss_scale_one(self, scale: float) -> Trial:
         """The gradients of the loss divided by its scale."""
@@ -199,13 +208,18 @@ class Laboratory:
     # ---- parts
 
     def _step(
-        self, *, around: contextlib.AbstractContextManager[Any] | None = None, seed: float | None = None
+        self,
+        *,
+        around: contextlib.AbstractContextManager[Any] | None = None,
+        seed: float | None = None,
+        batch: Any = _AS_IT_WAS,
     ) -> tuple[bool, float | None]:
         failed = self._case.failed
         if failed.forward is None:
             raise LookupError("the two-line form cannot compute the loss again; guard.attempt can")
         with failed.rewound(), around or contextlib.nullcontext():
-            return self._forward_and_backward(failed.batch, seed=seed, rng=None)
+            given = failed.batch if batch is _AS_IT_WAS else batch
+            return self._forward_and_backward(given, seed=seed, rng=None)
 
     def _forward_and_backward(
         self, batch: Any, *, seed: float | None = None, rng: RngState | None = None
@@ -278,7 +292,8 @@ class _SinglePrecision(TorchDispatchMode):
     ) -> Any:
         if func._schema.is_mutable:  # the memory that is written keeps its dtype
             return func(*args, **(kwargs or {}))
-        if torch._C._current_graph_task_id() != -1 and func is torch.ops.aten._to_copy.default:
+        in_backward = torch._C._current_graph_task_id() != -1
+        if in_backward and func is torch.ops.aten._to_copy.default and not recomputing(sys._getframe(1)):
             return func(*args, **(kwargs or {}))  # autograd hands a half-precision leaf its gradient in its own dtype
         return func(*map_leaves(args, _widened), **map_leaves(kwargs or {}, _widened))
 

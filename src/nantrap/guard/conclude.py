@@ -95,6 +95,10 @@ def _read(guard: Guard, window: Window) -> _Reading:
         scalars += micro.loss.scalars()
     values = iter(finite.read(scalars))
     norm_value = next(values)
+    if not math.isfinite(norm_value) and not guard._norm_is_used():
+        # Nobody clips by it: a sum of squares that overflows harms nothing while every gradient is finite.
+        exact = finite.exact_norm(guard._members.gradients())
+        norm_value = exact if math.isfinite(exact) else norm_value
     watch = guard._watch.named([next(values) for _ in watched]) if watched else {}
     if scale is not None:
         guard._scaling.note(next(values))

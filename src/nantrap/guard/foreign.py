@@ -211,6 +211,9 @@ class ForeignLoop(Guard):
         else:
             self._scaling.step()
 
+    def _norm_is_used(self) -> bool:
+        return self._norm is not None or super()._norm_is_used()
+
     def _gradient_norm(self) -> Tensor:
         norm = super()._gradient_norm() if self._norm is None else self._norm
         scale = self._scaling.scalar() if self._scaling.still_scaled else None

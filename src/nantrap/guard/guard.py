@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from nantrap import finite
 from nantrap.errors import UsageError
@@ -351,6 +352,11 @@ class Guard(Keeping):
     def _gradient_norm(self) -> Tensor:
         """The total norm of the gradients as they stand, on their device."""
         return finite.gradient_norm(self._members.gradients())
+
+    def _norm_is_used(self) -> bool:
+        """Whether somebody may clip by the norm, the guard or a hook of the optimizer."""
+        hooks = getattr(self.optimizer, "_optimizer_step_pre_hooks", None)
+        return self._max_grad_norm is not None or bool(hooks) or bool(_global_optimizer_pre_hooks)
 
     # ---- the beginning of a step
 

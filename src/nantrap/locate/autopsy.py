@@ -54,6 +54,10 @@ _CANNOT_MAKE_NAN = ("add", "sub", "rsub", *_SELECT, "cat", "stack")
 """NaN out of finite operands shows that an operand nobody saved was bad."""
 
 
+_WITNESSES = ("binary_cross_entropy", "kl_div", "xlogy")
+"""Losses that compare with targets, and accept any."""
+
+
 @dataclass(slots=True)
 class Evidence:
     """What the live graph of a bad loss told.
@@ -69,6 +73,7 @@ class Evidence:
         parameters: the parameters the guilty operation reads directly.
         seen: the bad tensor that entered without gradient was itself seen, not only concluded.
         notes: what is uncertain.
+        witnesses: calls of losses whose targets a rule may want to see, guilty or not.
     """
 
     op: Op
@@ -81,6 +86,7 @@ class Evidence:
     parameters: tuple[Tensor, ...] = ()
     seen: bool = True
     notes: list[str] = field(default_factory=list)
+    witnesses: tuple[Capture, ...] = ()
 
 
 @dataclass(slots=True)
@@ -114,7 +120,7 @@ class _Autopsy:
             boundary |= one.nodes
             for node, output in one.outputs.items():
                 self.values.setdefault((node, output[1]), output[0])
-        reached = self._walk([self.root])
+        self.reached = reached = self._walk([self.root])
         self.boundary = boundary & reached
         # outputs that cannot be recognised (an object of the user's own): then the model's replay is asked first
         self.inside = self._walk(list(self.boundary)) if self.boundary or call is None else reached
@@ -240,9 +246,17 @@ class _Autopsy:
             return None
         chosen = _past_masks(sorted(origins, key=lambda one: one.op.sequence))
         chosen.crossed = crossed
+        chosen.witnesses = tuple(self._witnesses())
         chosen.anchor = self.root._sequence_nr()
         chosen.model_anchor = max((node._sequence_nr() for node in self.boundary), default=0)
         return chosen
+
+    def _witnesses(self) -> Iterator[Capture]:
+        for node in self.reached:
+            name = operation_name(node.name())
+            if name is not None and name.startswith(_WITNESSES) and (call := self.call(node)) is not None:
+                args, kwargs = call.as_traced()
+                yield Capture(self._op(node, name), call.run, args, kwargs, ())
 
     def _judge(self, node: Any, value: Tensor | None, inputs: list[_Input]) -> Evidence | None:
         if value is None:

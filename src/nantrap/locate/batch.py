@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -56,25 +56,34 @@ def select(batch: Any, samples: Sequence[int], size: int) -> Any:
         if batch.layout != torch.strided:
             batch = batch.to_dense()
         return batch[torch.as_tensor(list(samples), device=batch.device)]
+    listed = isinstance(batch, (list, tuple)) and not hasattr(batch, "_fields")
+    if listed and len(batch) == size and _ragged(batch, size):
+        return type(batch)(batch[i] for i in samples)
+    return _rebuilt(batch, lambda part: select(part, samples, size))
+
+
+def with_tensor(batch: Any, old: Tensor, new: Tensor) -> Any:
+    """The same batch, with one of its tensors replaced."""
+    if isinstance(batch, Tensor):
+        return new if batch is old else batch
+    return _rebuilt(batch, lambda part: with_tensor(part, old, new))
+
+
+def _rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
+    """A container of the same kind whose parts went through `change`; whatever else it is, as it is."""
     if isinstance(batch, Mapping):
-        chosen = {key: select(value, samples, size) for key, value in batch.items()}
+        chosen = {key: change(value) for key, value in batch.items()}
         try:
             return type(batch)(chosen)  # type: ignore[call-arg]
         except TypeError:
             return chosen
     if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
-        changes = {
-            spec.name: select(getattr(batch, spec.name), samples, size)
-            for spec in dataclasses.fields(batch)
-            if spec.init
-        }
+        changes = {spec.name: change(getattr(batch, spec.name)) for spec in dataclasses.fields(batch) if spec.init}
         return dataclasses.replace(batch, **changes)
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(select(value, samples, size) for value in batch))
+        return type(batch)(*(change(value) for value in batch))
     if isinstance(batch, (list, tuple)):
-        if len(batch) == size and _ragged(batch, size):
-            return type(batch)(batch[i] for i in samples)
-        return type(batch)(select(value, samples, size) for value in batch)
+        return type(batch)(change(value) for value in batch)
     return batch
 
 

@@ -42,7 +42,7 @@ def _locate(failed: FailedStep, seconds: float) -> Location:
         if location.source is not None:  # the norm is taken in the guard, on behalf of this line
             location.source = replace(location.source, column=None, end_column=None, inferred=True)
         if failed.repeatable and not _is_used_up(failed.batch):
-            location.witnesses = replay_step(failed).trace
+            location.witnesses = tuple(replay_step(failed).trace.witnesses.values())
         return location
     if not failed.repeatable:
         return locate_without_function(failed)

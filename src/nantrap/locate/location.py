@@ -42,7 +42,7 @@ class Location:
     capture: Capture | None = None
     external: External | None = None
     replay: Replay | None = None
-    witnesses: Trace | None = None
+    witnesses: tuple[Capture, ...] = ()
 
 
 def location_of(replay: Replay, *, fallback: Phase) -> Location:

@@ -52,6 +52,13 @@ class LossPart:
     saved: list[tuple[Any, ...] | None]
     boundary: Any = field(default_factory=set)
 
+    def saved_by(self, sequence: int) -> tuple[Tensor, ...]:
+        """The tensors that the node with this sequence number saved."""
+        for node, saved in zip(self.nodes, self.saved, strict=True):
+            if saved is not None and node._sequence_nr() == sequence:
+                return tuple(tensor for tensor in saved if isinstance(tensor, Tensor))
+        return ()
+
 
 def note_loss_part(loss: Tensor, call: RootCall | None) -> LossPart | None:
     """Hold on to what the nodes between loss and model saved. Runs in every healthy two-line step, so it is short."""

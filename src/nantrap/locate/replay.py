@@ -100,8 +100,9 @@ def replay_step(failed: FailedStep) -> Replay:
             sinks.append(Sink("the exception", "value", trace.recent))
         replay = judge(trace, sinks)
         replay.error = error
-        if loss is not None and not replay.failed and any_nonfinite([loss]):
-            replay = _constant_reached(trace, loss)
+        if not replay.failed and (reached := _first_bad(failed, loss)) is not None:
+            replay = _constant_reached(trace, *reached)
+            replay.error = error
         if loss is not None:
             replay.anchor = loss.grad_fn._sequence_nr() if loss.grad_fn is not None else None
             replay.loss = float(loss.detach())
@@ -292,14 +293,23 @@ def _blame_derivative(replay: Replay) -> None:
             return
 
 
-def _constant_reached(trace: Trace, loss: Tensor) -> Replay:
-    """Nothing made the Inf: a constant of the program (a mask) reached the loss. Guilty is what reduced it "
-    "into the loss."""
-    chain = trace.bad_ancestors(loss)
-    reductions = [op for op in chain if op.name in _REDUCTIONS]
+def _first_bad(failed: FailedStep, loss: Tensor | None) -> tuple[str, Tensor] | None:
+    """The first bad thing a step left behind: its loss, a gradient, or a buffer that was found bad."""
+    named = [("the loss", loss)] if loss is not None else []
+    named += [(f"gradient of {name}", p.grad) for name, p in failed.parameters.items() if p.grad is not None]
+    named += [(f"buffer {name}", b) for name, b in failed.root.named_buffers() if name in failed.bad_buffers]
+    return next(((name, tensor) for name, tensor in named if any_nonfinite([tensor])), None)
+
+
+def _constant_reached(trace: Trace, name: str, tensor: Tensor) -> Replay:
+    """Nothing made it: a constant of the program (a mask, a table in a closure) got there. Guilty is what reduced it
+    into the loss, or the first operation that read it.
+    """
+    chain = trace.bad_ancestors(tensor)
+    reductions = [op for op in chain if op.name in _REDUCTIONS] if name == "the loss" else []
     guilty = reductions or chain
     origin = guilty[0].index if guilty else None
-    return Replay(trace, origin=origin, sinks=("the loss",), failed=True)
+    return Replay(trace, origin=origin, sinks=(name,), failed=True)
 
 
 def _past_masks(origins: frozenset[int], trace: Trace) -> int | None:

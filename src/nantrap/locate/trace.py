@@ -275,7 +275,7 @@ class Trace(TorchDispatchMode):
         node_name: str | None = None
         place: Place | None = None
         in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward and _recomputing(sys._getframe(2)):
+        if in_backward and recomputing(sys._getframe(2)):
             in_backward = False
             around = self._by_sequence.get(torch._C._current_autograd_node()._sequence_nr())
             if around is not None and not self._stack:
@@ -389,7 +389,7 @@ class Trace(TorchDispatchMode):
         return bad.origins if bad is not None else frozenset()
 
 
-def _recomputing(frame: FrameType | None) -> bool:
+def recomputing(frame: FrameType | None) -> bool:
     """Whether activation checkpointing is running a forward pass again inside the backward pass."""
     if not torch.is_grad_enabled():
         return False

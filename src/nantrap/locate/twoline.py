@@ -32,6 +32,8 @@ def locate_without_function(failed: FailedStep) -> Location:
     probes = read_probes()
     location = _search(failed)
     location.probes = probes
+    if isinstance(failed.evidence, Evidence):
+        location.witnesses = failed.evidence.witnesses
     if failed.root_call is None:
         location.notes.append(_NO_CALL)
     return location

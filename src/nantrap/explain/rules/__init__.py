@@ -4,6 +4,7 @@
 # isort: off
 from nantrap.explain.rules import state
 from nantrap.explain.rules import data
+from nantrap.explain.rules import labels
 from nantrap.explain.rules import half_forward
 from nantrap.explain.rules import half_update
 from nantrap.explain.rules import forward_poles
@@ -23,6 +24,7 @@ __all__ = [
     "forward_range",
     "half_forward",
     "half_update",
+    "labels",
     "optimisation",
     "platform",
     "state",

@@ -403,8 +403,12 @@ def _is_mask_product(case: Case, op: Op) -> bool:
     trace = case.trace
     assert trace is not None
     made_by = next((o for o in trace.ops if o.phase == "forward" and o.sequence == op.sequence), None)
-    if made_by is None:
-        return False
+    if made_by is None:  # the two-line form: the node's own saved factors, if they were kept
+        from nantrap.locate.losspart import LossPart
+
+        part = case.failed.evidence
+        factors = part.saved_by(op.sequence) if isinstance(part, LossPart) else ()
+        return any(bool(((factor == 0) | (factor == 1)).all()) for factor in factors)
     for argument in range(len(made_by.sources)):
         if made_by.sources[argument] < 0 and argument > 0:
             return True  # came from outside the step: a constant, or a mask of the batch

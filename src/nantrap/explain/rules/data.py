@@ -1,10 +1,10 @@
-"""NT1xx: the batch, its labels, and reductions over nothing."""
+"""NT1xx: the batch, and reductions over nothing."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nantrap.explain.facts import describe, integer_valued, share, where_text
+from nantrap.explain.facts import describe, share, where_text
 from nantrap.explain.proofs import add_proof, fix_for, try_replacement
 from nantrap.explain.registry import rule
 from nantrap.incident import Cause, Evidence, Fix, Trial
@@ -149,102 +149,6 @@ def _largest_input(case: Case) -> tuple[float, str]:
     return worst
 
 
-@rule("label_out_of_range")
-def label_out_of_range(case: Case) -> Cause | None:
-    """A target lies outside the range its loss accepts.
-
-    Binary cross-entropy wants targets from 0 to 1, and nobody checks. A mask stored as 0/255, classes numbered 1 and
-    2, an ignore value of -1 or 255: the loss then has no lower bound. It turns negative, falls faster and faster,
-    looks like splendid training, and overflows.
-
-    Example:
-        import torch
-        from torch import nn
-
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        pixels = [torch.rand(16, 4) for _ in range(40)]
-        batches = [(x, 255.0 * (x[:, :1] > 0.5)) for x in pixels]  # the mask was never divided by 255
-
-        def loss_fn(batch):
-            x, mask = batch
-            return nn.functional.binary_cross_entropy_with_logits(model(x), mask)
-
-    Why:
-        For a logit z and a target y the loss is softplus(z) - y·z. With 0 ≤ y ≤ 1 it is never negative. With y = 255
-        it is about -254·z for large z: the larger the logit the lower the loss, without end.
-
-    Fix:
-        Bring the targets into the range, once, where they are loaded:
-
-            - mask = torch.from_numpy(image)
-            + mask = torch.from_numpy(image).float() / 255
-
-        An ignore value is no target: leave those places out with a mask, or use `ignore_index` where the loss has
-        one. A lower rate or gradient clipping only delays it. `abs(loss)` or `relu(loss)` hides the sign and trains
-        nonsense. A negative cross-entropy is never good news.
-
-    Proof:
-        The targets are compared with the range of the very operation that read them in the failed step: a
-        measurement. A loss that had fallen below zero in the steps before is added as evidence. A hand-written
-        cross-entropy has no such operation, and the cause stays a guess there.
-    """
-    for call in case.calls_of("aten.binary_cross_entropy"):
-        target = call.args[1]
-        low, high = float(target.min()), float(target.max())
-        if low < 0 or high > 1:
-            outside = float(((target < 0) | (target > 1)).sum())
-            return _label(case, call.op.name, f"[{low:g}, {high:g}]", "[0, 1]", outside)
-    for call in case.calls_of("aten.xlogy", "aten.kl_div"):
-        target = call.args[1 if call.op.name == "aten.kl_div" else 0]
-        if float(target.min()) < 0:
-            outside = float((target < 0).sum())
-            return _label(case, "aten.kl_div", f"from {float(target.min()):g}", "probabilities >= 0", outside)
-    return _handmade_cross_entropy(case)
-
-
-def _handmade_cross_entropy(case: Case) -> Cause | None:
-    """A loss that should be positive fell below zero, and a batch holds labels above 1: y·log p + (1-y)·log(1-p)."""
-    losses = [record.loss for record in case.history.applied()]
-    if len(losses) < 2 or not losses[-1] < 0 or not losses[-1] < losses[0] or case.growth < 3:
-        return None
-    from nantrap.locate import tensors_of
-
-    for path, tensor in tensors_of(case.failed.batch):
-        if integer_valued(tensor) and tensor.numel() and float(tensor.max()) > 1 and float(tensor.min()) >= 0:
-            return Cause(
-                "label_out_of_range",
-                confidence=0.6,
-                summary=f"{path} holds values up to {float(tensor.max()):g}, and the loss fell below zero",
-                evidence=(
-                    Evidence(
-                        f"the loss fell to {losses[-1]:.4g}; a cross-entropy with targets in [0, 1] is never negative",
-                        kind="history",
-                    ),
-                    Evidence(f"{path} reaches {float(tensor.max()):g}"),
-                ),
-                fix=Fix(text=f"map {path} to [0, 1] before the loss"),
-            )
-    return None
-
-
-def _label(case: Case, op: str, found: str, allowed: str, count: float) -> Cause:
-    losses = [record.loss for record in case.history.applied()]
-    evidence = [Evidence(f"{op} was given {count:,.0f} targets outside {allowed}: {found}")]
-    if losses and losses[-1] < 0:
-        text = f"the loss had fallen to {losses[-1]:.4g}: with valid targets it is never negative"
-        evidence.append(Evidence(text, kind="history"))
-    return Cause(
-        "label_out_of_range",
-        proven=True,
-        confidence=0.98,
-        summary=f"targets lie in {found}, {op.removeprefix('aten.')} accepts {allowed}",
-        evidence=tuple(evidence),
-        fix=Fix(text=f"map the targets to {allowed} (a mask read as 0..255 needs / 255; an ignore value needs a mask)"),
-    )
-
-
 @rule("empty_reduction")
 def empty_reduction(case: Case) -> Cause | None:
     """A mean or quotient was taken over zero elements.
@@ -325,6 +229,8 @@ def _count_of_nothing(case: Case) -> Cause | None:
     bad = ~case.output.isfinite()
     if not bool((numerator.expand_as(bad)[bad] == 0).all()):
         return None
+    if not case.failed.repeatable and not capture.op.sources:
+        return _perhaps_nothing(case, numerator, denominator)
     counted = _counted_by(case)
     if counted is None:
         return None
@@ -338,6 +244,21 @@ def _count_of_nothing(case: Case) -> Cause | None:
         text,
         "nantrap.ops.masked_mean(x, mask), or divide by count.clamp(min=1)",
         trial,
+    )
+
+
+def _perhaps_nothing(case: Case, numerator: Tensor, denominator: Tensor) -> Cause | None:
+    """In the two-line form nobody saw who made the two: one sum divided by another, both exactly 0."""
+    if numerator.numel() != 1 or denominator.numel() != 1:
+        return None
+    return Cause(
+        "empty_reduction",
+        confidence=0.7,
+        summary="a sum of 0 divided by a count of 0: nothing was selected",
+        evidence=(
+            Evidence("numerator and denominator are single numbers, both exactly 0; what made them was not seen"),
+        ),
+        fix=Fix(text="nantrap.ops.masked_mean(x, mask), or divide by count.clamp(min=1)"),
     )
 
 

@@ -294,7 +294,7 @@ def eps_underflow_half(case: Case) -> Cause | None:
     if trial.finite is False and not swallowed:
         case.refute("eps_underflow_half", trial, "the step is as bad in float32")
         return None
-    if not finite and not constants:
+    if not finite and not constants and case.failed.repeatable:
         return None
     return Cause(
         "eps_underflow_half",

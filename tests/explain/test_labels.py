@@ -1,0 +1,77 @@
+"""Labels that a loss does not accept: in losses of torch, in hand-written ones, and seen from two lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nantrap
+from nantrap.incident import Incident
+
+
+def focal(logits: Tensor, labels: Tensor) -> Tensor:
+    p = logits.sigmoid()
+    right = p * labels + (1 - p) * (1 - labels)
+    return ((1 - right) ** 1.5 * -right.clamp(min=1e-6).log()).mean()
+
+
+def train(labels: Tensor, *, loss: Any = focal, repeatable: bool = True) -> Incident | None:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    nn.init.constant_(model.bias, 3.0)
+    x = torch.randn(len(labels), 3)
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), max_grad_norm=None, quiet=True) as guard:
+        if repeatable:
+            return guard.attempt(
+                lambda batch: loss(model(batch["x"])[:, 0], batch["y"]), {"x": x, "y": labels}
+            ).incident
+        guard.backward(loss(model(x)[:, 0], labels))
+        return guard.step().incident
+
+
+def test_a_hand_written_loss_is_proven_with_the_labels_clamped() -> None:
+    incident = train(torch.tensor([0.0, 1.0, 255.0, 1.0]))
+    assert incident is not None
+    cause = incident.causes[0]
+    assert (cause.slug, cause.proven) == ("label_out_of_range", True)
+    assert cause.summary == "y holds 255, and the loss is written for labels of 0 and 1"
+    assert [evidence.text for evidence in cause.evidence] == [
+        "aten.pow was given 1 negative values, for which it is not defined",
+        "y holds labels of 0 and 1, and 255",
+        "with y clamped to [0, 1] the step is finite",
+    ]
+    assert cause.fix is not None
+    assert cause.fix.text == "leave out the places where y is 255 (an ignore value?): a mask"
+    assert cause.fix.verified
+
+
+def test_labels_of_many_classes_are_not_suspected() -> None:
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return ((logits - 100) ** 1.5 + 0 * labels).mean()
+
+    incident = train(torch.tensor([0.0, 1.0, 2.0, 3.0, 4.0]), loss=loss)
+    assert incident is not None
+    assert incident.causes[0].slug != "label_out_of_range"
+
+
+@pytest.mark.parametrize("value", [2.0, -1.0])
+def test_a_label_that_does_no_harm_is_not_blamed(value: float) -> None:
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return ((logits - 100) ** 1.5 + labels).mean()
+
+    incident = train(torch.tensor([0.0, 1.0, value, 1.0]), loss=loss)
+    assert incident is not None
+    assert incident.causes[0].slug != "label_out_of_range"
+
+
+def test_two_lines_read_the_targets_from_the_graph() -> None:
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels) + (logits * 1e38).square().mean()
+
+    incident = train(torch.tensor([0.0, 255.0, 255.0, 0.0]), loss=loss, repeatable=False)
+    assert incident is not None
+    assert incident.causes[0].slug == "label_out_of_range"
+    assert incident.causes[0].summary == ("targets lie in [0, 255], binary_cross_entropy_with_logits accepts [0, 1]")
