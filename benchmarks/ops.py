@@ -32,6 +32,8 @@ class Case(NamedTuple):
     naive: Callable[..., Tensor]
     safe: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]
+    judged: bool = True
+    """Against a form that protects nothing at all the ratio is shown, and not held to the limit."""
 
 
 def positive(*shape: int) -> Tensor:
@@ -60,14 +62,34 @@ def elementwise() -> Iterator[Case]:
         x, y, size = positive(rows, columns), positive(rows, columns), f"{rows}×{columns}"
         cosine = ((torch.rand(rows, columns) * 1.98) - 0.99).requires_grad_()
         row = positive(rows, 1)
-        yield Case("safe_log", size, "x.log()", torch.log, ops.safe_log, (x,))
-        yield Case("safe_sqrt", size, "x.sqrt()", torch.sqrt, ops.safe_sqrt, (x,))
-        yield Case("safe_pow", size, "x ** 0.75", lambda x: x**0.75, lambda x: ops.safe_pow(x, 0.75), (x,))
-        yield Case("safe_acos", size, "x.acos()", torch.acos, ops.safe_acos, (cosine,))
-        yield Case("safe_asin", size, "x.asin()", torch.asin, ops.safe_asin, (cosine,))
-        yield Case("safe_divide", size, "a / b", torch.div, ops.safe_divide, (x, y))
-        yield Case("safe_divide (rows)", f"{size} / {rows}×1", "a / b", torch.div, ops.safe_divide, (x, row))
-        yield Case("xlogx", size, "x * x.log()", lambda x: x * x.log(), ops.xlogx, (x,))
+        yield from with_an_eps(x, y, row, cosine, size)
+        for name, line, naive, safe, inputs in (
+            ("safe_log", "x.log()", torch.log, ops.safe_log, (x,)),
+            ("safe_sqrt", "x.sqrt()", torch.sqrt, ops.safe_sqrt, (x,)),
+            ("safe_acos", "x.acos()", torch.acos, ops.safe_acos, (cosine,)),
+            ("safe_divide", "a / b", torch.div, ops.safe_divide, (x, y)),
+        ):
+            yield Case(f"{name} (bare)", size, line, naive, safe, inputs, judged=False)
+
+
+def with_an_eps(x: Tensor, y: Tensor, row: Tensor, cosine: Tensor, size: str) -> Iterator[Case]:
+    """What people write so that it does not fail at zero. It still does, in half precision or in the gradient."""
+    eps, edge = 1e-8, 1 - 1e-6
+    yield Case("safe_log", size, "(x + 1e-8).log()", lambda x: (x + eps).log(), ops.safe_log, (x,))
+    yield Case("safe_sqrt", size, "(x + 1e-8).sqrt()", lambda x: (x + eps).sqrt(), ops.safe_sqrt, (x,))
+    yield Case(
+        "safe_pow", size, "(x + 1e-8) ** 0.75", lambda x: (x + eps) ** 0.75, lambda x: ops.safe_pow(x, 0.75), (x,)
+    )
+    yield Case(
+        "safe_acos", size, "x.clamp(-e, e).acos()", lambda x: x.clamp(-edge, edge).acos(), ops.safe_acos, (cosine,)
+    )
+    yield Case(
+        "safe_asin", size, "x.clamp(-e, e).asin()", lambda x: x.clamp(-edge, edge).asin(), ops.safe_asin, (cosine,)
+    )
+    yield Case("safe_divide", size, "a / (b + 1e-8)", lambda a, b: a / (b + eps), ops.safe_divide, (x, y))
+    rows = f"{size} / {row.shape[0]}×1"
+    yield Case("safe_divide (rows)", rows, "a / (b + 1e-8)", lambda a, b: a / (b + eps), ops.safe_divide, (x, row))
+    yield Case("xlogx", size, "x * (x + 1e-8).log()", lambda x: x * (x + eps).log(), ops.xlogx, (x,))
 
 
 def reductions() -> Iterator[Case]:
@@ -275,6 +297,7 @@ def losses() -> Iterator[Case]:
         ops.linear_schedule,
         (t,),
     )
+    yield Case("linear_schedule (bare)", "1,000,000", "1 - t", lambda t: 1 - t, ops.linear_schedule, (t,), judged=False)
     yield Case(
         "cosine_schedule",
         "1,000,000",
@@ -359,7 +382,7 @@ def main() -> int:
         time_ms, ratio, control = measure(case, arguments.rounds)
         line = f"| {case.name} | {case.size} | `{case.naive_line}` | {time_ms:.2f} | {ratio:.2f} | {control:.2f} |"
         print(line, flush=True)
-        if ratio > LIMIT:
+        if ratio > LIMIT and case.judged:
             slow.append(case.name)
     print(f"\nabove {LIMIT}: {', '.join(slow) or 'none'}")
     return 1 if slow else 0

@@ -31,10 +31,14 @@ def tokens_to_colour(tokens: Tensor, *, vocabulary: int = COLOURS, check: bool =
     if tokens.is_floating_point() or tokens.is_complex() or tokens.dtype == torch.bool:
         raise ValueError(f"tokens are {tokens.dtype}, but ids must be integers")
     ids = tokens.to(torch.int64)
-    if check:
-        _require((ids < 0) | (ids >= vocabulary), ids, f"token ids must lie in [0, {vocabulary})")
-    channels = torch.stack((ids % 256, ids // 256 % 256, ids // 65_536 % 256), -1)
-    return channels.to(torch.float32) / 127.5 - 1
+    if check and ids.numel():
+        lowest, highest = torch.stack(torch.aminmax(ids)).tolist()
+        if lowest < 0 or highest >= vocabulary:
+            _require((ids < 0) | (ids >= vocabulary), ids, f"token ids must lie in [0, {vocabulary})")
+    channels = torch.stack(
+        (ids & 255, ids >> 8 & 255, ids >> 16 & 255), -1
+    )  # shifts: a division takes ten times as long
+    return channels.to(torch.float32).div_(127.5).sub_(1)
 
 
 def colour_to_tokens(colour: Tensor, *, vocabulary: int = COLOURS, check: bool = True) -> Tensor:
