@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from nantrap.cli.demo import Demo
+from nantrap.cli.gallery import Picture, show_all, write_summary
 from nantrap.errors import UsageError
 from nantrap.systems import load_system
-from nantrap.systems.gallery import Picture, show_all, write_summary
 
 FAULT = "nan_row"
 
@@ -48,7 +48,6 @@ def test_the_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
         (("pixeldlm", "--steps", "0"), "at least 1"),
         (("pixeldlm", "--all", "--fault", "short_text"), "choose one"),
         (("pixeldlm", "--all", "--jobs", "0"), "--jobs 0: at least 1"),
-        (("pixeldlm", "--jobs", "2"), "only with --all"),
     ],
 )
 def test_wrong_use(arguments: tuple[str, ...], words: str) -> None:

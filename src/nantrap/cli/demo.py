@@ -13,7 +13,7 @@ from rich.console import Console
 from nantrap.errors import UsageError
 
 if TYPE_CHECKING:
-    from nantrap.systems.gallery import Picture
+    from nantrap.cli.gallery import Picture
     from nantrap.systems.system import Fault, System
 
 
@@ -38,7 +38,10 @@ class Demo:
             "--run-dir", type=Path, metavar="DIR", help="where journal and incidents go (default: a temporary folder)"
         )
         parser.add_argument(
-            "--jobs", type=int, metavar="N", help="with --all: faults at a time, a process each (default: processors)"
+            "--jobs",
+            type=int,
+            metavar="N",
+            help="runs (with --all: faults) at a time, a process each (default: processors)",
         )
         parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
 
@@ -47,8 +50,8 @@ class Demo:
 
         if arguments.steps < 1:
             raise UsageError(f"--steps {arguments.steps}: at least 1")
-        if arguments.jobs is not None and (arguments.jobs < 1 or not arguments.all):
-            raise UsageError(f"--jobs {arguments.jobs}: at least 1, and only with --all")
+        if arguments.jobs is not None and arguments.jobs < 1:
+            raise UsageError(f"--jobs {arguments.jobs}: at least 1")
         if arguments.all and arguments.fault:
             raise UsageError("--all and --fault: choose one")
         chosen = [load_system(name) for name in ([arguments.system] if arguments.system else SYSTEMS)]
@@ -81,6 +84,7 @@ def _refuse_used(folder: Path) -> None:
 def _show(console: Console, system: System, fault: Fault, run_dir: Path, arguments: argparse.Namespace) -> int:
     import torch
 
+    from nantrap.systems.job import processors
     from nantrap.systems.paper import write_report
     from nantrap.systems.showcase import show
 
@@ -93,7 +97,15 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
             console.print(f"{name}: {story}", style="dim", markup=False)
             status.update(f"training: {name}")
 
-        shown = show(system, fault, steps=arguments.steps, seed=arguments.seed, run_dir=run_dir, say=say)
+        shown = show(
+            system,
+            fault,
+            steps=arguments.steps,
+            seed=arguments.seed,
+            run_dir=run_dir,
+            say=say,
+            at_a_time=arguments.jobs or processors(),
+        )
     out = console if arguments.json else Console(highlight=False, soft_wrap=True)
     out.print()
     out.print(f"{system.name}, {fault.name}: {arguments.steps} steps each, seed {arguments.seed}", style="bold")
@@ -111,7 +123,8 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
 
 
 def _show_all(console: Console, faults: list[tuple[System, Fault]], folder: Path, arguments: argparse.Namespace) -> int:
-    from nantrap.systems.gallery import processors, show_all, write_summary
+    from nantrap.cli.gallery import show_all, write_summary
+    from nantrap.systems.job import processors
 
     pictures: list[Picture] = []
     at_a_time = arguments.jobs or processors()

@@ -6,17 +6,16 @@ import datetime
 import hashlib
 import json
 import tempfile
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import spawn
+from torch.multiprocessing.spawn import start_processes
 
 from nantrap.incident import Incident
-from nantrap.systems import load_system
+from nantrap.systems.job import Job, start_method
 from nantrap.systems.result import Result, measure
 
 HANG_SECONDS = 8
@@ -25,27 +24,10 @@ DIAGNOSIS_SECONDS = 60
 """How long one of a guarded run may: one rank looks for the cause while the others wait."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """A run by names, so that any process can make it."""
-
-    name: str
-    system: str
-    fault: str
-    remedy: str | None
-    repaired: bool
-    guarded: bool
-    steps: int
-    seed: int
-    changes: Mapping[str, Any]
-    run_dir: Path | None
-    quiet: bool
-
-
 def measure_together(job: Job, processes: int) -> tuple[Result, Incident | None, tuple[str, ...]]:
     """The run in so many processes: what rank 0 saw, the first incident where it began, the notes; all errors."""
     with tempfile.TemporaryDirectory(prefix="nantrap-ranks-") as folder:
-        spawn(_process, args=(job, processes, folder), nprocs=processes, join=True)
+        start_processes(_process, (job, processes, folder), nprocs=processes, start_method=start_method())
         found = [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(processes)]
     result = Result(**found[0]["result"])
     errors = [f"rank {rank}: {each['result']['error']}" for rank, each in enumerate(found) if each["result"]["error"]]
@@ -73,10 +55,7 @@ def _process(rank: int, job: Job, processes: int, folder: str) -> None:
 
 
 def _measure(job: Job, rank: int) -> dict[str, Any]:
-    system = load_system(job.system)
-    fault = system.fault(job.fault)
-    remedy = next((each for each in fault.remedies if each.name == job.remedy), None)
-    run = system.run(fault=fault, remedy=remedy, repaired=job.repaired, changes=job.changes, seed=job.seed)
+    run = job.make()
     quiet = job.quiet or rank != 0
     result, incident = measure(job.name, run, job.steps, guarded=job.guarded, run_dir=job.run_dir, quiet=quiet)
     weights = hashlib.sha256()

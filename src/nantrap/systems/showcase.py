@@ -16,7 +16,8 @@ from typing import Any
 from rich.table import Table
 
 from nantrap.incident import Incident
-from nantrap.systems.ranks import Job, measure_together
+from nantrap.systems.job import Apart, Job
+from nantrap.systems.ranks import measure_together
 from nantrap.systems.result import Result, measure
 from nantrap.systems.system import Fault, Remedy, System
 
@@ -140,8 +141,9 @@ def show(
     changes: Mapping[str, Any] | None = None,
     quiet: bool = False,
     say: Callable[[str, str], None] = lambda name, story: None,
+    at_a_time: int = 1,
 ) -> Showcase:
-    """Run a fault in every way, one after the other.
+    """Run a fault in every way.
 
     Args:
         system: whose fault it is.
@@ -152,6 +154,8 @@ def show(
         changes: settings by dotted name, for all runs.
         quiet: the guard prints nothing.
         say: is told the name of each run and what it is, as it begins.
+        at_a_time: 1 makes them one after the other, here. More run all but the guarded one in processes of their own,
+            so many beside it; then the system must be one that has a name.
     """
     ways = [
         _Way("clean", "the repaired system", repaired=True),
@@ -159,31 +163,45 @@ def show(
         *(_Way(remedy.name, remedy.story, remedy=remedy) for remedy in fault.remedies),
         _Way("nantrap", "the fault, and every step an attempt of the guard", guarded=True),
     ]
-    results = []
-    for way in ways:
-        say(way.name, way.story)
-        chosen = run_dir if way.guarded else None
+
+    def job(way: _Way) -> Job:
+        return Job(
+            name=way.name,
+            system=system.name,
+            fault=fault.name,
+            remedy=way.remedy.name if way.remedy else None,
+            repaired=way.repaired,
+            guarded=way.guarded,
+            steps=steps,
+            seed=seed,
+            changes=changes or {},
+            run_dir=run_dir if way.guarded else None,
+            quiet=quiet,
+        )
+
+    def here(way: _Way) -> tuple[Result, Incident | None, tuple[str, ...]]:
         if fault.processes > 1:
-            job = Job(
-                name=way.name,
-                system=system.name,
-                fault=fault.name,
-                remedy=way.remedy.name if way.remedy else None,
-                repaired=way.repaired,
-                guarded=way.guarded,
-                steps=steps,
-                seed=seed,
-                changes=changes or {},
-                run_dir=chosen,
-                quiet=quiet,
-            )
-            result, incident, notes = measure_together(job, fault.processes)
-        else:
-            run = system.run(fault=fault, remedy=way.remedy, repaired=way.repaired, changes=changes, seed=seed)
-            result, incident = measure(way.name, run, steps, guarded=way.guarded, run_dir=chosen, quiet=quiet)
-            notes = run.notes
-        results.append(result)
-    return Showcase(system, fault, tuple(results), incident, notes)  # of the last way, which is the guarded one
+            return measure_together(job(way), fault.processes)
+        run = system.run(fault=fault, remedy=way.remedy, repaired=way.repaired, changes=changes, seed=seed)
+        chosen = run_dir if way.guarded else None
+        result, incident = measure(way.name, run, steps, guarded=way.guarded, run_dir=chosen, quiet=quiet)
+        return result, incident, run.notes
+
+    *others, guarded = ways
+    results: list[Result] = []
+    if at_a_time > 1 and fault.processes == 1:
+        with Apart([job(way) for way in others], at_a_time) as apart:
+            for way in ways:
+                say(way.name, way.story)
+            last, incident, notes = here(guarded)
+            results = apart.results()
+    else:
+        for way in others:
+            say(way.name, way.story)
+            results.append(here(way)[0])
+        say(guarded.name, guarded.story)
+        last, incident, notes = here(guarded)
+    return Showcase(system, fault, (*results, last), incident, notes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,10 +9,12 @@ write_summary   a table of all
 
 from __future__ import annotations
 
+import importlib
 import json
+import multiprocessing
 import os
-import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from nantrap.record import write_atomically
+from nantrap.systems.job import start_method
 from nantrap.systems.paper import DOCUMENT, REPORT
 from nantrap.systems.system import Fault, System
 
@@ -115,26 +118,32 @@ def write_summary(pictures: Sequence[Picture], folder: Path) -> tuple[Path, str]
     return report, text
 
 
-def processors() -> int:
-    """How many processors this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def _show_alone(system: System, fault: Fault, *, steps: int, seed: int, folder: Path) -> Picture:
-    command = [sys.executable, "-m", "nantrap", "demo", system.name, "--fault", fault.name]
+    arguments = ["demo", system.name, "--fault", fault.name, "--jobs", "1"]
+    arguments += ["--steps", str(steps), "--seed", str(seed)]
     began = time.perf_counter()
-    done = subprocess.run(
-        [*command, "--steps", str(steps), "--seed", str(seed), "--run-dir", str(folder)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        encoding="utf-8",
-        errors="replace",
-        env={**os.environ, "PYTHONIOENCODING": "utf-8"},
-        check=False,
-    )
-    written = folder / system.name / fault.name / DOCUMENT
-    document = json.loads(written.read_text(encoding="utf-8")) if written.is_file() else {}
-    return Picture(
-        system.name, fault.name, done.stdout, done.stderr, done.returncode, document, time.perf_counter() - began
-    )
+    with tempfile.TemporaryDirectory(prefix="nantrap-gallery-") as written:
+        output, errors = Path(written, "out"), Path(written, "err")
+        context: Any = multiprocessing.get_context(start_method())
+        process = context.Process(target=_run, args=([*arguments, "--run-dir", str(folder)], output, errors))
+        process.start()
+        process.join()
+        said = [path.read_text(encoding="utf-8", errors="replace") for path in (output, errors) if path.exists()]
+    result = folder / system.name / fault.name / DOCUMENT
+    document = json.loads(result.read_text(encoding="utf-8")) if result.is_file() else {}
+    text, words = said if len(said) == 2 else ("", "")
+    return Picture(system.name, fault.name, text, words, process.exitcode or 0, document, time.perf_counter() - began)
+
+
+def _run(arguments: list[str], output: Path, errors: Path) -> None:
+    """In the process of its own: the command as a person would give it, its words in two files."""
+    for path, number in ((output, 1), (errors, 2)):
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.dup2(file, number)
+        os.close(file)
+    sys.stdout = open(1, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", encoding="utf-8", closefd=False)  # noqa: SIM115
+    code = importlib.import_module("nantrap.cli").main(arguments)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    sys.exit(code)
