@@ -423,3 +423,33 @@ def test_a_bad_table_in_a_closure_that_only_poisons_a_buffer_is_found() -> None:
     assert incident.source is not None
     assert incident.source.text.strip() == "self.norm(table)"
     assert [cause.slug for cause in incident.causes if cause.proven] == ["bn_buffers_poisoned"]
+
+
+class _OwnGate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.save_for_backward(x)
+        return x * torch.sigmoid(x)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        e = torch.exp(-x)
+        return grad * (1 / (1 + e) + x * e / (1 + e) ** 2)
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_the_backward_of_a_custom_function_is_placed_at_its_own_line(repeatable: bool) -> None:
+    model = Part(lambda x: _OwnGate.apply(x * 300))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with nantrap.Guard(model, optimizer, quiet=True) as guard:
+        batch = -torch.ones(4, 3)
+        if repeatable:
+            incident = guard.attempt(lambda b: model(b).mean(), batch).incident
+        else:
+            guard.backward(model(batch).mean())
+            incident = guard.step().incident
+    assert incident is not None
+    assert (incident.phase, incident.op) == ("backward", "aten.exp")
+    assert incident.source is not None
+    assert (incident.source.function, incident.source.text.strip()) == ("_OwnGate.backward", "e = torch.exp(-x)")

@@ -62,6 +62,15 @@ def user_place(frame: FrameType | None) -> Place | None:
     return None
 
 
+def user_place_in_backward(frame: FrameType | None) -> Place | None:
+    """The user's own code inside the backward pass: the `backward` of a custom function, a hook on a tensor."""
+    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+        if is_user_code(frame.f_code):
+            return Place(frame.f_code, frame.f_lasti, frame.f_lineno)
+        frame = frame.f_back
+    return None  # torch's own nodes, or the end of a thread that only runs them
+
+
 _boundaries: set[CodeType] = set()
 
 

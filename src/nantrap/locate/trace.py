@@ -37,7 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nantrap.finite import dtype_name
 from nantrap.incident import Phase
-from nantrap.locate.source import Place, user_place
+from nantrap.locate.source import Place, user_place, user_place_in_backward
 from nantrap.locate.storage import covers_storage, extremes, key_of, looks_like_mask, numbers_in, tensors_in
 
 OUTSIDE = "loss"
@@ -289,6 +289,7 @@ class Trace(TorchDispatchMode):
                 made_by = self._by_sequence.get(sequence)
                 if made_by is not None:
                     module, call, place = made_by.module, made_by.call, made_by.place
+                place = user_place_in_backward(sys._getframe(2)) or place
         elif not self._optimizer:
             place = user_place(sys._getframe(2))
         elif self._optimizer:
