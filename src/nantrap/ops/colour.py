@@ -32,8 +32,8 @@ def tokens_to_colour(tokens: Tensor, *, vocabulary: int = COLOURS, check: bool =
         raise ValueError(f"tokens are {tokens.dtype}, but ids must be integers")
     ids = tokens.to(torch.int64)
     if check and ids.numel():
-        lowest, highest = torch.stack(torch.aminmax(ids)).tolist()
-        if lowest < 0 or highest >= vocabulary:
+        lowest, highest = torch.aminmax(ids)
+        if bool((lowest < 0) | (highest >= vocabulary)):
             _require((ids < 0) | (ids >= vocabulary), ids, f"token ids must lie in [0, {vocabulary})")
     channels = torch.stack(
         (ids & 255, ids >> 8 & 255, ids >> 16 & 255), -1
