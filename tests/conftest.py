@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import importlib.util
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
 
 import hypothesis
 import pytest
@@ -23,3 +27,21 @@ def _same_seed() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(scope="session")
+def load_benchmark() -> Callable[[str], ModuleType]:
+    """`benchmarks/NAME.py` as a module: the rules of judgement are the benchmark's."""
+    folder = Path(__file__).resolve().parent.parent / "benchmarks"
+
+    def load(name: str) -> ModuleType:
+        sys.path.insert(0, str(folder))  # what the benchmarks share stands beside them
+        spec = importlib.util.spec_from_file_location(f"benchmark_{name}", folder / f"{name}.py")
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[f"benchmark_{name}"] = module  # dataclasses look their module up
+        spec.loader.exec_module(module)
+        return module
+
+    return load

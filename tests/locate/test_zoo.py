@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -14,15 +13,8 @@ PROGRAMS = sorted((ROOT / "tests" / "zoo").glob("[0-9][0-9]_*.py"))
 
 
 @pytest.fixture(scope="module")
-def benchmark() -> ModuleType:
-    sys.path.insert(0, str(ROOT / "benchmarks"))  # what the benchmarks share stands beside them
-    spec = importlib.util.spec_from_file_location("benchmark_locate", ROOT / "benchmarks" / "locate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["benchmark_locate"] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
+def benchmark(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
+    return load_benchmark("locate")
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -26,6 +26,7 @@ from nantrap.checkpoints.schedules import (
     scale_group,
 )
 from nantrap.errors import UsageError
+from nantrap.incident.wording import some_of
 
 Kind = Literal["rate", "missing_keys", "unexpected_keys", "uninitialised", "loss_scale", "step"]
 
@@ -201,13 +202,14 @@ def _check_keys(model: nn.Module, loaded: set[str]) -> list[ResumeFinding]:
             strip = f"{{key.removeprefix({prefix!r}): value for key, value in state.items()}}"
             return [ResumeFinding("unexpected_keys", text, f"load {strip}")]
     if missing:
-        text = f"{_count(missing, 'key')} of the model {_are(missing)} not in the checkpoint: {_some(missing)}"
+        text = f"{_count(missing, 'key')} of the model {_are(missing)} not in the checkpoint: {some_of(missing, 4)}"
         help_text = (
             "they hold what the constructor left: load a checkpoint that has them, or initialise them on purpose"
         )
         found.append(ResumeFinding("missing_keys", text, help_text, data={"keys": tuple(missing)}))
     if unexpected:
-        text = f"{_count(unexpected, 'key')} of the checkpoint {_are(unexpected)} not in the model: {_some(unexpected)}"
+        named = some_of(unexpected, 4)
+        text = f"{_count(unexpected, 'key')} of the checkpoint {_are(unexpected)} not in the model: {named}"
         help_text = "the model was built otherwise than the one that was saved; compare the two configurations"
         found.append(ResumeFinding("unexpected_keys", text, help_text, "warning", {"keys": tuple(unexpected)}))
     return found
@@ -225,7 +227,7 @@ def _check_values(model: nn.Module) -> list[ResumeFinding]:
                 strange.append(name)
     if not strange:
         return []
-    text = f"{_count(strange, 'tensor')} {_hold(strange)} NaN, Inf or numbers no training makes: {_some(strange)}"
+    text = f"{_count(strange, 'tensor')} {_hold(strange)} NaN, Inf or numbers no training makes: {some_of(strange, 4)}"
     help_text = (
         "memory that was never filled (to_empty, torch.empty, a key missing from the checkpoint), or a poisoned "
         "checkpoint: initialise them, or load the last good one (nantrap audit finds it)"
@@ -319,8 +321,3 @@ def _are(names: Sequence[str]) -> str:
 
 def _hold(names: Sequence[str]) -> str:
     return "holds" if len(names) == 1 else "hold"
-
-
-def _some(names: Sequence[str], shown: int = 4) -> str:
-    text = ", ".join(names[:shown])
-    return text if len(names) <= shown else f"{text} and {len(names) - shown:,} more"

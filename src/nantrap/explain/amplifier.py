@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from nantrap.explain.facts import absmax, limit
+
 if TYPE_CHECKING:
     from nantrap.explain.case import Case
     from nantrap.locate.trace import Op, Trace
@@ -59,14 +61,13 @@ def find_amplifier(case: Case) -> Amplifier | None:
         return None
     origin = case.capture.op
     carrying = _carrying(trace)
-    own = _forward_call(trace, origin)
+    own = trace.op_of_node(origin.sequence)
+    given = max((absmax(tensor) for tensor in case.inputs), default=0.0)
     if own is not None and own.name in _FUSED:  # product and cast in one: the reciprocal root is among its arguments
-        gain = _size(case)
-        return Amplifier(origin, own, _STEEP[own.name], gain) if gain >= _GAIN else None
+        return Amplifier(origin, own, _STEEP[own.name], given) if given >= _GAIN else None
     largest, steepest = 1.0, None
-    current, seen = origin, 0
-    while seen < len(trace.ops):
-        seen += 1
+    current = origin
+    while True:  # towards the loss: indices only fall
         gradients = [trace.ops[i] for i in current.sources if i in carrying and i < current.index]
         before = max(gradients, key=lambda op: op.absmax or 0.0, default=None)
         if before is None:
@@ -76,7 +77,7 @@ def find_amplifier(case: Case) -> Amplifier | None:
             if gain > largest:
                 largest, steepest = gain, current
         current = before
-    if steepest is None or largest < _GAIN or _size(case) / largest >= _limit(case):
+    if steepest is None or largest < _GAIN or case.output is None or given / largest >= limit(case.output):
         return None
     forward = _steep_call(case, steepest, carrying)
     return None if forward is None else Amplifier(steepest, forward, _STEEP[forward.name], largest)
@@ -99,7 +100,7 @@ def _carrying(trace: Trace) -> set[int]:
 def _steep_call(case: Case, op: Op, carrying: set[int]) -> Op | None:
     """The call of the forward pass whose slope, or whose value as a factor, `op` multiplied the gradient by."""
     assert case.trace is not None
-    own = _forward_call(case.trace, op)
+    own = case.trace.op_of_node(op.sequence)
     if own is not None and own.name in _STEEP:
         return own
     for argument, source in enumerate(op.sources):
@@ -109,19 +110,3 @@ def _steep_call(case: Case, op: Op, carrying: set[int]) -> Op | None:
             if behind.name in _STEEP and behind.phase == "forward":
                 return behind
     return None
-
-
-def _forward_call(trace: Trace, op: Op) -> Op | None:
-    """The operation of the forward pass that an operation of the backward pass belongs to."""
-    return next((o for o in trace.ops if o.phase == "forward" and o.sequence == op.sequence), None)
-
-
-def _size(case: Case) -> float:
-    """The largest finite magnitude that the overflowing operation was given."""
-    return max((float(t[t.isfinite()].abs().max()) for t in case.inputs if t.isfinite().any()), default=0.0)
-
-
-def _limit(case: Case) -> float:
-    import torch
-
-    return float(torch.finfo(getattr(torch, case.dtype)).max)

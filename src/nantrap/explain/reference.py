@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def recomputed(case: Case, dtype: str) -> Tensor | None:
-    """The guilty operation's first bad result, computed again in `dtype` (`float32`, `float64`); `None` if "
-    "it cannot be."""
+    """The guilty operation's first bad result, computed again in `dtype` (`float32`, `float64`); `None` if
+    it cannot be."""
     capture = case.capture
     if capture is None or case.output is None:
         return None

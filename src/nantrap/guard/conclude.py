@@ -150,8 +150,8 @@ def _apply(guard: Guard, window: Window, reading: _Reading, *, careful: bool) ->
 
 
 def _compare_ranks(guard: Guard, window: Window) -> None:
-    """Averaged gradients are worth nothing if the weights they move differ. Looked at with the whole "
-    "state, said once."""
+    """Averaged gradients are worth nothing if the weights they move differ. Looked at with the whole
+    state, said once."""
     replicated = type(guard.model).__name__ == "DistributedDataParallel"
     if guard._agreement.world_size == 1 or not replicated or guard._ranks_differ:
         return

@@ -9,6 +9,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from nantrap import finite
+from nantrap.incident.wording import some_of
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 
@@ -30,10 +31,9 @@ def install(patches: Patches, loops: Loops) -> None:
         if not loops.looks_away():
             bad = [name for name, p in self.named_parameters() if finite.any_nonfinite([p.detach()])]
             if bad:
-                more = f" and {len(bad) - 3:,} more" if len(bad) > 3 else ""
                 loops.say(
                     f"resume: the state that was loaded into {type(self).__name__} is not finite: "
-                    f"{', '.join(bad[:3])}{more}; `nantrap audit` finds the last good checkpoint"
+                    f"{some_of(bad)}; `nantrap audit` finds the last good checkpoint"
                 )
         return result
 

@@ -18,6 +18,7 @@ from torch import nn
 
 from nantrap.checkpoints.gate import bad_values, refuse_nonfinite
 from nantrap.errors import NonFiniteError
+from nantrap.incident.wording import some_of
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 
@@ -68,7 +69,7 @@ def _place(loops: Loops, obj: Any, where: Any) -> Any:
     step = max((loop.tally.attempted for loop in loops), default=0)
     if loops.settings.strict:
         refuse_nonfinite(obj, what=str(path), step=step, allow=allowed)
-    names = ", ".join(name for name, _ in bad[:3]) + (f" and {len(bad) - 3:,} more" if len(bad) > 3 else "")
+    names = some_of([name for name, _ in bad])
     if loops.settings.observes or not is_path:  # a stream has no place beside it
         loops.say(f"{path} is being saved with non-finite values: {names}")
         return where

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from nantrap.incident.wording import some_of
 from nantrap.launch.attach import Attachment
 from nantrap.launch.settings import Settings
 from nantrap.report import write_line
@@ -105,8 +106,7 @@ class Summary:
         if self.scaler_probes:
             found.append(f"{self.scaler_probes:,} steps skipped by the GradScaler while it searched its scale (normal)")
         if not self.state_finite:
-            more = f" and {len(self.bad) - 3:,} more" if len(self.bad) > 3 else ""
-            found.append(f"the run ends with NON-FINITE weights: {', '.join(self.bad[:3])}{more}; it is no success")
+            found.append(f"the run ends with NON-FINITE weights: {some_of(self.bad)}; it is no success")
         if self.stopped:
             found.append(f"the guard stopped the run (exit code {code})")
         if self.reports:

@@ -33,12 +33,14 @@ _REDUCTIONS = (
 )  # fmt: skip
 _LOGARITHMS = ("aten.log", "aten.log2", "aten.log10", "aten.log1p", "aten.log_")
 
+SinkKind = Literal["value", "gradient", "state"]
+
 
 class Sink(NamedTuple):
     """Where bad values ended: a computed value (loss, output), a gradient, or state (parameter, buffer)."""
 
     name: str
-    kind: Literal["value", "gradient", "state"]
+    kind: SinkKind
     origins: frozenset[int]
 
 
@@ -99,10 +101,10 @@ def replay_step(failed: FailedStep) -> Replay:
         if error is not None:
             sinks.append(Sink("the exception", "value", trace.recent))
         replay = judge(trace, sinks)
+        if not replay.failed:
+            reached = next((left for left in _left_behind(failed, loss) if any_nonfinite([left[2]])), None)
+            replay = _constant_reached(trace, *reached) if reached is not None else replay
         replay.error = error
-        if not replay.failed and (reached := _first_bad(failed, loss)) is not None:
-            replay = _constant_reached(trace, *reached)
-            replay.error = error
         if loss is not None:
             replay.anchor = loss.grad_fn._sequence_nr() if loss.grad_fn is not None else None
             replay.loss = float(loss.detach())
@@ -242,16 +244,19 @@ def _optimizer_state(failed: FailedStep) -> dict[str, Tensor]:
 
 
 def _sinks(failed: FailedStep, trace: Trace, loss: Tensor | None) -> list[Sink]:
-    sinks: list[Sink] = []
+    return [Sink(name, kind, trace.origins_of(tensor)) for kind, name, tensor in _left_behind(failed, loss)]
+
+
+def _left_behind(failed: FailedStep, loss: Tensor | None) -> Iterator[tuple[SinkKind, str, Tensor]]:
+    """What a step leaves behind: its loss, the gradients, and the buffers that were found bad."""
     if loss is not None:
-        sinks.append(Sink("the loss", "value", trace.origins_of(loss)))
+        yield "value", "the loss", loss
     for name, parameter in failed.parameters.items():
         if parameter.grad is not None:
-            sinks.append(Sink(f"gradient of {name}", "gradient", trace.origins_of(parameter.grad)))
+            yield "gradient", f"gradient of {name}", parameter.grad
     for name, buffer in failed.root.named_buffers():
         if name in failed.bad_buffers:
-            sinks.append(Sink(f"buffer {name}", "state", trace.origins_of(buffer)))
-    return sinks
+            yield "state", f"buffer {name}", buffer
 
 
 def judge(trace: Trace, sinks: list[Sink]) -> Replay:
@@ -293,20 +298,12 @@ def _blame_derivative(replay: Replay) -> None:
             return
 
 
-def _first_bad(failed: FailedStep, loss: Tensor | None) -> tuple[str, Tensor] | None:
-    """The first bad thing a step left behind: its loss, a gradient, or a buffer that was found bad."""
-    named = [("the loss", loss)] if loss is not None else []
-    named += [(f"gradient of {name}", p.grad) for name, p in failed.parameters.items() if p.grad is not None]
-    named += [(f"buffer {name}", b) for name, b in failed.root.named_buffers() if name in failed.bad_buffers]
-    return next(((name, tensor) for name, tensor in named if any_nonfinite([tensor])), None)
-
-
-def _constant_reached(trace: Trace, name: str, tensor: Tensor) -> Replay:
+def _constant_reached(trace: Trace, kind: SinkKind, name: str, tensor: Tensor) -> Replay:
     """Nothing made it: a constant of the program (a mask, a table in a closure) got there. Guilty is what reduced it
     into the loss, or the first operation that read it.
     """
     chain = trace.bad_ancestors(tensor)
-    reductions = [op for op in chain if op.name in _REDUCTIONS] if name == "the loss" else []
+    reductions = [op for op in chain if op.name in _REDUCTIONS] if kind == "value" else []
     guilty = reductions or chain
     origin = guilty[0].index if guilty else None
     return Replay(trace, origin=origin, sinks=(name,), failed=True)

@@ -53,22 +53,18 @@ class Place:
         return positions[2], positions[3]
 
 
-def user_place(frame: FrameType | None) -> Place | None:
-    """The innermost frame that belongs to the user: not torch, not nantrap (its example systems count as a user's)."""
-    while frame is not None and frame.f_code not in _boundaries:
+def user_place(frame: FrameType | None, *, inside: str | None = None) -> Place | None:
+    """The innermost frame that belongs to the user: not torch, not nantrap (its example systems count as a user's).
+
+    Args:
+        frame: where the search begins, outwards.
+        inside: the name of a function beyond which it does not go.
+    """
+    while frame is not None and frame.f_code not in _boundaries and frame.f_code.co_name != inside:
         if is_user_code(frame.f_code):
             return Place(frame.f_code, frame.f_lasti, frame.f_lineno)
         frame = frame.f_back
     return None
-
-
-def user_place_in_backward(frame: FrameType | None) -> Place | None:
-    """The user's own code inside the backward pass: the `backward` of a custom function, a hook on a tensor."""
-    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
-        if is_user_code(frame.f_code):
-            return Place(frame.f_code, frame.f_lasti, frame.f_lineno)
-        frame = frame.f_back
-    return None  # torch's own nodes, or the end of a thread that only runs them
 
 
 _boundaries: set[CodeType] = set()

@@ -37,7 +37,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nantrap.finite import dtype_name
 from nantrap.incident import Phase
-from nantrap.locate.source import Place, user_place, user_place_in_backward
+from nantrap.locate.source import Place, user_place
 from nantrap.locate.storage import covers_storage, extremes, key_of, looks_like_mask, numbers_in, tensors_in
 
 OUTSIDE = "loss"
@@ -50,6 +50,7 @@ _WITNESSES = (
 )  # fmt: skip
 """Operations whose arguments a rule may want to see even when they are not the origin: targets, spectra."""
 _CLONE_LIMIT = 1 << 22
+_ENGINE = "_engine_run_backward"  # the function of torch below which the backward pass runs
 _CHECKPOINT_FILE = os.path.join("torch", "utils", "checkpoint.py")
 
 _EMPTY = frozenset(
@@ -289,7 +290,8 @@ class Trace(TorchDispatchMode):
                 made_by = self._by_sequence.get(sequence)
                 if made_by is not None:
                     module, call, place = made_by.module, made_by.call, made_by.place
-                place = user_place_in_backward(sys._getframe(2)) or place
+                # the `backward` of a custom function, or a hook: the user's own code inside the backward pass
+                place = user_place(sys._getframe(2), inside=_ENGINE) or place
         elif not self._optimizer:
             place = user_place(sys._getframe(2))
         elif self._optimizer:
@@ -394,7 +396,7 @@ def recomputing(frame: FrameType | None) -> bool:
     """Whether activation checkpointing is running a forward pass again inside the backward pass."""
     if not torch.is_grad_enabled():
         return False
-    while frame is not None and frame.f_code.co_name != "_engine_run_backward":
+    while frame is not None and frame.f_code.co_name != _ENGINE:
         if frame.f_code.co_filename.endswith(_CHECKPOINT_FILE):
             return True
         frame = frame.f_back

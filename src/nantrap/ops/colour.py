@@ -35,9 +35,8 @@ def tokens_to_colour(tokens: Tensor, *, vocabulary: int = COLOURS, check: bool =
         lowest, highest = torch.aminmax(ids)
         if bool((lowest < 0) | (highest >= vocabulary)):
             _require((ids < 0) | (ids >= vocabulary), ids, f"token ids must lie in [0, {vocabulary})")
-    channels = torch.stack(
-        (ids & 255, ids >> 8 & 255, ids >> 16 & 255), -1
-    )  # shifts: a division takes ten times as long
+    # shifts and masks: integer divisions take ten times as long
+    channels = torch.stack((ids & 255, ids >> 8 & 255, ids >> 16 & 255), -1)
     return channels.to(torch.float32).div_(127.5).sub_(1)
 
 

@@ -8,6 +8,7 @@ from nantrap.explain.rules import labels
 from nantrap.explain.rules import half_forward
 from nantrap.explain.rules import half_update
 from nantrap.explain.rules import forward_poles
+from nantrap.explain.rules import divisions
 from nantrap.explain.rules import forward_range
 from nantrap.explain.rules import backward
 from nantrap.explain.rules import decompositions
@@ -20,6 +21,7 @@ __all__ = [
     "backward",
     "data",
     "decompositions",
+    "divisions",
     "forward_poles",
     "forward_range",
     "half_forward",

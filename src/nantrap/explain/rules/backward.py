@@ -67,8 +67,8 @@ _INSIDE = {
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """Where a gradient of exactly 0 met an infinite derivative: the operation, which argument it was, at "
-    "how many places."""
+    """Where a gradient of exactly 0 met an infinite derivative: the operation, which argument it was, at
+    how many places."""
 
     op: Op
     argument: int
@@ -398,11 +398,11 @@ def _selector(case: Case, incoming: Incoming) -> str | None:
 
 
 def _is_mask_product(case: Case, op: Op) -> bool:
-    """Whether a factor of the node's forward product was a mask: a comparison, a triangle, a constant of "
-    "the program."""
+    """Whether a factor of the node's forward product was a mask: a comparison, a triangle, a constant of
+    the program."""
     trace = case.trace
     assert trace is not None
-    made_by = next((o for o in trace.ops if o.phase == "forward" and o.sequence == op.sequence), None)
+    made_by = trace.op_of_node(op.sequence)
     if made_by is None:  # the two-line form: the node's own saved factors, if they were kept
         from nantrap.locate.losspart import LossPart
 

@@ -310,8 +310,7 @@ def _swallowed_before_the_slope(case: Case) -> Cause | None:
     """`sqrt(x + 1e-8)` in float16: the value is 0 and fine, the slope is infinite."""
     if case.capture is None or case.trace is None or not case.node.startswith(_SLOPES):
         return None
-    sequence = case.capture.op.sequence
-    forward = next((op for op in case.trace.ops if op.sequence == sequence and op.phase == "forward"), None)
+    forward = case.trace.op_of_node(case.capture.op.sequence)
     constant = _swallowed(case, forward, 0) if forward is not None else None
     if forward is None or constant is None:
         return None
