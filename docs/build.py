@@ -9,7 +9,7 @@ import itertools
 import sys
 from pathlib import Path
 
-from nantrap.explain import pages
+from nantrap.causes import pages
 
 CAUSES = Path(__file__).parent / "causes"
 

@@ -14,9 +14,9 @@ from nantrap.incident import Action, Cause, Evidence, Finding, Incident, Site, T
 
 if TYPE_CHECKING:
     from nantrap import ops as ops
+    from nantrap.causes import explain as explain
     from nantrap.checkpoints import CheckpointStore as CheckpointStore
     from nantrap.checkpoints import audit as audit
-    from nantrap.explain import explain as explain  # at run time the package itself, which can be called
     from nantrap.guard import Guard as Guard
     from nantrap.guard import Limit as Limit
     from nantrap.guard import Outcome as Outcome
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _LAZY = {
     "CheckpointStore": "nantrap.checkpoints",
     "audit": "nantrap.checkpoints",
+    "explain": "nantrap.causes",
     "Guard": "nantrap.guard",
     "Limit": "nantrap.guard",
     "Outcome": "nantrap.guard",
@@ -34,7 +35,7 @@ _LAZY = {
     "replay": "nantrap.guard",
     "probe": "nantrap.locate",
 }
-_LAZY_MODULES = frozenset({"explain", "ops"})
+_LAZY_MODULES = frozenset({"ops"})
 
 __all__ = [
     "Action",

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
+from nantrap.causes import page, pages
 from nantrap.cli import main
-from nantrap.explain import page, pages
 from nantrap.incident import BY_CODE
 
 

@@ -7,7 +7,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from nantrap.explain import Page, page, pages
+from nantrap.causes import Page, page, pages
 from nantrap.incident import BY_CODE
 
 _WIDEST = 100

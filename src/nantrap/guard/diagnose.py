@@ -19,7 +19,7 @@ from nantrap.incident import Action, Cause, Evidence, Finding, Fix, Incident, Ph
 from nantrap.locate import FailedStep, Location, finding, locate
 
 if TYPE_CHECKING:  # the rules are many: imported by the first failure
-    from nantrap.explain import Case, Explanation
+    from nantrap.causes import Case, Explanation
     from nantrap.guard.guard import Guard
     from nantrap.guard.window import Micro, Window
 
@@ -170,7 +170,7 @@ class Diagnosis:
             gradients={},
             restore_buffers=guard._buffers.restore,
         )
-        from nantrap.explain import Case, explain_case
+        from nantrap.causes import Case, explain_case
 
         case = Case(failed, Location(phase="state"), incident, guard.history, checksums=checksums)
         return _with_explanation(incident, explain_case(case, seconds=0.0))
@@ -203,7 +203,7 @@ class Diagnosis:
         trend = self._guard._headroom.trend(incident.module or "")
         incident = replace(incident, headroom={str(step): round(bits, 2) for step, bits in trend})
         if policy.diagnose == "full":
-            from nantrap.explain import explain_case
+            from nantrap.causes import explain_case
 
             case = self._case(failed, location, incident, untouched=untouched)
             explanation = explain_case(case, seconds=policy.diagnose_seconds)
@@ -291,7 +291,7 @@ class Diagnosis:
         )
 
     def _case(self, failed: FailedStep, location: Location, incident: Incident, *, untouched: bool) -> Case:
-        from nantrap.explain import Case
+        from nantrap.causes import Case
 
         guard = self._guard
         return Case(

@@ -1,0 +1,22 @@
+"""Why a step failed: rules propose causes, trials prove them. The texts open without torch, the rules need it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nantrap.causes.case import Case
+from nantrap.causes.pages import Page, explain, page, pages
+from nantrap.causes.registry import RULES, Rule
+
+if TYPE_CHECKING:
+    from nantrap.causes.engine import Explanation, explain_case
+
+__all__ = ["RULES", "Case", "Explanation", "Page", "Rule", "explain", "explain_case", "page", "pages"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Explanation", "explain_case"):
+        from nantrap.causes import engine
+
+        return getattr(engine, name)
+    raise AttributeError(f"module 'nantrap.causes' has no attribute {name!r}")

@@ -1,0 +1,112 @@
+"""Which operation of the backward pass made a gradient too large for what comes after it.
+
+A gradient that leaves the range of float16 is an overflow only where it is cast. Its size comes from further up: the
+slope of a call whose argument is all but 0. Here the gradient is followed back from the overflow to the one operation
+that multiplied it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nantrap.causes.facts import absmax, limit
+
+if TYPE_CHECKING:
+    from nantrap.causes.case import Case
+    from nantrap.locate.trace import Op, Trace
+
+_GAIN = 3e3
+"""A layer multiplies a gradient by its weights and its width; one that normalises with an eps of 1e-6, by 1,000."""
+_STEEP = {
+    "aten.rsqrt": "rsqrt",
+    "aten.sqrt": "sqrt",
+    "aten.reciprocal": "1 / x",
+    "aten.div": "a / b",
+    "aten.pow": "x ** a",
+    "aten.log": "log",
+    "aten.native_layer_norm": "layer_norm",
+    "aten.native_group_norm": "group_norm",
+    "aten.native_batch_norm": "batch_norm",
+    "aten._fused_rms_norm": "rms_norm",
+}
+"""Calls that are steep near 0: by the operation that they become, and as people write them."""
+_FUSED = ("aten.native_layer_norm", "aten.native_group_norm", "aten.native_batch_norm", "aten._fused_rms_norm")
+
+
+@dataclass(frozen=True, slots=True)
+class Amplifier:
+    """One operation that multiplied the gradient by `gain`, since `call` was computed next to its pole.
+
+    `forward` is that call in the forward pass, `op` the product in the backward pass.
+    """
+
+    op: Op
+    forward: Op
+    call: str
+    gain: float
+
+    @property
+    def reason(self) -> str:
+        """Why the call is steep there."""
+        if self.forward.name in _FUSED:
+            return f"what {self.call} divides by is all but 0"
+        return f"{self.call} was computed all but at 0"
+
+
+def find_amplifier(case: Case) -> Amplifier | None:
+    """The operation without whose gain the overflowing gradient would have fitted, if there is a single one."""
+    trace = case.trace
+    if trace is None or case.capture is None or case.capture.op.phase != "backward":
+        return None
+    origin = case.capture.op
+    carrying = _carrying(trace)
+    own = trace.op_of_node(origin.sequence)
+    given = max((absmax(tensor) for tensor in case.inputs), default=0.0)
+    if own is not None and own.name in _FUSED:  # product and cast in one: the reciprocal root is among its arguments
+        return Amplifier(origin, own, _STEEP[own.name], given) if given >= _GAIN else None
+    largest, steepest = 1.0, None
+    current = origin
+    while True:  # towards the loss: indices only fall
+        gradients = [trace.ops[i] for i in current.sources if i in carrying and i < current.index]
+        before = max(gradients, key=lambda op: op.absmax or 0.0, default=None)
+        if before is None:
+            break
+        if current.absmax and before.absmax and current is not origin:
+            gain = current.absmax / before.absmax
+            if gain > largest:
+                largest, steepest = gain, current
+        current = before
+    if steepest is None or largest < _GAIN or case.output is None or given / largest >= limit(case.output):
+        return None
+    forward = _steep_call(case, steepest, carrying)
+    return None if forward is None else Amplifier(steepest, forward, _STEEP[forward.name], largest)
+
+
+def _carrying(trace: Trace) -> set[int]:
+    """The operations of the backward pass whose result is a gradient, rather than a local slope only."""
+    found: set[int] = set()
+    first: int | None = None
+    for op in trace.ops:
+        if op.phase != "backward":
+            continue
+        if first is None:
+            first = op.sequence
+        if op.sequence == first or any(source in found for source in op.sources):
+            found.add(op.index)
+    return found
+
+
+def _steep_call(case: Case, op: Op, carrying: set[int]) -> Op | None:
+    """The call of the forward pass whose slope, or whose value as a factor, `op` multiplied the gradient by."""
+    assert case.trace is not None
+    own = case.trace.op_of_node(op.sequence)
+    if own is not None and own.name in _STEEP:
+        return own
+    for argument, source in enumerate(op.sources):
+        if source in carrying:
+            continue
+        for behind in case.source_ops(op, argument)[:3]:
+            if behind.name in _STEEP and behind.phase == "forward":
+                return behind
+    return None

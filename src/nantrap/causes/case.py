@@ -1,0 +1,179 @@
+"""`Case`: the facts of one failure, as the rules read them. Imports no torch: tensors are only passed through."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from nantrap.incident import Cause, Evidence
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+
+    from nantrap.causes.trials import Laboratory
+    from nantrap.incident import Incident, Phase, Trial
+    from nantrap.locate import FailedStep, Location
+    from nantrap.locate.trace import Capture, External, Op, Trace
+    from nantrap.record import History
+
+HALF = ("float16", "bfloat16")
+
+
+@dataclass
+class Case:
+    """One failure: the step, where it began, what came before, and the laboratory in which trials are run."""
+
+    failed: FailedStep
+    location: Location
+    incident: Incident
+    history: History
+    lab: Laboratory = field(init=False)
+    scale: float | None = None
+    max_grad_norm: float | None = None
+    anchors: Any = None
+    ema_modules: tuple[nn.Module, ...] = ()
+    scheduler: Any = None
+    state_untouched: bool | None = None
+    checksums: tuple[float, ...] = ()
+    refuted: list[Cause] = field(default_factory=list)
+
+    # ---- the origin
+
+    @property
+    def phase(self) -> Phase:
+        """The phase in which it began."""
+        return self.location.phase
+
+    @property
+    def op(self) -> str:
+        """The guilty operation in its plainest form: `div` for `aten.div_` and `aten._foreach_div`."""
+        name = (self.location.op or "").removeprefix("aten.")
+        return name.removeprefix("_foreach_").rstrip("_").lstrip("_") if name else ""
+
+    @property
+    def place(self) -> str:
+        """The guilty module in a sentence: its name, or what stands outside every named one."""
+        module = self.location.module
+        return "the code outside its submodules" if module in (None, "loss") else str(module)
+
+    @property
+    def node(self) -> str:
+        """The autograd node, or an empty string."""
+        return self.location.node or ""
+
+    @property
+    def capture(self) -> Capture | None:
+        """The guilty operation with its inputs and outputs, if it is one and was replayed."""
+        return self.location.capture
+
+    @property
+    def external(self) -> External | None:
+        """The tensor that was bad before the step, if that is how it began."""
+        return self.location.external
+
+    @property
+    def trace(self) -> Trace | None:
+        """The trace of the replay."""
+        return self.location.replay.trace if self.location.replay is not None else None
+
+    @functools.cached_property
+    def inputs(self) -> list[Tensor]:
+        """The floating-point input tensors of the guilty operation."""
+        if self.capture is None:
+            return []
+        return [t.detach() for t in self.capture.inputs() if t.is_floating_point() or t.is_complex()]
+
+    @functools.cached_property
+    def output(self) -> Tensor | None:
+        """The first bad output of the guilty operation."""
+        if self.capture is None:
+            return None
+        for tensor in self.capture.outputs:
+            if (tensor.is_floating_point() or tensor.is_complex()) and not bool(tensor.isfinite().all()):
+                return tensor
+        return None
+
+    @property
+    def dtype(self) -> str:
+        """The dtype of the bad output: `float16`."""
+        return "" if self.output is None else str(self.output.dtype).removeprefix("torch.")
+
+    @property
+    def half(self) -> bool:
+        """Whether the guilty operation gave half precision."""
+        return self.dtype in HALF
+
+    @functools.cached_property
+    def any_half(self) -> bool:
+        """Whether half precision occurs anywhere in the step."""
+        return self.trace is not None and any(op.dtype in HALF for op in self.trace.ops)
+
+    @property
+    def made(self) -> str:
+        """`nan` or `inf`: what the guilty operation made out of better inputs."""
+        return "" if self.capture is None else (self.capture.op.made or "")
+
+    def source_ops(self, op: Op, argument: int) -> list[Op]:
+        """The operations behind one input of `op`, nearest first, along its first inputs."""
+        trace = self.trace
+        chain: list[Op] = []
+        if trace is None or argument >= len(op.sources):
+            return chain
+        index = op.sources[argument]
+        while index >= 0 and len(chain) < 16:
+            current = trace.ops[index]
+            chain.append(current)
+            index = next((source for source in current.sources if 0 <= source < current.index), -1)
+        return chain
+
+    def was_given(self, tensor: Tensor) -> bool:
+        """Whether the tensor came in with the batch or the model's arguments, rather than being made on the way."""
+        from nantrap.locate import tensors_of
+
+        given = list(tensors_of(self.failed.batch))
+        if self.failed.root_call is not None:
+            for call in self.failed.root_call.chain():
+                given += list(tensors_of((call.args, call.kwargs)))
+        return any(t is tensor or (t.numel() and t.data_ptr() == tensor.data_ptr()) for _, t in given)
+
+    def refute(self, slug: str, trial: Trial, text: str) -> None:
+        """Note a cause that a trial contradicts."""
+        self.refuted.append(Cause(slug, summary=text, evidence=(Evidence(text, kind="trial", trial=trial.number),)))
+
+    # ---- the history
+
+    @functools.cached_property
+    def first_step(self) -> bool:
+        """Whether no step was applied before: the run begins with this failure."""
+        return not self.history.applied()
+
+    @functools.cached_property
+    def growth(self) -> float:
+        """How many times larger |loss| or the gradient norm is now than at its smallest in the recent steps."""
+        applied = self.history.applied()[-64:]
+        return max(self.loss_growth, _growth([record.grad_norm for record in applied]))
+
+    @functools.cached_property
+    def loss_growth(self) -> float:
+        """How many times larger |loss| is now than in the first half of the recent steps."""
+        return _growth([abs(record.loss) for record in self.history.applied()[-64:]])
+
+    def calls_of(self, *names: str) -> Iterator[Capture]:
+        """The recorded forward calls of these operations: the guilty one, and those kept as witnesses."""
+        captures = [self.capture] if self.capture is not None else []
+        captures += list(self.trace.witnesses.values()) if self.trace is not None else []
+        captures += self.location.witnesses
+        for capture in captures:
+            if capture.op.phase == "forward" and capture.op.name.startswith(names):
+                yield capture
+
+
+def _growth(values: list[float]) -> float:
+    """The last value over the median of the first half of the window: above 1 only if it really rose."""
+    if len(values) < 2:
+        return 1.0
+    before = sorted(values[: max(1, len(values) // 2)])
+    middle = before[len(before) // 2]
+    return values[-1] / middle if middle > 0 else 1.0

@@ -1,0 +1,55 @@
+"""The engine: asks every rule, ranks what they say, keeps facts and guesses apart."""
+
+from __future__ import annotations
+
+import traceback
+from dataclasses import dataclass
+
+from nantrap.causes import rules as _rules  # noqa: F401  (registers them)
+from nantrap.causes.case import Case
+from nantrap.causes.registry import RULES
+from nantrap.causes.trials import Laboratory
+from nantrap.incident import Cause, Evidence, Trial
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """The causes, best first; what trials refuted; and the trials themselves."""
+
+    causes: tuple[Cause, ...] = ()
+    refuted: tuple[Cause, ...] = ()
+    trials: tuple[Trial, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def explain_case(case: Case, *, seconds: float) -> Explanation:
+    """Explain one failure. Never raises: a rule that fails is noted and passed over."""
+    case.lab = Laboratory(case, seconds=seconds)
+    causes: list[Cause] = []
+    notes: list[str] = []
+    for slug, rule in RULES.items():
+        try:
+            cause = rule.ask(case)
+        except Exception as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            notes.append(
+                f"the rule for {slug} failed: {type(error).__name__}: {error} ({last.name}, line {last.lineno})"
+            )
+            continue
+        if cause is not None:
+            causes.append(cause)
+    causes.sort(key=lambda cause: (cause.proven, cause.confidence), reverse=True)
+    if not causes:
+        causes = [_unknown(case)]
+    return Explanation(tuple(causes), tuple(case.refuted), case.lab.trials, tuple(notes))
+
+
+def _unknown(case: Case) -> Cause:
+    """Nothing fits: say so, with what was measured and what would decide it."""
+    if not case.failed.repeatable:
+        needs = "guard.attempt(fn, batch) would allow a replay and trials"
+    elif case.location.replay is None or case.location.replay.origin is None:
+        needs = "the failure did not repeat, so nothing could be tried on it"
+    else:
+        needs = "no rule knows this operation; the frames and statistics above are all that was measured"
+    return Cause("unknown", summary="no cause could be established", evidence=(Evidence(needs),))

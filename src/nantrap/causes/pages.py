@@ -1,0 +1,212 @@
+"""The pages of the causes: what `nantrap explain NT203` prints and `docs/causes/` holds. Needs no torch.
+
+A page is the docstring of its rule, in a light format that a few lines can read:
+
+    Title, one line.
+
+    What it is, in a few sentences.
+
+    Example:
+        minimal code that shows it; it defines `model`, `optimizer`, `batches`, `loss_fn(batch)` and, where the
+        cause needs more than a plain guard, `guard`. A test runs it.
+
+    Why:
+        prose
+    Fix:
+        prose; what is indented further is code, as a diff where its lines begin with - and +
+
+            - before
+            + after
+    Proof:
+        prose
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import re
+import textwrap
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Final
+
+from nantrap.errors import UsageError
+from nantrap.incident import BY_CODE, BY_SLUG, Code
+
+SECTIONS: Final = ("example", "why", "fix", "proof")
+
+FAMILIES: Final = MappingProxyType(
+    {
+        "NT0": "unknown",
+        "NT1": "data",
+        "NT2": "forward maths",
+        "NT3": "backward maths",
+        "NT4": "precision",
+        "NT5": "optimisation",
+        "NT6": "state",
+        "NT7": "distributed and platform",
+    }
+)
+"""The first three characters of a code, and what its family is called."""
+
+_HEADING = re.compile(rf"^({'|'.join(SECTIONS)}):$", flags=re.IGNORECASE | re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """One cause, explained. `what`, `why`, `fix` and `proof` are prose with indented code; `example` is a program."""
+
+    code: str
+    slug: str
+    title: str
+    what: str
+    example: str
+    why: str
+    fix: str
+    proof: str
+
+    @property
+    def family(self) -> str:
+        """`forward maths` for `NT203`."""
+        return FAMILIES[self.code[:3]]
+
+    def text(self) -> str:
+        """The page as plain text, as it reads in a terminal."""
+        parts = [f"{self.code} {self.slug}: {self.title}", self.what]
+        for name in SECTIONS:
+            parts.append(f"{name.capitalize()}:\n{textwrap.indent(getattr(self, name), '    ')}")
+        return "\n\n".join(parts)
+
+    def markdown(self) -> str:
+        """The page as Markdown, code in fences."""
+        parts = [f"# {self.code}: {self.title}", f"`{self.slug}` · {self.family}", self.what]
+        parts += ["## Example", _fenced(self.example)]
+        for name in ("why", "fix", "proof"):
+            parts += [f"## {name.capitalize()}", *(_block(block) for block in _blocks(getattr(self, name)))]
+        return "\n\n".join(parts) + "\n"
+
+
+def explain(code_or_slug: str) -> str:
+    """The page of a cause as text: what it is, code that shows it, why, the fix, how it is proven.
+
+    Args:
+        code_or_slug: `NT203`, or `softmax_fully_masked_row`.
+
+    Example:
+        >>> import nantrap
+        >>> print(nantrap.explain("NT203").splitlines()[0])
+        NT203 softmax_fully_masked_row: Softmax over a row in which every position is masked
+    """
+    return page(code_or_slug).text()
+
+
+def page(code_or_slug: str) -> Page:
+    """The page of a cause.
+
+    Args:
+        code_or_slug: `NT203`, or `softmax_fully_masked_row`; case and `-` for `_` do not matter.
+
+    Raises:
+        UsageError: There is no such cause; the message names those that are spelt alike.
+    """
+    wanted = code_or_slug.strip()
+    slug = wanted.lower().replace("-", "_").replace(" ", "_")
+    entry = BY_CODE.get(wanted.upper()) or BY_SLUG.get(slug)
+    if entry is None and wanted.upper().startswith("NT9"):
+        raise UsageError(
+            f"{wanted.upper()} is a problem of a checkpoint file, not a cause of a failed step; `nantrap audit` says "
+            "beside it what it means and what to do"
+        )
+    if entry is None:
+        raise UsageError(_no_such_cause(code_or_slug))
+    return _parsed(entry, _docstring(entry))
+
+
+def pages() -> tuple[Page, ...]:
+    """Every page, by code."""
+    return tuple(page(code) for code in sorted(BY_CODE))
+
+
+def _docstring(entry: Code) -> str:
+    if entry.slug == "unknown":  # no rule recognises it: it is what remains
+        return _UNKNOWN
+    from nantrap.causes import rules as _rules  # noqa: F401  (registers them)
+    from nantrap.causes.registry import RULES
+
+    return RULES[entry.slug].page
+
+
+def _parsed(entry: Code, docstring: str) -> Page:
+    if not docstring:
+        raise UsageError("the pages are docstrings, which `python -OO` removes; run it without -OO")
+    head, *rest = _HEADING.split(inspect.cleandoc(docstring))
+    title, _, what = head.partition("\n")
+    found = {
+        name.lower(): textwrap.dedent(body.strip("\n")).rstrip()
+        for name, body in zip(rest[::2], rest[1::2], strict=True)
+    }
+    assert tuple(found) == SECTIONS, f"the page of {entry.slug} has the sections {', '.join(found) or 'none'}"
+    return Page(entry.code, entry.slug, title.strip().removesuffix("."), what.strip(), **found)
+
+
+def _no_such_cause(given: str) -> str:
+    known = [*BY_CODE, *BY_SLUG]
+    form = given.strip().upper() if given.strip()[:2].upper() == "NT" else given.strip().lower().replace("-", "_")
+    near = difflib.get_close_matches(form, known, n=3, cutoff=0.6)
+    near += [slug for slug in BY_SLUG if len(form) > 2 and form in slug and slug not in near][: 3 - len(near)]
+    hint = f"did you mean {' or '.join(near)}? " if near else ""
+    return f"no cause is called {given!r}; {hint}`nantrap explain` lists every code and slug"
+
+
+def _blocks(body: str) -> list[str]:
+    """Paragraphs and code, code blocks that follow each other kept apart."""
+    return [block for block in re.split(r"\n\s*\n", body) if block.strip()]
+
+
+def _block(block: str) -> str:
+    return _fenced(textwrap.dedent(block)) if block.startswith("    ") else block
+
+
+def _fenced(code: str) -> str:
+    if all(line[:2] in ("- ", "+ ") for line in code.splitlines()):
+        return f"```diff\n{code}\n```"
+    language = "sh" if code.startswith(("nvidia-smi", "nantrap ")) else "python"
+    return f"```{language}\n{code}\n```"
+
+
+_UNKNOWN: Final = """No cause could be established.
+
+The step failed, and neither a measurement nor a trial explains why. What was measured is all there: the phase,
+the first operation that made non-finite values, its line, the magnitudes on the way, the findings. A guess would
+not be worth more.
+
+Example:
+    import torch
+
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    batches = [torch.randn(4, 3), torch.zeros(4, 3)]
+
+    def loss_fn(batch):
+        counts = batch.abs().sum(-1)
+        return (model(batch).squeeze(-1) * torch.lgamma(counts)).mean()  # lgamma(0) is +Inf
+
+Why:
+    Rules know the operations and histories that fail most often. An operation none of them knows, a two-line loop
+    that cannot be run again, a failure that did not repeat in the replay, or a budget that was used up leave it
+    open.
+
+Fix:
+    Give nantrap more to work with:
+
+        - guard.backward(loss_fn(model, batch)); guard.step()
+        + guard.attempt(lambda batch: loss_fn(model, batch), batch)
+
+    `guard.attempt` can run the step again, so that trials become possible. `nantrap.probe("name", tensor)` inside
+    the model narrows the place down. `Policy(diagnose_seconds=300)` allows more trials. Meanwhile the step is
+    skipped and the weights are as before.
+
+Proof:
+    None. The evidence says what was missing, and the incident lists what was refuted.
+"""

@@ -1,0 +1,193 @@
+"""One call of the user's, replaced by a stable one at its own source line, for one run.
+
+A function mode sees the call above autograd, so the replacement brings its own gradient. Only calls made from the
+guilty line are replaced; the same function elsewhere runs as it is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+
+from nantrap import ops
+from nantrap.causes.facts import USUAL_EPS
+from nantrap.incident import Source
+from nantrap.locate.source import user_place
+
+
+class Replacement(TorchFunctionMode):
+    """Replaces calls of one family at one line. `hits` counts them."""
+
+    def __init__(self, source: Source, family: str) -> None:
+        super().__init__()
+        self._source = source
+        self._functions = FAMILIES[family]
+        self.hits = 0
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        given = dict(kwargs or {})
+        stable = self._functions.get(getattr(func, "__name__", ""))
+        if stable is not None:
+            place = user_place(sys._getframe(1))
+            here = place is not None and (place.code.co_filename, place.line) == (self._source.file, self._source.line)
+            if here:
+                self.hits += 1
+                return stable(*args, **given)
+        return func(*args, **given)
+
+
+def _sqrt(x: Tensor) -> Tensor:
+    return ops.safe_sqrt(x)
+
+
+def _rsqrt(x: Tensor) -> Tensor:
+    return ops.safe_divide(1.0, ops.safe_sqrt(x))
+
+
+def _pow(x: Any, exponent: Any) -> Tensor:
+    return ops.safe_pow(x, exponent) if isinstance(x, Tensor) else torch.pow(x, exponent)
+
+
+def _divide(x: Any, other: Any, **kwargs: Any) -> Any:
+    if kwargs.get("rounding_mode") or not isinstance(other, Tensor):
+        return torch.div(x, other, **kwargs)
+    return ops.safe_divide(x, other)
+
+
+def _divided_by(x: Tensor, other: Any) -> Any:
+    return ops.safe_divide(other, x)
+
+
+def _reciprocal(x: Tensor) -> Tensor:
+    return ops.safe_divide(1.0, x)
+
+
+def _softmax(x: Tensor, dim: int = -1, *args: Any, **kwargs: Any) -> Tensor:
+    kept = x != float("-inf")
+    result = ops.masked_softmax(x, kept, dim=dim)
+    dtype = kwargs.get("dtype")
+    return result.to(dtype) if dtype is not None else result
+
+
+def _log_softmax(x: Tensor, dim: int = -1, *args: Any, **kwargs: Any) -> Tensor:
+    return ops.masked_log_softmax(x, x != float("-inf"), dim=dim)
+
+
+def _exp(x: Tensor) -> Tensor:
+    # the largest argument whose exponential still leaves room for what is done with it
+    return torch.exp(x.clamp(max=0.25 * _log_limit(x)))
+
+
+def _log_limit(x: Tensor) -> float:
+    return float(torch.log(torch.tensor(torch.finfo(x.dtype).max, dtype=torch.float64)))
+
+
+def _bounded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    def stable(x: Tensor) -> Tensor:
+        limit = 0.25 * _log_limit(x)
+        return function(x.clamp(-limit, limit))
+
+    return stable
+
+
+def _std(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, **kwargs: Any) -> Tensor:
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    correction = kwargs.get("correction", 1 if unbiased else 0)
+    return ops.safe_std(x, dim, correction=correction, keepdim=keepdim)
+
+
+def _var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, **kwargs: Any) -> Tensor:
+    if isinstance(dim, bool):
+        dim, unbiased = None, dim
+    correction = kwargs.get("correction", 1 if unbiased else 0)
+    return ops.safe_var(x, dim, correction=correction, keepdim=keepdim)
+
+
+def _log1p(x: Tensor) -> Tensor:
+    return ops.safe_log(1 + x)
+
+
+def _log2(x: Tensor) -> Tensor:
+    return ops.safe_log(x) / 0.6931471805599453
+
+
+def _cross_entropy(logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    known = {key: kwargs[key] for key in ("ignore_index",) if key in kwargs}
+    return ops.cross_entropy(logits, target, **known)
+
+
+def _ctc(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths: Any, **kwargs: Any) -> Tensor:
+    return torch.nn.functional.ctc_loss(
+        log_probs, targets, input_lengths, target_lengths, **{**kwargs, "zero_infinity": True}
+    )
+
+
+def _floored(function: Callable[..., Tensor], at: float = USUAL_EPS) -> Callable[..., Tensor]:
+    def stable(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return function(x.clamp(min=at), *args, **kwargs)
+
+    return stable
+
+
+def _divided_by_floored(x: Any, other: Any, **kwargs: Any) -> Any:
+    if kwargs.get("rounding_mode") or not isinstance(other, Tensor):
+        return torch.div(x, other, **kwargs)
+    away = torch.where(other < 0, -other.abs().clamp(min=USUAL_EPS**0.5), other.abs().clamp(min=USUAL_EPS**0.5))
+    return torch.div(x, away)
+
+
+def _with_larger_eps(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A normalisation of `torch.nn.functional`."""
+    position = list(inspect.signature(function).parameters).index("eps")
+
+    def stable(*args: Any, **kwargs: Any) -> Tensor:
+        kept = [USUAL_EPS if index == position else value for index, value in enumerate(args)]
+        return function(*kept, **kwargs) if len(args) > position else function(*args, **{**kwargs, "eps": USUAL_EPS})
+
+    return stable
+
+
+_NORMALISING = (F.layer_norm, F.group_norm, F.batch_norm, F.instance_norm, F.rms_norm, F.normalize)
+
+FAMILIES: dict[str, dict[str, Callable[..., Any]]] = {
+    "sqrt": {"sqrt": _sqrt, "rsqrt": _rsqrt, "sqrt_": _sqrt},
+    "log": {"log": ops.safe_log, "log_": ops.safe_log, "log1p": _log1p, "log2": _log2},
+    "div": {
+        "div": _divide,
+        "true_divide": _divide,
+        "__truediv__": _divide,
+        "__rtruediv__": _divided_by,
+        "__rdiv__": _divided_by,
+        "reciprocal": _reciprocal,
+        "divide": _divide,
+    },
+    "pow": {"pow": _pow, "__pow__": _pow, "float_power": _pow},
+    "acos": {"acos": ops.safe_acos, "arccos": ops.safe_acos, "asin": ops.safe_asin, "arcsin": ops.safe_asin},
+    "softmax": {"softmax": _softmax, "log_softmax": _log_softmax},
+    "exp": {"exp": _exp, "exp_": _exp, "expm1": _exp, "cosh": _bounded(torch.cosh), "sinh": _bounded(torch.sinh)},
+    "std": {"std": _std, "var": _var},
+    "cross_entropy": {"cross_entropy": _cross_entropy},
+    "ctc": {"ctc_loss": _ctc},
+    "floor": {
+        "sqrt": _floored(torch.sqrt),
+        "rsqrt": _floored(torch.rsqrt),
+        "log": _floored(torch.log),
+        "pow": _floored(torch.pow),
+        "__pow__": _floored(torch.pow),
+        "reciprocal": _floored(torch.reciprocal, USUAL_EPS**0.5),
+        **dict.fromkeys(("div", "true_divide", "__truediv__", "divide"), _divided_by_floored),
+        **dict.fromkeys(("__rtruediv__", "__rdiv__"), lambda x, other: _divided_by_floored(other, x)),
+        **{f.__name__: _with_larger_eps(f) for f in _NORMALISING},
+    },
+}
+"""Family to function name to its stable form."""

@@ -1,0 +1,434 @@
+"""NT3xx: mathematics of the backward pass. The forward was finite, or what was bad in it was thrown away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nantrap.causes.amplifier import find_amplifier
+from nantrap.causes.facts import USUAL_EPS, share
+from nantrap.causes.proofs import add_proof, fix_for, try_replacement
+from nantrap.causes.registry import rule
+from nantrap.causes.rules.decompositions import is_decomposition
+from nantrap.incident import Cause, Evidence
+
+if TYPE_CHECKING:
+    from nantrap.causes.amplifier import Amplifier
+    from nantrap.causes.case import Case
+    from nantrap.locate.trace import Op
+
+_SELECTING = (
+    "Where",
+    "Index",
+    "MaskedFill",
+    "MaskedSelect",
+    "MaskedScatter",
+    "Select",
+    "Slice",
+    "Gather",
+    "Split",
+    "Unbind",
+)
+_MASKS = (
+    "gt", "ge", "lt", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "bitwise_not", "isfinite",
+    "eye", "tril",
+    "triu", "ones", "zeros", "ones_like", "zeros_like", "one_hot", "full", "bernoulli",
+)  # fmt: skip
+_SINGULAR = {
+    "Sqrt": ("sqrt", "sqrt", "nantrap.ops.safe_sqrt(x)"),
+    "Rsqrt": ("sqrt", "rsqrt", "nantrap.ops.safe_sqrt(x)"),
+    "Pow": ("pow", "x ** a with a < 1", "nantrap.ops.safe_pow(x, a)"),
+    "Log": ("log", "log", "nantrap.ops.safe_log(x)"),
+    "Div": ("div", "a / b", "nantrap.ops.safe_divide(a, b)"),
+    "Reciprocal": ("div", "1 / x", "nantrap.ops.safe_divide(1, x)"),
+    "Exp": ("exp", "exp", "an argument bounded before exp"),
+    "LinalgVectorNorm": ("norm", "norm", "nantrap.ops.safe_norm(x)"),
+    "Norm": ("norm", "norm", "nantrap.ops.safe_norm(x)"),
+    "Std": ("std", "std", "nantrap.ops.safe_std(x)"),
+    "Var": ("std", "var", "nantrap.ops.safe_var(x)"),
+    "Acos": ("acos", "acos", "nantrap.ops.safe_acos(x)"),
+    "Asin": ("acos", "asin", "nantrap.ops.safe_asin(x)"),
+    "Hypot": ("sqrt", "hypot", "nantrap.ops.safe_sqrt(a * a + b * b)"),
+    "Cdist": ("norm", "cdist", "a distance with an eps under its root"),
+}
+
+
+_INSIDE = {
+    "sqrt": ("sqrt(x + 1e-12)", "sqrt(x) + eps"),
+    "pow": ("(x + 1e-12) ** a", "x ** a + eps"),
+    "log": ("log(x + 1e-12)", "log(x) + eps"),
+    "div": ("a / (b + 1e-6)", "a / b + eps"),
+    "norm": ("sqrt(x.square().sum() + 1e-12)", "x.norm() + eps"),
+    "std": ("sqrt(x.var() + 1e-12)", "x.std() + eps"),
+}
+"""Where an eps helps, and where it does not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """Where a gradient of exactly 0 met an infinite derivative: the operation, which argument it was, at
+    how many places."""
+
+    op: Op
+    argument: int
+    count: int
+
+
+@rule("where_unselected_branch")
+def where_unselected_branch(case: Case) -> Cause | None:
+    """A branch that was not selected put NaN into the gradient.
+
+    `torch.where(ok, f(x), 0)` was meant to avoid the bad places of f. It does so in the forward pass. In the backward
+    pass both branches get a gradient: the unselected places get 0, which is multiplied by the slope of f there, and 0
+    · Inf is NaN. An index after the fact or a product with a mask behaves the same.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(4, 6, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(8, 4) for _ in range(2)]
+        batches[1][3] = 0.0  # a silent frame: its energy is exactly 0
+
+        def loss_fn(batch):
+            energy = model(batch).square()
+            level = torch.where(energy > 0, energy.log(), torch.zeros_like(energy))
+            return level.mean()
+
+    Why:
+        The gradient of where(c, a, b) with respect to a is where(c, g, 0): a 0, not a hole. The chain rule goes on
+        and multiplies by f'(x), which is Inf or NaN there. Autograd knows no "not computed".
+
+    Fix:
+        Select before the operation as well, so that it never sees a bad argument:
+
+            - y = torch.where(x > 0, x.log(), 0.0)
+            + ok = x > 0
+            + y = torch.where(ok, torch.where(ok, x, 1.0).log(), 0.0)
+
+        or use the safe form, `nantrap.ops.safe_log(x)`. `nan_to_num` on the loss changes nothing, since the loss is
+        finite. Zeroing NaN gradients in a hook throws away the good part of the gradient with the bad one.
+
+    Proof:
+        At all bad places the gradient that reaches the node is exactly 0 and the local derivative is infinite, and
+        those zeros come from a `where`, an index or a mask product: a measurement along the gradient. The call is
+        then replaced at its own line by one that is finite on both branches.
+    """
+    if case.phase != "backward" or case.trace is None or is_decomposition(case.node):
+        return None
+    if case.location.replay is not None and case.location.replay.dropped is not None:
+        return _dropped_branch(case, case.location.replay.dropped)
+    found = next(((i, node) for i in _zero_gradients(case) if (node := _selector(case, i)) is not None), None)
+    if found is None:
+        return None
+    incoming, selector = found
+    _, (family, call, safe) = _family(case.node)
+    evidence = [
+        Evidence(
+            f"the gradient that reaches {case.node} is exactly 0 at all {incoming.count:,} bad places: they "
+            "were not selected"
+        ),
+        Evidence(
+            f"the local derivative of {call} is infinite there, and 0 · Inf = NaN; the zeros come from {selector}"
+        ),
+    ]
+    trial = try_replacement(case, family, safe) if family != "norm" else None
+    add_proof(evidence, trial, "with an argument that is safe on both branches the step is finite")
+    return Cause(
+        "where_unselected_branch",
+        proven=trial is None or trial.finite is not False,
+        confidence=0.95 if trial is None or trial.finite is not False else 0.5,
+        summary=f"the branch of {call} that was not selected put NaN into the gradient",
+        evidence=tuple(evidence),
+        fix=fix_for(
+            case,
+            f"select before the operation, not after it: {call}(torch.where(ok, x, 1.0)), then torch.where "
+            f"on the result; or {safe}",
+            trial,
+            patch=True,
+        ),
+    )
+
+
+def _dropped_branch(case: Case, index: int) -> Cause | None:
+    """The forward result was NaN at places that never reached the loss; its derivative brought it back."""
+    assert case.trace is not None
+    capture = case.trace.captures.get(index)
+    if capture is None:
+        return None
+    _, (family, call, safe) = _family(case.node)
+    evidence = [
+        Evidence(
+            f"{capture.op.name} gave NaN at {share(~capture.outputs[0].isfinite())}, and the loss is finite: dropped"
+        ),
+        Evidence(f"{case.node} multiplies the gradient of exactly 0 that those places get by NaN, and 0 · NaN = NaN"),
+    ]
+    trial = try_replacement(case, family, safe)
+    add_proof(evidence, trial, "with an argument that is safe on both branches the step is finite")
+    return Cause(
+        "where_unselected_branch",
+        proven=trial is None or trial.finite is not False,
+        confidence=0.94 if trial is None or trial.finite is not False else 0.5,
+        summary=f"the branch of {call} that was not selected put NaN into the gradient",
+        evidence=tuple(evidence),
+        fix=fix_for(
+            case,
+            f"select before the operation, not after it: {call}(torch.where(ok, x, 1.0)), then torch.where "
+            "on the result",
+            trial,
+        ),
+    )
+
+
+@rule("arccos_boundary")
+def arccos_boundary(case: Case) -> Cause | None:
+    """The derivative of acos or asin is infinite at ±1.
+
+    The angle between two equal (or opposite) directions was computed by acos, or an Euler angle by asin at the pole.
+    The value, 0 or π, is right. The slope there is infinite, and the gradient becomes Inf or NaN.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(4, 3), torch.randn(4, 3) * 100]  # the second one saturates tanh: exactly ±1
+
+        def loss_fn(batch):
+            cosine = torch.tanh(model(batch))
+            return torch.acos(cosine).mean()
+
+    Why:
+        d acos(x)/dx = -1/√(1 - x²), which is -1/0 at x = ±1. Rounding is enough: the cosine of two nearly equal
+        float32 vectors is often exactly 1, and sometimes 1.0000001, for which acos itself is NaN.
+
+    Fix:
+        Use a form that is smooth there:
+
+            - angle = torch.acos((a * b).sum(-1))
+            + angle = 2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
+
+        or bound the slope with `nantrap.ops.safe_acos(x)`. `x.clamp(-1, 1)` is what people reach for, and it repairs
+        only the value: at exactly ±1 clamp passes the gradient on, and the slope is as infinite as before.
+        `x.clamp(-1 + 1e-6, 1 - 1e-6)` works in float32; in half precision 1 - 1e-6 is 1 (NT404).
+
+    Proof:
+        The bad values stand exactly where the saved argument is ±1, in AcosBackward0 or AsinBackward0: a measurement.
+        The call is then replaced at its own line by one with a bounded slope, and the step must be finite.
+    """
+    if case.phase != "backward" or not case.node.startswith(("Acos", "Asin")):
+        return None
+    call = "acos" if case.node.startswith("Acos") else "asin"
+    evidence = [Evidence(f"{case.node} computes 1/√(1 - x²), which is 1/√0 where x is exactly ±1")]
+    if case.output is not None:
+        evidence[0] = Evidence(
+            f"{case.node} computes 1/√(1 - x²), and x is exactly ±1 at {share(~case.output.isfinite())}"
+        )
+    trial = try_replacement(case, "acos", f"nantrap.ops.safe_{call}")
+    add_proof(evidence, trial, "with a bounded slope the step is finite")
+    return Cause(
+        "arccos_boundary",
+        proven=True,
+        confidence=0.94,
+        summary=f"the derivative of {call} is infinite at ±1",
+        evidence=tuple(evidence),
+        fix=fix_for(
+            case,
+            f"nantrap.ops.safe_{call}(x), atan2, or clamp to ±(1 - 1e-6); clamping to [-1, 1] does not help",
+            trial,
+            patch=True,
+        ),
+    )
+
+
+@rule("singular_gradient_at_zero")
+def singular_gradient_at_zero(case: Case) -> Cause | None:
+    """The derivative is infinite at exactly zero.
+
+    The loss is finite, the gradient is not: sqrt, a power below 1 or a norm or deviation built from them was computed
+    at exactly 0, where its slope is infinite. Distances between equal points, norms of padded rows and the magnitude
+    of silence are the usual zeros.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(5, 3) for _ in range(2)]
+
+        def loss_fn(batch):
+            z = model(batch)
+            squared = (z[:, None] - z[None, :]).square().sum(-1)  # 0 on the diagonal
+            return squared.sqrt().mean()
+
+    Why:
+        The slope of √x is 1/(2√x), which is Inf at 0. The chain rule multiplies it by the inner derivative, 2·(z - z)
+        = 0, and Inf · 0 is NaN. `torch.norm` and `torch.std` define their slope as 0 there; the same formula written
+        by hand does not.
+
+    Fix:
+        Keep the argument away from 0, inside the root:
+
+            - distance = squared.sqrt()
+            + distance = (squared + 1e-12).sqrt()
+
+        `nantrap.ops.safe_sqrt(x)`, `safe_norm`, `safe_pow` and `safe_std` have the exact value and a slope of 0 at 0.
+        What does not help: an eps outside, `sqrt(x) + eps`, changes nothing. `torch.where(x > 0, x.sqrt(), 0)` is NaN
+        too (NT303). Zeroing NaN gradients in a hook trains on a wrong direction, and Adam's momentum and weight decay
+        move the weights even with a gradient of 0.
+
+    Proof:
+        The value that the autograd node saved is exactly 0 at the bad places, in a pass whose forward was finite. The
+        call is then replaced at its own line by one with a bounded slope, and the step must be finite. Next to 0 the
+        slope is finite and may still be too much for float16: the gradient is then followed back from the overflow to
+        the one operation that multiplied it, and the step must be finite with a larger eps there.
+    """
+    if case.phase != "backward" or case.capture is None:
+        return None
+    if case.dtype == "float16" and case.made == "inf" and (steep := find_amplifier(case)) is not None:
+        return _too_steep_for_half(case, steep)
+    if case.half and case.any_half and not case.node.startswith(tuple(_SINGULAR)):
+        return None
+    name, (family, call, safe) = _family(case.node)
+    if not name or name in ("Acos", "Asin", "Exp"):
+        return None
+    if case.made == "inf" and case.op in ("mm", "bmm", "addmm", "mul", "convolution_backward"):
+        return None
+    inside, outside = _INSIDE[family]
+    evidence = [Evidence(f"{case.node}: the derivative of {call} is infinite at exactly 0, {_zeros(case)}")]
+    trial = try_replacement(case, family, safe) if family != "norm" else None
+    proven = add_proof(evidence, trial, "with a slope bounded at 0 the step is finite")
+    return Cause(
+        "singular_gradient_at_zero",
+        proven=proven or bool(_zero_divisor(case)),
+        confidence=0.9 if proven or _zero_divisor(case) else 0.5,
+        summary=f"the derivative of {call} is infinite at exactly zero",
+        evidence=tuple(evidence),
+        fix=fix_for(
+            case,
+            f"{safe}, or an eps inside: {inside} (an eps outside, {outside}, changes nothing)",
+            trial,
+            patch=True,
+        ),
+    )
+
+
+def _too_steep_for_half(case: Case, steep: Amplifier) -> Cause:
+    """The slope next to 0 is finite, and the gradient that it makes does not fit float16."""
+    place = steep.forward.place
+    evidence = [
+        Evidence(f"{steep.op.node} multiplies the gradient by up to {steep.gain:.2g}: {steep.reason}"),
+        Evidence(f"{case.location.op} writes it in float16, which ends at 65,504; without that factor it fits"),
+    ]
+    trial = None
+    if place is not None and case.failed.repeatable:
+        trial = case.lab.replaced(place.source(), "floor", f"an eps of {USUAL_EPS:g} for {steep.call}")
+    proven = add_proof(evidence, trial, f"with an eps of {USUAL_EPS:g} there the step is finite")
+    if trial is not None and not proven:
+        trial = case.lab.single_precision()
+        add_proof(evidence, trial, "in float32 the same gradient is finite")
+    line = "" if place is None else f" in line {place.line} of {place.source().function}"
+    return Cause(
+        "singular_gradient_at_zero",
+        proven=proven,
+        confidence=0.93 if proven else 0.6,
+        summary=f"the slope of {steep.call} next to zero makes a gradient that float16 cannot hold",
+        evidence=tuple(evidence),
+        fix=fix_for(
+            case,
+            f"a larger eps for {steep.call}{line}, {USUAL_EPS:g} say: one that float32 holds may still be too small "
+            "for the gradient in float16 (a GradScaler only multiplies it further)",
+            trial if proven else None,
+        ),
+    )
+
+
+# ---- what the captured operation tells
+
+
+def _family(node: str) -> tuple[str, tuple[str, str, str]]:
+    for name, entry in _SINGULAR.items():
+        if node.startswith(name) and not node.startswith("LogSoftmax"):
+            return name, entry
+    return "", ("sqrt", node.removesuffix("Backward0") or "the operation", "a form that is safe on both branches")
+
+
+def _zero_gradients(case: Case) -> Iterator[Incoming]:
+    """Where in the guilty node a gradient of exactly 0 met an infinite derivative, as far as the captures tell.
+
+    That is the origin itself, or a later product where the local derivative overflowed first.
+    """
+    if case.capture is None or case.trace is None:
+        return
+    origin = case.capture.op
+    for index, capture in case.trace.captures.items():
+        op = capture.op
+        name = op.name.rstrip("_")
+        if index < origin.index or op.sequence != origin.sequence or name not in ("aten.mul", "aten.div"):
+            continue
+        bad = ~capture.outputs[0].isfinite()
+        inputs = capture.inputs()
+        for argument in range(1 if name == "aten.div" else len(inputs)):  # a quotient's gradient stands on top
+            candidate = inputs[argument]
+            if candidate.shape == bad.shape and bool(bad.any()) and bool((candidate[bad] == 0).all()):
+                yield Incoming(op, argument, int(bad.sum()))
+
+
+def _selector(case: Case, incoming: Incoming) -> str | None:
+    """The node that made those zeros, back along the gradient: a `where`, an index, a product with a mask."""
+    trace = case.trace
+    assert trace is not None
+    queue = [incoming.op.sources[incoming.argument]] if incoming.argument < len(incoming.op.sources) else []
+    seen: set[int] = set()
+    while queue and len(seen) < 24:
+        index = queue.pop(0)
+        if index < 0 or index in seen:
+            continue
+        seen.add(index)
+        op = trace.ops[index]
+        if op.phase != "backward":
+            continue
+        if op.node is not None and op.node.startswith(_SELECTING):
+            return op.node
+        if op.node is not None and op.node.startswith("Mul") and _is_mask_product(case, op):
+            return op.node
+        queue += op.sources
+    return None
+
+
+def _is_mask_product(case: Case, op: Op) -> bool:
+    """Whether a factor of the node's forward product was a mask: a comparison, a triangle, a constant of
+    the program."""
+    trace = case.trace
+    assert trace is not None
+    made_by = trace.op_of_node(op.sequence)
+    if made_by is None:  # the two-line form: the node's own saved factors, if they were kept
+        from nantrap.locate.losspart import LossPart
+
+        part = case.failed.evidence
+        factors = part.saved_by(op.sequence) if isinstance(part, LossPart) else ()
+        return any(bool(((factor == 0) | (factor == 1)).all()) for factor in factors)
+    for argument in range(len(made_by.sources)):
+        if made_by.sources[argument] < 0 and argument > 0:
+            return True  # came from outside the step: a constant, or a mask of the batch
+        names = [o.name.removeprefix("aten.") for o in case.source_ops(made_by, argument)[:3]]
+        if any(name in _MASKS for name in names):
+            return True
+    return False
+
+
+def _zero_divisor(case: Case) -> bool:
+    if case.op in ("div", "true_divide") and len(case.inputs) > 1:
+        return bool((case.inputs[1] == 0).any())
+    if case.op in ("pow", "rsqrt", "reciprocal", "log") and case.inputs:
+        return bool((case.inputs[0] == 0).any())
+    return False
+
+
+def _zeros(case: Case) -> str:
+    if case.op in ("div", "true_divide") and len(case.inputs) > 1:
+        return f"its saved value is 0 at {share(case.inputs[1] == 0)}"
+    if case.inputs:
+        return f"its saved value is 0 at {share(case.inputs[0] == 0)}"
+    return "which was reached here"

@@ -1,0 +1,100 @@
+"""NT3xx, decompositions: their derivative divides by differences of singular or eigen-values."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nantrap.causes.registry import rule
+from nantrap.incident import Cause, Evidence, Fix
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nantrap.causes.case import Case
+
+
+@rule("degenerate_linalg_backward")
+def degenerate_linalg_backward(case: Case) -> Cause | None:
+    """The gradient of a decomposition with a repeated or zero spectrum.
+
+    The forward pass of svd, eigh, eig or a Cholesky factor is in order. Its derivative divides by differences of
+    singular or eigenvalues, and two of them are equal, or by a value that is 0. Identities, symmetric shapes, blank
+    patches and matrices of low rank have such spectra.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(4, 9)
+        nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)  # starts at the identity
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [(torch.randn(3, 4), torch.randn(3, 3, 3))]
+
+        def loss_fn(batch):
+            x, target = batch
+            u, _, vh = torch.linalg.svd(torch.eye(3) + model(x).view(-1, 3, 3))
+            return (u @ vh - target).square().mean()
+
+    Why:
+        The derivative of the vectors holds 1/(σᵢ² - σⱼ²). For equal values the vectors are not even unique, any
+        rotation among them is as good, so that no derivative exists.
+
+    Fix:
+        Break the tie before decomposing, or use only what does not need the vectors:
+
+            - u, s, vh = torch.linalg.svd(a)
+            + u, s, vh = torch.linalg.svd(a + 1e-4 * torch.diag(torch.arange(1.0, n + 1)))
+
+        `torch.linalg.svdvals`, `eigvalsh`, `slogdet` and a Newton-Schulz iteration for the polar factor have good
+        gradients. A jitter of eps · I does not help against repeated values: it moves all of them alike. float64 only
+        makes the infinity larger.
+
+    Proof:
+        The bad operation lies inside the backward node of a decomposition, and the smallest gap (or value) of the
+        recorded spectrum is below 1e-5 of its largest: a measurement.
+    """
+    if case.phase != "backward" or case.trace is None or not is_decomposition(case.node):
+        return None
+    gap = _smallest_gap(case)
+    evidence = [Evidence(f"{case.node} divides by differences of singular or eigen-values")]
+    if gap is not None:
+        evidence.append(Evidence(f"the smallest gap in the spectrum is {gap:.3g}"))
+    return Cause(
+        "degenerate_linalg_backward",
+        proven=gap is not None and gap < 1e-5,
+        confidence=0.93,
+        summary="the gradient of a decomposition with a repeated or zero spectrum is infinite",
+        evidence=tuple(evidence),
+        fix=Fix(
+            text="add a small diagonal jitter before decomposing (x + 1e-6·diag(1..n)), or use only "
+            "quantities whose gradient does "
+            "not need the vectors (svdvals, slogdet)"
+        ),
+    )
+
+
+def _smallest_gap(case: Case) -> float | None:
+    assert case.trace is not None
+    gaps = []
+    for witness in case.trace.witnesses.values():
+        if "linalg" not in witness.op.name or witness.op.phase != "forward":
+            continue
+        for output in witness.outputs:
+            if output.dim() >= 1 and not output.is_complex() and output.is_floating_point() and _is_spectrum(output):
+                values = output.detach().double().sort(dim=-1).values
+                scale = float(values.abs().max()) or 1.0
+                gaps.append(float(values.diff(dim=-1).abs().min()) / scale)
+                gaps.append(float(values.abs().min()) / scale)
+    return min(gaps) if gaps else None
+
+
+def _is_spectrum(tensor: Tensor) -> bool:
+    """Singular or eigen-values rather than vectors: sorted along the last dimension."""
+    steps = tensor.detach().diff(dim=-1)
+    return tensor.shape[-1] > 1 and bool((steps <= 0).all() or (steps >= 0).all())
+
+
+def is_decomposition(node: str) -> bool:
+    """Whether an autograd node belongs to a matrix decomposition."""
+    words = ("Linalg", "Svd", "Eigh", "Cholesky", "Qr", "Eig")
+    return any(word in node for word in words) and "VectorNorm" not in node

@@ -1,0 +1,145 @@
+"""NT202: a divisor of exactly zero."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nantrap.causes.facts import share
+from nantrap.causes.proofs import add_proof, fix_for, try_replacement
+from nantrap.causes.registry import rule
+from nantrap.incident import Cause, Evidence, Fix
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nantrap.causes.case import Case
+
+
+@rule("division_by_zero")
+def division_by_zero(case: Case) -> Cause | None:
+    """A division by exactly zero.
+
+    Something was divided by a standard deviation, a norm, a sum or a degree that is exactly 0. The usual reason is an
+    input nobody thought of: a blank image, a silent second of audio, a constant column, a node without an edge.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(6, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.rand(4, 6) for _ in range(3)]
+        batches[2][1] = 0.5  # a blank image
+
+        def loss_fn(batch):
+            contrast = batch.std(dim=1, keepdim=True)
+            standardised = (batch - batch.mean(dim=1, keepdim=True)) / contrast
+            return model(standardised).square().mean()
+
+    Why:
+        The deviation of equal values is 0. 0/0 is NaN, and anything else divided by 0 is ±Inf.
+
+    Fix:
+        Put an eps into the denominator, of the size below which the quotient means nothing:
+
+            - x = (x - mean) / std
+            + x = (x - mean) / (std + 1e-6)
+
+        or use `nantrap.ops.safe_divide(x, std)`, whose value and gradient are finite. Better still, drop blank
+        samples. `torch.where(std > 0, x / std, 0)` is finite in the forward pass and NaN in the backward pass where
+        std needs a gradient (NT303). An eps of 1e-8 is 0 in float16 (NT404).
+
+    Proof:
+        The denominator is exactly 0 at all bad places while every input is finite: a measurement. The division is
+        then replaced at its own line by one with a floor, and the step must be finite.
+    """
+    if case.capture is None or case.phase != "forward" or case.half or case.output is None:
+        return None
+    if 0.0 in case.capture.op.scalars and case.op in ("div", "true_divide"):
+        return _division_by_constant(case)
+    if case.op == "weight_norm_interface":
+        return _weight_norm_of_zeros(case)
+    denominator = _denominator(case)
+    if denominator is None or not bool((denominator == 0).any()):
+        return None
+    zero = denominator == 0
+    bad = ~case.output.isfinite()
+    if zero.numel() > 1 and zero.dim() <= bad.dim() and not bool(zero.expand_as(bad)[bad].all()):
+        return None
+    made_by = next(iter(case.source_ops(case.capture.op, 0 if case.op in ("reciprocal", "rsqrt", "pow") else 1)), None)
+    origin = f", made by {made_by.name}" if made_by is not None else ""
+    evidence = [Evidence(f"the denominator is exactly 0 at {share(zero)}{origin}; every input is finite")]
+    trial = try_replacement(
+        case, "pow" if case.op == "pow" else "sqrt" if case.op == "rsqrt" else "div", "nantrap.ops.safe_divide"
+    )
+    add_proof(evidence, trial, "with a floor under the denominator the step is finite")
+    # a single 0/0 of the two-line form may as well be a mean over nothing: see empty_reduction
+    sure = case.failed.repeatable or denominator.numel() > 1 or case.made != "nan"
+    return Cause(
+        "division_by_zero",
+        proven=sure,
+        confidence=0.92 if sure else 0.6,
+        summary=f"a division by exactly zero in {case.place}",
+        evidence=tuple(evidence),
+        fix=fix_for(
+            case,
+            "add an eps inside (x / (std + eps)), or nantrap.ops.safe_divide(x, y); blank or constant "
+            "inputs are the usual reason",
+            trial,
+            patch=True,
+        ),
+    )
+
+
+def _division_by_constant(case: Case) -> Cause:
+    return Cause(
+        "division_by_zero",
+        proven=True,
+        confidence=0.92,
+        summary=f"a division by the constant 0 in {case.place}",
+        evidence=(
+            Evidence(f"{case.location.op} divides by a plain number that is exactly 0 (a temperature, a count)"),
+        ),
+        fix=Fix(text="the constant must not become 0: bound it from below where it is scheduled or computed"),
+    )
+
+
+def _weight_norm_of_zeros(case: Case) -> Cause | None:
+    """g·v/|v| with a row of v that is all zeros."""
+    direction = case.inputs[0]
+    dim = case.capture.args[2] if case.capture is not None and len(case.capture.args) > 2 else 0
+    others = [d for d in range(direction.dim()) if d != dim % direction.dim()]
+    zero = (direction == 0).all(others[0]) if len(others) == 1 else (direction == 0).flatten(1).all(1)
+    if not bool(zero.any()):
+        return None
+    return Cause(
+        "division_by_zero",
+        proven=True,
+        confidence=0.92,
+        summary=f"a weight norm divides by the length of a direction that is all zeros, in {case.place}",
+        evidence=(
+            Evidence(
+                f"g·v/|v|: {int(zero.sum()):,} of {zero.numel():,} rows of v are exactly 0; every input is finite"
+            ),
+        ),
+        fix=Fix(
+            text="do not set a weight-normed layer to zeros: give v a direction (nn.init.normal_) and set g, its "
+            "length (original0 of the parametrization), to 0 instead"
+        ),
+    )
+
+
+def _denominator(case: Case) -> Tensor | None:
+    assert case.capture is not None
+    if case.op in ("div", "true_divide", "remainder", "fmod"):
+        other = case.capture.args[1] if len(case.capture.args) > 1 else None
+        return other if hasattr(other, "isfinite") else None
+    if case.op == "addcdiv":
+        tensors = case.inputs
+        return tensors[2] if len(tensors) > 2 else None
+    if case.op in ("reciprocal", "rsqrt"):
+        return case.inputs[0] if case.inputs else None
+    if case.op == "pow" and len(case.capture.args) > 1:
+        exponent = case.capture.args[1]
+        if isinstance(exponent, (int, float)) and exponent < 0:
+            return case.inputs[0]
+    return None

@@ -1,0 +1,381 @@
+"""NT4xx in the forward pass: activations, losses, masks and constants that half precision cannot hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nantrap.causes.facts import absmax, limit, rounded, share
+from nantrap.causes.proofs import add_proof, fix_for
+from nantrap.causes.registry import rule
+from nantrap.incident import Cause, Evidence, Fix
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nantrap.causes.case import Case
+    from nantrap.locate.trace import Op
+
+_REDUCING_LOSSES = (
+    "sum", "mean", "nll_loss_forward", "nll_loss2d_forward", "mse_loss", "l1_loss", "smooth_l1_loss",
+    "huber_loss", "kl_div",
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "pow", "mul", "square", "linalg_vector_norm",
+    "dot", "norm",
+)  # fmt: skip
+_SLOPES = ("Sqrt", "Pow", "Rsqrt", "Log", "Div", "Reciprocal", "LinalgVectorNorm")
+_GUARDS = ("aten.add", "aten.clamp", "aten.clamp_min", "aten.maximum", "aten.sub")
+_ZERO_POLES = ("div", "true_divide", "log", "log2", "log10", "log1p", "rsqrt", "reciprocal", "logit", "pow")
+
+
+@rule("mask_overflow")
+def mask_overflow(case: Case) -> Cause | None:
+    """A mask value near the dtype's limit overflowed when something was added.
+
+    A mask filled with `finfo(dtype).min` is finite, but nothing may be added to it: with a second mask, or a negative
+    bias, the sum is -Inf. For a row that is masked everywhere the softmax is then NaN (NT203), although `finfo.min`
+    was chosen to avoid exactly that.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(8, 8).bfloat16()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        low = torch.finfo(torch.bfloat16).min
+        padding = [torch.tensor([0.0, 0.0, 0.0, low]), torch.tensor([low, low, low, low])]  # a sample of padding only
+        batches = [(torch.randn(4, 8).bfloat16(), mask.bfloat16()) for mask in padding]
+
+        def loss_fn(batch):
+            x, mask = batch
+            block = torch.zeros(4, 4).fill_diagonal_(low).bfloat16()
+            block[2] = low  # this query belongs to no document
+            scores = model(x) @ x.T + (mask + block)
+            return (scores.float().softmax(-1) @ x.float()).square().mean()
+
+    Why:
+        min + min is -2·max, outside the dtype. In float16 min - 16 is enough: the spacing of numbers near 65504 is
+        32.
+
+    Fix:
+        Combine masks as booleans and fill once:
+
+            - scores = scores + padding_mask + block_mask
+            + scores = scores.masked_fill(padding | block, float("-inf"))
+
+        If the mask must be added, fill with `finfo(dtype).min / 2`. Take the dtype of the scores, not of the input:
+        -1e9 is -Inf in float16. A clamp after the addition gives back finfo.min and works, but hides which mask was
+        wrong.
+
+    Proof:
+        An addition with finite inputs gave -Inf, one input is a single constant within a factor 2 of the dtype's
+        limit: a measurement. In half precision the step is also run in float32, which has room for a float16 mask and
+        none for a bfloat16 one.
+    """
+    if case.op not in ("add", "sub", "rsub", "baddbmm", "addmm") or case.made != "inf" or case.output is None:
+        return None
+    top = limit(case.output)
+    addends = case.inputs[:1] if case.op in ("baddbmm", "addmm") else case.inputs
+    extreme = [t for t in addends if _is_mask(t, 0.5 * top)]
+    scalars = [abs(number) for number in (case.capture.op.scalars if case.capture else ()) if abs(number) >= 0.5 * top]
+    if not (extreme or scalars) or not bool(case.output.isneginf().any()):
+        return None
+    value = max([absmax(t) for t in extreme] + scalars)
+    evidence = [
+        Evidence(
+            f"{case.location.op} adds to a mask of -{value:.4g}; the limit of {case.dtype} is {top:.4g}, so "
+            "the sum is -Inf"
+        ),
+    ]
+    if case.half:
+        trial = case.lab.single_precision()
+        add_proof(evidence, trial, "in float32 the step is finite")
+    return Cause(
+        "mask_overflow",
+        proven=True,
+        confidence=0.96,
+        summary=f"a mask of finfo.min plus something is -Inf in {case.dtype}",
+        evidence=tuple(evidence),
+        fix=Fix(
+            text="mask with masked_fill on a boolean mask once, or with finfo(dtype).min / 2; never add two such masks"
+        ),
+    )
+
+
+@rule("fp16_loss_overflow")
+def fp16_loss_overflow(case: Case) -> Cause | None:
+    """The loss was reduced in half precision and overflowed.
+
+    The model's output is finite; the loss is not. A sum of squares, a sum over tokens or the square of a difference
+    was taken in float16, outside the model, where nobody thinks of precision.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(8, 8).half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
+        batches = [(torch.randn(16, 8).half(), torch.randn(16, 8).half() * scale) for scale in (1, 100)]
+
+        def loss_fn(batch):
+            x, target = batch
+            return (model(x) - target).square().sum()
+
+    Why:
+        128 squared errors of 10,000 add up to 1,280,000, and float16 ends at 65504. A difference of 256 alone
+        overflows when it is squared.
+
+    Fix:
+        Leave half precision before the loss:
+
+            - loss = (model(x) - target).square().sum()
+            + loss = (model(x).float() - target.float()).square().sum()
+
+        Autocast does it by itself for the losses of `torch.nn.functional`, not for hand-written ones. A mean instead
+        of a sum helps only against the sum. `nan_to_num(loss)` gives the constant 65504, and a constant has no
+        gradient.
+
+    Proof:
+        The reduction is computed again on its recorded inputs in float32: finite and above 65504, with a finite model
+        output. Then the step is run with every operation in float32 and must be finite.
+    """
+    if case.phase != "forward" or case.dtype != "float16" or case.made != "inf" or case.capture is None:
+        return None
+    if case.location.module != "loss" or case.capture.op.inside or case.op not in _REDUCING_LOSSES:
+        return None
+    wide = _recomputed(case)
+    if wide is None:
+        return None
+    evidence = [
+        Evidence(
+            f"{case.location.op} runs in float16 outside the model; its float32 result is {wide:.4g}, the "
+            "limit is 65504"
+        ),
+        Evidence("the model's output is finite"),
+    ]
+    trial = case.lab.single_precision()
+    add_proof(evidence, trial, "with the loss in float32 the step is finite")
+    return Cause(
+        "fp16_loss_overflow",
+        proven=True,
+        confidence=0.95,
+        summary=f"the loss was reduced in float16 and overflowed: {wide:.4g} > 65504",
+        evidence=tuple(evidence),
+        fix=fix_for(case, "compute the loss in float32: logits.float() before it", trial),
+    )
+
+
+@rule("fp16_forward_overflow")
+def fp16_forward_overflow(case: Case) -> Cause | None:
+    """An activation exceeded the range of float16.
+
+    float16 ends at 65504. A residual sum, an attention score before its scaling, a wide linear layer or a feature
+    that grew over weeks passed it, and the result is Inf. bfloat16 and float32 reach 3.4e38 and would have been fine.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(16, 16)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        batches = [torch.randn(4, 16), torch.randn(4, 16) * 400]
+
+        def loss_fn(batch):
+            with torch.autocast("cpu", torch.float16):
+                query = model(batch)
+                scores = query @ query.T  # scaled by 1/√d only afterwards
+            return (scores.float() / 4).softmax(-1).square().mean()
+
+    Why:
+        float16 has 5 bits of exponent: everything above 65504 (65520 after rounding) is Inf. A dot product of 64
+        terms of size 40 passes it. In softmax and normalisation Inf - Inf or Inf / Inf then becomes NaN.
+
+    Fix:
+        Scale before the product, run the one layer in float32, or train in bfloat16:
+
+            - scores = (q @ k.T) / d**0.5
+            + scores = (q / d**0.5) @ k.T
+
+            - with torch.autocast("cuda", torch.float16):
+            + with torch.autocast("cuda", torch.bfloat16):
+
+        A GradScaler does not help: it scales the loss for the backward pass and cannot reach an activation. It will
+        halve its scale for ever. Clamping to ±65504 gives a finite number without a gradient.
+
+    Proof:
+        The operation is computed again on its recorded inputs in float32: the value is finite and above 65504. Then
+        the whole step is run with every operation in float32 and must be finite.
+    """
+    if case.phase != "forward" or case.dtype != "float16" or case.made != "inf" or case.capture is None:
+        return None
+    wide = _recomputed(case)
+    trial = case.lab.single_precision()
+    evidence = []
+    if wide is not None:
+        evidence.append(
+            Evidence(f"the float32 result of {case.location.op} is {wide:.5g}, above float16's limit of 65504")
+        )
+    finite = add_proof(evidence, trial, "the same step in float32 is finite")
+    if trial.finite is False:
+        case.refute("fp16_forward_overflow", trial, "the step is as bad in float32")
+        return None
+    if wide is None and not finite:
+        return None
+    return Cause(
+        "fp16_forward_overflow",
+        proven=True,
+        confidence=0.92,
+        summary=f"{case.place} exceeded the range of float16" + (f": {wide:.5g} > 65504" if wide is not None else ""),
+        evidence=tuple(evidence),
+        fix=fix_for(
+            case,
+            f"run {case.place} in float32 (torch.autocast(enabled=False) around it) or train in bfloat16",
+            trial,
+        ),
+    )
+
+
+@rule("eps_underflow_half")
+def eps_underflow_half(case: Case) -> Cause | None:
+    """An epsilon is zero in the precision in which it is used.
+
+    The code has an eps, and yet it divides by 0 or takes log 0: in float16 everything below 6e-8 (2.98e-8 after
+    rounding) is 0, and `1 - 1e-8` is 1 in every type up to float32. In bfloat16 `1 - eps` is 1 for every eps below
+    0.002.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(8, 3).half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(4, 8).half() for _ in range(2)]
+        batches[1][2] = 0.0  # a padded row
+
+        def loss_fn(batch):
+            length = batch.norm(dim=-1, keepdim=True)
+            unit = batch / (length + 1e-8)
+            return model(unit).float().square().mean()
+
+    Why:
+        A constant is rounded to the dtype of the tensor it meets. The smallest positive float16 is 6e-8, and near 1
+        the next number below is 1 - 0.00049 (bfloat16: 1 - 0.0039).
+
+    Fix:
+        Compute this small part in float32, or take an eps that the dtype holds:
+
+            - unit = x / (x.norm(dim=-1, keepdim=True) + 1e-8)
+            + unit = (x.float() / (x.float().norm(dim=-1, keepdim=True) + 1e-8)).to(x.dtype)
+
+        1e-4 for float16 is a usable eps; for `1 - eps` use `log1p(-p)` or `logsigmoid` instead. Moving from float16
+        to bfloat16 mends an eps near 0 (bfloat16 reaches down to 1e-38) and worsens one near 1.
+
+    Proof:
+        The argument is exactly 0 (or -1 for log1p) in half precision at the bad places, the constants nearby are
+        shown as the dtype rounds them, and the same step with every operation in float32 is finite. In the backward
+        pass: the slope is infinite at 0, and the constant that was to keep the argument from 0 is 0 in its dtype.
+    """
+    if case.phase == "backward":
+        return _swallowed_before_the_slope(case)
+    if case.phase != "forward" or not case.half or case.op not in _ZERO_POLES or case.output is None:
+        return None
+    argument = case.inputs[-1] if case.op in ("div", "true_divide") else case.inputs[0]
+    pole = -1.0 if case.op == "log1p" else 0.0
+    zero = argument == pole
+    if not bool(zero.any()) or (case.op == "pow" and not _negative_exponent(case)):
+        return None
+    trial = case.lab.single_precision()
+    constants = _tiny_constants(case)
+    evidence = [Evidence(f"the argument of {case.location.op} is exactly {pole:g} at {share(zero)} in {case.dtype}")]
+    if constants:
+        text = ", ".join(f"{value:g} is {rounded(value, case.output):g}" for value in constants[:2])
+        evidence.append(Evidence(f"in {case.dtype} {text}"))
+    finite = add_proof(evidence, trial, "the same step in float32 is finite")
+    # a slope of 1/eps may be too large for half-precision weights even where the value is mended
+    swallowed = case.capture is not None and _swallowed(case, case.capture.op, len(case.capture.op.sources) - 1)
+    if trial.finite is False and not swallowed:
+        case.refute("eps_underflow_half", trial, "the step is as bad in float32")
+        return None
+    if not finite and not constants and case.failed.repeatable:
+        return None
+    return Cause(
+        "eps_underflow_half",
+        proven=finite or bool(swallowed),
+        confidence=0.94 if finite or swallowed else 0.5,
+        summary=f"an epsilon has no effect in {case.dtype}: the argument of {case.op} is exactly {pole:g}",
+        evidence=tuple(evidence),
+        fix=fix_for(case, "compute this part in float32, or use an eps the dtype can hold (1e-4 for float16)", trial),
+    )
+
+
+def _swallowed_before_the_slope(case: Case) -> Cause | None:
+    """`sqrt(x + 1e-8)` in float16: the value is 0 and fine, the slope is infinite."""
+    if case.capture is None or case.trace is None or not case.node.startswith(_SLOPES):
+        return None
+    forward = case.trace.op_of_node(case.capture.op.sequence)
+    constant = _swallowed(case, forward, 0) if forward is not None else None
+    if forward is None or constant is None:
+        return None
+    evidence = [
+        Evidence(f"{constant:g} is 0 in {forward.dtype}, so nothing keeps the argument of {forward.name} from 0"),
+        Evidence(f"{case.node}: its derivative is infinite at exactly 0"),
+    ]
+    trial = case.lab.single_precision()
+    finite = add_proof(evidence, trial, "the same step in float32 is finite")
+    if trial.finite is False:
+        case.refute("eps_underflow_half", trial, "the step is as bad in float32")
+        return None
+    return Cause(
+        "eps_underflow_half",
+        proven=finite,
+        confidence=0.95 if finite else 0.5,
+        summary=f"an epsilon of {constant:g} has no effect in {forward.dtype}: the slope of {forward.name} is infinite",
+        evidence=tuple(evidence),
+        fix=fix_for(case, "compute this part in float32, or use an eps the dtype can hold (1e-4 for float16)", trial),
+    )
+
+
+def _swallowed(case: Case, op: Op, argument: int) -> float | None:
+    """The constant that was to keep an argument from 0 (added, or a lower bound) and is 0 in the dtype it met."""
+    import torch
+
+    for behind in case.source_ops(op, argument)[:3]:
+        if behind.name.rstrip("_") in _GUARDS and behind.dtype in ("float16", "bfloat16"):
+            for number in behind.scalars:
+                if number and float(torch.tensor(number, dtype=getattr(torch, behind.dtype))) == 0.0:
+                    return number
+    return None
+
+
+def _recomputed(case: Case) -> float | None:
+    """The guilty operation on its recorded inputs in float32: its magnitude, if that is finite and above the limit."""
+    from nantrap.causes.reference import recomputed
+
+    result = recomputed(case, "float32")
+    if result is None or not bool(result.isfinite().all()):
+        return None
+    value = absmax(result)
+    return value if value > 65504 else None
+
+
+def _negative_exponent(case: Case) -> bool:
+    exponent = case.capture.args[1] if case.capture is not None and len(case.capture.args) > 1 else None
+    return isinstance(exponent, (int, float)) and exponent < 0
+
+
+def _is_mask(tensor: Tensor, extreme: float) -> bool:
+    """Whether the tensor's extreme values are one and the same constant: written by a person, not grown."""
+    values = tensor.detach()[tensor.detach() <= -extreme]
+    return values.numel() > 0 and bool((values == values[0]).all()) and not bool((tensor >= extreme).any())
+
+
+def _tiny_constants(case: Case) -> list[float]:
+    """Constants near the origin that the dtype cannot tell from 0 or from 1."""
+    if case.trace is None or case.capture is None or case.output is None:
+        return []
+    before = case.trace.ops[max(0, case.capture.op.index - 30) : case.capture.op.index + 1]
+    found = []
+    for op in before:
+        for number in op.scalars:
+            nearest = rounded(number, case.output)
+            if number != nearest and nearest in (0.0, 1.0):
+                found.append(number)
+    return found

@@ -1,0 +1,249 @@
+"""NT4xx after the forward pass: the loss scale, and the optimizer's constants in half precision."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nantrap.causes.facts import rounded, share
+from nantrap.causes.proofs import add_proof, fix_for
+from nantrap.causes.registry import rule
+from nantrap.incident import Cause, Evidence, Fix
+
+if TYPE_CHECKING:
+    from nantrap.causes.case import Case
+
+
+@rule("adam_eps_underflow_half")
+def adam_eps_underflow_half(case: Case) -> Cause | None:
+    """Adam's eps is zero in the precision of its state.
+
+    The weights are float16 themselves (`model.half()`), so that the optimizer keeps its moments in float16 as well.
+    The eps of 1e-8 is 0 there, the second moment of a small gradient is 0, and the update divides by exactly 0. Loss
+    and gradients are finite: only the weights are NaN afterwards.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(4, 2).half()
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        batches = [torch.randn(8, 4).half()]
+        batches[0][:, 3] = 0.0  # a feature that is off: its gradient is exactly 0
+
+        def loss_fn(batch):
+            return model(batch).float().square().mean()
+
+    Why:
+        The update is m / (√v + eps). With a gradient of 0 it is 0 / (0 + 0) = NaN; with a gradient of 1e-4, v = 1e-8
+        · 0.001 is 0 in float16 and the update is Inf.
+
+    Fix:
+        Keep the weights in float32 and let autocast choose the precision of each operation:
+
+            - model = Net().half()
+            + model = Net()
+            + with torch.autocast("cuda", torch.float16):
+            +     loss = loss_fn(batch)
+
+        `Adam(eps=1e-4)` holds in float16, but v still underflows and Adam becomes a plain momentum method.
+        `model.bfloat16()` is finite, though small updates are lost in its 8 bits; a float32 master copy loses none.
+
+    Proof:
+        √v + eps is exactly 0 at the bad places of the update, with finite weights and gradients. The same update with
+        weights, gradients and state in float32 must be finite.
+    """
+    if case.phase != "optimizer" or case.op not in ("addcdiv", "div") or not case.half or case.capture is None:
+        return None
+    denominator = case.inputs[-1]
+    if denominator.numel() <= 1 or not bool((denominator == 0).any()):
+        return None
+    trial = case.lab.update_in_single_precision()
+    eps = [group["eps"] for group in case.failed.optimizer.param_groups if "eps" in group]
+    evidence = [
+        Evidence(
+            f"√v + eps is exactly 0 at {share(denominator == 0)} in {case.dtype}; gradients and weights are finite"
+        )
+    ]
+    if eps:
+        evidence.append(Evidence(f"eps = {eps[0]:g} is {rounded(eps[0], denominator):g} in {case.dtype}"))
+    finite = add_proof(evidence, trial, "the same update in float32 is finite")
+    return Cause(
+        "adam_eps_underflow_half",
+        proven=finite,
+        confidence=0.95 if finite else 0.6,
+        summary=f"the optimizer's eps is 0 in {case.dtype}, so it divides by zero",
+        evidence=tuple(evidence),
+        fix=fix_for(
+            case,
+            "keep the weights in float32 and use autocast (or a float32 master copy); eps=1e-4 holds in float16",
+            trial,
+        ),
+    )
+
+
+@rule("optimizer_constant_rounding")
+def optimizer_constant_rounding(case: Case) -> Cause | None:
+    """An optimizer constant rounds to one in its precision.
+
+    An optimizer that keeps its betas in a low-precision tensor computes with other numbers than it was given: 0.999
+    is 1.0 in bfloat16. The bias correction 1 - beta^t is then exactly 0, and the first update divides by it.
+
+    Example:
+        import torch
+
+        class Momentum(torch.optim.Optimizer):
+            def __init__(self, params, lr):
+                super().__init__(params, {"lr": lr, "beta": torch.tensor(0.999, dtype=torch.bfloat16)})
+
+            @torch.no_grad()
+            def step(self, closure=None):
+                for group in self.param_groups:
+                    for p in group["params"]:
+                        m = self.state[p].setdefault("m", torch.zeros_like(p))
+                        m.mul_(0.999).add_(p.grad, alpha=0.001)
+                        p.sub_(group["lr"] * m / (1 - group["beta"].float()))  # unbiased, in the first step
+
+        model = torch.nn.Linear(3, 1)
+        optimizer = Momentum(model.parameters(), lr=1e-3)
+        batches = [torch.randn(8, 3)]
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        bfloat16 has 8 bits of mantissa: between 0.996 and 1 there is no number. 0.999 is stored as 1.0, so that 1 -
+        beta is 0 and stays 0, whatever the weights are. Under the second moment of Adam it is worse: g / √(v / 0) is
+        0, and nothing is learned in silence.
+
+    Fix:
+        Keep hyper-parameters as Python floats or float32 tensors:
+
+            - betas = torch.tensor([0.9, 0.999], dtype=p.dtype)
+            + betas = (0.9, 0.999)
+
+        Casting to float32 afterwards is too late, the value is gone. Training the model in float32 does not help
+        either, since it is the optimizer that rounds.
+
+    Proof:
+        The update divides by a single value that is exactly 0, and the same update with weights, gradients and state
+        in float32 is as bad: so it is the constant, not the state.
+    """
+    if case.phase != "optimizer" or case.op not in ("div", "reciprocal", "addcdiv", "rsqrt") or case.capture is None:
+        return None
+    divisors = [t for t in case.inputs if t.numel() == 1 and bool((t == 0).all())]
+    scalar_zero = any(number == 0.0 for number in case.capture.op.scalars)
+    if not divisors and not scalar_zero:
+        return None
+    dtype = str(divisors[0].dtype).removeprefix("torch.") if divisors else case.dtype
+    trial = case.lab.update_in_single_precision()
+    return Cause(
+        "optimizer_constant_rounding",
+        proven=trial.finite is not True,
+        confidence=0.95 if trial.finite is not True else 0.6,
+        summary="a bias correction 1 - beta^t is exactly 0: its constant was rounded to 1",
+        evidence=(
+            Evidence(
+                f"{case.location.op} divides by a single value that is exactly 0, in {dtype}; 0.999 is 1.0 in bfloat16"
+            ),
+            Evidence("weights, gradients and state in float32 do not clear it", kind="trial", trial=trial.number),
+        ),
+        fix=Fix(text="keep the optimizer's constants as Python floats or float32 tensors"),
+    )
+
+
+@rule("loss_scale_misuse")
+def loss_scale_misuse(case: Case) -> Cause | None:
+    """The loss scale overflowed, collapsed or was applied in the wrong order.
+
+    The loss is multiplied by a large number so that small gradients survive in float16. If that number is too large,
+    fixed, or only ever grows, the gradients overflow instead. If gradients are clipped before they are unscaled, the
+    clip sees numbers a thousand times too large and the update all but vanishes.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(8, 4).half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-8)
+        batches = [(torch.randn(8, 8).half(), torch.randint(0, 4, (8,))) for _ in range(2)]
+
+        def loss_fn(batch):
+            x, label = batch
+            loss = nn.functional.cross_entropy(model(x).float(), label)
+            return loss * 2**20  # a static scale, never lowered
+
+    Why:
+        Backward is linear: a loss times S gives gradients times S. Every gradient on the way must stay below 65504 /
+        S, at S = 2^20 below 0.06.
+
+    Fix:
+        Let a scaler search the scale, and keep its order: scale, backward, unscale, clip, step, update.
+
+            - (loss * 2**20).backward()
+            - clip_grad_norm_(model.parameters(), 1.0)
+            - optimizer.step()
+            + guard = nantrap.Guard(model, optimizer, scaler=torch.amp.GradScaler(), max_grad_norm=1.0)
+            + guard.attempt(loss_fn, batch)
+
+        Weights in float16 (`model.half()`) cannot be unscaled without loss; keep them in float32 under autocast.
+        bfloat16 needs no scale at all. A scale that falls below 1 says that the loss itself is non-finite: look for
+        that.
+
+    Proof:
+        The step is run with a scale of 1 and must be finite, while it is non-finite with the scale.
+    """
+    if case.phase != "backward" or case.trace is None or not case.any_half:
+        return None
+    scale = case.scale if case.scale and case.scale > 1 else _scale_by_hand(case)
+    if scale is None:
+        return _overflow_in_half_backward(case)
+    trial = case.lab.loss_scale_one(scale)
+    evidence = [
+        Evidence(
+            f"the loss is multiplied by {scale:g} before backward, and {case.location.op} overflows in {case.dtype}"
+        )
+    ]
+    finite = add_proof(evidence, trial, "with a scale of 1 the gradients are finite")
+    if not finite:
+        if trial.finite is False:
+            case.refute("loss_scale_misuse", trial, "a loss scale of 1 does not help")
+        return None
+    return Cause(
+        "loss_scale_misuse",
+        proven=True,
+        confidence=0.95,
+        summary=f"a loss scale of {scale:g} overflows the gradients",
+        evidence=tuple(evidence),
+        fix=fix_for(
+            case, "use torch.amp.GradScaler, which lowers the scale by itself, and give it to the guard", trial
+        ),
+    )
+
+
+def _overflow_in_half_backward(case: Case) -> Cause | None:
+    """In the two-line form the scale is not seen; a half-precision gradient that overflows still points to it."""
+    if case.failed.repeatable or case.made != "inf" or case.dtype != "float16":
+        return None
+    return Cause(
+        "loss_scale_misuse",
+        confidence=0.58,
+        summary="a gradient exceeds the range of float16 in the backward pass: the loss is probably scaled too high",
+        evidence=(Evidence(f"{case.location.op} overflows in {case.dtype} though the forward pass is finite"),),
+        fix=Fix(text="use torch.amp.GradScaler, which lowers the scale by itself, and give it to the guard"),
+    )
+
+
+def _scale_by_hand(case: Case) -> float | None:
+    """A constant above 100 by which the loss was multiplied last, outside the model."""
+    assert case.trace is not None
+    forward = [op for op in case.trace.ops if op.phase == "forward" and not op.inside]
+    for op in reversed(forward[-6:]):
+        if op.name == "aten.mul":
+            large = [number for number in op.scalars if number >= 100]
+            if large:
+                return large[0]
+            if op.absmax is not None and op.sources and op.sources[0] >= 0:
+                before = case.trace.ops[op.sources[0]].absmax
+                if before and op.absmax / before >= 100:
+                    return op.absmax / before
+    return None

@@ -1,0 +1,146 @@
+"""NT102: labels that the loss does not accept. They are finite, and nobody checks them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nantrap.causes.facts import integer_valued
+from nantrap.causes.proofs import add_proof, fix_for
+from nantrap.causes.registry import rule
+from nantrap.incident import Cause, Evidence, Fix
+
+if TYPE_CHECKING:
+    from nantrap.causes.case import Case
+
+_WANTS_POSITIVE = ("pow", "log", "log2", "log10", "log1p", "sqrt", "rsqrt")
+
+
+@rule("label_out_of_range")
+def label_out_of_range(case: Case) -> Cause | None:
+    """A target lies outside the range its loss accepts.
+
+    Binary cross-entropy wants targets from 0 to 1, and nobody checks. A mask stored as 0/255, classes numbered 1 and
+    2, an ignore value of -1 or 255: the loss then has no lower bound. It turns negative, falls faster and faster,
+    looks like splendid training, and overflows.
+
+    Example:
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        pixels = [torch.rand(16, 4) for _ in range(40)]
+        batches = [(x, 255.0 * (x[:, :1] > 0.5)) for x in pixels]  # the mask was never divided by 255
+
+        def loss_fn(batch):
+            x, mask = batch
+            return nn.functional.binary_cross_entropy_with_logits(model(x), mask)
+
+    Why:
+        For a logit z and a target y the loss is softplus(z) - y·z. With 0 ≤ y ≤ 1 it is never negative. With y = 255
+        it is about -254·z for large z: the larger the logit the lower the loss, without end.
+
+    Fix:
+        Bring the targets into the range, once, where they are loaded:
+
+            - mask = torch.from_numpy(image)
+            + mask = torch.from_numpy(image).float() / 255
+
+        An ignore value is no target: leave those places out with a mask, or use `ignore_index` where the loss has
+        one. A lower rate or gradient clipping only delays it. `abs(loss)` or `relu(loss)` hides the sign and trains
+        nonsense. A negative cross-entropy is never good news.
+
+    Proof:
+        The targets are compared with the range of the very operation that read them in the failed step: a
+        measurement. A loss that had fallen below zero in the steps before is added as evidence. A hand-written
+        cross-entropy has no such operation: there the step must be finite with the labels clamped to [0, 1], or the
+        cause stays a guess.
+    """
+    for call in case.calls_of("aten.binary_cross_entropy"):
+        target = call.args[1]
+        low, high = float(target.min()), float(target.max())
+        if low < 0 or high > 1:
+            outside = float(((target < 0) | (target > 1)).sum())
+            return _label(case, call.op.name, f"[{low:g}, {high:g}]", "[0, 1]", outside)
+    for call in case.calls_of("aten.xlogy", "aten.kl_div"):
+        target = call.args[1 if call.op.name == "aten.kl_div" else 0]
+        if float(target.min()) < 0:
+            outside = float((target < 0).sum())
+            return _label(case, "aten.kl_div", f"from {float(target.min()):g}", "probabilities >= 0", outside)
+    return _outside_the_domain(case) or _handmade_cross_entropy(case)
+
+
+def _outside_the_domain(case: Case) -> Cause | None:
+    """A label of 255 makes 1 - p negative, and a power or logarithm of that is NaN: tried with labels in [0, 1]."""
+    if case.phase != "forward" or case.made != "nan" or case.op not in _WANTS_POSITIVE or not case.inputs:
+        return None
+    below = int((case.inputs[0] < (-1 if case.op == "log1p" else 0)).sum())
+    if not below or not case.failed.repeatable:
+        return None
+    from nantrap.locate import tensors_of
+
+    for path, tensor in tensors_of(case.failed.batch):
+        if not tensor.numel() or not integer_valued(tensor):
+            continue
+        outside = tensor[(tensor < 0) | (tensor > 1)].unique()
+        if not 0 < outside.numel() <= 2 or outside.numel() == tensor.unique().numel():
+            continue
+        shown = f"batch{path}" if path.startswith("[") else path
+        values = " and ".join(f"{float(value):g}" for value in outside)
+        trial = case.lab.with_tensor(path, f"{shown} clamped to [0, 1]", tensor, tensor.clamp(0, 1))
+        evidence = [
+            Evidence(f"{case.location.op} was given {below:,} negative values, for which it is not defined"),
+            Evidence(f"{shown} holds labels of 0 and 1, and {values}"),
+        ]
+        if add_proof(evidence, trial, f"with {shown} clamped to [0, 1] the step is finite"):
+            return Cause(
+                "label_out_of_range",
+                proven=True,
+                confidence=0.97,
+                summary=f"{shown} holds {values}, and the loss is written for labels of 0 and 1",
+                evidence=tuple(evidence),
+                fix=fix_for(case, f"leave out the places where {shown} is {values} (an ignore value?): a mask", trial),
+            )
+    return None
+
+
+def _handmade_cross_entropy(case: Case) -> Cause | None:
+    """A loss that should be positive fell below zero, and a batch holds labels above 1: y·log p + (1-y)·log(1-p)."""
+    losses = [record.loss for record in case.history.applied()]
+    if len(losses) < 2 or not losses[-1] < 0 or not losses[-1] < losses[0] or case.growth < 3:
+        return None
+    from nantrap.locate import tensors_of
+
+    for path, tensor in tensors_of(case.failed.batch):
+        if integer_valued(tensor) and tensor.numel() and float(tensor.max()) > 1 and float(tensor.min()) >= 0:
+            return Cause(
+                "label_out_of_range",
+                confidence=0.6,
+                summary=f"{path} holds values up to {float(tensor.max()):g}, and the loss fell below zero",
+                evidence=(
+                    Evidence(
+                        f"the loss fell to {losses[-1]:.4g}; a cross-entropy with targets in [0, 1] is never negative",
+                        kind="history",
+                    ),
+                    Evidence(f"{path} reaches {float(tensor.max()):g}"),
+                ),
+                fix=Fix(text=f"map {path} to [0, 1] before the loss"),
+            )
+    return None
+
+
+def _label(case: Case, op: str, found: str, allowed: str, count: float) -> Cause:
+    losses = [record.loss for record in case.history.applied()]
+    evidence = [Evidence(f"{op} was given {count:,.0f} targets outside {allowed}: {found}")]
+    if losses and losses[-1] < 0:
+        text = f"the loss had fallen to {losses[-1]:.4g}: with valid targets it is never negative"
+        evidence.append(Evidence(text, kind="history"))
+    return Cause(
+        "label_out_of_range",
+        proven=True,
+        confidence=0.98,
+        summary=f"targets lie in {found}, {op.removeprefix('aten.')} accepts {allowed}",
+        evidence=tuple(evidence),
+        fix=Fix(text=f"map the targets to {allowed} (a mask read as 0..255 needs / 255; an ignore value needs a mask)"),
+    )

@@ -1,0 +1,403 @@
+"""NT5xx: the rate, the gradients, the initialisation. These look at the steps before the failure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from nantrap.causes.proofs import add_proof, fix_for
+from nantrap.causes.registry import rule
+from nantrap.incident import Cause, Evidence, Fix, Trial
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nantrap.causes.case import Case
+
+_GROWTH = 8.0
+_KNOWN_LAYOUT = ("Linear", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "RNN", "Bilinear", "MultiheadAttention")
+
+
+@rule("lr_too_high")
+def lr_too_high(case: Case) -> Cause | None:
+    """The learning rate is beyond the stability limit.
+
+    Each update overshoots by more than it gains. The loss grows from step to step, slowly at first, until something
+    overflows. The operation that overflowed is only the messenger: the cause lies in the steps before.
+
+    Example:
+        import torch
+
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
+        batches = [(torch.randn(16, 8), torch.randn(16, 1)) for _ in range(40)]
+
+        def loss_fn(batch):
+            x, y = batch
+            return (model(x) - y).square().mean()
+
+    Why:
+        Gradient descent on a curvature λ multiplies the error by 1 - lr·λ in each step. Above lr = 2/λ its size
+        exceeds 1 and the error grows geometrically. Networks have many curvatures; the largest one decides, and it
+        changes as they learn.
+
+    Fix:
+        Lower the rate, warm it up, or bound the step:
+
+            - optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
+            + optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+        `max_grad_norm=1.0` bounds the step and often suffices. `nan_to_num(loss)` and skipping bad steps do not help:
+        the weights were far off many steps before the first NaN, so go back to a checkpoint from before the growth.
+
+    Proof:
+        The loss or the gradient norm grew over the last steps, and the same batches from an older state with a tenth
+        of the rate stay finite. If they do not, the cause is struck off and listed as refuted.
+    """
+    if case.phase not in ("forward", "backward", "optimizer") or case.growth < _GROWTH or rate_jump(case) is not None:
+        return None
+    records = case.history.applied()[-6:]
+    shown = " -> ".join(f"{record.loss:.3g}" for record in records)
+    rate = records[-1].lr[0] if records and records[-1].lr else math.nan
+    evidence = [Evidence(f"the loss went {shown} before it overflowed", kind="history")]
+    trial = case.lab.rate("tenth_of_rate", "a tenth of the rate from an older state on", lambda _, lr: lr / 10)
+    proven = add_proof(evidence, trial, "the same batches with a tenth of the rate stay finite")
+    if trial.finite is False:
+        case.refute("lr_too_high", trial, "a tenth of the rate does not help")
+        return None
+    return Cause(
+        "lr_too_high",
+        proven=proven,
+        confidence=0.955 if proven else 0.55 if case.loss_growth >= _GROWTH else 0.45,
+        summary=f"a rate of {rate:.4g} is beyond the stability limit: the loss grew until it overflowed",
+        evidence=tuple(evidence),
+        fix=_slower(case, rate, trial),
+    )
+
+
+def _slower(case: Case, rate: float, trial: Trial) -> Fix:
+    """Verified only if the loss did not grow at the lower rate either: finite for a few steps is not yet stable."""
+    tried = f"the same steps stay finite at {rate / 10:.3g}" if trial.finite else f"to {rate / 10:.3g}, say"
+    text = f"lower the rate ({tried}), warm it up, or clip the gradients"
+    first = next((abs(record.loss) for record in case.history.applied()), math.inf)
+    stable = trial.loss is not None and abs(trial.loss) <= 2 * first
+    return fix_for(case, text, trial) if stable else Fix(text=text)
+
+
+@rule("resume_lr_jump")
+def resume_lr_jump(case: Case) -> Cause | None:
+    """Restored state changed the learning rate.
+
+    After a resume the rate is not what the configuration says: `optimizer.load_state_dict` brings the rate of the
+    saved run along, a scheduler starts again from its beginning, a warm-up is skipped. Training was stable before and
+    explodes within a few steps.
+
+    Example:
+        import copy
+        import torch
+        import nantrap
+
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        saved = copy.deepcopy(optimizer.state_dict())
+        saved["param_groups"][0]["lr"] = 50.0  # of another experiment
+
+        def loss_fn(batch):
+            return (model(batch) - 1).square().mean()
+
+        guard = nantrap.Guard(model, optimizer, max_grad_norm=None, quiet=True)
+        for _ in range(4):
+            guard.attempt(loss_fn, torch.randn(16, 8))
+        optimizer.load_state_dict(saved)  # the resume
+        batches = [torch.randn(16, 8) for _ in range(40)]
+
+    Why:
+        `state_dict()` of an optimizer holds the parameter groups with their `lr`, and loading overwrites what the
+        constructor was given. A scheduler restores `base_lrs` and `last_epoch` and writes the rate again at its next
+        step.
+
+    Fix:
+        Set the rate after loading, in every group, and tell the scheduler:
+
+            - optimizer.load_state_dict(saved)
+            + optimizer.load_state_dict(saved)
+            + for group in optimizer.param_groups:
+            +     group["lr"] = group["initial_lr"] = lr
+            + scheduler.base_lrs = [lr for _ in optimizer.param_groups]
+
+        Print the rate after the resume. Passing `lr=` to the constructor before loading does not help, and neither
+        does a lower loss scale or more clipping.
+
+    Proof:
+        The journal shows the rate rising fivefold or more at once, and the same steps with the rate before the jump
+        stay finite.
+    """
+    jump = rate_jump(case)
+    if jump is None:
+        return None
+    step, before, after = jump
+    evidence = [Evidence(f"the rate jumped from {before:.4g} to {after:.4g} at step {step:,}", kind="history")]
+    trial = case.lab.rate("rate_before", "the rate before the jump", lambda s, lr: before if s >= step else lr)
+    proven = add_proof(evidence, trial, "with the rate before the jump the same steps stay finite")
+    if trial.finite is False:
+        case.refute("resume_lr_jump", trial, "the rate before the jump does not help")
+        return None
+    return Cause(
+        "resume_lr_jump",
+        proven=proven,
+        confidence=0.965 if proven else 0.7,
+        summary=f"the rate jumped from {before:.4g} to {after:.4g} at step {step:,}: restored state overrode it",
+        evidence=tuple(evidence),
+        fix=fix_for(
+            case,
+            "after load_state_dict set the rate again in every param group (and the scheduler's base_lrs), "
+            "or do not restore "
+            "the scheduler",
+            trial,
+        ),
+    )
+
+
+def rate_jump(case: Case) -> tuple[int, float, float] | None:
+    """The step at which the rate rose fivefold at once in the recent steps, and both rates. A warm-up is no jump."""
+    records = [record for record in case.history if record.lr and record.lr[0] > 0]
+    rates = [(record.step, record.lr[0]) for record in records]
+    if case.incident.lr:
+        rates.append((case.incident.step, case.incident.lr[0]))
+    for i in range(len(rates) - 1, 1, -1):
+        earlier, before, after = rates[i - 2][1], rates[i - 1][1], rates[i][1]
+        rising = earlier < before or (i + 1 < len(rates) and rates[i + 1][1] > after)  # a warm-up goes on rising
+        if after / before >= 5 and not rising:
+            return rates[i][0], before, after
+    return None
+
+
+@rule("grad_norm_overflow")
+def grad_norm_overflow(case: Case) -> Cause | None:
+    """The norm of finite gradients overflowed.
+
+    Every gradient is finite, but the sum of their squares is not, so their norm is Inf. `clip_grad_norm_` then
+    multiplies every gradient by 1/Inf = 0: the update vanishes, no number is NaN, and nothing is learned any more.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        batches = [(torch.randn(8, 4), unit) for unit in (1.0, 1.0, 1e13)]  # the last one in another unit
+
+        def clip(optimizer, args, kwargs):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+        optimizer.register_step_pre_hook(clip)
+
+        def loss_fn(batch):
+            x, unit = batch
+            return (model(x) * unit).square().mean()
+
+    Why:
+        A norm squares first: 1e20² = 1e40 is above 3.4e38, the end of float32. The norm of float16 gradients must fit
+        into 65504: a few thousand each are enough in a large layer.
+
+    Fix:
+        Bring loss and targets to a sensible scale: gradients of 1e19 are never meant.
+
+            - loss = (pressure_in_pascal - target).square().mean()
+            + loss = ((pressure_in_pascal - target) / 1e5).square().mean()
+
+        For half-precision gradients take the norm in float32, as the guard does. `error_if_nonfinite=True` in
+        `clip_grad_norm_` at least says that it happened. Clipping by value (`clip_grad_value_`) is finite and changes
+        the direction. Where nobody clips, the guard lets such a step pass: finite gradients are no fault by themselves.
+
+    Proof:
+        Every gradient is finite, and their norm, computed again with a scale taken out, is a finite number too large
+        for the dtype: a measurement.
+    """
+    finding = next((f for f in case.incident.findings if f.kind == "grad_norm"), None)
+    if finding is None:
+        return None
+    return Cause(
+        "grad_norm_overflow",
+        proven=True,
+        confidence=0.97 if case.growth < _GROWTH else 0.94,  # after growth it is the messenger
+        summary="every gradient is finite, but their norm overflows: clipping would silently zero the update",
+        evidence=(Evidence(finding.note),),
+        fix=Fix(
+            text="bring loss and targets to a sensible scale (gradients above 1e19 are never meant), or "
+            "take the norm in float32 "
+            "for half-precision gradients"
+        ),
+    )
+
+
+@rule("exploding_gradient")
+def exploding_gradient(case: Case) -> Cause | None:
+    """The gradients grew step by step until they overflowed.
+
+    The forward pass is bounded and the loss looks normal, while the gradient norm grows by orders of magnitude:
+    backward multiplies again and again by something above 1. Long unrolls, straight-through estimators and chaotic
+    simulators do that.
+
+    Example:
+        import torch
+
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 6, bias=False)
+        torch.nn.init.eye_(model.weight).data.mul_(1.6)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
+        batches = [(torch.randn(3, 6), rounds) for rounds in (4, 8, 16, 32, 64, 256)]  # a curriculum of lengths
+
+        def loss_fn(batch):
+            state, rounds = batch
+            for _ in range(rounds):
+                new = model(state)
+                state = new + (new.clamp(-1, 1) - new).detach()  # straight through: clamped, with a slope of 1
+            return state.square().mean()
+
+    Why:
+        The gradient at the first of T rounds is a product of T Jacobians. With a factor of 1.6 that is 1.6^256 =
+        1e52, and float32 ends at 3.4e38, although no activation ever exceeds 1.
+
+    Fix:
+        Bound the factor of a round (tanh, normalisation, a spectral norm), or cut the unroll:
+
+            - state = cell(state)
+            + state = cell(state.detach() if t % 32 == 0 else state)
+
+        `max_grad_norm=1.0` keeps finite gradients small, and is the right first measure. It cannot help once they are
+        Inf: Inf / Inf is NaN. A lower rate does not help, the weights hardly moved.
+
+    Proof:
+        The gradient norm of the last steps grew by a factor of 1,000 or more while the loss stayed in its range, and
+        a tenth of the rate does not help: so the rate is not the cause.
+    """
+    if case.phase != "backward" or case.made not in ("inf", "nan"):
+        return None
+    norms = [record.grad_norm for record in case.history.applied()[-8:]]
+    if len(norms) < 2 or not norms[0] > 0 or norms[-1] / min(norms) < 1e3:
+        return None
+    if case.op in ("div", "rsqrt", "reciprocal", "log"):
+        return None
+    shown = " -> ".join(f"{value:.3g}" for value in norms[-5:])
+    losses = [record.loss for record in case.history.applied()[-8:]]
+    evidence = [
+        Evidence(f"the gradient norm went {shown} -> {case.incident.grad_norm:.3g}", kind="history"),
+        Evidence(
+            f"the loss stayed between {min(losses):.3g} and {max(losses):.3g}: the forward pass is bounded",
+            kind="history",
+        ),
+    ]
+    trial = case.lab.rate("tenth_of_rate", "a tenth of the rate from an older state on", lambda _, lr: lr / 10)
+    if trial.finite is False:
+        evidence.append(Evidence("a tenth of the rate does not help", kind="trial", trial=trial.number))
+    return Cause(
+        "exploding_gradient",
+        proven=trial.finite is False,
+        confidence=0.9 if trial.finite is False else 0.5 if case.loss_growth >= _GROWTH else 0.6,
+        summary=f"the gradients exploded in {case.place} while the loss stayed bounded",
+        evidence=tuple(evidence),
+        fix=Fix(text=f"clip the gradients (max_grad_norm=1.0), and bound what {case.place} multiplies in each round"),
+    )
+
+
+@rule("bad_initialisation")
+def bad_initialisation(case: Case) -> Cause | None:
+    """The first forward pass is already far outside any useful range.
+
+    The weights were drawn far too large (a standard deviation of 20 instead of 0.02, an embedding without scaling),
+    so that each layer multiplies the signal. The very first forward pass overflows. Nothing has been learned and
+    nothing has been broken yet.
+
+    Example:
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        layers = [nn.Linear(32, 32) for _ in range(24)]
+        for layer in layers:
+            nn.init.normal_(layer.weight, std=20.0)  # 0.02 was meant
+        model = nn.Sequential(*layers)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        batches = [torch.randn(4, 32)]
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        A layer with weights of standard deviation s and n inputs multiplies the size of the signal by about s·√n.
+        With s = 20 and n = 32 that is 113 a layer, and 113^19 leaves float32.
+
+    Fix:
+        Aim at a gain near 1:
+
+            - nn.init.normal_(layer.weight, std=20.0)
+            + nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+
+        A lower rate cannot help, since the first forward pass has not used it. Gradient clipping cannot either. A
+        normalisation after each layer hides it until the optimizer meets weights that it can hardly move.
+
+    Proof:
+        No step was applied before, the named weights multiply the scale of their input by more than 4, and with those
+        weights divided by their gain the same step is finite.
+    """
+    if not case.first_step or case.phase not in ("forward", "backward") or case.half or case.trace is None:
+        return None
+    suspects = _oversized(case)
+    if not suspects:
+        return None
+    name, gain = max(suspects.items(), key=lambda item: item[1])
+
+    def rescale() -> None:
+        for key, factor in suspects.items():
+            case.failed.parameters[key].div_(factor)
+
+    trial = case.lab.with_weights("rescaled", "the oversized weights divided by their gain", rescale)
+    evidence = [
+        Evidence(f"{len(suspects)} weights multiply the scale of their input by more than 4; {name} by {gain:.3g}")
+    ]
+    grown = [f.absmax for f in case.location.frames if f.absmax is not None]
+    if len(grown) > 2:
+        evidence.append(Evidence("magnitudes on the way: " + " -> ".join(f"{value:.3g}" for value in grown[-5:])))
+    proven = add_proof(evidence, trial, "with those weights rescaled the step is finite")
+    if trial.finite is False:
+        case.refute("bad_initialisation", trial, "the step stays bad with rescaled weights")
+        return None
+    return Cause(
+        "bad_initialisation",
+        proven=proven,
+        confidence=0.9 if proven else 0.5,
+        summary=f"the weights are initialised far too large: {name} multiplies by about {gain:.3g}",
+        evidence=tuple(evidence),
+        fix=fix_for(case, "initialise with a gain near 1 (nn.init.kaiming_normal_, std = 1/√fan_in)", trial),
+    )
+
+
+def _oversized(case: Case) -> dict[str, float]:
+    """Weights that multiply the scale of their input by more than 4, and by how much."""
+    owners = {
+        f"{name}.{key}" if name else key: type(module).__name__
+        for name, module in case.failed.root.named_modules()
+        for key in module._parameters
+    }
+    found = {}
+    for name, parameter in case.failed.parameters.items():
+        if not (parameter.is_floating_point() or parameter.is_complex()) or not parameter.numel():
+            continue
+        gain = _gain(parameter.detach(), owners.get(name, ""))
+        if math.isfinite(gain) and gain > 4:
+            found[name] = gain
+    return found
+
+
+def _gain(weight: Tensor, owner: str) -> float:
+    """How a weight scales what it multiplies: std · √fan_in for a matrix, its magnitude for a vector or a table."""
+    magnitude = weight.abs().double()
+    typical = float(magnitude.square().mean().sqrt())
+    if weight.dim() < 2 or owner == "Embedding":
+        return typical
+    fan_in = weight[0].numel()
+    if owner not in _KNOWN_LAYOUT:  # a parameter of the user's own: either side may be the input
+        fan_in = max(fan_in, weight.numel() // weight.shape[-1])
+    return typical * math.sqrt(fan_in)

@@ -1,0 +1,327 @@
+"""NT7xx: ranks, hardware, compilers and kernels."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from nantrap.causes.facts import absmax, limit
+from nantrap.causes.registry import rule
+from nantrap.incident import Cause, Evidence, Fix
+
+if TYPE_CHECKING:
+    from nantrap.causes.case import Case
+
+
+_MODERATE = 1e6
+"""Inputs below this cannot overflow in an intermediate of any float32 kernel."""
+
+
+@rule("hardware_fault")
+def hardware_fault(case: Case) -> Cause | None:
+    """The exact replay does not reproduce the failure.
+
+    The same step, with the same weights, batch and random numbers, is finite when it is run again; or a weight
+    changed in memory though nothing wrote it. A bit flipped, a cable or a memory module is failing. It is rare on one
+    device and regular on thousands.
+
+    Example:
+        import torch
+        import nantrap
+
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+        guard = nantrap.Guard(model, optimizer, max_grad_norm=None, quiet=True)
+        guard.attempt(loss_fn, torch.randn(8, 4))
+        bits = model.weight.detach().numpy().view("int32")  # past PyTorch: no write is counted
+        bits[1, 2] |= 0x7F800000  # the exponent bits flip
+        batches = [torch.randn(8, 4)]
+
+    Why:
+        Training is deterministic on one machine for one order of operations. A result that differs between two runs
+        of the same numbers was not made by the code. An exponent of all ones is Inf or NaN, so one flipped bit can be
+        enough.
+
+    Fix:
+        Nothing in the code needs to change. Go back to the last good checkpoint, note device and host, and test the
+        memory:
+
+            nvidia-smi -q -d ECC
+            dcgmi diag -r 3
+
+        If it comes back on the same device, replace it. A failure that comes and goes with dropout is no hardware
+        fault: random numbers must be restored before a comparison, as the replay does.
+
+    Proof:
+        A parameter or buffer that was finite after the last step is non-finite now, and its version counter has not
+        moved; or two exact replays are finite and agree bit for bit.
+    """
+    external = case.external
+    if external is not None and external.kind in ("parameter", "buffer") and case.state_untouched:
+        return Cause(
+            "hardware_fault",
+            proven=True,
+            confidence=0.96,
+            summary=f"{external.name} changed though nothing wrote it",
+            evidence=(
+                Evidence(f"{external.name} was finite after the last step, and no write to it was counted since"),
+            ),
+            fix=Fix(
+                text="go back to the last good checkpoint and test the memory of this machine; replace the "
+                "device if it recurs"
+            ),
+        )
+    if case.capture is not None and not case.half and (case.location.op or "").startswith("aten."):
+        from nantrap.causes.reference import recomputed
+
+        repeated = recomputed(case, case.dtype)
+        if repeated is not None and bool(repeated.isfinite().all()):
+            return Cause(
+                "hardware_fault",
+                proven=case.failed.repeatable,
+                confidence=0.9 if case.failed.repeatable else 0.5,
+                summary=f"{case.location.op} is finite on the very inputs on which it failed",
+                evidence=(Evidence("the same operation on its recorded inputs, in the same precision, is finite now"),),
+                fix=Fix(
+                    text="nothing in the code needs to change; if it happens again on this device, test its memory or "
+                    "replace it"
+                ),
+            )
+    replay = case.location.replay
+    if replay is None or replay.failed or replay.error is not None or not case.failed.repeatable:
+        return None
+    trial = case.lab.again()
+    if not trial.finite or trial.loss != replay.loss:
+        return None  # two replays disagree: the function itself is random, which is no proof of anything
+    return Cause(
+        "hardware_fault",
+        proven=True,
+        confidence=0.9,
+        summary="the failure is transient: the same step with the same inputs is finite",
+        evidence=(
+            Evidence("two exact replays are finite and agree bit for bit", kind="trial", trial=trial.number),
+            Evidence("parameters, buffers, batch and random streams were those of the failed step"),
+        ),
+        fix=Fix(
+            text="nothing in the code needs to change; if it happens again on this device, test its memory "
+            "or replace it"
+        ),
+    )
+
+
+@rule("backend_or_kernel_bug")
+def backend_or_kernel_bug(case: Case) -> Cause | None:
+    """One kernel is wrong on inputs for which the reference is right.
+
+    The operation got harmless inputs and gave NaN or Inf, and the same mathematics in a trusted form is finite. A
+    fused or hand-written kernel forgot to subtract a maximum, a backend is wrong for a stride, a shape or a value
+    range.
+
+    Example:
+        import numpy as np
+        import torch
+
+        @torch.library.custom_op("nantrap_page::softmax", mutates_args=())
+        def softmax(x: torch.Tensor) -> torch.Tensor:
+            with np.errstate(all="ignore"):
+                e = np.exp(x.detach().numpy())  # forgets to subtract the maximum
+                return torch.from_numpy(e / e.sum(-1, keepdims=True))
+
+        softmax.register_autograd(
+            lambda ctx, g: ctx.y * (g - (g * ctx.y).sum(-1, keepdim=True)),
+            setup_context=lambda ctx, inputs, output: setattr(ctx, "y", output),
+        )
+        model = torch.nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(6, 4), torch.randn(6, 4) * 400]
+
+        def loss_fn(batch):
+            return softmax(model(batch)).square().mean()
+
+    Why:
+        Mathematically equal forms differ in floating point: e^x / Σ e^x overflows at x = 88.7, e^(x-max) / Σ
+        e^(x-max) never does. Kernels are tested on inputs near 0, and training goes elsewhere.
+
+    Fix:
+        Use the plain operation until the kernel is repaired, and report it with the inputs of the incident:
+
+            - weights = fused_softmax(scores)
+            + weights = scores.softmax(-1)
+
+        For attention choose another backend (`torch.nn.attention.sdpa_kernel`). A lower rate or clipping only makes
+        such inputs rarer.
+
+    Proof:
+        For an operation of PyTorch: recomputed on its recorded inputs in float64 it is finite and fits into its
+        dtype. For a foreign kernel there is no reference to run, and the cause is called a guess.
+    """
+    if case.capture is None or case.output is None or case.phase not in ("forward", "backward"):
+        return None
+    from nantrap.causes.reference import recomputed
+
+    name = case.location.op or ""
+    top = limit(case.output)
+    if not name.startswith("aten."):
+        largest = max([absmax(t) for t in case.inputs], default=0.0)
+        return Cause(
+            "backend_or_kernel_bug",
+            proven=False,
+            confidence=0.85,
+            summary=f"the kernel {name} made non-finite values out of finite ones",
+            evidence=(Evidence(f"{name} is not an operation of PyTorch; its inputs are finite, absmax {largest:.4g}"),),
+            fix=Fix(text=f"compare {name} with a plain PyTorch version on these inputs; use that one meanwhile"),
+        )
+    if case.half or max([absmax(t) for t in case.inputs], default=0.0) > _MODERATE:
+        return None  # a sum or a square inside the kernel may honestly overflow
+    repeated = recomputed(case, case.dtype)
+    if repeated is None or bool(repeated.isfinite().all()):
+        return None  # not the kernel: the same call on the same inputs is finite now
+    reference = recomputed(case, "float64")
+    if reference is None or not bool(reference.isfinite().all()) or absmax(reference) >= top:
+        return None
+    return Cause(
+        "backend_or_kernel_bug",
+        proven=True,
+        confidence=0.88,
+        summary=f"{name} is wrong on these inputs: in float64 it is finite and fits into {case.dtype}",
+        evidence=(
+            Evidence(f"the same operation on its recorded inputs in float64 is finite, absmax {absmax(reference):.4g}"),
+            Evidence(f"that fits into {case.dtype} (limit {top:.4g})"),
+        ),
+        fix=Fix(text="use another backend or an equivalent form for this operation, and report it with these inputs"),
+    )
+
+
+@rule("compiler_bug")
+def compiler_bug(case: Case) -> Cause | None:
+    """The compiled model differs from the eager one.
+
+    With `torch.compile` the step is NaN, without it the same step is finite. A fusion reordered operations, dropped a
+    guard such as the subtraction of a maximum, or kept an intermediate in another precision.
+
+    Example:
+        import torch
+        import nantrap
+
+        def wrong_backend(graph, inputs):  # a compiler that fuses x / (y + eps) and loses the eps
+            for node in graph.graph.nodes:
+                if node.args[1:] == (1e-6,):
+                    node.args = (node.args[0], 0.0)
+            graph.recompile()
+            return graph
+
+        class Standardise(torch.nn.Linear):
+            def forward(self, x):
+                return super().forward(x / (x.std(dim=-1, keepdim=True) + 1e-6))
+
+        model = torch.compile(Standardise(4, 1), backend=wrong_backend)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(8, 4), torch.ones(8, 4)]
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        A compiler may use that sums commute and that a cast can be left out. Both hold for real numbers and not for
+        floating point.
+
+    Fix:
+        Leave the one module out of compilation until it is repaired, and report it with the inputs of the incident:
+
+            - model = torch.compile(model)
+            + model.attention.forward = torch.compiler.disable(model.attention.forward)
+            + model = torch.compile(model)
+
+        Try `backend="aot_eager"` first: if it is finite, the code generator is at fault, else the capture. Setting
+        `torch._inductor.config.emulate_precision_casts = True` restores the casts of half precision. A lower rate
+        does not help.
+
+    Proof:
+        The same step with the same inputs is run without compilation and is finite, while the compiled one is not.
+    """
+    replay = case.location.replay
+    if "torch._dynamo" not in sys.modules or replay is None or replay.failed or not case.failed.repeatable:
+        return None
+    trial = case.lab.again()
+    if trial.finite is not False:
+        return None
+    return Cause(
+        "compiler_bug",
+        proven=True,
+        confidence=0.95,
+        summary="the compiled model gives non-finite values where the eager one is finite",
+        evidence=(
+            Evidence(f"run eagerly on the same inputs, the step is finite (loss {replay.loss:.6g})"),
+            Evidence("run compiled, it fails again", kind="trial", trial=trial.number),
+        ),
+        fix=Fix(
+            text="train eagerly, or exclude the part with torch.compiler.disable, until the compiler is fixed; backend="
+            '"aot_eager" tells whether the code generator is to blame'
+        ),
+    )
+
+
+@rule("rank_divergence")
+def rank_divergence(case: Case) -> Cause | None:
+    """The ranks hold or decided different things.
+
+    In data-parallel training all ranks must hold the same weights and take the same decisions. One rank skipped a bad
+    batch alone, loaded another file, drew its initial weights from another seed or reduced in another order, and from
+    then on the averaged gradients belong to no model at all.
+
+    Example:
+        # torchrun --nproc-per-node 2 example.py
+        import torch
+        import torch.distributed as dist
+        import nantrap
+
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+        if dist.get_rank() == 1:  # loads its weights after wrapping, and another file
+            torch.nn.init.zeros_(model.module.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        policy = nantrap.Policy(check_state_every=1)
+        guard = nantrap.Guard(model, optimizer, max_grad_norm=None, policy=policy, quiet=True)
+        batches = [torch.randn(8, 4) for _ in range(3)]
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        DDP averages gradients, not weights. Weights that differ once stay different, and a rank that leaves out one
+        collective pairs its next one with the others' previous one: wrong sums first, a hang later.
+
+    Fix:
+        Decide together, and begin together:
+
+            - if not loss.isfinite():
+            -     continue
+            + outcome = guard.attempt(loss_fn, batch)  # all ranks skip, or none
+
+        Wrap the model in DistributedDataParallel after loading, so that rank 0's weights are broadcast. Seeding all
+        ranks alike gives them the same dropout and the same data, and does not repair weights that differ already.
+
+    Proof:
+        Checksums of the parameters differ between the ranks of a DistributedDataParallel model. They are compared after
+        the first step, and whenever the whole state is looked at (`Policy.check_state_every`).
+    """
+    if len(set(case.checksums)) < 2:
+        return None
+    shown = ", ".join(f"rank {rank}: {value:.9g}" for rank, value in enumerate(case.checksums[:4]))
+    return Cause(
+        "rank_divergence",
+        proven=True,
+        confidence=0.99,
+        summary="the ranks hold different parameters, though gradients are averaged between them",
+        evidence=(Evidence(f"checksums of the parameters: {shown}"),),
+        fix=Fix(
+            text="load before wrapping in DistributedDataParallel (it broadcasts rank 0's weights), call the wrapper "
+            "and not model.module (whose gradients nobody averages), and let no rank skip a step alone; to mend it "
+            "now, broadcast the parameters and the optimizer state from rank 0"
+        ),
+    )

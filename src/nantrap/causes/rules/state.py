@@ -1,0 +1,412 @@
+"""NT6xx: what was bad before the step: parameters, buffers, optimizer state, averages."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nantrap.causes.facts import describe, share
+from nantrap.causes.proofs import add_proof, fix_for
+from nantrap.causes.registry import rule
+from nantrap.incident import Cause, Evidence, Fix
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nantrap.causes.case import Case
+
+
+@rule("uninitialised_memory")
+def uninitialised_memory(case: Case) -> Cause | None:
+    """A parameter or buffer was never initialised.
+
+    `torch.empty`, `to_empty()` or `empty_like` gives memory with whatever was in it. Often that is zeros, sometimes
+    1e38 or NaN, so the same code works on one machine and fails on another. Keys that are missing from a checkpoint
+    loaded with `strict=False` have the same effect.
+
+    Example:
+        import torch
+        from torch import nn
+
+        torch.use_deterministic_algorithms(True)  # fills empty memory with NaN, so that the fault shows every time
+        model = nn.Linear(4, 4)
+        model.scale = nn.Parameter(torch.empty(4))  # and nobody fills it
+        torch.use_deterministic_algorithms(False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(8, 4)]
+
+        def loss_fn(batch):
+            return (model(batch) * model.scale).square().mean()
+
+    Why:
+        An allocator hands out memory without cleaning it: it holds the bits of freed tensors, and any 32 bits are
+        some float32. One pattern in 256 is NaN or Inf, and many more are absurd.
+
+    Fix:
+        Initialise it, and look at what loading did not fill:
+
+            - self.scale = nn.Parameter(torch.empty(4))
+            + self.scale = nn.Parameter(torch.ones(4))
+
+            - model.load_state_dict(saved, strict=False)
+            + missing = model.load_state_dict(saved, strict=False).missing_keys
+            + assert not missing, missing
+
+        After `to_empty()` call `reset_parameters()` on every module that has it. Replacing NaN in the weights leaves
+        the finite garbage in.
+
+    Proof:
+        The tensor is non-finite before the first step, and nothing was ever written to it (its version counter is 0),
+        or whole rows, or all of it, are bad: memory that nobody filled. Or the result of `torch.empty` was read in
+        the step.
+    """
+    capture = case.capture
+    if (
+        capture is None
+        and case.trace is not None
+        and (case.location.op or "").startswith(("aten.empty", "aten.new_empty"))
+    ):
+        return Cause(
+            "uninitialised_memory",
+            proven=True,
+            confidence=0.95,
+            summary=f"{case.location.op} was read before anything was written to it",
+            evidence=(Evidence(f"the result of {case.location.op} was read while it still held what was in memory"),),
+            fix=Fix(text="torch.zeros instead of torch.empty, or fill it before it is read"),
+        )
+    external = case.external
+    if external is None or external.kind not in ("parameter", "buffer") or not case.first_step:
+        return None
+    if not _never_written(case, external.tensor):
+        return None
+    return Cause(
+        "uninitialised_memory",
+        proven=True,
+        confidence=0.96,
+        summary=f"{external.name} was never initialised",
+        evidence=(
+            Evidence(f"{external.name} {describe(external.tensor)} before the first step"),
+            Evidence(
+                "nothing was ever written to it since it was allocated (torch.empty, or a key missing from "
+                "the checkpoint)"
+            ),
+        ),
+        fix=Fix(
+            text="initialise it (nn.init.xavier_uniform_, torch.zeros), or check the missing keys of "
+            f"load_state_dict for {external.name}"
+        ),
+    )
+
+
+@rule("corrupt_checkpoint")
+def corrupt_checkpoint(case: Case) -> Cause | None:
+    """The weights were non-finite when they were loaded.
+
+    The checkpoint was saved after the run had gone NaN, converted to float16 and overflowed, or damaged on the way.
+    The first forward pass after loading is bad, on every batch. A lower rate and other data change nothing.
+
+    Example:
+        import torch
+        from torch import nn
+
+        saved = {name: value.clone() for name, value in nn.Linear(6, 4).state_dict().items()}
+        saved["weight"][1, 3] = float("nan")  # saved one step too late
+        model = nn.Linear(6, 4)
+        model.load_state_dict(saved)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(8, 6)]
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        The common order is update, save, then look at the next loss. The loss that shows the damage comes one step
+        after the weights were written, so the newest checkpoint of a failed run is often the bad one.
+
+    Fix:
+        Go back to the newest healthy checkpoint, and refuse to save bad ones:
+
+            - torch.save(model.state_dict(), path)
+            + nantrap.CheckpointStore(folder).save(...)  # refuses a non-finite state
+
+        `nantrap audit runs/exp1` names the newest healthy one. `nan_to_num` on the weights makes the model run with
+        holes in it, and the optimizer's moments next to it are NaN as well.
+
+    Proof:
+        A parameter or buffer is non-finite before the first step although it was written after it was made, at single
+        places: a loaded value, not empty memory. The counts are a measurement.
+    """
+    external = case.external
+    if external is None or external.kind not in ("parameter", "buffer") or case.state_untouched:
+        return None
+    if not case.first_step and external.kind == "buffer":
+        return None
+    if case.first_step and _never_written(case, external.tensor):
+        return None
+    bad = ~external.tensor.detach().isfinite()
+    when = "before the first step" if case.first_step else "since somebody wrote it between two steps"
+    return Cause(
+        "corrupt_checkpoint",
+        proven=case.first_step,
+        confidence=0.93 if case.first_step else 0.6,
+        summary=f"{external.name} was non-finite when it was loaded",
+        evidence=(
+            Evidence(f"{external.name} {describe(external.tensor)} {when}"),
+            Evidence(_why_loaded(case, bad)),
+        ),
+        fix=Fix(text="nantrap audit on the checkpoint folder names the newest healthy one; start from that"),
+    )
+
+
+@rule("corrupt_optimizer_state")
+def corrupt_optimizer_state(case: Case) -> Cause | None:
+    """The optimizer state was bad before the step.
+
+    Weights, loss and gradients are finite. The optimizer's memory is not: a NaN in the momentum, a negative second
+    moment, an Inf from a float16 copy, restored with a checkpoint. Whoever cleans the weights by hand and forgets the
+    moments meets this.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        saved = optimizer.state_dict()
+        saved["state"][0]["momentum_buffer"][1] = float("nan")  # saved after the bad step
+        optimizer.load_state_dict(saved)
+        batches = [torch.randn(8, 4)]
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        A moment is an average of the past: m ← β·m + (1 - β)·g. β · NaN is NaN, so that it never forgets. Every later
+        update writes NaN into the weights, whatever the gradient.
+
+    Fix:
+        Restore an older state, or begin it afresh for the parameters concerned:
+
+            - optimizer.load_state_dict(saved)
+            + optimizer.load_state_dict(saved)
+            + optimizer.state.clear()  # the moments are rebuilt within some hundred steps; warm the rate up
+
+        Skipping the step does not help, the state stays bad and the next step is the same. Clipping does not help:
+        the gradients are fine.
+
+    Proof:
+        The state was non-finite, or a second moment negative, before the update; weights and gradients are finite;
+        and the same update with a fresh state is finite.
+    """
+    if case.phase not in ("optimizer", "state"):
+        return None
+    external = case.external
+    negative = (
+        case.phase == "optimizer" and case.op in ("sqrt", "rsqrt") and case.inputs and bool((case.inputs[0] < 0).any())
+    )
+    if not negative and (external is None or external.kind != "optimizer_state"):
+        return None
+    trial = case.lab.fresh_optimizer_state()
+    if negative:
+        text = f"the second moment is negative at {share(case.inputs[0] < 0)}: the square root of that is NaN"
+    else:
+        assert external is not None
+        text = f"{external.name} {describe(external.tensor)} before the step"
+    evidence = [Evidence(text), Evidence("weights and gradients are finite")]
+    proven = add_proof(evidence, trial, "with a fresh optimizer state the same update is finite")
+    return Cause(
+        "corrupt_optimizer_state",
+        proven=proven,
+        confidence=0.97 if proven else 0.8,
+        summary="the optimizer state was bad before the step",
+        evidence=tuple(evidence),
+        fix=fix_for(
+            case,
+            "restore the optimizer state from an older checkpoint, or start it afresh (optimizer.state.clear())",
+            trial,
+        ),
+    )
+
+
+@rule("bn_buffers_poisoned")
+def bn_buffers_poisoned(case: Case) -> Cause | None:
+    """A buffer updated in the forward pass holds non-finite values.
+
+    BatchNorm's running statistics, a quantisation observer or another buffer is written by the forward pass itself,
+    before anybody looks at the loss. One bad batch, or an overflow in a half-precision buffer, and it is NaN or Inf
+    for ever. Training normalises by the batch and notices nothing; evaluation is NaN.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).half()  # running_var is float16 as well
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = [(torch.randn(32, 4) * scale).half() for scale in (1, 1, 2000)]
+
+        def loss_fn(batch):
+            return model(batch).float().square().mean()
+
+    Why:
+        running_var ← 0.9·running_var + 0.1·var. A standard deviation of 2,000 is harmless in float16, its variance of
+        4,000,000 is not. Inf · 0.9 stays Inf: the average cannot recover.
+
+    Fix:
+        Keep such buffers in float32, and reset those that are bad already:
+
+            - model = Net().half()
+            + model = Net()  # and autocast around the forward pass
+            + for module in model.modules():
+            +     if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            +         module.reset_running_stats()
+
+        `if loss.isnan(): continue` does not help: the forward pass has written the buffer by then. The guard puts
+        buffers back when it skips a step.
+
+    Proof:
+        A buffer is non-finite after the forward pass (or was before the step) while parameters, loss and gradients
+        are finite: a measurement.
+    """
+    external = case.external
+    if external is not None and external.kind == "buffer" and not case.first_step and not case.state_untouched:
+        name, text = (
+            external.name,
+            f"{external.name} {describe(external.tensor)} before the step; the parameters are finite",
+        )
+    elif case.failed.bad_buffers and _only_buffers(case):
+        name = case.failed.bad_buffers[0]
+        text = f"the forward pass made {name} non-finite; loss and gradients are finite, so no check of them sees it"
+    else:
+        return None
+    return Cause(
+        "bn_buffers_poisoned",
+        proven=True,
+        confidence=0.965,
+        summary=f"{name}, updated in the forward pass, holds non-finite values",
+        evidence=(Evidence(text), Evidence("a skipped optimizer step does not undo what a forward pass wrote")),
+        fix=Fix(
+            text="the guard put the buffer back; reset it (module.reset_running_stats()) where it is "
+            "already bad, and keep it in float32"
+        ),
+    )
+
+
+@rule("ema_poisoned")
+def ema_poisoned(case: Case) -> Cause | None:
+    """The averaged weights hold non-finite values.
+
+    The model is healthy, its moving average is not. The average took in one bad step that was later rolled back in
+    the model, is kept in float16 and overflowed, or divides by a counter that starts at 0. It is used for evaluation
+    only, so that training goes on and the published weights are NaN.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(3, 1)
+        model.average = nn.Linear(3, 1).requires_grad_(False)
+        optimizer = torch.optim.SGD([model.weight, model.bias], lr=0.1)
+        count = torch.zeros(())
+
+        def update_average(*_):
+            with torch.no_grad():
+                model.average.weight.add_((model.weight - model.average.weight) / count)  # the first division is by 0
+                count.add_(1)
+
+        optimizer.register_step_post_hook(update_average)
+        batches = [torch.randn(8, 3) for _ in range(2)]
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        avg ← decay·avg + (1 - decay)·w. Once Inf or NaN it stays so: decay · NaN is NaN. No gradient and no loss ever
+        reads it.
+
+    Fix:
+        Update it after good steps only, in float32, and let the guard do both:
+
+            - optimizer.step(); ema.update_parameters(model)
+            + guard = nantrap.Guard(model, optimizer, ema=ema)
+            + guard.attempt(loss_fn, batch)
+
+        Rolling the model back without its average does not help. If the average is bad already, copy the model's
+        weights into it and begin again.
+
+    Proof:
+        The averaged copy is non-finite while the model is finite, and no gradient ever moves it: a measurement.
+    """
+    optimized = {id(p) for group in case.failed.optimizer.param_groups for p in group["params"]}
+    trained = {name for name, p in case.failed.parameters.items() if id(p) in optimized}
+    averaged = [f for f in case.incident.findings if f.kind == "ema"]
+    if case.phase == "optimizer":  # written by a hook of the update, though no rate ever moves it
+        bad = [f for f in case.incident.findings if f.kind in ("parameter", "buffer")]
+        if bad and all(f.name not in trained for f in bad):
+            averaged += bad
+    if not averaged:
+        return None
+    return Cause(
+        "ema_poisoned",
+        proven=True,
+        confidence=0.97,
+        summary=f"the averaged weights are non-finite: {averaged[0].name}",
+        evidence=(
+            Evidence(f"{averaged[0].name}: {averaged[0].stats.describe() if averaged[0].stats else averaged[0].note}"),
+            Evidence("the model itself is finite"),
+        ),
+        fix=Fix(
+            text="keep the average in float32, update it only after applied steps (Guard(ema=...)), and "
+            "guard its divisor"
+        ),
+    )
+
+
+def _never_written(case: Case, tensor: Tensor) -> bool:
+    """Whether (part of) the tensor still holds what its allocation gave.
+
+    Nothing was written in place, or everything is bad, or whole rows or columns are: a part that nobody filled. Bit rot
+    and bad shards look different: single values, scattered. And a state that was saved after a NaN step is bad
+    everywhere, in every parameter.
+    """
+    bad = ~tensor.detach().isfinite()
+    if tensor._version == 0:
+        return True
+    if _is_bad_everywhere(case):
+        return False
+    if bad.numel() > 1 and bool(bad.all()):
+        return True
+    if float(bad.float().mean()) < 0.25:
+        return False
+    return any(
+        bad.shape[dim] > 1 and bool((bad.all(dim=dim) == bad.any(dim=dim)).all())
+        for dim in range(bad.dim())
+        if bad.dim() > 1
+    )
+
+
+def _why_loaded(case: Case, bad: Tensor) -> str:
+    if _is_bad_everywhere(case):
+        return "more than half of all parameters are non-finite: a state that was saved after a bad step"
+    return f"it was written after it was made, and only {share(bad)} are bad: a loaded value, not empty memory"
+
+
+def _is_bad_everywhere(case: Case) -> bool:
+    """Whether several parameters, and more than half of them, are non-finite: one NaN step writes them all."""
+    from nantrap.finite import any_nonfinite
+
+    parameters = [p.detach() for p in case.failed.parameters.values()]
+    bad = sum(any_nonfinite([parameter]) for parameter in parameters)
+    return bad > 1 and (bad == len(parameters) or (bad > 2 and 2 * bad > len(parameters)))
+
+
+def _only_buffers(case: Case) -> bool:
+    loss, norm = case.incident.loss, case.incident.grad_norm
+    return (
+        loss is not None
+        and loss == loss
+        and abs(loss) != float("inf")
+        and norm is not None
+        and norm == norm
+        and abs(norm) != float("inf")
+    )

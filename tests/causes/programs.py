@@ -1,0 +1,35 @@
+"""Programs are written to a file and run from there, so that their lines can be read and replaced as a user's can."""
+
+from __future__ import annotations
+
+import runpy
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import nantrap
+from nantrap.causes import Case
+from nantrap.incident import Incident
+
+Diagnose = Callable[[str], Incident]
+IncidentOf = Callable[[str], "Incident | None"]
+InspectCase = Callable[[str, Callable[[Case], None]], None]
+
+TORCH_WARNS = ("ignore:std\\(\\)", "ignore:Using `torch.compile")
+"""A deviation of one element, and a compiled model under a trace, make torch itself warn."""
+
+
+def run(source: str, folder: Path) -> Incident | None:
+    """The first incident of a program that defines `model`, `optimizer`, `batches`, `loss_fn` and perhaps `guard`."""
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(source), encoding="utf-8")
+    torch.manual_seed(0)
+    names = runpy.run_path(str(path))
+    guard = names.get("guard") or nantrap.Guard(names["model"], names["optimizer"], max_grad_norm=None, quiet=True)
+    for batch in names["batches"]:
+        incident: Incident | None = guard.attempt(names["loss_fn"], batch).incident
+        if incident is not None:
+            return incident
+    return None

@@ -1,0 +1,57 @@
+"""The diff of the user's own line: exact, or none at all."""
+
+from __future__ import annotations
+
+import pytest
+
+from nantrap.causes.patch import diff_for
+from nantrap.incident import Source
+
+
+def diff(line: str, expression: str, **changes: object) -> str:
+    column = line.index(expression) if expression in line else 0
+    given = {"column": column, "end_column": column + len(expression), **changes}
+    return diff_for(Source(file="train.py", line=3, function="loss", text=line, **given), "aten.any")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("expression", "safe"),
+    [
+        ("x.sqrt()", "nantrap.ops.safe_sqrt(x)"),
+        ("torch.sqrt(x + y)", "nantrap.ops.safe_sqrt(x + y)"),
+        ("(a - b).square().sum(-1).sqrt()", "nantrap.ops.safe_sqrt((a - b).square().sum(-1))"),
+        ("torch.log(p)", "nantrap.ops.safe_log(p)"),
+        ("p.log()", "nantrap.ops.safe_log(p)"),
+        ("torch.acos(c)", "nantrap.ops.safe_acos(c)"),
+        ("torch.arcsin(c)", "nantrap.ops.safe_asin(c)"),
+        ("x.std(dim=0, keepdim=True)", "nantrap.ops.safe_std(x, dim=0, keepdim=True)"),
+        ("x.var(0)", "nantrap.ops.safe_var(x, 0)"),
+        ("torch.pow(x, 0.5)", "nantrap.ops.safe_pow(x, 0.5)"),
+        ("x / x.sum()", "nantrap.ops.safe_divide(x, x.sum())"),
+    ],
+)
+def test_guilty_expression_is_replaced(expression: str, safe: str) -> None:
+    line = f"    y = 2 * ({expression}) + 1  # why"
+    assert diff(line, expression) == f"-{line}\n+{line.replace(expression, safe)}"
+
+
+@pytest.mark.parametrize("expression", ["x ** 0.5", "f(x)", "x.softmax(-1)", "sqrt(x)", "x.sqrt(", "x", ""])
+def test_nothing_is_guessed(expression: str) -> None:
+    assert diff(f"y = {expression}", expression) == ""
+
+
+def test_unsure_places_give_none() -> None:
+    assert diff_for(None, "aten.sqrt") == ""
+    assert diff("y = x.sqrt()", "x.sqrt()", column=None) == ""
+    assert diff("y = x.sqrt()", "x.sqrt()", end_column=None) == ""
+    assert diff("σ = x.sqrt()", "x.sqrt()") == "", "columns count bytes, and σ has two"
+
+
+@pytest.mark.parametrize("expression", ["np.sqrt(x)", "math.log(x)", "torch.linalg.sqrt(x)"])
+def test_functions_of_other_modules(expression: str) -> None:
+    assert diff(f"y = {expression}", expression) == ""
+
+
+@pytest.mark.parametrize("expression", ["x.std(0, True)", "x.std(False)", "x.std(0, unbiased=False)"])
+def test_arguments_that_the_safe_form_does_not_take(expression: str) -> None:
+    assert diff(f"y = {expression}", expression) == ""

@@ -1,0 +1,305 @@
+"""Trials: what each tells, and that it leaves everything as it found it, bit for bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+import nantrap
+from causes.programs import InspectCase
+from nantrap.causes import Case, page
+from nantrap.causes.replacement import Replacement
+from nantrap.causes.trials import Laboratory
+from nantrap.incident import Source, Trial
+
+FORWARD = """
+import random
+import numpy as np
+import torch
+from torch import nn
+
+model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 3))
+optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+batches = [torch.rand(6, 4) + 0.1 for _ in range(4)]
+batches[3][2, 1] = 0.0
+
+def loss_fn(batch):
+    noise = random.random() + float(np.random.rand())
+    level = batch.log().sum(-1)
+    return (model(batch).square().mean(-1) * level).mean() + noise
+"""
+"""Fails in its fourth step, in the logarithm; every random stream, a buffer and the optimizer's state take part."""
+
+UPDATE = page("adam_eps_underflow_half").example
+
+
+def state(case: Case) -> dict[str, Any]:
+    """Everything a trial could leave behind, as bytes."""
+    failed = case.failed
+    optimizer = failed.optimizer.state_dict()
+    return {
+        "parameters": {name: _bits(p) for name, p in failed.parameters.items()},
+        "buffers": {name: _bits(b) for name, b in failed.root.named_buffers()},
+        "gradients": {name: None if p.grad is None else _bits(p.grad) for name, p in failed.parameters.items()},
+        "optimizer": {i: {k: _bits(v) for k, v in entry.items()} for i, entry in optimizer["state"].items()},
+        "groups": optimizer["param_groups"],
+        "modes": [module.training for module in failed.root.modules()],
+        "rng": (_bits(torch.get_rng_state()), random.getstate(), str(np.random.get_state())),
+    }
+
+
+def _bits(value: Any) -> Any:
+    if not isinstance(value, Tensor):
+        return value
+    return str(value.dtype), value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def zero_weights(case: Case) -> Callable[[], None]:
+    def alter() -> None:
+        for parameter in case.failed.parameters.values():
+            parameter.zero_()
+
+    return alter
+
+
+def break_in_the_middle(case: Case) -> Callable[[], None]:
+    def alter() -> None:
+        zero_weights(case)()
+        raise ValueError("out of ideas\nand lines")
+
+    return alter
+
+
+TRIALS: dict[str, tuple[str, Callable[[Case], Trial], bool | None]] = {
+    "again": (FORWARD, lambda case: case.lab.again(), False),
+    "fp32": (FORWARD, lambda case: case.lab.single_precision(), False),
+    "without_samples": (FORWARD, lambda case: case.lab.without_samples((2,), 6), True),
+    "without_other_samples": (FORWARD, lambda case: case.lab.without_samples((0, 1), 6), False),
+    "scale_one": (FORWARD, lambda case: case.lab.loss_scale_one(1024.0), False),
+    "replaced": (FORWARD, lambda case: case.lab.replaced(_line(case), "log", "safe_log"), True),
+    "replaced_elsewhere": (FORWARD, lambda case: case.lab.replaced(_line(case), "acos", "safe_acos"), None),
+    "weights": (FORWARD, lambda case: case.lab.with_weights("zero", "weights of 0", zero_weights(case)), False),
+    "raises": (FORWARD, lambda case: case.lab.with_weights("bad", "nothing", break_in_the_middle(case)), None),
+    "rate": (FORWARD, lambda case: case.lab.rate("tenth", "a tenth", lambda _, rate: rate / 10), False),
+    "fresh_state": (UPDATE, lambda case: case.lab.fresh_optimizer_state(), False),
+    "update_fp32": (UPDATE, lambda case: case.lab.update_in_single_precision(), True),
+}
+
+
+def _line(case: Case) -> Source:
+    assert case.location.source is not None
+    return case.location.source
+
+
+@pytest.mark.parametrize("name", TRIALS)
+def test_leaves_everything_as_it_was(name: str, inspect_case: InspectCase) -> None:
+    program, trial_of, finite = TRIALS[name]
+
+    def look(case: Case) -> None:
+        before = state(case)
+        trial = trial_of(case)
+        assert trial.finite is finite, trial
+        after = state(case)
+        for part, values in before.items():
+            assert after[part] == values, f"{part} changed"
+
+    inspect_case(program, look)
+
+
+# ---- the laboratory
+
+
+def test_a_trial_is_run_once_and_numbered(inspect_case: InspectCase) -> None:
+    def look(case: Case) -> None:
+        first, other = case.lab.again(), case.lab.single_precision()
+        assert case.lab.again() is first
+        assert case.lab.trials == (first, other)
+        assert [trial.number for trial in case.lab.trials] == [1, 2]
+        assert (first.name, first.change) == ("again", "nothing: the same step once more")
+        assert first.milliseconds > 0
+
+    inspect_case(FORWARD, look)
+
+
+def test_what_a_trial_raises_is_noted(inspect_case: InspectCase) -> None:
+    def look(case: Case) -> None:
+        trial = case.lab.with_weights("bad", "nothing", break_in_the_middle(case))
+        assert trial.finite is None
+        assert trial.note == "ValueError: out of ideas"
+        missed = case.lab.replaced(_line(case), "acos", "safe_acos")
+        assert missed.note == "LookupError: the call was not found at its line"
+
+    inspect_case(FORWARD, look)
+
+
+@pytest.mark.parametrize("budget", [{"seconds": 60.0, "most": 1}, {"seconds": -1.0, "most": 12}])
+def test_budget(budget: dict[str, Any], inspect_case: InspectCase) -> None:
+    def look(case: Case) -> None:
+        lab = Laboratory(case, **budget)
+        calls: list[str] = []
+
+        def experiment() -> tuple[bool, float | None]:
+            calls.append("ran")
+            return True, 1.5
+
+        trials = [lab.run(name, "something", experiment) for name in ("first", "second")]
+        allowed = budget["most"] if budget["seconds"] > 0 else 0
+        assert len(calls) == allowed
+        for trial in trials[allowed:]:
+            assert trial.finite is None
+            assert trial.note == "not run: the budget for trials was used up"
+
+    inspect_case(FORWARD, look)
+
+
+def test_loss_is_told(inspect_case: InspectCase) -> None:
+    def look(case: Case) -> None:
+        assert case.lab.again().loss == float("-inf")
+        replaced = case.lab.replaced(_line(case), "log", "safe_log")
+        assert replaced.loss is not None
+        assert np.isfinite(replaced.loss)
+        assert replaced.change == f"safe_log in line {_line(case).line}"
+
+    inspect_case(FORWARD, look)
+
+
+def test_the_two_line_form_cannot_be_run_again(inspect_case: InspectCase) -> None:
+    def look(case: Case) -> None:
+        case.failed.forward = None
+        assert case.lab.again().note == (
+            "LookupError: the two-line form cannot compute the loss again; guard.attempt can"
+        )
+        assert case.lab.rate("tenth", "a tenth", lambda _, rate: rate).note == (
+            "LookupError: the two-line form cannot run earlier steps again"
+        )
+
+    inspect_case(FORWARD, look)
+
+
+# ---- single trials
+
+
+def test_single_precision_widens_every_operation(inspect_case: InspectCase) -> None:
+    def look(case: Case) -> None:
+        assert case.dtype == "float16"
+        assert case.lab.single_precision().finite is True
+        assert case.lab.again().finite is False
+
+    inspect_case(page("fp16_forward_overflow").example, look)
+
+
+def test_another_rate_from_an_older_state(inspect_case: InspectCase) -> None:
+    def look(case: Case) -> None:
+        before = state(case)
+        rates: list[tuple[int, float]] = []
+
+        def same(step: int, rate: float) -> float:
+            rates.append((step, rate))
+            return rate
+
+        assert case.lab.rate("same", "nothing", same).finite is False
+        assert rates == [(step, 50.0) for step in range(case.failed.step)]
+        assert case.lab.rate("tenth", "a tenth", lambda _, rate: rate / 1000).finite is True
+        assert state(case) == before
+
+    inspect_case(page("lr_too_high").example, look)
+
+
+def test_earlier_steps_are_driven_exactly(inspect_case: InspectCase) -> None:
+    """With the rates as they were, the steps since the anchor lead to the very weights of the failed step."""
+
+    def look(case: Case) -> None:
+        wanted = {name: _bits(p) for name, p in case.failed.parameters.items()}
+        forward = case.failed.forward
+        assert forward is not None
+        reached: list[dict[str, Any]] = []
+
+        def watching(batch: Any) -> Tensor:
+            reached.append({name: _bits(p) for name, p in case.failed.parameters.items()})
+            return forward(batch)
+
+        case.failed.forward = watching
+        case.lab.rate("same", "nothing", lambda _, rate: rate)
+        assert reached[-1] == wanted
+
+    inspect_case(FORWARD, look)
+
+
+def test_a_fresh_state_heals_a_bad_one(inspect_case: InspectCase) -> None:
+    def look(case: Case) -> None:
+        assert case.lab.fresh_optimizer_state().finite is True
+
+    inspect_case(page("corrupt_optimizer_state").example, look)
+
+
+TWICE = """
+import torch
+
+model = torch.nn.Linear(2, 2, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = [torch.zeros(3, 2)]
+
+def loss_fn(batch):
+    x = model(batch).square()
+    first = x.sqrt().sum()
+    return first + {other}
+"""
+
+
+@pytest.mark.parametrize(("other", "finite"), [("0.0", True), ("x.sum()", True), ("x.sqrt().sum()", False)])
+def test_only_the_guilty_line_is_replaced(other: str, finite: bool, inspect_case: InspectCase) -> None:
+    def look(case: Case) -> None:
+        file = _line(case).file
+        line = Path(file).read_text(encoding="utf-8").splitlines().index("    first = x.sqrt().sum()") + 1
+        assert case.lab.replaced(Source(file=file, line=line), "sqrt", "safe_sqrt").finite is finite
+
+    inspect_case(TWICE.format(other=other), look)
+
+
+def test_hits_are_counted_at_their_line() -> None:
+    x = torch.tensor([0.0, 4.0], requires_grad=True)
+    line = test_hits_are_counted_at_their_line.__code__.co_firstlineno + 4
+    with Replacement(Source(file=__file__, line=line), "sqrt") as replacement:
+        here = x.sqrt()  # this one
+        there = x.sqrt()
+        torch.sin(x)
+    assert replacement.hits == 1
+    assert torch.equal(here, there)
+    assert torch.autograd.grad(here.sum(), x)[0].tolist() == [0.0, 0.25]
+    assert torch.autograd.grad(there.sum(), x)[0].tolist() == [float("inf"), 0.25]
+
+
+def test_a_checkpointed_block_is_computed_in_float32_again_in_the_backward_pass() -> None:
+    """Activation checkpointing runs the forward pass inside the backward pass; its casts must not narrow there."""
+    torch.manual_seed(0)
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.up, self.down = nn.Linear(8, 8), nn.Linear(8, 1)
+            nn.init.constant_(self.up.weight, 50.0)
+            nn.init.constant_(self.down.weight, 1e-6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(self.up(x).square())
+
+    block = Block()
+
+    def loss_of(batch: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.float16):
+            result = checkpoint(block, batch, use_reentrant=False)
+        assert isinstance(result, Tensor)
+        return result.float().mean()
+
+    with nantrap.Guard(block, torch.optim.SGD(block.parameters(), lr=1e-3), quiet=True) as guard:
+        incident = guard.attempt(loss_of, torch.ones(2, 8)).incident
+    assert incident is not None
+    assert (incident.causes[0].slug, incident.causes[0].proven) == ("fp16_forward_overflow", True)
