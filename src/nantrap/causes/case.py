@@ -131,12 +131,13 @@ class Case:
     def was_given(self, tensor: Tensor) -> bool:
         """Whether the tensor came in with the batch or the model's arguments, rather than being made on the way."""
         from nantrap.locate import tensors_of
+        from nantrap.locate.storage import share_memory
 
         given = list(tensors_of(self.failed.batch))
         if self.failed.root_call is not None:
             for call in self.failed.root_call.chain():
                 given += list(tensors_of((call.args, call.kwargs)))
-        return any(t is tensor or (t.numel() and t.data_ptr() == tensor.data_ptr()) for _, t in given)
+        return any(share_memory(t, tensor) for _, t in given)
 
     def refute(self, slug: str, trial: Trial, text: str) -> None:
         """Note a cause that a trial contradicts."""

@@ -12,6 +12,7 @@ from torch import Tensor
 from nantrap.finite import any_nonfinite
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.source import is_user_code
+from nantrap.locate.storage import share_memory
 
 
 def caller() -> FrameType | None:
@@ -46,13 +47,6 @@ def batch_of_caller() -> dict[str, Tensor]:
 def find_in_batch(tensor: Tensor | None) -> tuple[str, Tensor] | None:
     """The bad tensor of the caller that `tensor` is part of; or, if `tensor` is not known, any bad one."""
     for path, candidate in batch_of_caller().items():
-        if (tensor is None or _same_memory(candidate, tensor)) and any_nonfinite([candidate]):
+        if (tensor is None or share_memory(candidate, tensor)) and any_nonfinite([candidate]):
             return path, candidate
     return None
-
-
-def _same_memory(a: Tensor, b: Tensor) -> bool:
-    try:
-        return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError):
-        return False

@@ -8,20 +8,49 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from nantrap.finite import readable
 
 
-def key_of(tensor: Tensor) -> int:
-    """The identity of the memory a tensor lives in."""
-    if tensor.layout == torch.sparse_coo:
-        tensor = tensor._values()
-    elif tensor.layout != torch.strided:
-        return id(tensor)
+class Memory:
+    """Tells the memory of tensors apart by a number that is given to no other memory while this object lives.
+
+    The address of a storage alone is no identity: it is used again as soon as the storage is freed. A weak reference
+    to a storage lets its data go and keeps the address taken, so it is held for every storage that was ever asked
+    about. A tensor without a storage (a compressed sparse one) is held itself.
+    """
+
+    def __init__(self) -> None:
+        self._held: dict[int, Any] = {}
+
+    def key(self, tensor: Tensor) -> int:
+        """The identity of the memory that `tensor` lives in; views of one memory share it."""
+        if tensor.layout == torch.sparse_coo:
+            tensor = tensor._values()
+        if tensor.layout == torch.strided:
+            try:
+                storage = tensor.untyped_storage()
+            except (RuntimeError, NotImplementedError):
+                pass
+            else:
+                key = int(storage._cdata)
+                if key not in self._held:
+                    self._held[key] = StorageWeakRef(storage)
+                return key
+        key = -id(tensor)
+        self._held[key] = tensor
+        return key
+
+
+def share_memory(a: Tensor, b: Tensor) -> bool:
+    """Whether two living tensors are views of the same memory."""
+    if a is b:
+        return True
     try:
-        return int(tensor.untyped_storage()._cdata)
+        return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
     except (RuntimeError, NotImplementedError):
-        return id(tensor)
+        return False
 
 
 def covers_storage(tensor: Tensor) -> bool:

@@ -12,8 +12,8 @@ storage carries the set of *origins* whose badness has flowed into it:
     program is not: who writes `float("-inf")` means it.
 5.  Results of `empty*` are not looked at before somebody reads them.
 
-Storages are told apart by address; memory is reused, but a reused address always appears first as a fresh result,
-which replaces whatever was known of it.
+Storages are told apart by `Memory`, whose numbers are never used twice: a tensor may appear without an operation of
+its own (from NumPy, out of a kernel), at the address of one that was freed.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nantrap.finite import dtype_name
 from nantrap.incident import Phase
 from nantrap.locate.source import Place, user_place
-from nantrap.locate.storage import covers_storage, extremes, key_of, looks_like_mask, numbers_in, tensors_in
+from nantrap.locate.storage import Memory, covers_storage, extremes, looks_like_mask, numbers_in, tensors_in
 
 OUTSIDE = "loss"
 """The module name of code that runs outside every named submodule."""
@@ -150,6 +150,7 @@ class Trace(TorchDispatchMode):
         self.externals: dict[int, External] = {}
         self.witnesses: dict[int, Capture] = {}
         self.recent: frozenset[int] = frozenset()  # origins of the bad values somebody read last: why an exception came
+        self._memory = Memory()
         self._writer: dict[int, int] = {}
         self._names = {id(module): name for name, module in root.named_modules()}
         self._calls: dict[int, int] = {}
@@ -164,7 +165,7 @@ class Trace(TorchDispatchMode):
         self._named: dict[int, tuple[Any, str]] = {}
         for kind in ("optimizer_state", "batch", "buffers", "parameters"):
             for name, tensor in getattr(registered, kind).items():
-                self._named[key_of(tensor)] = (
+                self._named[self._memory.key(tensor)] = (
                     kind.removesuffix("s") if kind != "batch" else kind,
                     name,
                 )
@@ -219,30 +220,31 @@ class Trace(TorchDispatchMode):
             self.recent = inherited
         result = func(*args, **kwargs)
         op = self._record(name)
-        op.sources = tuple(self._writer.get(key_of(tensor), -1) for tensor in tensors_in(arguments))
+        op.sources = tuple(self._writer.get(self._memory.key(tensor), -1) for tensor in tensors_in(arguments))
         op.scalars = tuple(numbers_in(arguments))
         outputs = tuple(tensors_in(args[:1] if mutable and result is None else result))
         written = frozenset[int]()
         if name in _SILENT_WRITERS:
             statistics = [t for t in tensors_in(args[3:5]) if t.is_floating_point()]
-            outputs, written = (*outputs, *statistics), frozenset(map(key_of, statistics))
+            outputs, written = (*outputs, *statistics), frozenset(map(self._memory.key, statistics))
         if name in _EMPTY:
             for output in outputs:
-                key = key_of(output)
+                key = self._memory.key(output)
                 self._known.add(key)
                 self._bad.pop(key, None)
                 self._uninitialised[key] = op.index
                 self._writer[key] = op.index
             return result
-        input_keys = {key_of(tensor) for tensor in tensors_in(arguments)}
+        input_keys = {self._memory.key(tensor) for tensor in tensors_in(arguments)}
         views = not mutable
-        if self._unread and (mutable or not outputs or any(key_of(output) not in input_keys for output in outputs)):
+        fresh_output = any(self._memory.key(output) not in input_keys for output in outputs)
+        if self._unread and (mutable or not outputs or fresh_output):
             reads = not name.endswith("_like") and not name.startswith("aten.new_")  # those read only the shape
             for key in input_keys & self._unread.keys() if reads else ():
                 self._unread.pop(key).first_reader = op.index
         checked: list[tuple[Tensor, int, bool, bool, bool]] = []
         for output in outputs:
-            key = key_of(output)
+            key = self._memory.key(output)
             fresh = key not in input_keys
             if not fresh and views and key not in written:
                 continue  # a view: nothing was written
@@ -313,7 +315,7 @@ class Trace(TorchDispatchMode):
         any_nan = any_inf = False
         origins: frozenset[int] = frozenset()
         for tensor in tensors_in(arguments):
-            key = key_of(tensor)
+            key = self._memory.key(tensor)
             uninitialised = key in self._uninitialised
             if uninitialised and not reads and key not in self._bad:
                 continue
@@ -370,7 +372,7 @@ class Trace(TorchDispatchMode):
 
     def bad_ancestors(self, tensor: Tensor) -> list[Op]:
         """The operations with bad results that lead to `tensor`, in order of time."""
-        queue, seen = [self._writer.get(key_of(tensor), -1)], set[int]()
+        queue, seen = [self._writer.get(self._memory.key(tensor), -1)], set[int]()
         while queue:
             index = queue.pop()
             if index < 0 or index in seen or not (self.ops[index].nan or self.ops[index].inf):
@@ -381,7 +383,7 @@ class Trace(TorchDispatchMode):
 
     def origins_of(self, tensor: Tensor) -> frozenset[int]:
         """The origins whose non-finite values stand in `tensor` now; empty if it is finite."""
-        key = key_of(tensor)
+        key = self._memory.key(tensor)
         nan, inf, _ = extremes(tensor)
         if not (nan or inf):
             return frozenset()
