@@ -53,7 +53,7 @@ def forget(path: str) -> None:
 
 
 def plain_read(path: str) -> None:
-    from nantrap.checkpoints.scan import default_workers
+    from nantrap.checkpoints.audit.scan import default_workers
 
     descriptor, size, workers = os.open(path, os.O_RDONLY), os.path.getsize(path), default_workers()
     part = 32 << 20
@@ -76,13 +76,13 @@ def load_and_isnan(path: str) -> None:
 
 
 def audit_with_crc(path: str) -> None:
-    from nantrap.checkpoints import audit
+    from nantrap.checkpoints.audit import audit
 
     assert audit(path).healthy
 
 
 def audit_fast(path: str) -> None:
-    from nantrap.checkpoints import audit
+    from nantrap.checkpoints.audit import audit
 
     assert audit(path, verify=False).healthy
 

@@ -13,10 +13,11 @@ from nantrap.errors import FormatError, MissingExtraError, NantrapError, NonFini
 from nantrap.incident import Action, Cause, Evidence, Finding, Incident, Site, TensorStats, Trial
 
 if TYPE_CHECKING:
+    from nantrap import checkpoints as checkpoints
     from nantrap import ops as ops
     from nantrap.causes import explain as explain
     from nantrap.checkpoints import CheckpointStore as CheckpointStore
-    from nantrap.checkpoints import audit as audit
+    from nantrap.checkpoints.audit import audit as audit
     from nantrap.guard import Guard as Guard
     from nantrap.guard import Limit as Limit
     from nantrap.guard import Outcome as Outcome
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 _LAZY = {
     "CheckpointStore": "nantrap.checkpoints",
-    "audit": "nantrap.checkpoints",
+    "audit": "nantrap.checkpoints.audit",
     "explain": "nantrap.causes",
     "Guard": "nantrap.guard",
     "Limit": "nantrap.guard",
@@ -35,7 +36,7 @@ _LAZY = {
     "replay": "nantrap.guard",
     "probe": "nantrap.locate",
 }
-_LAZY_MODULES = frozenset({"ops"})
+_LAZY_MODULES = frozenset({"checkpoints", "ops"})
 
 __all__ = [
     "Action",

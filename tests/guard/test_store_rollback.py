@@ -268,7 +268,7 @@ def test_a_save_that_failed_in_its_thread_does_not_hide_the_older_ones(
     def full(*arguments: Any, **options: Any) -> Any:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("nantrap.checkpoints.store.write_checkpoint", full)
+    monkeypatch.setattr("nantrap.checkpoints.store.store.write_checkpoint", full)
     FORMS["attempt"](run, guard, run.windows(run.batches[3:5]))
     with pytest.warns(RuntimeWarning, match="No space left on device"):
         assert guard.attempt(run.forward, poison(run.batches[5])).action is Action.ROLLBACK
@@ -290,7 +290,7 @@ def test_a_full_disk_does_not_end_the_training(tmp_path: Path, monkeypatch: pyte
     def full(*arguments: Any, **options: Any) -> Any:
         raise OSError(28, "the checkpoint of step 2 was not saved: No space left on device; there is none yet")
 
-    monkeypatch.setattr("nantrap.checkpoints.store.write_checkpoint", full)
+    monkeypatch.setattr("nantrap.checkpoints.store.store.write_checkpoint", full)
     with pytest.warns(RuntimeWarning, match="step 1: .*No space left on device; there is none yet. Training goes on"):
         FORMS["attempt"](run, guard, run.windows(run.batches[:3]))
     assert guard.tally.applied == 3

@@ -1,6 +1,7 @@
-"""Checkpoints: readers for every format, the audit, quarantine, the finite-gated store, the resume check.
+"""Checkpoints: `audit/` reads and judges them, `store/` writes them, finds the last good one and checks a resume.
 
-Only what is used is imported: a guard needs the gate in every run, the readers in hardly any.
+Names are resolved when they are first used: a guard needs the gate in every run, the readers in hardly any.
+`nantrap.checkpoints.audit` is the folder; the function is `nantrap.audit`.
 """
 
 from __future__ import annotations
@@ -9,37 +10,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nantrap.checkpoints.auditing import Progress as Progress
-    from nantrap.checkpoints.auditing import audit as audit
-    from nantrap.checkpoints.catalogue import SavedCheckpoint as SavedCheckpoint
-    from nantrap.checkpoints.config_rate import compare_with_config as compare_with_config
-    from nantrap.checkpoints.gate import finite_gate as finite_gate
-    from nantrap.checkpoints.quarantining import Move as Move
-    from nantrap.checkpoints.quarantining import quarantine as quarantine
-    from nantrap.checkpoints.resume import ResumeFinding as ResumeFinding
-    from nantrap.checkpoints.resume import check_resume as check_resume
+    from nantrap.checkpoints.audit import AuditReport as AuditReport
+    from nantrap.checkpoints.audit import CheckpointAudit as CheckpointAudit
+    from nantrap.checkpoints.audit import Move as Move
+    from nantrap.checkpoints.audit import Problem as Problem
+    from nantrap.checkpoints.audit import Progress as Progress
+    from nantrap.checkpoints.audit import quarantine as quarantine
     from nantrap.checkpoints.store import CheckpointStore as CheckpointStore
     from nantrap.checkpoints.store import LoadedCheckpoint as LoadedCheckpoint
-    from nantrap.checkpoints.verdict import AuditReport as AuditReport
-    from nantrap.checkpoints.verdict import CheckpointAudit as CheckpointAudit
-    from nantrap.checkpoints.verdict import Problem as Problem
+    from nantrap.checkpoints.store import ResumeFinding as ResumeFinding
+    from nantrap.checkpoints.store import SavedCheckpoint as SavedCheckpoint
+    from nantrap.checkpoints.store import check_resume as check_resume
+    from nantrap.checkpoints.store import compare_with_config as compare_with_config
+    from nantrap.checkpoints.store import finite_gate as finite_gate
 
-_PLACES = {
-    "AuditReport": "nantrap.checkpoints.verdict",
-    "CheckpointAudit": "nantrap.checkpoints.verdict",
-    "CheckpointStore": "nantrap.checkpoints.store",
-    "LoadedCheckpoint": "nantrap.checkpoints.store",
-    "Move": "nantrap.checkpoints.quarantining",
-    "Problem": "nantrap.checkpoints.verdict",
-    "Progress": "nantrap.checkpoints.auditing",
-    "ResumeFinding": "nantrap.checkpoints.resume",
-    "SavedCheckpoint": "nantrap.checkpoints.catalogue",
-    "audit": "nantrap.checkpoints.auditing",
-    "check_resume": "nantrap.checkpoints.resume",
-    "compare_with_config": "nantrap.checkpoints.config_rate",
-    "finite_gate": "nantrap.checkpoints.gate",
-    "quarantine": "nantrap.checkpoints.quarantining",
-}
+_AUDIT = ("AuditReport", "CheckpointAudit", "Move", "Problem", "Progress", "quarantine")
+_STORE = (
+    "CheckpointStore", "LoadedCheckpoint", "ResumeFinding", "SavedCheckpoint",
+    "check_resume", "compare_with_config", "finite_gate",
+)  # fmt: skip
 
 __all__ = [
     "AuditReport",
@@ -51,7 +40,6 @@ __all__ = [
     "Progress",
     "ResumeFinding",
     "SavedCheckpoint",
-    "audit",
     "check_resume",
     "compare_with_config",
     "finite_gate",
@@ -60,8 +48,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    folder = "audit" if name in _AUDIT else "store" if name in _STORE else None
+    if folder is None:
         raise AttributeError(f"module 'nantrap.checkpoints' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_PLACES[name]), name)
+    value = getattr(importlib.import_module(f"nantrap.checkpoints.{folder}"), name)
     globals()[name] = value
     return value

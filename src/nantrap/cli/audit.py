@@ -64,8 +64,9 @@ class Audit:
         import torch
 
         from nantrap.checkpoints import Progress as Told
-        from nantrap.checkpoints import audit, compare_with_config, quarantine
-        from nantrap.checkpoints.ranks import ranks_of_environment
+        from nantrap.checkpoints import compare_with_config, quarantine
+        from nantrap.checkpoints.audit import audit
+        from nantrap.checkpoints.audit.ranks import ranks_of_environment
 
         torch.set_num_threads(1)  # the audit has its own workers, one a core
         gc.freeze()  # else the collector walks through all of torch once, for a tenth of a second

@@ -16,9 +16,9 @@ from nantrap.errors import NantrapError, UsageError
 from nantrap.guard.rates import scale_rates
 
 if TYPE_CHECKING:  # at run time where they are used: most runs save by other means
-    from nantrap.checkpoints.catalogue import SavedCheckpoint
-    from nantrap.checkpoints.resume import ResumeFinding
-    from nantrap.checkpoints.store import CheckpointStore, LoadedCheckpoint
+    from nantrap.checkpoints.store.catalogue import SavedCheckpoint
+    from nantrap.checkpoints.store.resume import ResumeFinding
+    from nantrap.checkpoints.store.store import CheckpointStore, LoadedCheckpoint
     from nantrap.guard.guard import Guard
     from nantrap.guard.outcome import Outcome
 
@@ -68,8 +68,8 @@ class Keeper:
         self, path: PathLike | None, *, data_position: Any, extras: Mapping[str, Any] | None, pin: bool
     ) -> Path | None:
         """Write everything to `path`, or into the store. With several ranks the first one writes."""
-        from nantrap.checkpoints.parts import capture
-        from nantrap.checkpoints.standalone import save_alone
+        from nantrap.checkpoints.store.parts import capture
+        from nantrap.checkpoints.store.storefile import save_alone
 
         guard = self._guard
         if path is None and self.store is None:
@@ -254,7 +254,7 @@ class Keeping:
         elif isinstance(resume, int) or resume in ("last_good", "latest"):
             raise UsageError(f"guard.load({resume!r}) needs a store: Guard(store=nantrap.CheckpointStore(folder))")
         else:
-            from nantrap.checkpoints.standalone import load_alone
+            from nantrap.checkpoints.store.storefile import load_alone
 
             state = load_alone(resume, keeper.parts, rng=rng, strict=strict)
             position, extras = state.get("data_position"), state.get("extras") or {}

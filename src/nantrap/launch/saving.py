@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from nantrap.checkpoints.gate import bad_values, refuse_nonfinite
+from nantrap.checkpoints.store.gate import bad_values, refuse_nonfinite
 from nantrap.errors import NonFiniteError
 from nantrap.incident.wording import some_of
 from nantrap.launch.loops import Loops

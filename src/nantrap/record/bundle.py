@@ -13,12 +13,11 @@ Written beside its place and renamed, so it is there whole or not at all; never 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 from nantrap._version import __version__
 from nantrap.errors import FormatError
 from nantrap.incident import Incident
+from nantrap.record.durable import sha256_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,7 +86,7 @@ def write_bundle(
         if material is not None:
             _write(temporary / "replay.json", json.dumps(material.values) + "\n")
             _write_tensors(temporary, material)
-        files = {path.name: _sha256(path) for path in sorted(temporary.iterdir())}
+        files = {path.name: sha256_of(path) for path in sorted(temporary.iterdir())}
         kind = "light" if material is None else "full"
         about = {"schema": SCHEMA, "kind": kind, "nantrap": __version__, "files": files}
         _write(temporary / "bundle.json", json.dumps(about, indent=2) + "\n")
@@ -123,7 +123,7 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
         file = folder / name
         if not file.is_file():
             raise FormatError(f"{folder}: {name} is missing; the bundle is incomplete")
-        if _sha256(file) != expected:
+        if sha256_of(file) != expected:
             raise FormatError(f"{file}: its hash differs from the one in bundle.json; the file is damaged")
     values = json.loads((folder / "replay.json").read_text(encoding="utf-8")) if "replay.json" in files else {}
     incident = Incident.from_dict(json.loads((folder / "incident.json").read_text(encoding="utf-8")))
@@ -144,18 +144,6 @@ def _write_tensors(folder: Path, material: Material) -> None:
         # safetensors wants each tensor to own its memory, in order
         owned = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
         save_file(owned, folder / f"{name}.safetensors")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return _hash(file.read)
-
-
-def _hash(read: Callable[[int], bytes]) -> str:
-    digest = hashlib.sha256()
-    while chunk := read(1 << 20):
-        digest.update(chunk)
-    return digest.hexdigest()
 
 
 def _free_place(target: Path) -> Path:

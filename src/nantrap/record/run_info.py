@@ -6,12 +6,12 @@ import json
 import os
 import platform
 import sys
-import tempfile
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 from nantrap._version import __version__
+from nantrap.record.durable import write_atomically
 
 SCHEMA = "nantrap.run/1"
 
@@ -37,20 +37,6 @@ def write_run_info(run_dir: str | os.PathLike[str], facts: dict[str, Any]) -> Pa
         pass
     write_atomically(path, json.dumps(document, indent=2) + "\n")
     return path
-
-
-def write_atomically(path: Path, text: str) -> None:
-    """Write through a temporary file beside it and rename: a reader sees the old text or the new one, never half."""
-    descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
 
 
 def _torch_version() -> str | None:

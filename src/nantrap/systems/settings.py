@@ -14,7 +14,7 @@ from typing import Any, TypeVar, get_type_hints
 
 import yaml
 
-from nantrap.checkpoints.constants import read_constants
+from nantrap.checkpoints.store.config_rate import read_constants
 from nantrap.errors import FormatError, UsageError
 
 S = TypeVar("S")

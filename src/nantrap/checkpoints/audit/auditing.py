@@ -1,0 +1,253 @@
+"""Audit checkpoints: find them, read each file once, judge, and name the last good one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from nantrap.checkpoints.audit.contents import Contents, UnreadableError
+from nantrap.checkpoints.audit.dcp import read_items
+from nantrap.checkpoints.audit.facts import facts_of
+from nantrap.checkpoints.audit.filesystem import filesystem_of
+from nantrap.checkpoints.audit.judge import judge_dtypes, judge_numbers, judge_tensor
+from nantrap.checkpoints.audit.last_good import family_of, in_order_of_time, newest_healthy
+from nantrap.checkpoints.audit.layouts import Checkpoint, Unit, find_checkpoints, misplaced
+from nantrap.checkpoints.audit.manifest import check_hash
+from nantrap.checkpoints.audit.ranks import Ranks
+from nantrap.checkpoints.audit.readers import read_contents
+from nantrap.checkpoints.audit.roles import default_role, role_of_path
+from nantrap.checkpoints.audit.scan import OnBytes, scan
+from nantrap.checkpoints.audit.source import Source
+from nantrap.checkpoints.audit.trust import problems_of_imports
+from nantrap.checkpoints.audit.verdict import AuditReport, CheckpointAudit, Problem
+from nantrap.errors import UsageError
+from nantrap.finite import dtype_name
+
+MANY = 8
+"""A family of more checkpoints than this, larger together than `LARGE_BYTES`, is bisected rather than read whole."""
+LARGE_BYTES = 16 << 30
+
+PathLike = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Who wants to know how far the audit is. Called from several threads."""
+
+    on_total: Callable[[int], None] = lambda total: None
+    on_bytes: OnBytes = lambda count: None
+
+
+@dataclass(frozen=True, slots=True)
+class _FileAudit:
+    """What one file gave; travels between ranks."""
+
+    name: str
+    format: str
+    tensors: int = 0
+    problems: tuple[Problem, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)
+    dtypes: dict[str, int] = field(default_factory=dict)
+    names: frozenset[str] = frozenset()
+
+
+def audit(
+    paths: PathLike | Iterable[PathLike],
+    *,
+    verify: bool = True,
+    read_all: bool | None = None,
+    workers: int | None = None,
+    ranks: Ranks | None = None,
+    progress: Progress | None = None,
+) -> AuditReport:
+    """Look into checkpoints for NaN, Inf, absurd values, damage and unsafe pickles. Nothing pickled is ever run.
+
+    Args:
+        paths: Files, folders, globs or fsspec URLs, one or several.
+        verify: Check the CRC-32 of every record in zip files, and the hashes of a store's manifest.
+        read_all: Read every checkpoint (`True`), find the last good one by bisection (`False`), or decide by the
+            number and the size of the files (`None`).
+        workers: Threads that read a file; by default one a core, at most four.
+        ranks: Share the files with other processes that make the same call.
+        progress: Is told how many bytes there are and how many were read.
+
+    Example:
+        >>> import tempfile, torch, nantrap
+        >>> path = tempfile.mkdtemp() + "/step_100.pt"
+        >>> torch.save({"model": {"weight": torch.tensor([1.0, float("nan")])}}, path)
+        >>> report = nantrap.audit(path)
+        >>> report.healthy, report.problems[0].code, report.problems[0].tensor
+        (False, 'NT901', 'model.weight')
+    """
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    if not given:
+        raise UsageError("no path was given; give a file, a folder, a glob or a URL")
+    team, told = ranks or Ranks(), progress or Progress()
+    checkpoints = _found_by_rank_0([os.fspath(path) for path in given], team)
+    reader = _Reader(verify, workers, team, told)
+    families: dict[str, list[Checkpoint]] = {}
+    for checkpoint in checkpoints:
+        families.setdefault(family_of(checkpoint.path), []).append(checkpoint)
+    at_once: list[Checkpoint] = []
+    for family in families.values():
+        if _should_bisect(family, read_all=read_all):
+            ordered = in_order_of_time(family)
+            newest_healthy(ordered, lambda checkpoint: reader.read([checkpoint])[0].healthy)
+        else:
+            at_once += family
+    reader.read(at_once)
+    seen = in_order_of_time([c for c in checkpoints if c.path in reader.audits])
+    return AuditReport(
+        checkpoints=tuple(reader.audits[checkpoint.path] for checkpoint in seen),
+        last_good=_last_good(seen, reader.audits),
+        not_read=tuple(c.path for c in checkpoints if c.path not in reader.audits),
+    )
+
+
+def _found_by_rank_0(paths: list[str], team: Ranks) -> list[Checkpoint]:
+    """All ranks work on the list of rank 0, and fail together if it cannot be made."""
+    found: list[Checkpoint] | UsageError = []
+    if team.rank == 0:
+        try:
+            found = find_checkpoints(paths)
+        except UsageError as error:
+            found = error
+    found = team.agree(found)
+    if isinstance(found, UsageError):
+        raise found
+    return found
+
+
+def _should_bisect(family: Sequence[Checkpoint], *, read_all: bool | None) -> bool:
+    if read_all is not None:
+        return not read_all and len(family) > 1
+    return len(family) > MANY and sum(checkpoint.size for checkpoint in family) > LARGE_BYTES
+
+
+def _last_good(seen: Sequence[Checkpoint], audits: dict[str, CheckpointAudit]) -> str | None:
+    """The newest healthy one; across families by the step inside the files where all of them tell it."""
+    healthy = [checkpoint for checkpoint in seen if audits[checkpoint.path].healthy]
+    if not healthy:
+        return None
+    steps = [audits[checkpoint.path].facts.get("step") for checkpoint in healthy]
+    if len({family_of(c.path) for c in healthy}) > 1 and all(isinstance(step, int) for step in steps):
+        healthy.sort(key=lambda c: (audits[c.path].facts["step"], c.modified))
+    return healthy[-1].path
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Reads checkpoints, together with the other ranks, and keeps what it found by path."""
+
+    verify: bool
+    workers: int | None
+    team: Ranks
+    progress: Progress
+    audits: dict[str, CheckpointAudit] = field(default_factory=dict)
+
+    def read(self, checkpoints: Sequence[Checkpoint]) -> list[CheckpointAudit]:
+        """Every rank must call this with the same checkpoints."""
+        jobs = [(position, unit) for position, c in enumerate(checkpoints) for unit in c.units]
+        mine = self.team.share([unit.size for _, unit in jobs])
+        self.progress.on_total(sum(jobs[job][1].size for job in mine))
+        results = self.team.gather({job: self._file(jobs[job][1]) for job in mine})
+        parts: list[list[_FileAudit]] = [[] for _ in checkpoints]
+        for job, (position, _) in enumerate(jobs):
+            parts[position].append(results[job])
+        done = [_combine(c, part) for c, part in zip(checkpoints, parts, strict=True)]
+        self.audits.update((result.path, result) for result in done)
+        return done
+
+    def _file(self, unit: Unit) -> _FileAudit:
+        read = 0
+
+        def on_bytes(count: int) -> None:
+            nonlocal read
+            read += count
+            self.progress.on_bytes(count)
+
+        try:
+            result = _audit_file(unit, verify=self.verify, workers=self.workers, on_bytes=on_bytes)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            result = _FileAudit(unit.name, "unknown", problems=(Problem("NT912", f"not read: {reason}"),))
+        self.progress.on_bytes(max(0, unit.size - read))  # what need not be read is done as well
+        return result
+
+
+def _audit_file(unit: Unit, *, verify: bool, workers: int | None, on_bytes: OnBytes) -> _FileAudit:
+    files = filesystem_of(unit.path)
+    with files.open(unit.path) as source:
+        try:
+            contents = read_items(source, unit.items) if unit.items else read_contents(source)
+        except UnreadableError as error:
+            return _FileAudit(unit.name, "unknown", problems=(_with_hint(error.problem, source),))
+        result = _judge(unit, contents, verify=verify, workers=workers, on_bytes=on_bytes)
+        problems = list(result.problems)
+        if verify:
+            problems += check_hash(files, source)
+        if source.changed():
+            text = "the file changed while it was read: it is still being written, or was replaced"
+            problems.append(Problem("NT909", text))
+    return replace(result, problems=tuple(problems))
+
+
+def _with_hint(problem: Problem, source: Source) -> Problem:
+    if not source.changed():
+        return problem
+    return replace(problem, message=f"{problem.message} (the file changed while it was read)")
+
+
+def _judge(unit: Unit, contents: Contents, *, verify: bool, workers: int | None, on_bytes: OnBytes) -> _FileAudit:
+    seen = scan(contents.extents, verify=verify, workers=workers, on_bytes=on_bytes)
+    fallback = unit.role or default_role(contents.tree)
+    problems = [*contents.problems, *seen.problems, *problems_of_imports(contents.imports)]
+    dtypes: dict[str, int] = {}
+    for result in seen.tensors:
+        role = role_of_path(result.tensor.path, default=fallback)
+        problems += judge_tensor(result, role)
+        if role == "model" and result.tensor.shape:
+            dtype = dtype_name(result.tensor.dtype)
+            dtypes[dtype] = dtypes.get(dtype, 0) + 1
+    facts = facts_of(contents.tree, {result.tensor.name: result for result in seen.tensors})
+    problems += judge_numbers(facts.numbers)
+    if unit.role == "rng":
+        facts.shown.pop("step", None)  # Accelerate's counts micro-batches since the last update, not training steps
+    return _FileAudit(
+        name=unit.name,
+        format=contents.format,
+        tensors=len(contents.names),
+        problems=tuple(problems),
+        facts=facts.shown,
+        dtypes=dtypes,
+        names=frozenset(contents.names),
+    )
+
+
+def _combine(checkpoint: Checkpoint, parts: Sequence[_FileAudit]) -> CheckpointAudit:
+    """One verdict from all files of a checkpoint."""
+    single = len(parts) == 1 and checkpoint.format == "unknown"
+    problems = list(checkpoint.problems)
+    facts: dict[str, Any] = dict(checkpoint.facts)
+    dtypes: dict[str, int] = {}
+    for part in parts:
+        problems += [p if single else replace(p, file=part.name) for p in part.problems]
+        for key, value in part.facts.items():
+            facts.setdefault(key, value)
+        for dtype, count in part.dtypes.items():
+            dtypes[dtype] = dtypes.get(dtype, 0) + count
+    if checkpoint.index is not None:
+        problems += misplaced(checkpoint.index, {part.name: part.names for part in parts if part.tensors})
+    problems += judge_dtypes(dtypes)
+    problems.sort(key=lambda problem: problem.severity != "error")
+    return CheckpointAudit(
+        path=checkpoint.path,
+        format=parts[0].format if single else checkpoint.format,
+        tensors=sum(part.tensors for part in parts),
+        bytes=checkpoint.size,
+        problems=tuple(problems),
+        facts=facts,
+        files=tuple(part.name for part in parts),
+    )

@@ -1,0 +1,107 @@
+"""What a reader hands over: where in a file each tensor lies, and everything else the file says.
+
+A reader never loads a tensor. It names byte ranges (`Extent`) and the tensors in them (`StoredTensor`); the scan
+reads them in the order of the file, once.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+
+from nantrap.checkpoints.audit.source import Source
+from nantrap.checkpoints.audit.verdict import Problem
+
+
+class UnreadableError(Exception):
+    """The file cannot be read as what it seemed to be. Carries the problem to report."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.problem = Problem(code, message)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A tensor in a file. `offset` counts bytes from the begin of its extent, `stride` counts elements."""
+
+    path: tuple[str, ...]
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int = 0
+
+    @property
+    def name(self) -> str:
+        """`optimizer.state.0.exp_avg`."""
+        return ".".join(self.path)
+
+    @property
+    def numel(self) -> int:
+        """How many values the tensor has."""
+        return math.prod(self.shape)
+
+    @property
+    def span(self) -> int:
+        """How many elements lie between its first and its last one, both included."""
+        if self.numel == 0:
+            return 0
+        return 1 + sum((size - 1) * step for size, step in zip(self.shape, self.stride, strict=True))
+
+    @property
+    def is_dense(self) -> bool:
+        """Whether its elements are exactly the memory it spans, in whatever order."""
+        return self.span == self.numel
+
+    @property
+    def end(self) -> int:
+        """The first byte of the extent behind the tensor."""
+        return self.offset + self.span * self.dtype.itemsize
+
+    def index_at(self, position: int) -> tuple[int, ...]:
+        """The index of the element that lies `position` elements behind the first."""
+        index = [0] * len(self.shape)
+        for axis in sorted(range(len(self.shape)), key=lambda axis: -self.stride[axis]):
+            if self.shape[axis] > 1 and self.stride[axis] > 0:
+                index[axis], position = divmod(position, self.stride[axis])
+        return tuple(index)
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Consecutive bytes of a file, with the tensors they hold and the CRC-32 they should have."""
+
+    source: Source
+    offset: int
+    size: int
+    label: str
+    tensors: tuple[StoredTensor, ...] = ()
+    crc32: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A file as its reader sees it.
+
+    `names` has every tensor, also those that share their bytes with another and stand in no extent twice; `tree` is
+    the saved object, `imports` what it wants to import.
+    """
+
+    format: str
+    extents: tuple[Extent, ...] = ()
+    names: tuple[str, ...] = ()
+    tree: object = None
+    imports: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    strides: list[int] = []
+    step = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= max(size, 1)
+    return tuple(reversed(strides))

@@ -1,0 +1,118 @@
+"""`torch.distributed.checkpoint`: a pickled plan in `.metadata`, and files in which each item is a small torch file.
+
+The plan is read like every pickle here: followed, not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError
+from nantrap.checkpoints.audit.filesystem import Entry, FileSystem
+from nantrap.checkpoints.audit.pickles import Call, PickleError, read_pickle
+from nantrap.checkpoints.audit.readers import read_contents
+from nantrap.checkpoints.audit.source import SliceSource, Source
+from nantrap.checkpoints.audit.trust import problems_of_imports
+from nantrap.checkpoints.audit.verdict import Problem
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One entry of a state dict, or one shard of a tensor, in a `.distcp` file."""
+
+    name: str
+    offset: int
+    length: int
+    transforms: tuple[str, ...] = ()
+
+
+def plan_of(files: FileSystem, metadata: Entry) -> tuple[dict[str, list[Item]], list[Problem]]:
+    """The items by file, from `.metadata`, and what is wrong with the plan itself."""
+    try:
+        with files.open(metadata.path) as source:
+            pickle = read_pickle(source.read(0, source.size))
+        plan = _items(pickle.value)
+    except PickleError as error:
+        code = "NT909" if error.truncated else "NT908"
+        return {}, [Problem(code, f".metadata is not whole: {error}", file=metadata.name)]
+    except OSError as error:
+        return {}, [Problem("NT912", f".metadata could not be read: {error.strerror}", file=metadata.name)]
+    return plan, list(problems_of_imports(pickle.names))
+
+
+def _items(value: object) -> dict[str, list[Item]]:
+    state = value.state if isinstance(value, Call) else None
+    entries = state.get("storage_data") if isinstance(state, dict) else None
+    if not isinstance(entries, dict):
+        raise PickleError("it holds no storage_data")
+    plan: dict[str, list[Item]] = {}
+    for key, info in entries.items():
+        place = info.state if isinstance(info, Call) else None
+        label = key.state if isinstance(key, Call) else None
+        if not (isinstance(place, dict) and isinstance(label, dict)):
+            raise PickleError("an entry of storage_data has no place")
+        name, offset, length = place.get("relative_path"), place.get("offset"), place.get("length")
+        if not (isinstance(name, str) and isinstance(offset, int) and isinstance(length, int)):
+            raise PickleError("an entry of storage_data has no place")
+        transforms = place.get("transform_descriptors") or ()
+        names = tuple(map(str, transforms)) if isinstance(transforms, (list, tuple)) else ()
+        item = Item(_label(label), offset, length, names)
+        plan.setdefault(name, []).append(item)
+    for items in plan.values():
+        items.sort(key=lambda item: item.offset)
+    return plan
+
+
+def _label(index: dict[object, object]) -> str:
+    """`layer.weight`, and `layer.weight@[4, 0]` for the shard that begins there."""
+    offset = index.get("offset")
+    sizes = offset if isinstance(offset, tuple) else ()
+    return f"{index.get('fqn')}@{list(sizes)}" if any(sizes) else str(index.get("fqn"))
+
+
+def read_items(source: Source, items: Sequence[Item]) -> Contents:
+    """All items of one `.distcp` file as one."""
+    extents: list[Extent] = []
+    imports: dict[str, None] = {}
+    problems: list[Problem] = []
+    tree: dict[str, object] = {}
+    names: list[str] = []
+    for item in items:
+        if item.transforms:
+            text = f"{item.name} is stored through {', '.join(item.transforms)}, which is not undone here"
+            problems.append(Problem("NT912", text, severity="warning", tensor=item.name))
+            continue
+        if item.offset < 0 or item.offset + item.length > source.size:
+            text = f"{item.name} ends behind the end of the file"
+            problems.append(Problem("NT909", text, tensor=item.name))
+            continue
+        part = SliceSource(source, offset=item.offset, size=item.length, name=item.name)
+        try:
+            inner = read_contents(part)
+        except UnreadableError as error:
+            text = f"{item.name}: {error.problem.message}"
+            problems.append(Problem(error.problem.code, text, tensor=item.name))
+            continue
+        path = tuple(item.name.split("."))
+        extents += [_renamed(extent, path) for extent in inner.extents]
+        imports.update(dict.fromkeys(inner.imports))
+        names += [".".join((*path, *([name] if name else []))) for name in inner.names]
+        _put(tree, path, inner.tree)
+    return Contents("dcp", tuple(extents), tuple(names), tree, tuple(imports), tuple(problems))
+
+
+def _renamed(extent: Extent, path: tuple[str, ...]) -> Extent:
+    tensors = tuple(StoredTensor((*path, *t.path), t.dtype, t.shape, t.stride, t.offset) for t in extent.tensors)
+    label = f"{'.'.join(path)} ({extent.label})"
+    return Extent(extent.source, extent.offset, extent.size, label, tensors, extent.crc32)
+
+
+def _put(tree: dict[str, object], path: tuple[str, ...], value: object) -> None:
+    """Into nested mappings, so that `optim.param_groups` is found where every optimizer has it."""
+    for key in path[:-1]:
+        inner = tree.setdefault(key, {})
+        if not isinstance(inner, dict):
+            return
+        tree = inner
+    tree[path[-1]] = value

@@ -1,0 +1,145 @@
+"""What a checkpoint says about itself: step, epoch, learning rate, schedule, loss scale. Shown, and partly judged."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from nantrap.checkpoints.audit.pickles import Call
+from nantrap.checkpoints.audit.scan import TensorScan
+from nantrap.checkpoints.audit.verdict import Role
+
+_STEP_KEYS = ("global_step", "global_steps", "step", "steps", "iteration", "iter", "num_updates")
+_DEPTH = 6
+
+
+@dataclass(slots=True)
+class Facts:
+    """Facts of one file, and the numbers among them that must be finite: (name, role, value)."""
+
+    shown: dict[str, Any] = field(default_factory=dict)
+    numbers: list[tuple[str, Role, float]] = field(default_factory=list)
+
+
+def facts_of(tree: object, scans: Mapping[str, TensorScan]) -> Facts:
+    """Facts from the saved object; a rate or a step that was saved as a tensor is looked up among the scanned ones."""
+    facts = Facts()
+    if isinstance(tree, dict):
+        step = next((_whole(tree[key]) for key in _STEP_KEYS if key in tree), None)
+        epoch = _number(tree.get("epoch"))
+        if step is not None:
+            facts.shown["step"] = step
+        if epoch is not None and math.isfinite(epoch):
+            facts.shown["epoch"] = epoch
+    for path, node in _mappings(tree):
+        if isinstance(node.get("param_groups"), (list, dict)):
+            _optimizer(path, node, scans, facts)
+        elif "growth_factor" in node and "scale" in node:
+            _scaler(path, node, facts)
+        elif "last_epoch" in node:
+            _scheduler(path, node, facts)
+    return facts
+
+
+def facts_of_trainer_state(text: str) -> dict[str, Any]:
+    """Facts from the `trainer_state.json` of transformers."""
+    try:
+        state = json.loads(text)
+    except (ValueError, RecursionError):
+        return {}
+    if not isinstance(state, dict):
+        return {}
+    facts = {"step": _whole(state.get("global_step")), "epoch": _number(state.get("epoch"))}
+    return {key: value for key, value in facts.items() if value is not None and math.isfinite(value)}
+
+
+def _optimizer(path: str, node: Mapping[Any, Any], scans: Mapping[str, TensorScan], facts: Facts) -> None:
+    rates = []
+    groups = node["param_groups"]  # a distributed checkpoint keeps a list as a mapping from its positions
+    for position, group in enumerate(groups.values() if isinstance(groups, dict) else groups):
+        if not isinstance(group, dict):
+            continue
+        name = _join(path, f"param_groups.{position}.lr")
+        rate = _number(group.get("lr"))
+        if rate is None and name in scans and scans[name].stats is None:
+            rate = scans[name].low
+        if rate is not None:
+            facts.numbers.append((name, "optimizer", rate))
+            rates.append(rate)
+    if rates:
+        facts.shown.setdefault("lr", [_shown(rate) for rate in dict.fromkeys(rates)])
+    counts = [
+        scans[name].high
+        for name in scans
+        if name.startswith(_join(path, "state.")) and name.endswith(".step") and scans[name].stats is None
+    ]
+    states = node.get("state")
+    if isinstance(states, dict):
+        counts += [n for s in states.values() if isinstance(s, dict) and (n := _number(s.get("step"))) is not None]
+    counts = [count for count in counts if math.isfinite(count)]
+    if counts:
+        facts.shown.setdefault("optimizer_step", int(max(counts)))
+
+
+def _scaler(path: str, node: Mapping[Any, Any], facts: Facts) -> None:
+    scale = _number(node["scale"])
+    if scale is not None:
+        facts.numbers.append((_join(path, "scale"), "scaler", scale))
+        facts.shown.setdefault("scale", _shown(scale))
+
+
+def _scheduler(path: str, node: Mapping[Any, Any], facts: Facts) -> None:
+    last_epoch = _whole(node["last_epoch"])
+    if last_epoch is not None:
+        facts.shown.setdefault("scheduler_step", last_epoch)
+    for key, label in (("_last_lr", "scheduler_lr"), ("base_lrs", "base_lr")):
+        values = node.get(key)
+        rates = [n for v in values if (n := _number(v)) is not None] if isinstance(values, list) else []
+        if rates:
+            facts.shown.setdefault(label, [_shown(rate) for rate in dict.fromkeys(rates)])
+            facts.numbers += [(_join(path, f"{key}.{i}"), "scheduler", rate) for i, rate in enumerate(rates)]
+
+
+def _mappings(tree: object) -> Iterator[tuple[str, Mapping[Any, Any]]]:
+    """Every mapping of the saved object, not too deep, each once."""
+    seen: set[int] = set()
+    pending: list[tuple[tuple[str, ...], object]] = [((), tree)]
+    while pending:
+        path, node = pending.pop()
+        if isinstance(node, Call):
+            node = node.state if isinstance(node.state, dict) else node.pairs
+        if len(path) > _DEPTH or not isinstance(node, (dict, list)) or id(node) in seen:
+            continue
+        seen.add(id(node))
+        if isinstance(node, dict):
+            yield ".".join(path), node
+            inner = [(str(key), value) for key, value in node.items() if isinstance(key, (str, int))]
+        else:
+            inner = [(str(position), value) for position, value in enumerate(node)]
+        pending.extend(((*path, key), value) for key, value in reversed(inner))
+
+
+def _join(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _number(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def _whole(value: object) -> int | None:
+    number = _number(value)
+    return int(number) if number is not None and math.isfinite(number) else None
+
+
+def _shown(value: float) -> float | str:
+    """JSON has no word for a number that is not finite."""
+    return value if math.isfinite(value) else str(value)

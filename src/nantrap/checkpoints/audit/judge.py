@@ -1,0 +1,142 @@
+"""From what a tensor holds to what is wrong with it.
+
+The rules must stay silent on healthy checkpoints. What is deliberate or ordinary is no error: `-inf` in a causal
+mask, `inf` in the `best_score` of an early-stopping callback, zeros in Adam's moments, ones in a fresh LayerNorm,
+float32 norms beside bfloat16 weights, float8 weights at their limit.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from typing import Final
+
+import torch
+
+from nantrap.checkpoints.audit.scan import TensorScan
+from nantrap.checkpoints.audit.verdict import Problem, Role, Severity
+from nantrap.finite import dtype_name, limit_of
+
+_ABSURD: Final[Mapping[torch.dtype, float]] = {
+    # Beyond the root of float32's limit a square overflows: no activation, norm or second moment survives it.
+    torch.float64: math.sqrt(limit_of(torch.float32)),
+    torch.float32: math.sqrt(limit_of(torch.float32)),
+    torch.bfloat16: math.sqrt(limit_of(torch.float32)),
+    # float16 ends at 65504; a weight of nine tenths of that overflows in the first sum.
+    torch.float16: 0.9 * limit_of(torch.float16),
+}
+
+_SQUARES: Final = frozenset(
+    ("exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "square_avg", "sum", "running_var")
+)
+
+_STATE: Final[frozenset[Role]] = frozenset(("model", "optimizer", "ema", "scaler"))
+
+
+def judge_tensor(scan: TensorScan, role: Role) -> list[Problem]:
+    """What is wrong with one tensor."""
+    if scan.stats is not None:
+        problem = _nonfinite(scan, role)
+        return [problem] if problem else []
+    tensor = scan.tensor
+    last = tensor.name.rpartition(".")[2]
+    problems = []
+    absmax = max(abs(scan.low), abs(scan.high))
+    if absmax > _ABSURD.get(tensor.dtype, math.inf) and not _is_finite_mask(scan):
+        severity: Severity = "error" if role in ("model", "ema") else "warning"
+        text = f"absmax {absmax:.3g} in {dtype_name(tensor.dtype)}"
+        problems.append(_problem("NT903", text, scan, role, severity))
+    if last in _SQUARES and (role == "optimizer" or last == "running_var") and scan.low < 0:
+        text = f"least value {scan.low:.3g}, but {last} is a mean of squares"
+        problems.append(_problem("NT904", text, scan, role, "error"))
+    if scan.is_constant and _should_vary(scan, role, last):
+        text = "all values are 0" if scan.low == 0 else f"all values are {scan.low:.4g}"
+        problems.append(_problem("NT905", text, scan, role, "warning"))
+    return problems
+
+
+def judge_dtypes(dtypes: Mapping[str, int]) -> list[Problem]:
+    """The mix of dtypes among the weights. float32 beside one half precision is how models are kept."""
+    halves = {"float16", "bfloat16"} & dtypes.keys()
+    odd = None
+    if len(halves) == 2:
+        odd = "float16 and bfloat16"
+    elif "float64" in dtypes and dtypes.keys() & {"float32", "float16", "bfloat16"}:
+        odd = "float64 beside smaller floats"
+    if odd is None:
+        return []
+    counts = ", ".join(f"{count:,} × {name}" for name, count in sorted(dtypes.items(), key=lambda p: -p[1]))
+    return [Problem("NT906", f"the weights mix {odd}: {counts}", severity="warning", role="model")]
+
+
+def judge_numbers(numbers: Iterable[tuple[str, Role, float]]) -> list[Problem]:
+    """Learning rates and loss scales that stand as plain numbers beside the tensors."""
+    problems = []
+    for name, role, value in numbers:
+        if math.isnan(value):
+            problems.append(Problem("NT901", f"{name} is NaN", tensor=name, role=role, nan=1))
+        elif math.isinf(value):
+            up = value > 0
+            text = f"{name} is {'+' if up else '-'}Inf"
+            problems.append(Problem("NT902", text, tensor=name, role=role, posinf=int(up), neginf=int(not up)))
+        elif role == "scaler" and value < 2.0**-14:
+            # GradScaler halves its scale at each overflow: a persistent NaN drives it to nothing.
+            text = f"the loss scale has collapsed to {value:.3g}: every step before the save overflowed"
+            problems.append(Problem("NT903", text, severity="warning", tensor=name, role=role))
+    return problems
+
+
+def _nonfinite(scan: TensorScan, role: Role) -> Problem | None:
+    stats = scan.stats
+    assert stats is not None
+    severity: Severity = "error"
+    text = stats.describe()
+    if role not in _STATE and not scan.tensor.shape:
+        if stats.nan == 0:
+            return None  # the best score so far begins at Inf
+        severity = "warning"
+    elif _is_mask(scan):
+        severity = "warning"
+        text += "; a mask, by its look: all other values are the same"
+    code = "NT901" if stats.nan else "NT902"
+    return _problem(code, text, scan, role, severity)
+
+
+def _is_mask(scan: TensorScan) -> bool:
+    """`-inf` and otherwise one single value, in two dimensions or more: somebody registered an attention mask."""
+    stats = scan.stats
+    assert stats is not None
+    if stats.nan or stats.posinf or len(scan.tensor.shape) < 2:
+        return False
+    return scan.high in (0.0, 1.0) and scan.low == scan.high
+
+
+def _is_finite_mask(scan: TensorScan) -> bool:
+    """The same mask with the dtype's least value in place of `-inf`."""
+    return scan.low == -limit_of(scan.tensor.dtype) and scan.high in (0.0, scan.low)
+
+
+def _should_vary(scan: TensorScan, role: Role, last: str) -> bool:
+    tensor = scan.tensor
+    if role not in ("model", "ema"):
+        return False
+    if last == "running_var":
+        return scan.low == 0 and tensor.numel > 1
+    return last == "weight" and len(tensor.shape) >= 2 and tensor.numel >= 64
+
+
+def _problem(code: str, text: str, scan: TensorScan, role: Role, severity: Severity) -> Problem:
+    stats = scan.stats
+    return Problem(
+        code,
+        f"{scan.tensor.name}: {text}",
+        severity=severity,
+        tensor=scan.tensor.name,
+        role=role,
+        nan=stats.nan if stats else 0,
+        posinf=stats.posinf if stats else 0,
+        neginf=stats.neginf if stats else 0,
+        first_index=scan.first_index,
+        shape=scan.tensor.shape,
+        dtype=dtype_name(scan.tensor.dtype),
+    )

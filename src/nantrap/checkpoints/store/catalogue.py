@@ -1,0 +1,312 @@
+"""What is in a store: `manifest.json` with a hash for every file, and the pointer to the last good one.
+
+{"schema": "nantrap.manifest/1", "files": {"step-000100.safetensors": {"step": 100, "sequence": 3, "bytes": 1234,
+  "sha256": "…", "saved_at": "…", "pinned": false, "suspect": ""}}}
+
+`sequence` counts the saves, since a step can be reached twice (after going back). A listed file that is not there, and
+a file that is not listed, are both possible after a kill or a lost manifest: the first is ignored, the second is taken
+in by what its own header says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import warnings
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, Final
+
+from filelock import FileLock, Timeout
+
+from nantrap._version import __version__
+from nantrap.checkpoints.audit.manifest import NAME as MANIFEST
+from nantrap.checkpoints.audit.manifest import SCHEMA
+from nantrap.checkpoints.audit.source import LocalSource
+from nantrap.checkpoints.store.storefile import Packed, open_contents, read_file, write_file
+from nantrap.errors import FormatError, UsageError
+from nantrap.record.durable import put_in_place, remove_leftovers, sha256_of, temporary_of, write_atomically
+
+POINTER: Final = "last-good.json"
+POINTER_SCHEMA: Final = "nantrap.last-good/1"
+SUFFIX: Final = ".safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class SavedCheckpoint:
+    """One checkpoint of a store. `suspect` says why it is not gone back to, `sha256` is empty if it is not known."""
+
+    path: Path
+    step: int
+    sequence: int
+    bytes: int = 0
+    sha256: str = ""
+    saved_at: str = ""
+    pinned: bool = False
+    suspect: str = ""
+
+
+def read_catalogue(folder: Path) -> list[SavedCheckpoint]:
+    """All checkpoints in the folder, the newest first. Needs no lock, and works while somebody saves."""
+    listed = _listed(folder)
+    found: list[SavedCheckpoint] = []
+    for path in sorted(folder.glob(f"step-*{SUFFIX}")):
+        entry = listed.get(path.name)
+        if entry is None:
+            found += _unlisted(path)
+        else:
+            found.append(replace(entry, path=path))
+    return sorted(found, key=lambda saved: -saved.sequence)
+
+
+def write_catalogue(folder: Path, entries: Iterable[SavedCheckpoint]) -> None:
+    """Replace the manifest in one go."""
+    files = {
+        entry.path.name: {
+            "step": entry.step,
+            "sequence": entry.sequence,
+            "bytes": entry.bytes,
+            "sha256": entry.sha256,
+            "saved_at": entry.saved_at,
+            "pinned": entry.pinned,
+            "suspect": entry.suspect,
+        }
+        for entry in sorted(entries, key=lambda entry: entry.sequence)
+        if entry.sha256
+    }
+    write_atomically(folder / MANIFEST, json.dumps({"schema": SCHEMA, "files": files}, indent=2) + "\n")
+
+
+def write_pointer(folder: Path, entries: Iterable[SavedCheckpoint]) -> None:
+    """Name the last good checkpoint for whoever reads the folder without nantrap."""
+    good = newest_good(entries)
+    if good is not None:
+        document = {"schema": POINTER_SCHEMA, "file": good.path.name, "step": good.step, "sha256": good.sha256}
+        write_atomically(folder / POINTER, json.dumps(document, indent=2) + "\n")
+
+
+def newest_good(entries: Iterable[SavedCheckpoint]) -> SavedCheckpoint | None:
+    """The newest one that nothing is said against."""
+    return max((e for e in entries if not e.suspect), key=lambda entry: entry.sequence, default=None)
+
+
+def superseded(entries: Iterable[SavedCheckpoint], *, keep: int) -> list[SavedCheckpoint]:
+    """What may be removed: all but the newest `keep`, the newest `keep` good ones, and the pinned ones."""
+    newest_first = sorted(entries, key=lambda entry: -entry.sequence)
+    good = [entry for entry in newest_first if not entry.suspect]
+    kept = {entry.path for entry in (*newest_first[:keep], *good[:keep])}
+    return [entry for entry in newest_first if entry.path not in kept and not entry.pinned]
+
+
+def relisted(entries: Iterable[SavedCheckpoint]) -> list[SavedCheckpoint]:
+    """The same with a hash for every file that had none and is whole by its own checksum."""
+    return [_with_hash(entry) for entry in entries]
+
+
+def free_path(folder: Path, step: int) -> Path:
+    """The place for a step's file: nothing is ever overwritten."""
+    path, number = folder / f"step-{step:06d}{SUFFIX}", 1
+    while path.exists():
+        number += 1
+        path = folder / f"step-{step:06d}-{number}{SUFFIX}"
+    return path
+
+
+def _listed(folder: Path) -> dict[str, SavedCheckpoint]:
+    path = folder / MANIFEST
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except (OSError, ValueError) as error:
+        warnings.warn(
+            f"nantrap: {path} cannot be read ({error}); the checkpoints are listed by their own headers instead",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return {}
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise UsageError(f"{path} is not a manifest of nantrap (schema {SCHEMA}); give the store a folder of its own")
+    files = document.get("files")
+    return {name: _entry(folder, name, value) for name, value in files.items()} if isinstance(files, dict) else {}
+
+
+def _entry(folder: Path, name: str, value: dict[str, Any]) -> SavedCheckpoint:
+    try:
+        return SavedCheckpoint(
+            path=folder / name,
+            step=int(value["step"]),
+            sequence=int(value["sequence"]),
+            bytes=int(value["bytes"]),
+            sha256=str(value["sha256"]),
+            saved_at=str(value.get("saved_at", "")),
+            pinned=bool(value.get("pinned", False)),
+            suspect=str(value.get("suspect", "")),
+        )
+    except (KeyError, TypeError, ValueError) as error:
+        raise FormatError(f"{folder / MANIFEST}: field files.{name}: {error!r}") from error
+
+
+def _unlisted(path: Path) -> list[SavedCheckpoint]:
+    """A file by its own header; one without a readable header is listed as the oldest, to be found damaged later."""
+    try:
+        with LocalSource(str(path)) as source:
+            about = json.loads(open_contents(source)[1])["about"]
+        return [SavedCheckpoint(path, int(about["step"]), int(about["sequence"]), saved_at=str(about["saved_at"]))]
+    except FileNotFoundError:
+        return []  # removed since the folder was listed
+    except (FormatError, OSError, KeyError, TypeError, ValueError):
+        digits = "".join(c for c in path.stem.split("-")[1] if c.isdigit())
+        return [SavedCheckpoint(path, int(digits or 0), -1, suspect="its header cannot be read")]
+
+
+def _with_hash(saved: SavedCheckpoint) -> SavedCheckpoint:
+    if saved.sha256 or saved.suspect:
+        return saved
+    try:
+        read_file(saved.path)
+        return replace(saved, sha256=sha256_of(saved.path), bytes=saved.path.stat().st_size)
+    except (FormatError, OSError):
+        return saved
+
+
+def write_checkpoint(
+    folder: Path, packed: Packed, *, step: int, pin: bool, keep: int, lock_seconds: float
+) -> SavedCheckpoint:
+    """Write, list, rename, tidy up. An `OSError` says what happened, and that the last good one is still there."""
+    target = folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder, seconds=lock_seconds):
+            remove_leftovers(folder)
+            entries = relisted(read_catalogue(folder))
+            target = free_path(folder, step)
+            sequence = 1 + max((entry.sequence for entry in entries), default=0)
+            saved_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+            about = {"step": step, "sequence": sequence, "saved_at": saved_at, "nantrap": __version__}
+            written = write_file(target, packed, about)
+            entry = SavedCheckpoint(target, step, sequence, written.bytes, written.sha256, saved_at, pinned=pin)
+            try:
+                write_catalogue(folder, [entry, *entries])
+                put_in_place(target)
+            except BaseException:
+                with contextlib.suppress(OSError):
+                    temporary_of(target).unlink()
+                raise
+            _tidy(folder, [entry, *entries], keep=keep)
+            return entry
+    except OSError as error:
+        left = (
+            "there is none yet" if (good := last_good_in(folder)) is None else f"the last good one is {good.path.name}"
+        )
+        message = f"the checkpoint of step {step:,} was not saved: {error.strerror or error}; {left}"
+        raise OSError(error.errno, message, str(target)) from error
+
+
+def last_good_in(folder: Path) -> SavedCheckpoint | None:
+    """The newest checkpoint that nothing is said against; `None` also if the folder cannot be read."""
+    try:
+        return newest_good(read_catalogue(folder))
+    except OSError:
+        return None
+
+
+def _tidy(folder: Path, entries: list[SavedCheckpoint], *, keep: int) -> None:
+    """The pointer, then what is superseded. The checkpoint is safe by now: nothing here may fail the save."""
+    with contextlib.suppress(OSError):
+        write_pointer(folder, entries)
+        removed = superseded(entries, keep=keep)
+        for entry in removed:
+            entry.path.unlink(missing_ok=True)
+        if removed:
+            write_catalogue(folder, [entry for entry in entries if entry not in removed])
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """The candidates in the order in which to try them. A file outside the store has no older one beside it."""
+
+    candidates: tuple[SavedCheckpoint, ...]
+    in_store: bool = True
+
+
+def choose(resume: str | int | os.PathLike[str], folder: Path, newest_first: list[SavedCheckpoint]) -> Choice:
+    """What `resume` asks for: `last_good`, `latest`, a step, or a path."""
+    good = [saved for saved in newest_first if not saved.suspect]
+    if resume == "last_good":
+        return Choice(_some(good, folder, newest_first))
+    if resume == "latest":
+        return Choice(_some(newest_first, folder, newest_first))
+    if isinstance(resume, int):
+        wanted = next((saved for saved in newest_first if saved.step == resume), None)
+        if wanted is None:
+            raise UsageError(f"{folder} has no checkpoint of step {resume:,}; {_there(newest_first)}")
+        return Choice((wanted, *(saved for saved in good if saved.sequence < wanted.sequence)))
+    path = Path(resume)
+    for place in (path, folder / path):
+        wanted = next((s for s in newest_first if place.exists() and _same(s.path, place)), None)
+        if wanted is not None:
+            return Choice((wanted, *(saved for saved in good if saved.sequence < wanted.sequence)))
+        if place.is_file():
+            return Choice((SavedCheckpoint(place, 0, 0),), in_store=False)
+    raise UsageError(
+        f"resume={os.fspath(resume)!r}: neither last_good, latest, a step (an integer) nor a file that exists; "
+        f"{_there(newest_first)}"
+    )
+
+
+def _some(
+    candidates: list[SavedCheckpoint], folder: Path, everything: list[SavedCheckpoint]
+) -> tuple[SavedCheckpoint, ...]:
+    if candidates:
+        return tuple(candidates)
+    if everything:
+        named = ", ".join(f"{saved.path.name}: {saved.suspect}" for saved in everything[:3])
+        raise UsageError(f"{folder} has no good checkpoint left ({named}); resume='latest' takes one all the same")
+    raise UsageError(f"{folder} has no checkpoint; save one first, or give the folder of another run")
+
+
+def _there(newest_first: list[SavedCheckpoint]) -> str:
+    if not newest_first:
+        return "there is none at all"
+    steps = ", ".join(f"{saved.step:,}" for saved in newest_first[:8])
+    return f"there are steps {steps}" + (", …" if len(newest_first) > 8 else "")
+
+
+def _same(left: Path, right: Path) -> bool:
+    return os.path.realpath(left) == os.path.realpath(right)
+
+
+# ---- one writer at a time
+
+
+LOCK: Final = ".lock"
+
+
+@contextlib.contextmanager
+def locked(folder: Path, *, seconds: float) -> Iterator[None]:
+    """Hold the folder's lock, which ends with its process. `UsageError` names the holder after so many seconds."""
+    path = folder / LOCK
+    lock = FileLock(path)
+    try:
+        lock.acquire(timeout=seconds, poll_interval=0.02)
+    except Timeout:
+        raise UsageError(
+            f"{path} has been held by {_holder(path)} for {seconds:g} s: another process writes checkpoints "
+            "into this folder. Give each run a folder of its own, or end that process"
+        ) from None
+    try:
+        with contextlib.suppress(OSError):  # only for the message of others; a full disk must not matter here
+            path.write_text(f"{os.getpid()}\n", encoding="ascii")
+        yield
+    finally:
+        lock.release()
+
+
+def _holder(path: Path) -> str:
+    with contextlib.suppress(OSError, ValueError):
+        return f"process {int(path.read_text(encoding='ascii'))}"
+    return "another process"

@@ -1,0 +1,201 @@
+"""`nantrap audit --config FILE`: does a checkpoint bring another rate than the configuration says?
+
+for path, finding in compare_with_config(report, "config.yaml"):
+    print(path, finding)
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from nantrap.checkpoints.audit.contents import UnreadableError
+from nantrap.checkpoints.audit.filesystem import filesystem_of
+from nantrap.checkpoints.audit.layouts import find_checkpoints
+from nantrap.checkpoints.audit.readers import read_contents
+from nantrap.checkpoints.audit.verdict import AuditReport
+from nantrap.checkpoints.store.resume import ResumeFinding
+from nantrap.errors import FormatError, UsageError
+
+_NAMES = ("lr", "learning_rate", "max_lr", "base_lr")
+_SECTIONS = ("", "optimizer", "trainer", "training", "train", "optim", "optimizer.params", "scheduler")
+
+
+def compare_with_config(report: AuditReport, config: str | os.PathLike[str]) -> list[tuple[str, ResumeFinding]]:
+    """For each checkpoint of a report that brings another rate: its path, and the finding."""
+    key, rate = configured_rate(config)
+    found = []
+    for audit in report.checkpoints:
+        for tree in _trees(audit.path):
+            finding = compare_tree(tree, key=key, rate=rate)
+            if finding is not None:
+                found.append((audit.path, finding))
+                break
+    return found
+
+
+def configured_rate(config: str | os.PathLike[str]) -> tuple[str, float]:
+    """The learning rate of a YAML or JSON file or a Python file of constants, and the key under which it stands."""
+    path = Path(config)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    document = _parsed(path, text)
+    if not isinstance(document, Mapping):
+        raise FormatError(f"{path}: expected a mapping of names to values at the top")
+    tried = [f"{section}.{name}".lstrip(".") for section in _SECTIONS for name in _NAMES]
+    for key in tried:
+        rate = _as_rate(_at(document, key))
+        if rate is not None:
+            return key, rate
+    nested = [(key, rate) for key, value in _leaves(document, "") if (rate := _as_rate(value)) is not None]
+    if len(nested) == 1:
+        return nested[0]
+    several = f": {', '.join(key for key, _ in nested[:4])} are all possible" if nested else ""
+    raise UsageError(
+        f"{path}: no learning rate was found{several}; looked for lr, learning_rate, optimizer.lr, trainer.lr"
+    )
+
+
+def compare_tree(tree: object, *, key: str, rate: float) -> ResumeFinding | None:
+    """What loading a saved object would do to the configured rate."""
+    words, brings = [], []
+    for path, node in _mappings(tree, ()):
+        groups = node.get("param_groups")
+        if isinstance(groups, list):
+            for index, group in enumerate(groups):
+                peak = _peak(group) if isinstance(group, dict) else None
+                if peak is not None and not math.isclose(peak[1], rate, rel_tol=1e-6):
+                    name = f"{path or 'optimizer'}.param_groups[{index}]"
+                    now = _as_rate(group.get("lr"))
+                    shown = f"lr {now:.4g}" if now is not None else ""
+                    shown += f", {peak[0]} {peak[1]:.4g}" if peak[0] != "lr" else ""
+                    words.append(f"the optimizer state ({name}: {shown.lstrip(', ')})")
+                    brings.append("optimizer")
+                    break
+        elif "last_epoch" in node and isinstance(node.get("base_lrs"), list) and "_schedule_phases" not in node:
+            bases = [value for item in node["base_lrs"] if (value := _as_rate(item)) is not None]
+            if bases and not math.isclose(bases[0], rate, rel_tol=1e-6):
+                words.append(f"the scheduler state ({path or 'scheduler'}: base_lrs {bases[0]:.4g})")
+                brings.append("scheduler")
+    if not words:
+        return None
+    text = (
+        f"the configuration says {rate:.4g} ({key}), and {' and '.join(dict.fromkeys(words))} "
+        f"bring{'s' if len(words) == 1 else ''} another rate: loading overrides the configured one"
+    )
+    help_text = f'after loading, guard.check_resume(lr={rate:.4g}, take="configured") puts the configured rate in force'
+    return ResumeFinding("rate", text, help_text, data={"sources": tuple(dict.fromkeys(brings)), "configured": rate})
+
+
+def _peak(group: dict[Any, Any]) -> tuple[str, float] | None:
+    for name in ("max_lr", "initial_lr", "lr"):
+        rate = _as_rate(group.get(name))
+        if rate is not None:
+            return name, rate
+    return None
+
+
+def _trees(path: str) -> Iterator[object]:
+    files = filesystem_of(path)
+    for checkpoint in find_checkpoints([path]):
+        for unit in checkpoint.units:
+            try:
+                with files.open(unit.path) as source:
+                    yield read_contents(source).tree
+            except (OSError, UnreadableError):
+                continue  # the audit has told what is wrong with it
+
+
+def _mappings(tree: object, path: tuple[str, ...]) -> Iterator[tuple[str, dict[Any, Any]]]:
+    if len(path) > 5:
+        return
+    if isinstance(tree, dict):
+        yield ".".join(path), tree
+        if not isinstance(tree.get("param_groups"), list):
+            for key, value in tree.items():
+                yield from _mappings(value, (*path, str(key)))
+    elif isinstance(tree, list):
+        for index, value in enumerate(tree):
+            yield from _mappings(value, (*path, str(index)))
+
+
+def _parsed(path: Path, text: str) -> object:
+    if path.suffix == ".py":
+        return read_constants(text, path)
+    try:
+        if path.suffix == ".json":
+            return json.loads(text)
+        import yaml
+
+        return yaml.safe_load(text)
+    except ValueError as error:
+        raise FormatError(f"{path}: not JSON: {error}") from error
+    except Exception as error:  # yaml.YAMLError, without importing yaml at the top
+        raise FormatError(f"{path}: not YAML: {error}") from error
+
+
+def _at(document: Mapping[Any, Any], dotted: str) -> object:
+    node: object = document
+    for key in dotted.split("."):
+        if not isinstance(node, Mapping):
+            return None
+        node = node.get(key)
+    return node
+
+
+def _leaves(document: Mapping[Any, Any], prefix: str) -> Iterator[tuple[str, object]]:
+    for key, value in document.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        elif str(key).lower() in _NAMES:
+            yield f"{prefix}{key}", value
+
+
+def _as_rate(value: object) -> float | None:
+    """A positive number; YAML reads `1e-4` as text."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        return None
+    try:
+        rate = float(value)
+    except ValueError:
+        return None
+    return rate if rate > 0 and math.isfinite(rate) else None
+
+
+def read_constants(text: str, path: Path, *, strict: bool = False) -> dict[str, Any]:
+    """`NAME = value` at the top of a Python file, by the name in small letters.
+
+    Args:
+        text: the file's.
+        path: its name, for errors.
+        strict: anything else than a constant is an error; without it, it is passed over.
+    """
+    try:
+        lines = ast.parse(text).body
+    except SyntaxError as error:
+        raise FormatError(f"{path}:{error.lineno}: not Python: {error.msg}") from None
+    found: dict[str, Any] = {}
+    for line in lines:
+        if isinstance(line, ast.Expr) and isinstance(line.value, ast.Constant):
+            continue  # a docstring
+        match line:
+            case (
+                ast.Assign(targets=[ast.Name(id=name)], value=value)
+                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
+            ):
+                try:
+                    found[name.lower()] = ast.literal_eval(value)
+                except ValueError:
+                    if strict:
+                        where = f"{path}:{line.lineno}"
+                        raise FormatError(f"{where}: {name} is not a plain value; the file is read, not run") from None
+            case _ if strict:
+                raise FormatError(f"{path}:{line.lineno}: expected NAME = value; the file is read, not run")
+    return found

@@ -1,0 +1,323 @@
+"""The resume check: after states were loaded, is the run the one that was configured?
+
+The rate is the usual trap. A configuration says 1e-4, the optimizer's and the scheduler's states bring 4.92e-4 with
+them, and nobody is told. Here every state is asked which rate it brings, and a trial on a copy says which of them wins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import nn
+from torch.optim import SGD, Optimizer
+
+from nantrap import finite
+from nantrap.checkpoints.store.gate import bad_values
+from nantrap.checkpoints.store.schedules import (
+    base_rates,
+    inner_schedulers,
+    next_rates,
+    peak_key,
+    scale_bases,
+    scale_group,
+)
+from nantrap.errors import UsageError
+from nantrap.incident.wording import some_of
+
+Kind = Literal["rate", "missing_keys", "unexpected_keys", "uninitialised", "loss_scale", "step"]
+
+_ABSURD = math.sqrt(finite.limit_of(torch.float32))
+_TINY_SCALE, _HUGE_SCALE = 2.0**-14, 2.0**24
+_PREFIXES = {"module.": "DistributedDataParallel", "_orig_mod.": "torch.compile", "model.": "a wrapper"}
+
+
+@dataclass(frozen=True, slots=True)
+class ResumeFinding:
+    """One thing that does not fit after a resume. `text` says what, `help` what to do about it."""
+
+    kind: Kind
+    text: str
+    help: str
+    severity: Literal["error", "warning"] = "error"
+    data: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.text}\nhelp: {self.help}"
+
+
+def check_resume(
+    *,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    scheduler: Any = None,
+    scaler: Any = None,
+    lr: float | Iterable[float] | None = None,
+    expected_keys: Iterable[str] | None = None,
+    step: int | None = None,
+    take: str = "restored",
+    lowered_by: float = 1.0,
+) -> list[ResumeFinding]:
+    """Compare what was loaded with what was configured.
+
+    Args:
+        model: looked through for values that nobody filled.
+        optimizer: after `load_state_dict`.
+        scheduler: after `load_state_dict`.
+        scaler: after `load_state_dict`.
+        lr: the configured rate at its peak, one number or one for each parameter group.
+        expected_keys: the keys of the model's state that was loaded.
+        step: the step at which the run goes on.
+        take: `"configured"` puts the configured rate in force; `"restored"` only reports.
+        lowered_by: what rollbacks have multiplied the rate by, if they did.
+
+    Example:
+        >>> import torch, nantrap.checkpoints
+        >>> weight = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = torch.optim.SGD([weight], lr=1e-4)
+        >>> optimizer.load_state_dict(torch.optim.SGD([weight], lr=4.92e-4).state_dict())
+        >>> print(nantrap.checkpoints.check_resume(optimizer=optimizer, lr=1e-4)[0].text)
+        the rate in force is 0.000492, the configuration says 0.0001: the restored optimizer state overrides it (param_groups[0]: lr 0.000492)
+    """  # noqa: E501 - the sentence is under test
+    if take not in ("restored", "configured"):
+        raise UsageError(f"check_resume(take={take!r}): choose restored or configured")
+    found: list[ResumeFinding] = []
+    if lr is not None:
+        if optimizer is None:
+            raise UsageError("check_resume(lr=...) needs optimizer=, whose rate it is")
+        found += _check_rates(optimizer, scheduler, _configured(lr, optimizer), take=take, lowered_by=lowered_by)
+    elif take == "configured":
+        raise UsageError("check_resume(take='configured') needs lr=, the configured rate")
+    if model is not None:
+        if expected_keys is not None:
+            found += _check_keys(model, set(expected_keys))
+        found += _check_values(model)
+    if scaler is not None and scaler.is_enabled():
+        found += _check_scale(float(scaler.get_scale()))
+    if optimizer is not None:
+        found += _check_steps(optimizer, scheduler, step)
+    return found
+
+
+# ---- the rate
+
+
+def _configured(lr: float | Iterable[float], optimizer: Optimizer) -> list[float]:
+    count = len(optimizer.param_groups)
+    rates = [float(lr)] * count if isinstance(lr, (int, float)) else [float(rate) for rate in lr]
+    if len(rates) != count:
+        raise UsageError(f"check_resume(lr=...): {len(rates)} rates for {count} parameter groups; give one for each")
+    if not all(rate > 0 and math.isfinite(rate) for rate in rates):
+        raise UsageError(f"check_resume(lr={lr!r}): positive numbers")
+    return rates
+
+
+def _check_rates(
+    optimizer: Optimizer, scheduler: Any, configured: Sequence[float], *, take: str, lowered_by: float
+) -> list[ResumeFinding]:
+    groups = optimizer.param_groups
+    keys = [peak_key(group, scheduler) for group in groups]
+    peaks = [float(group[key]) for group, key in zip(groups, keys, strict=True)]
+    bases = base_rates(scheduler) or list(configured)
+    by_group = [_ratio(want, have) for want, have in zip(configured, peaks, strict=True)]
+    by_base = [_ratio(want, have) for want, have in zip(configured, bases, strict=True)]
+    off_group = [i for i, ratio in enumerate(by_group) if not _close(ratio, 1.0)]
+    off_base = [i for i, ratio in enumerate(by_base) if not _close(ratio, 1.0)]
+    if not off_group and not off_base:
+        return []
+    first = (off_group or off_base)[0]
+    now = float(groups[first]["lr"])
+    sources, lasting = _winners(optimizer, scheduler, by_group, by_base, off_group, off_base)
+    words = []
+    if "optimizer" in sources:
+        shown = f"lr {_number(now)}" + (f", {keys[first]} {_number(peaks[first])}" if keys[first] != "lr" else "")
+        words.append(f"the restored optimizer state overrides it (param_groups[{first}]: {shown})")
+    if "scheduler" in sources:
+        words.append(f"the restored scheduler state overrides it (base_lrs[{first}]: {_number(bases[first])})")
+    text = f"the rate in force is {_number(now)}, the configuration says {_number(configured[first])}"
+    text += f": {' and '.join(words)}" if words else ": a restored state brings it, without effect on the next steps"
+    if "optimizer" in sources and not lasting:
+        text += "; for the next step only, then the schedule computes it from its own base_lrs"
+    if lowered_by < 1.0 and all(_close(by_group[i] * lowered_by, 1.0) for i in off_group or off_base):
+        text += f"; rollbacks had multiplied the rate by {lowered_by:.4g}"
+    place = f" at step {scheduler.last_epoch:,} of the schedule" if hasattr(scheduler, "last_epoch") else ""
+    help_text = (
+        f'check_resume(lr={_number(configured[first])}, take="configured") puts the configured rate in force{place}; '
+        "leave it as it is if the old rate is wanted"
+    )
+    taken = take == "configured"
+    if taken:
+        for group, ratio, want in zip(groups, by_group, configured, strict=True):
+            if math.isfinite(ratio):
+                scale_group(group, ratio)
+            else:
+                group["lr"] = want
+        scale_bases(scheduler, [ratio if math.isfinite(ratio) else 1.0 for ratio in by_base])
+        now = float(groups[first]["lr"])
+        text += f". The configured rate was taken: {_number(now)} is in force now{place}"
+        help_text = "nothing: the configured rate is in force"
+    data = {"sources": tuple(sources), "in_force": now, "configured": configured[first], "taken": taken}
+    severity: Literal["error", "warning"] = "error" if sources and not taken else "warning"
+    return [ResumeFinding("rate", text, help_text, severity, data)]
+
+
+def _winners(
+    optimizer: Optimizer,
+    scheduler: Any,
+    by_group: Sequence[float],
+    by_base: Sequence[float],
+    off_group: Sequence[int],
+    off_base: Sequence[int],
+) -> tuple[list[str], bool]:
+    """Which states decide the rate, and whether the optimizer's does so beyond the next step: by trial on a copy."""
+    if scheduler is None:
+        return (["optimizer"] if off_group else []), True
+    as_is = next_rates(optimizer, scheduler)
+    other_groups = next_rates(optimizer, scheduler, groups=[_or_one(ratio) for ratio in by_group])
+    other_bases = next_rates(optimizer, scheduler, bases=[_or_one(ratio) for ratio in by_base])
+    if as_is is None or other_groups is None or other_bases is None:
+        return (["optimizer"] if off_group else []) + (["scheduler"] if off_base else []), True
+    lasting = not _same(as_is, other_groups)
+    sources = ["optimizer"] if off_group else []
+    if off_base and not _same(as_is, other_bases):
+        sources.append("scheduler")
+    if off_group and not lasting and "scheduler" in sources:
+        lasting = True  # both bring the old rate: it stays
+    return sources, lasting
+
+
+# ---- everything else
+
+
+def _check_keys(model: nn.Module, loaded: set[str]) -> list[ResumeFinding]:
+    own = set(model.state_dict())
+    missing, unexpected = sorted(own - loaded), sorted(loaded - own)
+    found = []
+    for prefix, writer in _PREFIXES.items():
+        if unexpected and {key.removeprefix(prefix) for key in loaded} == own:
+            text = f"every key of the checkpoint begins with {prefix!r}: it was saved from {writer}, nothing was loaded"
+            strip = f"{{key.removeprefix({prefix!r}): value for key, value in state.items()}}"
+            return [ResumeFinding("unexpected_keys", text, f"load {strip}")]
+    if missing:
+        text = f"{_count(missing, 'key')} of the model {_are(missing)} not in the checkpoint: {some_of(missing, 4)}"
+        help_text = (
+            "they hold what the constructor left: load a checkpoint that has them, or initialise them on purpose"
+        )
+        found.append(ResumeFinding("missing_keys", text, help_text, data={"keys": tuple(missing)}))
+    if unexpected:
+        named = some_of(unexpected, 4)
+        text = f"{_count(unexpected, 'key')} of the checkpoint {_are(unexpected)} not in the model: {named}"
+        help_text = "the model was built otherwise than the one that was saved; compare the two configurations"
+        found.append(ResumeFinding("unexpected_keys", text, help_text, "warning", {"keys": tuple(unexpected)}))
+    return found
+
+
+def _check_values(model: nn.Module) -> list[ResumeFinding]:
+    state = model.state_dict()
+    strange = [name for name, tensor in state.items() if tensor.is_meta]
+    strange += [name for name, _ in bad_values({k: v for k, v in state.items() if not v.is_meta})]
+    for name, tensor in state.items():
+        dense = finite.readable(tensor)
+        if name not in strange and dense is not None:
+            low, high = (float(value) for value in torch.aminmax(dense))
+            if math.isfinite(low) and math.isfinite(high) and max(abs(low), abs(high)) > _ABSURD:
+                strange.append(name)
+    if not strange:
+        return []
+    text = f"{_count(strange, 'tensor')} {_hold(strange)} NaN, Inf or numbers no training makes: {some_of(strange, 4)}"
+    help_text = (
+        "memory that was never filled (to_empty, torch.empty, a key missing from the checkpoint), or a poisoned "
+        "checkpoint: initialise them, or load the last good one (nantrap audit finds it)"
+    )
+    return [ResumeFinding("uninitialised", text, help_text, data={"tensors": tuple(strange)})]
+
+
+def _check_scale(scale: float) -> list[ResumeFinding]:
+    if math.isfinite(scale) and 1.0 <= scale <= _HUGE_SCALE:
+        return []
+    if scale < 1.0:
+        text = (
+            f"the GradScaler's scale is {scale:.3g}: it was halved at every overflow until gradients underflow instead"
+        )
+        help_text = "a NaN in the forward pass drove it down; find that first, then begin with a new GradScaler"
+        severity: Literal["error", "warning"] = "error" if scale <= _TINY_SCALE else "warning"
+    else:
+        text = f"the GradScaler's scale is {scale:.3g}: so large that the first steps will overflow"
+        help_text, severity = "begin with a new GradScaler; it finds its scale within a few steps", "warning"
+    return [ResumeFinding("loss_scale", text, help_text, severity, {"scale": scale})]
+
+
+def _check_steps(optimizer: Optimizer, scheduler: Any, step: int | None) -> list[ResumeFinding]:
+    found = []
+    made = _steps_made(optimizer)
+    position = getattr(scheduler, "last_epoch", None)
+    if step and made is None and not _is_stateless(optimizer):
+        text = f"the run goes on at step {step:,}, and the optimizer has no state: its moments begin from nothing"
+        found.append(ResumeFinding("step", text, "optimizer.load_state_dict(...) with the state of that step"))
+    if step is not None and made is not None and made > step:
+        text = (
+            f"the optimizer has made {made:,} steps, and the run goes on at step {step:,}: they are of different saves"
+        )
+        found.append(ResumeFinding("step", text, "load model, optimizer and scheduler from the same checkpoint"))
+    if made and position == 0:
+        rate = float(optimizer.param_groups[0]["lr"])
+        text = (
+            f"the schedule stands at its beginning, and the optimizer has made {made:,} steps: the scheduler's state "
+            f"was not restored, so warm-up or decay begins again (rate now {_number(rate)})"
+        )
+        help_text = "scheduler.load_state_dict(...) after optimizer.load_state_dict(...), in this order"
+        found.append(ResumeFinding("step", text, help_text, data={"made": made}))
+    for inner in inner_schedulers(scheduler):
+        total = getattr(inner, "total_steps", None)
+        if isinstance(total, int) and isinstance(position, int) and position >= total - 1:
+            text = f"the schedule has {total:,} steps, and {position:,} are made: the next scheduler.step() raises"
+            help_text = "make the scheduler with the new total_steps, and restore only its last_epoch"
+            found.append(ResumeFinding("step", text, help_text))
+            break
+    return found
+
+
+def _steps_made(optimizer: Optimizer) -> int | None:
+    counts = [float(state["step"]) for state in optimizer.state.values() if isinstance(state, dict) and "step" in state]
+    if counts:
+        return int(max(counts))
+    return 0 if not optimizer.state and _is_stateless(optimizer) else None
+
+
+def _is_stateless(optimizer: Optimizer) -> bool:
+    return isinstance(optimizer, SGD) and not any(group.get("momentum") for group in optimizer.param_groups)
+
+
+def _ratio(want: float, have: float) -> float:
+    return want / have if have and math.isfinite(have) else math.inf
+
+
+def _or_one(ratio: float) -> float:
+    return ratio if math.isfinite(ratio) else 1.0
+
+
+def _close(left: float, right: float) -> bool:
+    return math.isclose(left, right, rel_tol=1e-6)
+
+
+def _same(left: Sequence[float], right: Sequence[float]) -> bool:
+    return all(math.isclose(a, b, rel_tol=1e-9) for a, b in zip(left, right, strict=True))
+
+
+def _number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _count(names: Sequence[str], what: str) -> str:
+    return f"{len(names):,} {what}{'' if len(names) == 1 else 's'}"
+
+
+def _are(names: Sequence[str]) -> str:
+    return "is" if len(names) == 1 else "are"
+
+
+def _hold(names: Sequence[str]) -> str:
+    return "holds" if len(names) == 1 else "hold"

@@ -1,0 +1,341 @@
+"""`CheckpointStore`: a folder of checkpoints in which there is always a way back.
+
+How a save survives a kill is told in `writing`, what the folder holds in `catalogue`, the file itself in `storefile`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from nantrap.checkpoints.audit.quarantining import quarantine
+from nantrap.checkpoints.audit.verdict import CheckpointAudit, Problem
+from nantrap.checkpoints.store.catalogue import (
+    Choice,
+    SavedCheckpoint,
+    choose,
+    free_path,
+    last_good_in,
+    locked,
+    read_catalogue,
+    relisted,
+    write_catalogue,
+    write_checkpoint,
+    write_pointer,
+)
+from nantrap.checkpoints.store.gate import refuse_nonfinite
+from nantrap.checkpoints.store.parts import capture, restore
+from nantrap.checkpoints.store.storefile import NotOursError, Packed, pack_state, read_file
+from nantrap.errors import FormatError, UsageError
+from nantrap.record.durable import sha256_of
+
+QUARANTINE = "quarantine"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCheckpoint:
+    """What was loaded. `state` holds every section as it was saved; `instead_of` says what was passed over and why."""
+
+    path: Path
+    step: int
+    data_position: Any = None
+    extras: Mapping[str, Any] = field(default_factory=dict)
+    state: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    instead_of: tuple[str, ...] = ()
+
+
+class CheckpointStore:
+    """Saves the whole state of a run, only if it is finite, and finds the way back.
+
+    State held: the folder's name, and the save that is being written in the background. Everything else is read from
+    the folder each time, so several processes may use the same one. With several ranks, save on one of them.
+
+    Args:
+        folder: where the checkpoints stand; made at the first save.
+        keep: so many are kept; the last good one and pinned ones are kept beyond it.
+        allow: name patterns (`"model.*.running_min"`) of values that may be non-finite.
+        asynchronous: write in a thread unless a save says otherwise; see `save`.
+        lock_seconds: how long to wait for another process that is saving here.
+
+    Example:
+        >>> import tempfile, torch, nantrap.checkpoints
+        >>> model = torch.nn.Linear(2, 1)
+        >>> store = nantrap.checkpoints.CheckpointStore(tempfile.mkdtemp())
+        >>> store.save(step=10, model=model).name
+        'step-000010.safetensors'
+        >>> store.load(model=model).step
+        10
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        keep: int = 3,
+        allow: Iterable[str] = (),
+        asynchronous: bool = False,
+        lock_seconds: float = 30.0,
+    ) -> None:
+        if keep < 1:
+            raise UsageError(f"CheckpointStore(keep={keep!r}): at least 1; older ones are removed beyond it")
+        self.folder = Path(folder)
+        if self.folder.exists() and not self.folder.is_dir():
+            raise UsageError(f"CheckpointStore({os.fspath(folder)!r}): this is a file; give a folder")
+        self.keep = keep
+        self.allow = tuple(allow)
+        self.asynchronous = asynchronous
+        self._lock_seconds = lock_seconds
+        self._background = Background()
+
+    # ---- saving
+
+    def save(
+        self,
+        *,
+        step: int,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        ema: Any = None,
+        rng: bool = True,
+        data_position: Any = None,
+        extras: Mapping[str, Any] | None = None,
+        pin: bool = False,
+        asynchronous: bool | None = None,
+        allow: Iterable[str] = (),
+    ) -> Path:
+        """Save the state of a run after `step` steps, and return where.
+
+        Args:
+            step: how many steps were made.
+            model: a module (also compiled or inside DistributedDataParallel) or a state dict; likewise `optimizer`,
+                `scheduler`, `scaler` and `ema`.
+            rng: save the random streams of torch, Python and NumPy.
+            data_position: anything plain that says where the data are: an epoch and a batch, a loader's `state_dict()`.
+            extras: more of the same, by name: tensors, numbers, text, lists, dicts.
+            pin: never remove this one.
+            asynchronous: copy the state now and write it in a thread (`None`: as the store was told). What goes
+                wrong there is raised by the next call or by `wait`.
+            allow: more patterns of values that may be non-finite.
+
+        Raises:
+            NonFiniteError: something is not finite; the message and `incident.findings` name it. Nothing is written.
+            OSError: the disk is full or the folder read-only; the checkpoints that were there are untouched.
+            UsageError: something cannot be stored (a sharded tensor, an object), or another process keeps the lock.
+        """
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise UsageError(f"save(step={step!r}): the number of steps made so far, 0 or more")
+        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
+        if all(part is None for part in parts.values()) and not extras:
+            raise UsageError("save(step=...): there is nothing to save; give at least model=")
+        state: dict[str, Any] = {"step": step, **capture(parts, rng=rng)}
+        state |= {"data_position": data_position, "extras": dict(extras or {})}
+        return self.save_state(state, step=step, pin=pin, asynchronous=asynchronous, allow=allow)
+
+    def wait(self) -> None:
+        """Wait until the last asynchronous save is on the disk; raises what went wrong with it."""
+        self._background.wait()
+
+    def save_state(
+        self,
+        state: Mapping[str, Any],
+        *,
+        step: int,
+        pin: bool = False,
+        asynchronous: bool | None = None,
+        allow: Iterable[str] = (),
+    ) -> Path:
+        """What `save` does with the state once it is collected: the gate, then the disk."""
+        self.wait()
+        refuse_nonfinite(state, what=f"step {step:,}", step=step, allow=(*self.allow, *allow))
+        packed = pack_state(state)
+        if not (self.asynchronous if asynchronous is None else asynchronous):
+            return self._write(packed, step, pin).path
+        copied = packed.copied()
+        expected = free_path(self.folder, step)  # asked before the thread takes it
+        self._background.start(lambda: self._write(copied, step, pin))
+        return expected
+
+    def _write(self, packed: Packed, step: int, pin: bool) -> SavedCheckpoint:
+        seconds = self._lock_seconds
+        return write_checkpoint(self.folder, packed, step=step, pin=pin, keep=self.keep, lock_seconds=seconds)
+
+    # ---- loading
+
+    def load(
+        self,
+        resume: str | int | os.PathLike[str] = "last_good",
+        *,
+        model: Any = None,
+        optimizer: Any = None,
+        scheduler: Any = None,
+        scaler: Any = None,
+        ema: Any = None,
+        rng: bool = True,
+        strict: bool = True,
+        fallback: bool = True,
+    ) -> LoadedCheckpoint:
+        """Verify a checkpoint and load it into the given parts. A damaged one is put aside, and an older one taken.
+
+        Args:
+            resume: `"last_good"`, `"latest"` (also one that was marked as suspect), a step, or the path of a file.
+            model: what to load into; likewise the others. What is left out is not loaded, but stands in `state`.
+            rng: put the random streams back.
+            strict: the keys of the model must fit exactly.
+            fallback: take the next older good one, with a warning, if the chosen one is damaged; else raise.
+
+        Raises:
+            FormatError: nothing whole was found; the message says what was tried.
+            UsageError: there is no such checkpoint, or it does not fit.
+        """
+        self.wait()
+        choice = choose(resume, self.folder, read_catalogue(self.folder))
+        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "scaler": scaler, "ema": ema}
+        passed: list[str] = []
+        for candidate in choice.candidates if fallback else choice.candidates[:1]:
+            try:
+                state = self._read(candidate)
+            except FormatError as error:
+                may_move = choice.in_store and not isinstance(error, NotOursError)
+                moved = self._put_aside(candidate, str(error)) if may_move else ""
+                passed.append(f"{candidate.path.name} ({error}){moved}")
+                continue
+            self._warn(passed, candidate)
+            restore(state, parts, rng=rng, strict=strict, where=str(candidate.path))
+            position, extras = state.get("data_position"), state.get("extras") or {}
+            return LoadedCheckpoint(candidate.path, int(state["step"]), position, extras, state, tuple(passed))
+        raise FormatError(self._nothing_left(choice, passed, fallback=fallback))
+
+    def last_good(self) -> SavedCheckpoint | None:
+        """The newest checkpoint that nothing is said against, or `None`. Its bytes are verified by `load`."""
+        self.wait()
+        return last_good_in(self.folder)
+
+    def checkpoints(self) -> tuple[SavedCheckpoint, ...]:
+        """All of them, the newest first."""
+        self.wait()
+        return tuple(read_catalogue(self.folder))
+
+    def verify(self, saved: SavedCheckpoint) -> str:
+        """What is wrong with the file, in words, or an empty string."""
+        try:
+            self._read(saved)
+        except FormatError as error:
+            return str(error)
+        return ""
+
+    def _read(self, saved: SavedCheckpoint) -> dict[str, Any]:
+        """The state, verified: by the manifest's hash and by the checksum in the file."""
+        try:
+            if saved.sha256 and sha256_of(saved.path) != saved.sha256:
+                raise FormatError("its SHA-256 is not the one in the manifest: it was changed after it was saved")
+            return read_file(saved.path)[1]
+        except FileNotFoundError:
+            raise NotOursError("it is gone") from None
+        except OSError as error:
+            raise NotOursError(f"it cannot be read: {error.strerror or error}") from error
+
+    # ---- notes on a checkpoint
+
+    def pin(self, saved: SavedCheckpoint, *, pinned: bool = True) -> None:
+        """Never remove this one, or let it go again."""
+        self._change(saved, pinned=pinned)
+
+    def mark_suspect(self, saved: SavedCheckpoint, reason: str) -> None:
+        """Finite, but nothing to go back to (a run diverged from it): `last_good` passes it over from now on."""
+        self._change(saved, suspect=reason)
+
+    def _change(self, saved: SavedCheckpoint, **changes: Any) -> None:
+        self.wait()
+        with self._locked():
+            entries = relisted(read_catalogue(self.folder))
+            changed = [replace(e, **changes) if e.path.name == saved.path.name else e for e in entries]
+            write_catalogue(self.folder, changed)
+            write_pointer(self.folder, changed)
+
+    def _put_aside(self, saved: SavedCheckpoint, reason: str) -> str:
+        """Move a damaged file into quarantine; where that is not possible, only pass it over."""
+        audit = CheckpointAudit(str(saved.path), "nantrap", 0, saved.bytes, (Problem("NT908", reason),))
+        try:
+            with self._locked():
+                moves = quarantine([audit], self.folder / QUARANTINE)
+                entries = relisted(read_catalogue(self.folder))
+                write_catalogue(self.folder, entries)
+                write_pointer(self.folder, entries)
+        except (OSError, UsageError) as error:
+            return f", left where it is: {error}"
+        return f", moved to {QUARANTINE}/{Path(moves[0].target).name}"
+
+    # ---- small things
+
+    def close(self) -> None:
+        """Wait for what is still being written."""
+        self.wait()
+
+    def __enter__(self) -> CheckpointStore:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"CheckpointStore({str(self.folder)!r}, keep={self.keep})"
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with locked(self.folder, seconds=self._lock_seconds):
+            yield
+
+    @staticmethod
+    def _warn(passed: list[str], taken: SavedCheckpoint) -> None:
+        if passed:
+            warnings.warn(
+                f"nantrap: damaged: {'; '.join(passed)}. Loading {taken.path.name} (step {taken.step:,}) instead",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+
+    def _nothing_left(self, choice: Choice, passed: list[str], *, fallback: bool) -> str:
+        tried = "; ".join(passed)
+        if not fallback and choice.in_store:
+            good = last_good_in(self.folder)
+            older = f"; the last good one is {good.path.name}" if good is not None else ""
+            return f"{self.folder}: the checkpoint is damaged: {tried}{older}"
+        return f"{self.folder}: no whole checkpoint was found: {tried}. Look into {QUARANTINE}/, or begin anew"
+
+
+class Background:
+    """Holds the thread of the current job, and its error until somebody asks."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    def start(self, job: Callable[[], object]) -> None:
+        """Run `job` in a thread. The interpreter waits for it at its end, so a save is not lost by leaving."""
+        self.wait()
+
+        def run() -> None:
+            try:
+                job()
+            except BaseException as error:  # raised by the next `wait`
+                self._error = error
+
+        self._thread = threading.Thread(target=run, name="nantrap-checkpoint", daemon=False)
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait for the job, and raise what it raised, once."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+        error, self._error = self._error, None
+        if error is not None:
+            raise error

@@ -1,0 +1,217 @@
+"""One checkpoint in one file: safetensors, with the rest of the state as JSON in its header. No pickle anywhere.
+
+Every safetensors library opens it and finds the tensors under `model.…`, `optimizer.…`, `ema.…`. It is written here
+rather than by the library for three reasons: the bytes are hashed while they pass, no second copy of them is made, and
+a full disk is an ordinary `OSError`. It is read with `read`, not mapped: a tensor that outlives its file is no tensor.
+
+    {"__metadata__": {"nantrap.checkpoint": "1", "structure": "…JSON…", "crc32": "…"}, "model.weight": {…}, …}
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import struct
+import sys
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, BinaryIO, Final
+
+import torch
+from torch import Tensor
+
+from nantrap._version import __version__
+from nantrap.checkpoints.audit.contents import Contents, UnreadableError
+from nantrap.checkpoints.audit.readers import safetensors
+from nantrap.checkpoints.audit.source import LocalSource, Source
+from nantrap.checkpoints.store.gate import refuse_nonfinite
+from nantrap.checkpoints.store.packing import Packer, unpack
+from nantrap.checkpoints.store.parts import restore
+from nantrap.errors import FormatError, UsageError
+from nantrap.record.durable import put_in_place, written_beside
+
+MARK: Final = "nantrap.checkpoint"
+VERSION: Final = "1"
+
+_DTYPES = {
+    torch.float64: "F64", torch.float32: "F32", torch.float16: "F16", torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3", torch.float8_e5m2: "F8_E5M2", torch.int64: "I64", torch.int32: "I32",
+    torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8", torch.bool: "BOOL",
+}  # fmt: skip
+
+_DAMAGE = (
+    UnreadableError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError,
+    struct.error,
+)  # fmt: skip
+"""What reading a header that was flipped or forged can raise."""
+
+
+class NotOursError(FormatError):
+    """The file is somebody else's or out of reach: not known to be damaged, so nothing to put aside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A state ready to be written: independent of the live tensors once `copied`."""
+
+    sections: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    def copied(self) -> Packed:
+        """The same with tensors of its own, on the CPU: training may go on while it is written."""
+        return Packed(self.sections, {name: _own(tensor) for name, tensor in self.tensors.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class Written:
+    """What the manifest says of a file."""
+
+    bytes: int
+    sha256: str
+
+
+def pack_state(state: Mapping[str, Any]) -> Packed:
+    """Describe a state. Raises `UsageError`, which names the place, for what cannot be stored."""
+    packer = Packer()
+    sections = {name: packer.pack(value, name) for name, value in state.items()}
+    for name, tensor in packer.tensors.items():
+        if tensor.dtype not in _DTYPES:
+            raise UsageError(f"{name} is {tensor.dtype}, which safetensors does not keep; convert it before saving")
+    return Packed(sections, packer.tensors)
+
+
+def write_file(target: Path, packed: Packed, about: Mapping[str, Any]) -> Written:
+    """Write beside `target`, flushed. The caller puts it in its place. `about` is what the file says of itself."""
+    with written_beside(target) as file:
+        return _write(file, json.dumps({"about": dict(about), "state": packed.sections}), packed.tensors)
+
+
+def save_file(target: Path, packed: Packed, about: Mapping[str, Any]) -> Written:
+    """Write a file that stands alone, in one go; an older one of that name is replaced."""
+    written = write_file(target, packed, about)
+    put_in_place(target)
+    return written
+
+
+def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a file says about itself, and the state, with its checksum verified. `FormatError` if it is damaged."""
+    with LocalSource(str(path)) as source:
+        contents, structure, expected = open_contents(source)
+        tensors: dict[str, Tensor] = {}
+        crc = zlib.crc32(structure.encode())
+        for extent in contents.extents:
+            if not extent.tensors:
+                raise FormatError(f"{path}: tensor {extent.label} has a dtype that is not written here")
+            stored = extent.tensors[0]
+            crc = zlib.crc32(_line(extent.label, stored.dtype, stored.shape), crc)
+            tensor = torch.empty(stored.shape, dtype=stored.dtype)
+            view = _bytes_of(tensor)
+            if source.read_into(extent.offset, view) != extent.size:
+                raise FormatError(f"{path}: tensor {extent.label} is cut short")
+            crc = zlib.crc32(view, crc)
+            tensors[extent.label] = tensor
+    if f"{crc:08x}" != expected:
+        raise FormatError(f"{path}: its bytes do not match their checksum; the file is damaged")
+    described = json.loads(structure)
+    return described["about"], {name: unpack(value, tensors) for name, value in described["state"].items()}
+
+
+def open_contents(source: Source) -> tuple[Contents, str, str]:
+    """Where the tensors lie, the structure as JSON text, and the checksum. `FormatError` if it is no such file."""
+    try:
+        contents = safetensors.read(source)
+    except _DAMAGE as error:
+        raise FormatError(f"{source.name}: {error}") from error
+    if contents.problems:
+        raise FormatError(f"{source.name}: {contents.problems[0].message}")
+    metadata = contents.tree["metadata"] if isinstance(contents.tree, dict) else {}
+    if metadata.get(MARK) != VERSION:
+        raise NotOursError(
+            f"{source.name}: not written by nantrap (its header has {MARK} {metadata.get(MARK)!r}, expected "
+            f"{VERSION!r}); load it with the library that wrote it"
+        )
+    return contents, str(metadata.get("structure")), str(metadata.get("crc32"))
+
+
+def _write(file: BinaryIO, structure: str, tensors: Mapping[str, Tensor]) -> Written:
+    if sys.byteorder != "little":
+        raise UsageError("safetensors are little-endian, and this machine is not")
+    # the widest dtypes first keep every tensor aligned, as the library does it
+    names = sorted(tensors, key=lambda name: (-tensors[name].itemsize, name))
+    crc = zlib.crc32(structure.encode())
+    entries: dict[str, Any] = {}
+    end = 0
+    for name in names:
+        tensor = tensors[name]
+        begin, end = end, end + tensor.numel() * tensor.itemsize
+        entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
+        crc = zlib.crc32(_line(name, tensor.dtype, tuple(tensor.shape)), crc)
+        crc = zlib.crc32(_bytes_of(_own(tensor, copy=False)), crc)
+    metadata = {MARK: VERSION, "structure": structure, "crc32": f"{crc:08x}"}
+    text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    digest, size = hashlib.sha256(), 0
+    for chunk in (struct.pack("<Q", len(text)), text):
+        file.write(chunk)
+        digest.update(chunk)
+        size += len(chunk)
+    for name in names:
+        view = _bytes_of(_own(tensors[name], copy=False))
+        file.write(view)
+        digest.update(view)
+        size += len(view)
+    return Written(size, digest.hexdigest())
+
+
+def _line(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
+    """What the checksum covers of the table of tensors."""
+    return f"{name} {dtype} {shape}\n".encode()
+
+
+def _own(tensor: Tensor, *, copy: bool = True) -> Tensor:
+    """The tensor on the CPU, in order; a copy if asked for."""
+    moved = tensor.detach().to("cpu", copy=copy)
+    return moved.contiguous()
+
+
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """The memory of a contiguous CPU tensor."""
+    flat = tensor.reshape(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+    data: Any = flat.numpy()
+    return memoryview(data)
+
+
+def save_alone(path: str | os.PathLike[str], state: Mapping[str, Any], *, step: int, allow: Iterable[str] = ()) -> Path:
+    """Write the state, only if it is finite; a file of that name is replaced in one go."""
+    target = Path(path)
+    if target.is_dir():
+        raise UsageError(f"save({os.fspath(path)!r}): this is a folder; give a file, or use a CheckpointStore")
+    refuse_nonfinite(state, what=f"{os.fspath(path)} (step {step:,})", step=step, allow=tuple(allow))
+    packed = pack_state(state)
+    saved_at = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    about = {"step": step, "sequence": 0, "saved_at": saved_at, "nantrap": __version__}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        save_file(target, packed, about)
+    except OSError as error:
+        reason = f"not saved: {error.strerror or error}; what was there before is untouched"
+        raise OSError(error.errno, reason, str(target)) from error
+    return target
+
+
+def load_alone(
+    path: str | os.PathLike[str], parts: Mapping[str, Any], *, rng: bool = True, strict: bool = True
+) -> dict[str, Any]:
+    """Verify the file by its checksum and load it into the parts; the state as it was saved comes back as well."""
+    try:
+        state = read_file(Path(path))[1]
+    except FileNotFoundError:
+        raise UsageError(f"nothing is at {os.fspath(path)}; give the path of a file that guard.save wrote") from None
+    except OSError as error:
+        raise FormatError(f"{os.fspath(path)}: it cannot be read: {error.strerror or error}") from error
+    restore(state, parts, rng=rng, strict=strict, where=os.fspath(path))
+    return state

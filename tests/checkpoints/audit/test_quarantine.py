@@ -1,0 +1,111 @@
+"""Moved, never deleted, never overwritten, and the way back is printed."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+from nantrap.checkpoints.audit import Progress, audit, quarantine
+from nantrap.errors import UsageError
+
+
+def write(path: Path, value: float = torch.nan) -> bytes:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    torch.save({"model": {"w": torch.tensor([1.0, value])}}, path)
+    return path.read_bytes()
+
+
+def test_only_the_bad_ones_move_and_the_undo_command_brings_them_back(tmp_path: Path) -> None:
+    run, jail = tmp_path / "run", tmp_path / "jail"
+    good = write(run / "step_1.pt", 2.0)
+    bad = write(run / "it's step_2.pt")
+    moves = quarantine(audit(run).checkpoints, jail)
+    assert [Path(move.source).name for move in moves] == ["it's step_2.pt"]
+    assert (run / "step_1.pt").read_bytes() == good
+    assert (jail / "it's step_2.pt").read_bytes() == bad
+    assert not (run / "it's step_2.pt").exists()
+    line = json.loads((jail / "quarantine.jsonl").read_text())
+    assert (line["codes"], line["undo"]) == (["NT901"], moves[0].undo)
+    subprocess.run(moves[0].undo, shell=True, check=True)
+    assert (run / "it's step_2.pt").read_bytes() == bad
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    contents = []
+    for run in ("a", "b", "c"):
+        contents.append(write(tmp_path / run / "last.pt", torch.nan if run != "c" else torch.inf))
+        quarantine(audit(tmp_path / run).checkpoints, tmp_path / "jail")
+    assert sorted(p.name for p in (tmp_path / "jail").glob("last*")) == ["last.pt", "last.pt.1", "last.pt.2"]
+    assert (tmp_path / "jail" / "last.pt.2").read_bytes() == contents[2]
+
+
+def test_a_quarantine_inside_the_run_is_not_audited_again(tmp_path: Path) -> None:
+    write(tmp_path / "step_1.pt", 1.0)
+    write(tmp_path / "step_2.pt")
+    quarantine(audit(tmp_path).checkpoints, tmp_path / "bad")
+    assert [Path(c.path).name for c in audit(tmp_path).checkpoints] == ["step_1.pt"]
+    assert not audit(tmp_path / "bad").healthy  # unless it is asked for
+
+
+def test_a_folder_moves_whole(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoint-5"
+    write(folder / "pytorch_model.bin")
+    (folder / "config.json").write_text("{}")
+    quarantine(audit(tmp_path).checkpoints, tmp_path / "jail")
+    assert sorted(p.name for p in (tmp_path / "jail" / "checkpoint-5").iterdir()) == [
+        "config.json",
+        "pytorch_model.bin",
+    ]
+    assert not folder.exists()
+
+
+def test_a_link_moves_as_a_link(tmp_path: Path) -> None:
+    raw = write(tmp_path / "store" / "real.pt")
+    (tmp_path / "run").mkdir()
+    os.symlink("../store/real.pt", tmp_path / "run" / "last.pt")
+    quarantine(audit(tmp_path / "run").checkpoints, tmp_path / "jail")
+    assert not (tmp_path / "run" / "last.pt").is_symlink()
+    assert (tmp_path / "jail" / "last.pt").read_bytes() == raw
+    assert (tmp_path / "store" / "real.pt").exists()
+
+
+def test_across_disks_it_is_copied_before_it_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = write(tmp_path / "run" / "a.pt")
+    write(tmp_path / "run" / "checkpoint-1" / "pytorch_model.bin")
+
+    def elsewhere(*_: object, **__: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", elsewhere)
+    monkeypatch.setattr(os, "rename", elsewhere)
+    assert len(quarantine(audit(tmp_path / "run").checkpoints, tmp_path / "jail")) == 2
+    assert (tmp_path / "jail" / "a.pt").read_bytes() == raw
+    assert (tmp_path / "jail" / "checkpoint-1" / "pytorch_model.bin").exists()
+    assert not any((tmp_path / "run").iterdir())
+
+
+def test_what_is_still_being_written_stays(tmp_path: Path) -> None:
+    path = tmp_path / "last.pt"
+    torch.save({"model": {"w": torch.full((2_000_000,), torch.nan)}}, path)
+    report = audit(path, progress=Progress(on_bytes=lambda _: os.utime(path)))
+    assert not report.healthy
+    assert quarantine(report.checkpoints, tmp_path / "jail") == ()
+    assert path.exists()
+
+
+def test_wrong_use(tmp_path: Path) -> None:
+    write(tmp_path / "checkpoint-1" / "pytorch_model.bin")
+    audits = audit(tmp_path).checkpoints
+    with pytest.raises(UsageError, match=r"lies inside .*; give another folder"):
+        quarantine(audits, tmp_path / "checkpoint-1" / "jail")
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="is a file; give a folder to move checkpoints into"):
+        quarantine(audits, tmp_path / "file")
+    with pytest.raises(UsageError, match="quarantine works on local files only"):
+        quarantine(audits, "s3://bucket/jail")
+    assert (tmp_path / "checkpoint-1" / "pytorch_model.bin").exists()

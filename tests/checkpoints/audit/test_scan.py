@@ -1,0 +1,121 @@
+"""What the scan sees is what is there, however the chunks fall."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import nantrap.checkpoints.audit.scan as scanning
+from nantrap.checkpoints.audit import jobs
+from nantrap.checkpoints.audit.contents import Extent, StoredTensor, row_major
+from nantrap.checkpoints.audit.scan import TensorScan, scan
+from nantrap.checkpoints.audit.source import BytesSource
+from nantrap.finite import first_nonfinite_index, tensor_stats
+
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2, torch.complex64]
+BAD = [torch.nan, torch.inf, -torch.inf]
+
+
+def scan_tensor(tensor: torch.Tensor, *, workers: int = 1) -> TensorScan:
+    flat = tensor.contiguous().reshape(-1)
+    source = BytesSource(flat.view(torch.uint8).numpy().tobytes(), name="t")
+    stored = StoredTensor(("t",), tensor.dtype, tuple(tensor.shape), row_major(tuple(tensor.shape)))
+    result = scan([Extent(source, 0, source.size, "t", (stored,))], verify=True, workers=workers)
+    assert not result.problems
+    return result.tensors[0]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    st.sampled_from(FLOATS),
+    st.integers(1, 40),
+    st.lists(st.tuples(st.integers(0, 10**6), st.sampled_from(BAD)), max_size=5),
+    st.sampled_from([0, 1 << 20]),
+)
+def test_counts_and_first_index_agree_with_the_exact_statistics(
+    dtype: torch.dtype, rows: int, planted: list[tuple[int, float]], small: int
+) -> None:
+    tensor = torch.linspace(-1, 1, rows * 7).reshape(rows, 7).to(dtype)
+    for position, value in planted:
+        tensor.view(-1)[position % tensor.numel()] = value
+    with pytest.MonkeyPatch.context() as patch:
+        # chunks of 64 bytes, in pieces of three of them, for two workers; without this all would fit into one group
+        patch.setattr(scanning, "_CHUNK_BYTES", 64)
+        patch.setattr(jobs, "PIECE_BYTES", 192)
+        patch.setattr(jobs, "_SMALL_BYTES", small)
+        result = scan_tensor(tensor, workers=2)
+    exact = tensor_stats(tensor)
+    assert result.first_index == first_nonfinite_index(tensor)
+    if exact.nonfinite == 0:
+        assert result.stats is None
+        assert (result.low, result.high) == (exact.min, exact.max)
+    else:
+        assert result.stats is not None
+        assert (result.stats.nan, result.stats.posinf, result.stats.neginf) == (exact.nan, exact.posinf, exact.neginf)
+
+
+def test_many_extents_over_several_workers() -> None:
+    tensors = [torch.full((1000,), float(i)) for i in range(50)]
+    tensors[37][999] = torch.nan
+    raw = b"".join(t.numpy().tobytes() for t in tensors)
+    source = BytesSource(raw, name="x")
+    extents = [
+        Extent(source, i * 4000, 4000, str(i), (StoredTensor((str(i),), torch.float32, (1000,), (1,)),))
+        for i in range(50)
+    ]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jobs, "GROUP_BYTES", 9000)
+        result = scan(extents, verify=True, workers=4)
+    assert [scanned.tensor.name for scanned in result.tensors] == [str(i) for i in range(50)]
+    bad = [scanned for scanned in result.tensors if scanned.stats]
+    assert [(b.tensor.name, b.first_index) for b in bad] == [("37", (999,))]
+    assert result.tensors[12].is_constant
+
+
+def test_several_tensors_in_one_storage_and_a_strided_view() -> None:
+    base = torch.arange(40.0)
+    base[7] = torch.nan
+    source = BytesSource(base.numpy().tobytes(), name="x")
+    views = (
+        StoredTensor(("head",), torch.float32, (5,), (1,), 0),
+        StoredTensor(("tail",), torch.float32, (4, 5), (1, 4), 20 * 4),
+        StoredTensor(("even",), torch.float32, (20,), (2,), 0),
+        StoredTensor(("odd",), torch.float32, (20,), (2,), 4),
+    )
+    head, tail, even, odd = scan([Extent(source, 0, 160, "x", views)], verify=True).tensors
+    assert (head.low, head.high, head.stats) == (0.0, 4.0, None)
+    assert (tail.low, tail.high) == (20.0, 39.0)
+    assert even.stats is None  # the NaN lies between its elements
+    assert odd.stats is not None
+    assert (odd.stats.nan, odd.first_index) == (1, (3,))
+
+
+def test_the_index_of_a_transposed_tensor() -> None:
+    base = torch.zeros(3, 4)
+    base[2, 1] = torch.inf
+    source = BytesSource(base.numpy().tobytes(), name="x")
+    stored = StoredTensor(("t",), torch.float32, (4, 3), (1, 4))
+    result = scan([Extent(source, 0, 48, "x", (stored,))], verify=True).tensors[0]
+    assert result.first_index == (1, 2)
+
+
+def test_a_wrong_crc_names_the_tensor() -> None:
+    source = BytesSource(bytes(16), name="x")
+    stored = StoredTensor(("model", "weight"), torch.float32, (4,), (1,))
+    extent = Extent(source, 0, 16, "a/data/0", (stored,), crc32=1)
+    problem = scan([extent], verify=True).problems[0]
+    assert (problem.code, problem.tensor) == ("NT908", "model.weight")
+    assert problem.message == "a/data/0 does not match its CRC-32: bytes were changed after they were saved"
+    assert not scan([extent], verify=False).problems
+
+
+def test_integers_are_not_read_without_verification(tmp_path: Path) -> None:
+    read: list[int] = []
+    source = BytesSource(bytes(80), name="x")
+    stored = StoredTensor(("t",), torch.int64, (10,), (1,))
+    scan([Extent(source, 0, 80, "x", (stored,), crc32=0)], verify=False, on_bytes=read.append)
+    assert not read
