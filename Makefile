@@ -1,16 +1,18 @@
 # Every target makes what it needs on a fresh machine: `make demo` and `make test` are all the set-up there is.
+# Another Python: `make test PYTHON=python3.12 VENV=.venv-3.12`.
 PYTHON ?= python3
-VENV   := .venv
+VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10
 
-.PHONY: demo test test-all lint format bench docs pictures clean
+.PHONY: demo test test-all test-shuffled matrix coverage lint format bench docs pictures clean
 
 # pip and not uv: torch is pinned here so that the small CPU build is taken; the package itself declares a range.
 $(STAMP): pyproject.toml
-	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	$(PIP) torch==2.13.0
 	$(PIP) -e .
 	touch $(STAMP)
@@ -33,10 +35,24 @@ format: $(TOOLS)
 	$(BIN)/ruff format .
 
 test: lint
-	$(BIN)/pytest -q -n 2 --dist loadfile
+	$(PYTEST)
 
 test-all: lint
-	$(BIN)/pytest -q -n 2 --dist loadfile -m 'slow or not slow'
+	$(PYTEST) -m 'slow or not slow'
+
+# The order of the tests must not matter. Prints its seed; `make test-shuffled SEED=7` repeats one order.
+SEED ?=
+test-shuffled: $(TOOLS)
+	$(PYTEST) --random-order-bucket=global $(if $(SEED),--random-order-seed=$(SEED),--random-order)
+
+# Python versions and torch versions that this machine has or can get; see noxfile.py.
+matrix: $(TOOLS)
+	$(BIN)/python -m nox
+
+coverage: $(TOOLS)
+	$(BIN)/python -m coverage run --parallel-mode --source nantrap -m pytest -q
+	$(BIN)/python -m coverage combine --quiet
+	$(BIN)/python -m coverage report --sort cover --skip-covered
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/overhead.py

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,6 +12,11 @@ from types import ModuleType
 import hypothesis
 import pytest
 import torch
+
+# Under nohup, or in the background of a script, Ctrl-C is ignored, and every child inherits that: the tests that
+# interrupt a child would wait for ever. A handler of our own is reset to the default in each child.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(1)
 # torch warns once, in whichever test comes first, unless it is told

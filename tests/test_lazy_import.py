@@ -10,7 +10,7 @@ import pytest
 
 def loads_torch(code: str) -> bool:
     check = f"import sys\n{code}\nsys.exit(3 if 'torch' in sys.modules else 0)"
-    status = subprocess.run([sys.executable, "-c", check], check=False).returncode
+    status = subprocess.run([sys.executable, "-c", check], check=False, timeout=120).returncode
     assert status in (0, 3)
     return status == 3
 

@@ -153,7 +153,7 @@ def test_near_misses_are_suggested(name: str, hint: str) -> None:
 
 def _imports_torch(program: str) -> bool:
     code = f"{program}\nimport sys; sys.exit('torch' in sys.modules)"
-    return bool(subprocess.run([sys.executable, "-c", code], check=False).returncode)
+    return bool(subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode)
 
 
 def test_texts_open_without_torch() -> None:
@@ -169,7 +169,8 @@ def test_texts_open_without_torch() -> None:
 
 def test_python_without_docstrings_says_so() -> None:
     code = "import nantrap; nantrap.explain('NT203')"
-    result = subprocess.run([sys.executable, "-OO", "-c", code], check=False, capture_output=True, text=True)
+    command = [sys.executable, "-OO", "-c", code]
+    result = subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
     assert "the pages are docstrings, which `python -OO` removes" in result.stderr
 
 

@@ -15,7 +15,7 @@ from nantrap.cli.explain import Explain
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *arguments], check=False, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *arguments], check=False, capture_output=True, text=True, timeout=120)
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

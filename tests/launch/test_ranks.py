@@ -23,7 +23,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a fil
 
 def start(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        ["nice", *command], check=False, capture_output=True, text=True, cwd=folder, env=ENVIRONMENT, timeout=600
+        ["nice", *command], check=False, capture_output=True, text=True, cwd=folder, env=ENVIRONMENT, timeout=240
     )
 
 

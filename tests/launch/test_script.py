@@ -95,6 +95,7 @@ class Shell:
             text=True,
             cwd=self.folder,
             env=ENVIRONMENT | environment,
+            timeout=120,
         )
         return Ended(ended.returncode, ended.stdout, ended.stderr, self.folder)
 

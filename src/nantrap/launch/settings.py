@@ -124,10 +124,12 @@ def _from_project(folder: Path) -> dict[str, Any]:
     path = next(
         (each / "pyproject.toml" for each in (folder, *folder.parents) if (each / "pyproject.toml").is_file()), None
     )
-    if path is None or sys.version_info < (3, 11):
+    if path is None:
         return {}
-    import tomllib
-
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:  # the standard library reads TOML from Python 3.11 on; tomli is the same code for Python 3.10
+        import tomli as tomllib
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
