@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import math
 import re
 import textwrap
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from nantrap.incident import Action, Cause, Evidence, Finding, Fix, Frame, Incident, Source, TensorStats
-from nantrap.report import one_line, render_incident
+from nantrap.incident import Action, Cause, Evidence, Finding, Fix, Frame, Incident, Probe, Source, TensorStats
+from nantrap.report import diagnostic, fingerprint, one_line, render_incident, write_line
+from nantrap.report.terminal import can_link
+from nantrap.report.wrapping import wrapped
 
 MASKED = Incident(
     step=1204,
@@ -106,13 +111,13 @@ def test_a_proven_cause_with_a_verified_fix() -> None:
            |
         41 |     weights = scores.softmax(dim=-1)
            |               ^^^^^^^^^^^^^^^^^^^^^^ 28 of 1,568 values are NaN
-           = where: step 1,204, rank 0, forward, blocks.3.attn.softmax, aten._softmax, float16
-           = found: gradient blocks.3.attn.q.weight: 64 of 64 values are NaN
-           = proof: 7 of 392 rows are -inf everywhere, and exactly those rows are NaN
-           = proof: with a masked softmax the step is finite (trial 4)
+           = where:  step 1,204, rank 0, forward, blocks.3.attn.softmax, aten._softmax, float16
+           = found:  gradient blocks.3.attn.q.weight: 64 of 64 values are NaN
+           = proof:  7 of 392 rows are -inf everywhere, and exactly those rows are NaN
+           = proof:  with a masked softmax the step is finite (trial 4)
            = sample: 2
            = before: bmm 31.2 -> mul 3.9 -> _softmax
-           = did: step skipped, everything as before
+           = did:    step skipped, everything as before
         help: give the row one valid key, or use nantrap.ops.masked_softmax(scores, mask): verified, the step is finite with it (trial 4)
               -    weights = scores.softmax(dim=-1)
               +    weights = nantrap.ops.masked_softmax(scores, mask)
@@ -127,9 +132,9 @@ def test_a_guess_is_called_a_guess() -> None:
         error[NT502]: the gradients exploded in head while the loss stayed bounded (a guess: not proven)
            = where: step 17, rank 3, backward, head, aten.mm, AddmmBackward0
            = found: gradient head.weight: of 4 values 1 NaN, 2 +Inf
-           = hint: the gradient norm went 1 -> 1e+04 -> nan
-           = did: run stopped, everything as before the step
-           = note: the replay differs: the loss was 2.5 and is 2.25 in the replay
+           = hint:  the gradient norm went 1 -> 1e+04 -> nan
+           = did:   run stopped, everything as before the step
+           = note:  the replay differs: the loss was 2.5 and is 2.25 in the replay
         help: clip the gradients (max_grad_norm=1.0)
         also possible: NT501 lr_too_high, NT101 bad_input_data
         more: nantrap explain NT502
@@ -142,7 +147,7 @@ def test_without_a_diagnosis() -> None:
         """
         error[NT000]: forward: aten.lgamma the loss is +Inf
            = where: step 0, rank 0, forward, aten.lgamma
-           = did: step applied
+           = did:   step applied
         more: nantrap explain NT000
         """
     )
@@ -193,4 +198,192 @@ def test_bad_loss_terms_are_named() -> None:
         Finding("term", "kl", "forward", value=float("nan")),
         Finding("term", "heads[3]", "forward", value=float("-inf")),
     )
-    assert "   = found: loss term kl is NaN, heads[3] is -Inf\n" in render_incident(Incident(step=3, findings=findings))
+    assert "   = terms: kl NaN, heads[3] -Inf\n" in render_incident(Incident(step=3, findings=findings))
+
+
+def test_all_loss_terms_are_shown_good_and_bad() -> None:
+    shown = render_incident(Incident(step=3, terms={"recon": 0.3125, "kl": math.nan}))
+    assert "   = terms: recon 0.3125, kl NaN\n" in shown
+
+
+def test_epoch_and_batch_are_shown_where_they_are_known() -> None:
+    incident = Incident.from_dict({**Incident(step=1204, rank=1).to_dict(), "epoch": 3, "batch": 118})
+    assert "= where: step 1,204, epoch 3, batch 118, rank 1, forward\n" in render_incident(incident)
+    assert one_line(incident).endswith("the loss is NaN; epoch 3, batch 118")
+
+
+def test_the_guilty_rank_comes_from_its_field() -> None:
+    incident = Incident.from_dict({**Incident(step=4, rank=0, phase="backward").to_dict(), "origin_rank": 3})
+    assert one_line(incident) == "step 4 skipped: it began on rank 3, in backward"
+    assert "= where: step 4, rank 0 (it began on rank 3), backward\n" in render_incident(incident)
+
+
+def test_a_bad_probe_shows_everything_that_is_known_of_it() -> None:
+    good = Probe("embedded", TensorStats((2, 4), "float32", 8, min=-1.0, max=2.0, mean=0.5, absmax=2.0))
+    stats = TensorStats((2, 4, 6), "float16", 48, nan=6, posinf=1, min=-3.25, max=5.5, mean=0.125, absmax=5.5)
+    bad = Probe("scores", stats, watch={"alpha": 0.25}, first_bad=True)
+    empty = Probe("out", TensorStats((3,), "float32", 3, nan=3))
+    shown = render_incident(Incident(step=3, probes=(good, bad, empty)))
+    assert "   = probe: embedded: 8 finite values, absmax 2\n" in shown
+    assert (
+        "   = probe: scores: of 48 values 6 NaN, 1 +Inf, shape 2×4×6, float16; "
+        "finite values from -3.25 to 5.5, mean 0.125, alpha 0.25, the first bad one\n"
+    ) in shown
+    assert "   = probe: out: 3 of 3 values are NaN, shape 3, float32; no finite value\n" in shown
+
+
+@pytest.mark.parametrize("width", [40, 60, 80, 100, 120])
+@pytest.mark.parametrize("incident", [MASKED, GUESS, BARE], ids=["masked", "guess", "bare"])
+def test_any_width_breaks_lines_between_words_only(incident: Incident, width: int) -> None:
+    narrow, plain = render_incident(incident, width=width), render_incident(incident)
+    words = re.findall(r"\S+", plain.replace(" · bundle", "\nbundle").replace("^", ""))
+    for line in narrow.splitlines():
+        assert len(line) <= width or len(line.split()) <= 2 or line.lstrip()[:1] in "+-", line
+    if width >= 60:  # nothing was cropped
+        shown = re.findall(r"\S+", narrow.replace(" · bundle", "\nbundle").replace("^", ""))
+        assert [word for word in shown if word != "|"] == [word for word in words if word != "|"]
+
+
+def test_80_columns() -> None:
+    assert render_incident(MASKED, width=80) == text(
+        """
+        error[NT203]: softmax over a row in which every position is masked gave NaN
+          --> model.py:41 in Attention.forward
+           |
+        41 |     weights = scores.softmax(dim=-1)
+           |               ^^^^^^^^^^^^^^^^^^^^^^ 28 of 1,568 values are NaN
+           = where:  step 1,204, rank 0, forward, blocks.3.attn.softmax,
+                     aten._softmax, float16
+           = found:  gradient blocks.3.attn.q.weight: 64 of 64 values are NaN
+           = proof:  7 of 392 rows are -inf everywhere, and exactly those rows are NaN
+           = proof:  with a masked softmax the step is finite (trial 4)
+           = sample: 2
+           = before: bmm 31.2 -> mul 3.9 -> _softmax
+           = did:    step skipped, everything as before
+        help: give the row one valid key, or use
+              nantrap.ops.masked_softmax(scores, mask): verified, the step is finite
+              with it (trial 4)
+              -    weights = scores.softmax(dim=-1)
+              +    weights = nantrap.ops.masked_softmax(scores, mask)
+        more: nantrap explain NT203 · bundle: runs/exp1/incidents/001204-r0
+        """
+    )
+
+
+def marks(source: Source, width: int | None = None) -> tuple[str, str]:
+    lines = render_incident(Incident(step=1, source=source), width=width).splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith(f"{source.line} | "))
+    return lines[at], lines[at + 1]
+
+
+def test_the_mark_stands_under_the_expression_whatever_stands_before_it() -> None:
+    line = '\tx = f("größe") + torch.log(p)'  # a tab, and letters that take two bytes each
+    column = line.encode().index(b"torch")
+    shown, mark = marks(Source("m.py", 7, text=line, column=column, end_column=len(line.encode())))
+    assert shown == '7 |     x = f("größe") + torch.log(p)'
+    assert shown[mark.index("^") : mark.rindex("^") + 1] == "torch.log(p)"
+
+
+def test_the_mark_covers_the_line_if_the_columns_cannot_be_right() -> None:
+    for column, end in ((None, None), (5, 5), (40, 60), (9, 3)):
+        shown, mark = marks(Source("m.py", 7, text="    y = x.log()", column=column, end_column=end))
+        assert shown[mark.index("^") : mark.rindex("^") + 1] == "y = x.log()"
+
+
+def test_a_long_line_is_cut_around_the_mark() -> None:
+    line = " " * 24 + "value = " + "first + " * 12 + "torch.log(p)" + " + last" * 12
+    column = line.index("torch")
+    shown, mark = marks(Source("m.py", 7, text=line, column=column, end_column=column + 12), width=60)
+    assert len(shown) <= 60
+    assert shown[mark.index("^") : mark.rindex("^") + 1] == "torch.log(p)"
+    assert shown.startswith("7 | ...")
+    assert shown.endswith("...")
+
+
+def test_nothing_in_a_name_reaches_the_terminal_as_a_command() -> None:
+    evil = "a\x1b]0;owned\x07\x1b[2J\u202eb\r\n"
+    incident = Incident(
+        step=1,
+        module=evil,
+        op=evil,
+        node=evil,
+        source=Source(evil, 3, evil, evil),
+        causes=(Cause(evil, summary=evil, evidence=(Evidence(evil),), fix=Fix(evil, diff=evil)), Cause(evil)),
+        findings=(Finding("term", evil, "forward", value=1.0),),
+        probes=(Probe(evil, TensorStats((1,), evil, 1, nan=1), watch={evil: 1.0}),),
+        notes=(evil,),
+        bundle=evil,
+    )
+    for shown in (render_incident(incident), render_incident(incident, width=60), one_line(incident, evil)):
+        assert not set(shown.replace("\n", "")) & set("\x1b\x07\r\u202e")
+    assert "a\\x1b]0;owned\\x07\\x1b[2J\\u202eb\\x0d\\x0a" in one_line(incident)
+    assert "\x1b]" not in render_incident(incident, color=True)
+
+
+def test_a_lone_last_word_takes_company() -> None:
+    assert wrapped("one two three four five six", 23) == ["one two three four", "five six"]
+    assert wrapped("use nantrap.ops.masked_mean(x, mask) here and there", 32) == [
+        "use", "nantrap.ops.masked_mean(x, mask)", "here and there",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("environment", "links"),
+    [
+        ({}, False),
+        ({"TERM": "xterm-256color"}, False),
+        ({"TERM_PROGRAM": "iTerm.app"}, True),
+        ({"VTE_VERSION": "6800"}, True),
+        ({"VTE_VERSION": "4200"}, False),
+        ({"TERM": "xterm-kitty"}, True),
+        ({"TERM": "xterm-kitty", "FORCE_HYPERLINK": "0"}, False),
+    ],
+)
+def test_links_only_where_the_terminal_can_show_them(environment: dict[str, str], links: bool) -> None:
+    assert can_link(environment) is links
+
+
+def test_paths_can_be_clicked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("FORCE_HYPERLINK", "1")
+    monkeypatch.setenv("COLUMNS", "200")
+    (tmp_path / "report.html").write_text("")
+    shown = render_incident(replace(MASKED, bundle=str(tmp_path)), color=None)
+    addresses = re.findall(r"\x1b\]8;[^;]*;([^\x1b]*)\x1b\\", shown)
+    assert [a.rpartition("/")[2] for a in addresses if a] == ["model.py", "report.html"]
+    assert all(a.startswith("file://") for a in addresses if a)
+    assert f"report: {tmp_path}/report.html" in shown
+
+
+def test_the_same_failure_has_the_same_fingerprint() -> None:
+    assert fingerprint(MASKED) == fingerprint(replace(MASKED, step=9, samples=(4,)))
+    assert fingerprint(MASKED) != fingerprint(replace(MASKED, module="blocks.4.attn"))
+    assert fingerprint(MASKED) != fingerprint(GUESS)
+
+
+def test_the_words_as_json() -> None:
+    said = diagnostic(MASKED).to_dict()
+    assert said["headline"] == "softmax over a row in which every position is masked gave NaN"
+    assert said["source"]["place"] == "model.py:41 in Attention.forward"
+    shown = render_incident(MASKED)
+    assert all(note["text"] in shown for note in said["notes"])
+    assert said["help"] in shown
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_long_lines_are_wrapped_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    line = "nantrap: step 3 skipped: forward: gradient encoder.layers.0.weight: 96 of 96 values are NaN; lr 0.01"
+    terminal, pipe = Terminal(), io.StringIO()
+    write_line(line, terminal)
+    write_line(line, pipe)
+    assert pipe.getvalue() == line + "\n"
+    assert terminal.getvalue() == (
+        "nantrap: step 3 skipped: forward: gradient\n"
+        "  encoder.layers.0.weight: 96 of 96 values are NaN; lr 0.01\n"
+    )  # fmt: skip

@@ -1,0 +1,326 @@
+"""The diagnostic of an incident as data: the words that the terminal, the pages and the JSON of a report share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from nantrap.incident import Action, Cause, Finding, Incident, Probe, TensorStats
+from nantrap.report.numbers import shape, value
+from nantrap.report.visible import visible, visible_lines
+
+DONE: Mapping[str, str] = {
+    Action.APPLY.value: "step applied",
+    Action.SKIP.value: "step skipped, everything as before",
+    Action.ROLLBACK.value: "rolled back to the last good state",
+    Action.STOP.value: "run stopped, everything as before the step",
+}
+VERBS: Mapping[str, str] = {"apply": "applied", "skip": "skipped", "rollback": "rolled back", "stop": "stopped"}
+
+_STATE_KINDS = ("gradient", "parameter", "buffer", "optimizer_state", "batch", "ema")
+_SHOWN = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """One line of facts: `= where: step 1,204, rank 0, forward`."""
+
+    label: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Excerpt:
+    """The guilty line. `start` and `end` count characters of `text` and mark the guilty expression."""
+
+    file: str
+    line: int
+    function: str
+    inferred: bool
+    text: str
+    start: int
+    end: int
+    label: str
+
+    @property
+    def place(self) -> str:
+        """`model.py:41 in Attention.forward`."""
+        inside = f" in {self.function}" if self.function else ""
+        return f"{self.file}:{self.line}{inside}{' (inferred)' if self.inferred else ''}"
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnostic:
+    """What the diagnostic of an incident says, part by part. Every text is safe to print."""
+
+    code: str
+    headline: str
+    excerpt: Excerpt | None
+    notes: tuple[Note, ...]
+    help: str
+    change: tuple[str, ...]
+    also: str
+    explain: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values."""
+        excerpt = self.excerpt
+        return {
+            "code": self.code,
+            "headline": self.headline,
+            "source": None
+            if excerpt is None
+            else {"place": excerpt.place, "text": excerpt.text, "label": excerpt.label},
+            "notes": [{"label": note.label, "text": note.text} for note in self.notes],
+            "help": self.help,
+            "change": list(self.change),
+            "also_possible": self.also,
+            "more": self.explain,
+        }
+
+
+def diagnostic(incident: Incident) -> Diagnostic:
+    """The words for an incident. Facts that were observed and causes that were inferred stay apart."""
+    cause = incident.causes[0] if incident.causes else None
+    code = cause.code if cause else "NT000"
+    notes = [Note("where", _where(incident)), *_found(incident)]
+    if cause is not None:
+        notes += [Note("proof" if cause.proven else "hint", text) for text in evidence_texts(cause)]
+    if incident.samples:
+        notes.append(Note("sample", samples_text(incident)))
+    notes += _before(incident)
+    notes += [Note("probe", probe_text(probe)) for probe in incident.probes]
+    notes.append(Note("did", DONE[incident.action.value]))
+    notes += [Note("note", visible(note)) for note in incident.notes[:3]]
+    fix = cause.fix if cause is not None else None
+    others = incident.causes[1:3]
+    return Diagnostic(
+        code=code,
+        headline=headline(incident),
+        excerpt=_excerpt(incident),
+        notes=tuple(notes),
+        help="" if fix is None else visible(fix.text) + verified_text(cause),
+        change=() if fix is None else tuple(visible_lines(fix.diff or fix.code).splitlines()),
+        also=", ".join(f"{other.code} {visible(other.slug)}" for other in others),
+        explain=f"nantrap explain {code}",
+    )
+
+
+def headline(incident: Incident) -> str:
+    """The incident in one sentence; a cause that is not proven is called a guess."""
+    cause = incident.causes[0] if incident.causes else None
+    if cause is None:
+        return what(incident)
+    guess = "" if cause.proven or cause.slug == "unknown" else " (a guess: not proven)"
+    return visible(cause.summary or cause.title) + guess
+
+
+def one_line(incident: Incident, reason: str = "") -> str:
+    """`step 1,204 skipped: forward: [NT203] softmax over ... in blocks.3.attn; lr 0.0001; 1 of 5 in a row`."""
+    parts = [f"step {incident.step:,} {VERBS[incident.action.value]}: {what(incident)}"]
+    if progress := progress_text(incident):
+        parts.append(progress)
+    if incident.lr:
+        parts.append("lr " + ", ".join(f"{rate:.4g}" for rate in incident.lr[:3]))
+    if reason:
+        parts.append(visible(reason))
+    if incident.same_as is not None:
+        parts.append(f"looks like step {incident.same_as:,}")
+    return "; ".join(parts)
+
+
+def fingerprint(incident: Incident) -> tuple[object, ...]:
+    """What makes two incidents look the same to a reader: cause, place and kind of failure, not the step."""
+    cause = incident.causes[0] if incident.causes else None
+    place = (incident.source.file, incident.source.line) if incident.source is not None else (None, None)
+    return (cause.slug if cause else None, incident.phase, incident.module, incident.op, incident.node, *place)
+
+
+def what(incident: Incident) -> str:
+    """The guilty thing in a few words: the cause if there is one, the findings otherwise."""
+    module = visible(incident.module) if incident.module and incident.phase != "data" else None
+    where = f" in {module}" if module else ""
+    cause = incident.causes[0] if incident.causes else None
+    if cause is not None and cause.slug != "unknown":
+        summary = visible(cause.summary or cause.title)
+        said = module is None or module == "loss" or module in summary  # the summary names the place by itself
+        return f"{incident.phase}: [{cause.code}] {summary}{'' if said else where}"
+    origin = origin_rank(incident)
+    if origin is not None and origin != incident.rank:
+        return f"it began on rank {origin}, in {incident.phase}{where}"
+    terms = [visible(finding.name) for finding in incident.findings if finding.kind == "term"]
+    if terms:
+        return f"{incident.phase}: loss term {', '.join(terms)} is {_loss(incident)}{where}"
+    for finding in incident.findings:
+        if finding.kind in _STATE_KINDS:
+            described = finding.stats.describe() if finding.stats else visible(finding.note)
+            return f"{incident.phase}: {_noun(finding)} {visible(finding.name)}: {described}"
+        if finding.kind == "spike":
+            return visible(finding.note)
+    op = f" {visible(incident.op)}" if incident.op else ""
+    return f"{incident.phase}:{op} the loss is {_loss(incident)}{where}"
+
+
+def evidence_texts(cause: Cause) -> list[str]:
+    """The reasons to believe a cause, each with its trial."""
+    return [
+        visible(evidence.text) + (f" (trial {evidence.trial})" if evidence.trial is not None else "")
+        for evidence in cause.evidence
+    ]
+
+
+def verified_text(cause: Cause | None) -> str:
+    """`: verified, the step is finite with it (trial 4)`, or nothing."""
+    fix = cause.fix if cause is not None else None
+    if fix is None or not fix.verified or fix.trial is None:
+        return ""
+    return f": verified, the step is finite with it (trial {fix.trial})"
+
+
+def samples_text(incident: Incident) -> str:
+    """`3, 7 (dataset index 1203, 88)`."""
+    shown = ", ".join(str(index) for index in incident.samples[:_SHOWN])
+    more = len(incident.samples) - _SHOWN
+    text = shown + (f" and {more:,} more" if more > 0 else "")
+    if incident.dataset_indices:
+        indices = ", ".join(str(index) for index in incident.dataset_indices[:_SHOWN])
+        text += f" (dataset index {indices})"
+    return text
+
+
+def probe_text(probe: Probe) -> str:
+    """A probe; a bad one with everything that is known of it."""
+    stats = probe.stats
+    watched = "".join(f", {visible(name)} {value(number, 4)}" for name, number in probe.watch.items())
+    mark = ", the first bad one" if probe.first_bad else ""
+    if not stats.nonfinite:
+        return f"{visible(probe.name)}: {stats.describe()}{watched}"
+    return f"{visible(probe.name)}: {stats.describe()}, {tensor_text(stats)}{watched}{mark}"
+
+
+def tensor_text(stats: TensorStats) -> str:
+    """`shape 2×4×196, float16; finite values from -3.2 to 5.4, mean 0.01`."""
+    text = f"shape {shape(stats.shape)}, {visible(stats.dtype)}"
+    if stats.min is None or stats.max is None:
+        return f"{text}; no finite value"
+    mean = "" if stats.mean is None else f", mean {value(stats.mean, 4)}"
+    return f"{text}; finite values from {value(stats.min, 4)} to {value(stats.max, 4)}{mean}"
+
+
+def origin_rank(incident: Incident) -> int | None:
+    """The rank where it began, if the ranks found out."""
+    return _whole(incident, "origin_rank")
+
+
+def progress_text(incident: Incident) -> str:
+    """`epoch 3, batch 118`, as far as it is known."""
+    known = ((name, _whole(incident, name)) for name in ("epoch", "batch"))
+    return ", ".join(f"{name} {number:,}" for name, number in known if number is not None)
+
+
+def terms_text(incident: Incident) -> str:
+    """All loss terms, good and bad: `recon 0.31, kl NaN`."""
+    terms = dict(incident.terms)
+    for finding in incident.findings:
+        if finding.kind == "term" and finding.value is not None:
+            terms.setdefault(finding.name, finding.value)
+    return ", ".join(f"{visible(name)} {value(number)}" for name, number in terms.items())
+
+
+def _whole(incident: Incident, name: str) -> int | None:
+    number = getattr(incident, name, None)
+    if number is None:
+        number = incident.extra.get(name)
+    return number if isinstance(number, int) and not isinstance(number, bool) else None
+
+
+def _where(incident: Incident) -> str:
+    parts = [f"step {incident.step:,}"]
+    if progress := progress_text(incident):
+        parts.append(progress)
+    origin = origin_rank(incident)
+    elsewhere = f" (it began on rank {origin})" if origin is not None and origin != incident.rank else ""
+    parts += [f"rank {incident.rank}{elsewhere}", incident.phase]
+    if incident.module:
+        parts.append(f"{incident.module} (call {incident.call})" if incident.call else incident.module)
+    parts += [part for part in (incident.op, incident.node) if part]
+    if dtype := origin_dtype(incident):
+        parts.append(dtype)
+    return visible(", ".join(parts))
+
+
+def origin_dtype(incident: Incident) -> str:
+    """The dtype in which the guilty operation ran, or nothing."""
+    framed = next((frame.dtype for frame in incident.frames if frame.origin and frame.dtype), "")
+    return framed or next((f.stats.dtype for f in incident.findings if f.kind == "activation" and f.stats), "")
+
+
+def _found(incident: Incident) -> list[Note]:
+    notes = []
+    if terms := terms_text(incident):
+        notes.append(Note("terms", terms))
+    stated = [f for f in incident.findings if f.kind != "activation" and f.stats is not None]
+    for finding in stated[:4]:
+        assert finding.stats is not None
+        notes.append(Note("found", f"{_noun(finding)} {visible(finding.name)}: {finding.stats.describe()}"))
+    if len(stated) > 4:
+        notes.append(Note("found", f"{len(stated) - 4:,} more, all in incident.json"))
+    return notes
+
+
+def _before(incident: Incident) -> list[Note]:
+    notes = []
+    sized = [frame for frame in incident.frames if frame.absmax is not None and not frame.origin]
+    if len(sized) > 1:
+        steps = [f"{visible(frame.op).removeprefix('aten.')} {value(frame.absmax, 3)}" for frame in sized[-5:]]
+        steps.append(visible(incident.op).removeprefix("aten.") if incident.op else "?")
+        notes.append(Note("before", " -> ".join(steps)))
+    if incident.headroom:
+        bits = " -> ".join(f"{left:.1f}" for left in incident.headroom.values())
+        first, *_, last = [next(iter(incident.headroom)), *incident.headroom]
+        notes.append(Note("headroom", f"{bits} bits in {visible(incident.module)}, steps {first} to {last}"))
+    return notes
+
+
+def _excerpt(incident: Incident) -> Excerpt | None:
+    source = incident.source
+    if source is None:
+        return None
+    label = next((f.stats.describe() for f in incident.findings if f.kind == "activation" and f.stats), "")
+    start, end = _marked(source.text, source.column, source.end_column)
+    before, marked = visible_tabs(source.text[:start]), visible_tabs(source.text[start:end])
+    return Excerpt(
+        file=visible(source.file),
+        line=source.line,
+        function=visible(source.function),
+        inferred=source.inferred,
+        text=before + marked + visible_tabs(source.text[end:].rstrip()),
+        start=len(before),
+        end=len(before) + len(marked),
+        label=label,
+    )
+
+
+def visible_tabs(text: str) -> str:
+    """Source code as it is shown: a tab is four spaces wherever it stands, so that marks stay under what they mark."""
+    return visible(text.replace("\t", "    "))
+
+
+def _marked(text: str, column: int | None, end_column: int | None) -> tuple[int, int]:
+    """Characters of the guilty expression. Python counts columns in bytes of UTF-8, people in characters."""
+    first, last = len(text) - len(text.lstrip()), len(text.rstrip())
+    if column is None or end_column is None or not 0 <= column < end_column:
+        return first, max(first, last)
+    encoded = text.encode(errors="surrogatepass")
+    start = len(encoded[:column].decode(errors="ignore"))
+    end = len(encoded[:end_column].decode(errors="ignore"))
+    return (start, min(end, last)) if start < min(end, last) else (first, max(first, last))
+
+
+def _noun(finding: Finding) -> str:
+    return finding.kind.replace("_", " ")
+
+
+def _loss(incident: Incident) -> str:
+    return value(float("nan") if incident.loss is None else incident.loss)

@@ -1,0 +1,74 @@
+"""Numbers as people read them: the same in the terminal, on a page and in a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+LIMITS = {
+    "float64": 1.7976931348623157e308,
+    "float32": 3.4028234663852886e38,
+    "bfloat16": 3.3895313892515355e38,
+    "float16": 65504.0,
+    "float8_e4m3fn": 448.0,
+    "float8_e5m2": 57344.0,
+}
+"""The largest finite value of each dtype."""
+
+
+def value(number: float | None, digits: int = 6) -> str:
+    """`NaN`, `+Inf`, `-Inf`, or the number in a few digits."""
+    if number is None:
+        return "unknown"
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "+Inf" if number > 0 else "-Inf"
+    return f"{number:.{digits}g}"
+
+
+def count(number: int, noun: str) -> str:
+    """`1 step`, `1,204 steps`."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def percent(part: float, whole: float) -> str:
+    """`99.4 %`: never rounded up to 100, never down to 0, and 100 for nothing at all."""
+    if whole <= 0 or part >= whole:
+        return "100 %"
+    if part <= 0:
+        return "0 %"
+    share = 100.0 * part / whole
+    for digits in (1, 2, 3, 4):
+        text = f"{share:.{digits}f}"
+        if 0.0 < float(text) < 100.0:
+            return f"{text} %"
+    return "under 0.0001 %" if share < 50 else "over 99.9999 %"
+
+
+def shape(sizes: Iterable[int]) -> str:
+    """`16×4×18`, or `scalar`."""
+    return "×".join(str(size) for size in sizes) or "scalar"
+
+
+def duration(seconds: float) -> str:
+    """`0.4 s`, `52 s`, `14 min`, `2 h`, `3 days`."""
+    if seconds < 10:
+        return f"{max(0.0, seconds):.1f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    if seconds < 172800:
+        return f"{seconds / 3600:.0f} h"
+    return f"{seconds / 86400:.0f} days"
+
+
+def size(number_of_bytes: int) -> str:
+    """`3.1 MB`."""
+    number = float(number_of_bytes)
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if number < 1000 or unit == "GB":
+            return f"{number:.0f} {unit}" if unit == "bytes" or number >= 100 else f"{number:.1f} {unit}"
+        number /= 1000
+    raise AssertionError
