@@ -1,4 +1,7 @@
-"""The two-line form on a loop that breaks: a log of zero in one batch. Run it: python examples/two_lines.py"""
+"""Two lines of an existing loop change. One batch is in the wrong unit, and a log of zero makes its loss Inf.
+
+Run it: python examples/two_lines.py
+"""
 
 from __future__ import annotations
 
@@ -18,8 +21,10 @@ for step in range(20):
         inputs *= 1e4  # a sensor in the wrong unit: softmax saturates, and one probability is exactly 0
     probability = torch.softmax(model(inputs), dim=-1)
     loss = -torch.log(probability[torch.arange(8), target]).mean()
-    guard.backward(loss)
-    outcome = guard.step()
+    guard.backward(loss)  # was: loss.backward()
+    outcome = guard.step()  # was: clip_grad_norm_, optimizer.step(), optimizer.zero_grad()
+    if not outcome.applied:
+        print(f"step {outcome.step} was skipped: {outcome.incident.causes[0].slug}")
 
 guard.close()
-print(f"finite to the end: {all(bool(p.isfinite().all()) for p in model.parameters())}")
+print(f"all weights are finite: {all(bool(p.isfinite().all()) for p in model.parameters())}")
