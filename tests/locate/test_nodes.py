@@ -62,7 +62,7 @@ labels = torch.tensor([0, 3, 1])
         lambda a: F.nll_loss(a, labels, reduction="sum"),
         lambda a: torch.logsumexp(a, -1),
         lambda a: a.log_softmax(-1),
-        lambda a: a[:, 1:3],
+        lambda a: a[1:3],  # one slice: torch 2.6 makes two nodes of a[:, 1:3]
         lambda a: a[labels[labels < 3]],
         lambda a: a.t(),
         lambda a: a.reshape(2, 6),

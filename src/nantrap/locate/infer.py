@@ -20,7 +20,7 @@ from torch import nn
 
 from nantrap.incident import Source
 from nantrap.locate.caller import caller, names_in
-from nantrap.locate.source import is_user_code
+from nantrap.locate.source import is_user_code, qualified_name
 
 _LEVELS = 3
 _MOST_FUNCTIONS = 64
@@ -247,7 +247,7 @@ def _source(code: types.CodeType, expression: ast.Call | ast.BinOp | ast.AugAssi
     return Source(
         file=code.co_filename,
         line=expression.lineno,
-        function=getattr(code, "co_qualname", code.co_name),
+        function=qualified_name(code),
         text=linecache.getline(code.co_filename, expression.lineno).rstrip("\n"),
         column=expression.col_offset if one_line else None,
         end_column=expression.end_col_offset if one_line else None,

@@ -27,6 +27,7 @@ from nantrap.locate.nodes import (
 )
 from nantrap.locate.replay import Replay, Sink, judge, registered
 from nantrap.locate.step import FailedStep, RootCall
+from nantrap.locate.torch_versions import raw_tensor
 from nantrap.locate.trace import Op, Trace
 
 _MOST_NODES = 64
@@ -89,14 +90,12 @@ def note_loss_part(loss: Tensor, call: RootCall | None) -> LossPart | None:
 
 
 def _reference(node: Any, name: str) -> Any:
+    """What a node saved, unless it is freed or too large to keep."""
     try:
-        raw = getattr(node, name)
-        if raw.__class__ is tuple:
-            return tuple([None if item is None else item.data for item in raw])
-        value = raw.data  # not unpacked: under activation checkpointing that would run the forward again
+        value = raw_tensor(node, name)
     except (RuntimeError, AttributeError):
         return None
-    return value if isinstance(value, Tensor) and value.nbytes <= _LARGEST_BYTES else None
+    return None if isinstance(value, Tensor) and value.nbytes > _LARGEST_BYTES else value
 
 
 # ---- after a failure

@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nantrap.locate.torch_versions import raw_tensor
+
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 _UNSIGNED = 1 << 63
 
@@ -110,16 +112,6 @@ def _names(kind: type) -> tuple[tuple[str, ...], tuple[str, ...]]:
 def tensor_names(kind: type) -> tuple[str, ...]:
     """The arguments a node of this kind saves as tensors, as `_raw_saved_*` attributes."""
     return _names(kind)[1]
-
-
-def raw_tensor(node: Any, raw_name: str) -> Any:
-    """A saved tensor without running its unpack hook, which under checkpointing would run the forward again."""
-    raw = getattr(node, raw_name)
-    if isinstance(raw, tuple):
-        values = [item.data if item is not None else None for item in raw]
-        return tuple(value if isinstance(value, Tensor) else None for value in values)
-    value = raw.data if raw is not None else None
-    return value if isinstance(value, Tensor) else None
 
 
 def saved_tensors(node: Any) -> dict[str, Any]:

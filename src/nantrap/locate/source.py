@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import functools
 import itertools
 import linecache
@@ -38,7 +40,7 @@ class Place:
         return Source(
             file=self.code.co_filename,
             line=self.line,
-            function=getattr(self.code, "co_qualname", self.code.co_name),
+            function=qualified_name(self.code),
             text=linecache.getline(self.code.co_filename, self.line).rstrip("\n"),
             column=column,
             end_column=end_column,
@@ -51,6 +53,35 @@ class Place:
         if positions is None or positions[0] != positions[1]:
             return None, None  # the expression spans several lines
         return positions[2], positions[3]
+
+
+def qualified_name(code: CodeType) -> str:
+    """`Attention.forward`: the name of a function with its classes. Python 3.10 has to look it up in the source."""
+    if sys.version_info >= (3, 11):
+        return code.co_qualname
+    else:  # noqa: RET505 - mypy takes the version's branch only in this form
+        return _names_in_file(code.co_filename).get(code.co_firstlineno, code.co_name)
+
+
+@functools.lru_cache(maxsize=256)
+def _names_in_file(file: str) -> dict[int, str]:
+    """The qualified name of each function of a file, by the line on which its code begins (decorators included)."""
+    found: dict[int, str] = {}
+
+    def visit(node: ast.AST, prefix: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.ClassDef):
+                visit(child, f"{prefix}{child.name}.")
+            elif isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                first = min([child.lineno, *(decorator.lineno for decorator in child.decorator_list)])
+                found[first] = f"{prefix}{child.name}"
+                visit(child, f"{prefix}{child.name}.<locals>.")
+            else:
+                visit(child, prefix)
+
+    with contextlib.suppress(SyntaxError, ValueError):
+        visit(ast.parse("".join(linecache.getlines(file))), "")
+    return found
 
 
 def user_place(frame: FrameType | None, *, inside: str | None = None) -> Place | None:
