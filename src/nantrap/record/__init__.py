@@ -1,20 +1,41 @@
-"""Journal, run description, incident bundles: what a run leaves on disk, and the readers of it."""
+"""Journal, run description, incident bundles: what a run leaves on disk, and the readers of it.
+
+`open_run` opens a run or a foreign log as columns, without torch; `read_journal` reads a journal line by line.
+"""
 
 from nantrap.record.bundle import Bundle, Material, read_bundle, write_bundle
+from nantrap.record.columns import Column, Labels
 from nantrap.record.durable import write_atomically
 from nantrap.record.history import History, StepRecord
 from nantrap.record.journal import Journal
 from nantrap.record.reader import JournalLine, journal_paths, read_journal
+from nantrap.record.run import IncidentFolder, Run, open_run
 from nantrap.record.run_info import write_run_info
+from nantrap.record.sampling import Envelope, downsample, envelope
+from nantrap.record.series import ACTIONS, Event, Segment, Series
+from nantrap.record.textlog import Note
 
 __all__ = [
+    "ACTIONS",
     "Bundle",
+    "Column",
+    "Envelope",
+    "Event",
     "History",
+    "IncidentFolder",
     "Journal",
     "JournalLine",
+    "Labels",
     "Material",
+    "Note",
+    "Run",
+    "Segment",
+    "Series",
     "StepRecord",
+    "downsample",
+    "envelope",
     "journal_paths",
+    "open_run",
     "read_bundle",
     "read_journal",
     "write_atomically",

@@ -1,0 +1,270 @@
+"""A run as it lies on disk, whoever wrote it: opened without torch, read while it grows.
+
+run = record.open_run("runs/exp1")       # a run folder of nantrap: all ranks, incidents, evaluations
+run = record.open_run("train.log")       # or a log that nantrap did not write
+run.main["loss"].value                   # numpy arrays, not a dictionary per step
+run.refresh()                            # reads what was appended since
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from nantrap.errors import NantrapError
+from nantrap.incident import Incident
+from nantrap.record.columns import Block, Column, Table
+from nantrap.record.opening import find_log, source_of
+from nantrap.record.series import NAMES, Series, is_evaluation, normal_form
+from nantrap.record.sources import JsonLines, Records, Source, TextLines
+from nantrap.record.textlog import Note
+
+_JOURNAL = re.compile(r"journal-r(\d+)\.jsonl$")
+_ALWAYS = frozenset({"kind", "action", "incident", "metrics"})
+_MOST_PROBLEMS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentFolder:
+    """The folder of an incident. `incident` is `None` where its file cannot be read, and `error` says why."""
+
+    path: Path
+    incident: Incident | None
+    error: str = ""
+
+
+class _Stream:
+    """One source and the tables it fills: the steps, and the evaluations among them."""
+
+    def __init__(self, source: Source, rank: int, wanted: Callable[[str], bool] | None) -> None:
+        self.source = source
+        self._rank = rank
+        self._wanted = wanted
+        self._clear()
+
+    def _clear(self) -> None:
+        self._steps, self._evaluations = Table(self._wanted), Table()
+        self.series = Series(self._steps, rank=self._rank)
+        self.evaluations = Series(self._evaluations, rank=self._rank)
+        self.source.problems.clear()
+
+    def refresh(self) -> bool:
+        changed = self.source.begin_again()
+        if changed:
+            self._clear()
+        for records in self.source.read():
+            changed = changed or len(records) > 0
+            self._take(records)
+        return changed
+
+    def _take(self, records: Records | Block) -> None:
+        if isinstance(records, Block):
+            self._steps.extend_block(records)
+            return
+        steps: Records = records
+        if any("kind" in record for record in records):
+            steps = [record for record in records if record.get("kind") in (None, "step")]
+            for record in records:
+                metrics = record.get("metrics")
+                if record.get("kind") == "eval" and isinstance(metrics, dict):
+                    self._evaluations.extend([{**metrics, "step": record.get("step", 0)}])
+        if steps:
+            self._steps.extend(steps)
+
+
+class Run:
+    """A run or a log. Holds the columns read so far and how far each file was read; see `open_run`.
+
+    Attributes:
+        path: the folder, or the log's file.
+        name: its last part.
+        kind: `nantrap`, `jsonl`, `json`, `csv`, `text` or `tensorboard`.
+    """
+
+    def __init__(
+        self, path: Path, kind: str, streams: Mapping[int, _Stream], wanted: Callable[[str], bool] | None
+    ) -> None:
+        self.path = path
+        self._wanted = wanted
+        self.kind = kind
+        self.name = path.resolve().name
+        self._streams = dict(streams)
+        self._info: tuple[int, Mapping[str, Any]] = (-1, MappingProxyType({}))
+        self._incidents: dict[Path, IncidentFolder] = {}
+        self.refresh()
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.path)!r}, {self.kind}, {len(self.main):,} rows, ranks {list(self.ranks)})"
+
+    # ---- what it holds
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that wrote a journal; `(0,)` for a foreign log."""
+        return tuple(sorted(self._streams))
+
+    @property
+    def series(self) -> Mapping[int, Series]:
+        """The steps of each rank."""
+        return {rank: self._streams[rank].series for rank in self.ranks}
+
+    @property
+    def main(self) -> Series:
+        """The steps of the lowest rank."""
+        return self._streams[self.ranks[0]].series
+
+    @property
+    def info(self) -> Mapping[str, Any]:
+        """`run.json`; empty for a foreign log."""
+        return self._info[1]
+
+    @property
+    def evaluations(self) -> dict[str, Column]:
+        """Results of evaluations by name: those of `guard.log_eval`, and `eval_*`, `val_*`, `test_*` of other logs."""
+        own = self._streams[self.ranks[0]].evaluations
+        found = {name: own[name] for name in own.names}
+        steps = self.main
+        return {**{name: steps[name] for name in steps.names if is_evaluation(name)}, **found}
+
+    @property
+    def incidents(self) -> tuple[IncidentFolder, ...]:
+        """The incident folders of the run, in the order of their steps."""
+
+        def place(folder: IncidentFolder) -> tuple[int, str]:
+            return (-1 if folder.incident is None else folder.incident.step), folder.path.name
+
+        return tuple(sorted(self._incidents.values(), key=place))
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """Lines of a text log that speak of NaN or of an error."""
+        return tuple(
+            note
+            for stream in self._streams.values()
+            if isinstance(stream.source, TextLines)
+            for note in stream.source.notes
+        )
+
+    @property
+    def modified(self) -> float:
+        """When a file of the run was last written, in seconds since the epoch."""
+        return max(stream.source.modified for stream in self._streams.values())
+
+    @property
+    def total_steps(self) -> int | None:
+        """How many steps the run is to have, where the log says so."""
+        planned = self.info.get("total_steps")
+        return planned if isinstance(planned, int) else self._streams[self.ranks[0]].source.total_steps
+
+    @property
+    def total_epochs(self) -> int | None:
+        """How many epochs the run is to have, where the log says so."""
+        return self._streams[self.ranks[0]].source.total_epochs
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        """What could not be read: the first few, and how many more there are."""
+        found = [problem for rank in self.ranks for problem in self._streams[rank].source.problems]
+        found += [folder.error for folder in self.incidents if folder.error]
+        more = [f"and {len(found) - _MOST_PROBLEMS:,} more"] if len(found) > _MOST_PROBLEMS else []
+        return tuple(found[:_MOST_PROBLEMS] + more)
+
+    # ---- reading
+
+    def refresh(self) -> bool:
+        """Read what was written since the last look. True if anything was."""
+        changed = self._read_folder() if self.kind == "nantrap" and self.path.is_dir() else False
+        for stream in self._streams.values():
+            changed = stream.refresh() or changed
+        return changed
+
+    def _read_folder(self) -> bool:
+        changed = False
+        info = self.path / "run.json"
+        try:
+            stamp = info.stat().st_mtime_ns
+            if stamp != self._info[0]:
+                document = json.loads(info.read_text(encoding="utf-8"))
+                self._info = (stamp, MappingProxyType(document if isinstance(document, dict) else {}))
+                changed = True
+        except (OSError, ValueError, RecursionError):
+            pass  # not written yet, or by hand
+        here = {path for path in (self.path / "incidents").glob("*-r*") if path.is_dir() and path.name[0] != "."}
+        for gone in self._incidents.keys() - here:
+            del self._incidents[gone]
+        for path in here - self._incidents.keys():
+            self._incidents[path] = _read_incident(path)
+            changed = True
+        for rank, path in _journals(self.path).items():  # a rank that came late
+            if rank not in self._streams:
+                self._streams[rank] = _Stream(JsonLines(path, wanted=self._wanted), rank, self._wanted)
+        return changed
+
+
+def open_run(path: str | os.PathLike[str], *, columns: Collection[str] | None = None) -> Run:
+    """Open a run folder of nantrap, one of its journals, or a log that nantrap did not write.
+
+    Args:
+        path: a run folder; a journal; JSON lines; transformers' trainer_state.json; a CSV table such as Lightning's
+            metrics.csv; a text log; a TensorBoard event file, or the folder of one.
+        columns: read only these columns (names as in `Series.get`), for a journal that is too large to hold.
+
+    Raises:
+        UsageError: nothing can be read there; the message says what was looked for.
+
+    Example:
+        >>> import tempfile, pathlib
+        >>> log = pathlib.Path(tempfile.mkdtemp()) / "train.log"
+        >>> _ = log.write_text("step 1 | loss 2.5 | lr 1e-4\\nstep 2 | loss nan | lr 1e-4\\n")
+        >>> open_run(log).main["loss"].value.tolist()
+        [2.5, nan]
+    """
+    place = Path(path)
+    wanted = None if columns is None else _only(columns)
+    journals = _journals(place)
+    if journals:
+        return Run(
+            place,
+            "nantrap",
+            {rank: _Stream(JsonLines(file, wanted=wanted), rank, wanted) for rank, file in journals.items()},
+            wanted,
+        )
+    log = find_log(place)
+    kind, source = source_of(log)
+    return Run(log, kind, {0: _Stream(source, 0, wanted)}, wanted)
+
+
+def _journals(path: Path) -> dict[int, Path]:
+    if path.is_dir():
+        return {int(match[1]): file for file in path.glob("journal-r*.jsonl") if (match := _JOURNAL.search(file.name))}
+    match = _JOURNAL.search(path.name)
+    return {int(match[1]): path} if match and path.is_file() else {}
+
+
+def _only(columns: Collection[str]) -> Callable[[str], bool]:
+    """Whether a name of a log is among the columns asked for, or holds one of them."""
+    forms = {normal_form(name) for name in columns}
+    for name in {*columns, "step", "epoch"} & NAMES.keys() | {"step"}:
+        forms |= {form.strip("_") for form in NAMES[name].split()}
+    tops = {name.partition(".")[0] for name in columns}
+
+    def wanted(name: str) -> bool:
+        top = name.partition(".")[0]
+        part_of_loss = "loss" in forms and "loss" in name.lower()
+        return top in _ALWAYS or top in tops or part_of_loss or normal_form(name) in forms
+
+    return wanted
+
+
+def _read_incident(folder: Path) -> IncidentFolder:
+    try:
+        document = json.loads((folder / "incident.json").read_text(encoding="utf-8"))
+        return IncidentFolder(folder, Incident.from_dict(document))
+    except (OSError, ValueError, RecursionError, NantrapError) as error:
+        return IncidentFolder(folder, None, f"{folder.name}: incident.json cannot be read: {error}")

@@ -1,0 +1,230 @@
+"""The steps of one rank as columns, with the names people use for the same value."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nantrap.record.columns import Column, Ints, Labels, Table
+
+Bools = NDArray[np.bool_]
+
+ACTIONS: Final = ("apply", "skip", "rollback", "stop", "other")
+"""What `Series.action` counts: the index of the action in this list."""
+
+NAMES: Final = {
+    "loss": "loss train_loss training_loss total_loss loss_total train_total_loss train_loss_step loss_step loss_train "
+    "lm_loss train_loss_epoch loss_epoch loss_avg avg_loss mean_loss batch_loss running_loss",
+    "lr": "lr learning_rate train_lr train_learning_rate lr_0 lr_group_0 group_0_lr lr_pg0 lr_adamw lr_adam lr_sgd",
+    "grad_norm": "grad_norm gradient_norm gradnorm gnorm norm total_norm train_grad_norm global_grad_norm "
+    "grad_norm_total total_grad_norm grad_2_0_norm_total",
+    "scale": "scale loss_scale grad_scale amp_scale scaler_scale scaler",
+    "epoch": "epoch ep epochs train_epoch current_epoch epoch_num",
+    "step": "step global_step trainer_global_step iteration iter train_step train_global_step num_updates _step "
+    "steps iters it",
+    "ms": "ms step_ms dt_ms time_ms elapsed_time_per_iteration_ms elapsed_time_per_iteration",
+}
+"""The names under which other tools write the values that nantrap knows, the likeliest first, in normal form."""
+
+_EVALUATION = re.compile(r"(?:^|_)(?:eval|evaluation|val|valid|validation|test|dev)(?:_|$)")
+_APART = re.compile(r"[^a-z0-9]+")
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Rows `start` to `stop` (exclusive) of one start of a run; a run directory used again has several."""
+
+    start: int
+    stop: int
+    first_step: int
+    last_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """A step that was not applied, or had an incident, as the journal has it."""
+
+    step: int
+    row: int
+    action: str
+    cause: str | None = None
+    phase: str | None = None
+    module: str | None = None
+    op: str | None = None
+
+
+def normal_form(name: str) -> str:
+    """`Train/Loss` and `train_loss` are one name."""
+    return _APART.sub("_", name.lower()).strip("_")
+
+
+def is_evaluation(name: str) -> bool:
+    """Whether a column of a log holds a result of an evaluation: `eval_loss`, `val/acc`, `Loss/test`."""
+    return _EVALUATION.search(normal_form(name)) is not None
+
+
+def not_repeated(step: Ints) -> Bools:
+    """Where steps were gone through again later (a run that was started again): True for the last pass alone."""
+    if len(step) < 2:
+        return np.ones(len(step), dtype=bool)
+    begin = np.append(0, np.flatnonzero(np.diff(step) < 0) + 1)
+    # the least step of the passes after each one: a step at or above it was done again
+    later = np.append(np.minimum.accumulate(step[begin][::-1])[::-1][1:], np.iinfo(np.int64).max)
+    again: Bools = step < np.repeat(later, np.diff(np.append(begin, len(step))))
+    return again
+
+
+class Series:
+    """The steps of one rank (or of a foreign log) as columns. A view of a table that may grow; holds no values itself.
+
+    Example:
+        >>> table = Table()
+        >>> table.extend([{"step": 0, "loss": 2.5, "action": "apply"}, {"step": 1, "loss": "nan", "action": "skip"}])
+        >>> series = Series(table, rank=0)
+        >>> series["loss"].value.tolist(), series.applied.tolist()
+        ([2.5, nan], [True, False])
+    """
+
+    def __init__(self, table: Table, *, rank: int = 0) -> None:
+        self.rank = rank
+        self._table = table
+        self._steps: tuple[int, Ints] = (0, np.empty(0, dtype=np.int64))
+
+    def __len__(self) -> int:
+        return self._table.rows
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns of numbers, in the order in which they appeared; without the step."""
+        step = self._name_of("step")
+        return tuple(name for name in self._table.numeric if name != step)
+
+    @property
+    def step(self) -> Ints:
+        """The step of each row. A log without steps counts its rows; a row without one has that of the row before."""
+        rows = self._table.rows
+        if self._steps[0] == rows:
+            return self._steps[1]
+        name = self._name_of("step")
+        if name is None:
+            step = np.arange(rows, dtype=np.int64)
+        else:
+            where, values = self._table.numbers(name)
+            whole = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0).astype(np.int64)
+            if len(where) == rows:
+                step = whole
+            else:
+                known = np.searchsorted(where, np.arange(rows), side="right") - 1
+                step = np.where(known >= 0, whole[np.maximum(known, 0)], 0)
+        step.flags.writeable = False
+        self._steps = (rows, step)
+        return step
+
+    def get(self, name: str) -> Column | None:
+        """A column by its name in the log, or by nantrap's name for it (`loss`, `lr`, `grad_norm`, `scale`)."""
+        found = name if name in self._table.numeric else self._name_of(name)
+        if found is None:
+            return None
+        row, value = self._table.numbers(found)
+        step = self.step if len(row) == len(self) else self.step[row]
+        return Column(found, step, row, value)
+
+    def __getitem__(self, name: str) -> Column:
+        column = self.get(name)
+        if column is None:
+            raise KeyError(name)
+        return column
+
+    def labels(self, name: str) -> Labels | None:
+        """A column of text: `action`, `incident.cause`, `incident.phase`, ..."""
+        if name not in self._table.textual:
+            return None
+        row, code, names = self._table.texts(name)
+        return Labels(name, self.step[row], row, code.astype(np.int64), names)
+
+    @property
+    def action(self) -> NDArray[np.uint8]:
+        """What was done at each row, as an index into `ACTIONS`. A log that does not say so applied every step."""
+        action = np.zeros(len(self), dtype=np.uint8)
+        labels = self.labels("action")
+        if labels is not None:
+            other = ACTIONS.index("other")
+            meaning = [ACTIONS.index(name) if name in ACTIONS else other for name in labels.names]
+            action[labels.row] = np.array(meaning, dtype=np.uint8)[labels.code]
+        return action
+
+    @property
+    def applied(self) -> Bools:
+        """Whether each row's step was applied to the weights."""
+        applied: Bools = self.action == 0
+        return applied
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """The starts of the run: a new one begins where the step goes back."""
+        lead = self.get("loss")
+        row, step = (np.arange(len(self)), self.step) if lead is None else (lead.row, lead.step)
+        if not len(row):
+            return ()
+        begin = np.append(0, np.flatnonzero(np.diff(step) < 0) + 1)
+        end = np.append(begin[1:], len(step))
+        stops = np.append(row[begin[1:]], len(self))
+        starts = np.append(0, row[begin[1:]])
+        return tuple(
+            Segment(int(start), int(stop), int(step[first]), int(step[last - 1]))
+            for start, stop, first, last in zip(starts, stops, begin, end, strict=True)
+        )
+
+    @property
+    def current(self) -> Bools:
+        """False for rows whose steps a later start of the run went through again."""
+        return not_repeated(self.step)
+
+    def events(self, *, limit: int = 1000) -> list[Event]:
+        """The steps that were not applied or had an incident: the first half and the last half of `limit`."""
+        phase = self.labels("incident.phase")
+        rows = np.flatnonzero(~self.applied)
+        if phase is not None:
+            rows = np.union1d(rows, phase.row)
+        if len(rows) > limit:
+            rows = np.concatenate([rows[: limit - limit // 2], rows[len(rows) - limit // 2 :]])
+        told = {field: self._at(f"incident.{field}", rows) for field in ("cause", "phase", "module", "op")}
+        action, step = self.action, self.step
+        return [
+            Event(
+                int(step[row]), int(row), ACTIONS[action[row]], **{field: told[field].get(int(row)) for field in told}
+            )
+            for row in rows
+        ]
+
+    def _at(self, name: str, rows: Ints) -> dict[int, str]:
+        labels = self.labels(name)
+        if labels is None:
+            return {}
+        here = np.isin(labels.row, rows)
+        return {int(row): labels.names[code] for row, code in zip(labels.row[here], labels.code[here], strict=True)}
+
+    def _name_of(self, wanted: str) -> str | None:
+        """The column of the log that holds the value nantrap calls `wanted`."""
+        return find_name(wanted, self._table.numeric)
+
+
+def find_name(wanted: str, names: tuple[str, ...]) -> str | None:
+    """Which of a log's names means the value that nantrap calls `wanted`; `None` if none does."""
+    if wanted in names:
+        return wanted
+    by_form: dict[str, str] = {}
+    for name in names:
+        by_form.setdefault(normal_form(name), name)
+    for form in NAMES[wanted].split() if wanted in NAMES else [normal_form(wanted)]:
+        if form.strip("_") in by_form:
+            return by_form[form.strip("_")]
+    if wanted == "loss":  # a part of a loss is better than nothing
+        parts = [name for name in names if "loss" in normal_form(name).split("_") and not is_evaluation(name)]
+        parts = [name for name in parts if "scale" not in name.lower()]
+        return parts[0] if parts else None
+    return None

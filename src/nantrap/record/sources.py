@@ -1,0 +1,231 @@
+"""The kinds of logs: each source turns a file, or what was appended to it, into records."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from nantrap.errors import FormatError
+from nantrap.record.columns import Block
+from nantrap.record.event_files import EventFile
+from nantrap.record.tail import Tail
+from nantrap.record.template import Template, template_of
+from nantrap.record.textlog import Note, TextLog
+
+Records = Sequence[Mapping[str, Any]]
+_SMALLEST = 64
+"""Fewer lines than these are decoded one after the other."""
+
+
+class Source(Protocol):
+    """A log that may grow. Holds how far it was read."""
+
+    path: Path
+    modified: float
+    problems: list[str]
+    total_steps: int | None
+    total_epochs: int | None
+
+    def begin_again(self) -> bool:
+        """Whether the log was replaced since the last look; what was read so far is void then."""
+        ...
+
+    def read(self) -> Iterator[Records | Block]:
+        """What is new."""
+        ...
+
+
+class _Base:
+    """What every source has."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.modified = 0.0
+        self.problems: list[str] = []
+        self.total_steps: int | None = None
+        self.total_epochs: int | None = None
+
+
+class JsonLines(_Base):
+    """One JSON object a line. A line that is none is passed over and counted; half a line waits."""
+
+    def __init__(self, path: Path, *, wanted: Callable[[str], bool] | None = None) -> None:
+        super().__init__(path)
+        self._tail = Tail(path)
+        self._line = 0
+        self._wanted = wanted
+        self._template: Template | None = None
+
+    def begin_again(self) -> bool:
+        self._line = 0 if (again := self._tail.replaced()) else self._line
+        return again
+
+    def read(self) -> Iterator[Records | Block]:
+        for chunk in self._tail.chunks():
+            text = chunk.decode("utf-8", "replace").rstrip("\n")
+            lines = text.count("\n") + 1
+            yield from self._decode(text, lines)
+        self.modified = self._tail.modified
+
+    def _decode(self, text: str, lines: int) -> Iterator[Records | Block]:
+        """The records of these lines: by the template while it fits, else by halves, else one after the other."""
+        if lines >= _SMALLEST:
+            if self._template is not None and (block := self._template.read(text, lines)) is not None:
+                self._line += lines
+                yield block
+                return
+            template = template_of(text[: text.index("\n")], self._wanted)
+            if template is not None and template != self._template:
+                self._template = template
+                if (block := template.read(text, lines)) is not None:
+                    self._line += lines
+                    yield block
+                    return
+            if self._template is not None:
+                middle = text.find("\n", len(text) // 2)
+                if 0 < middle < len(text):
+                    first, second = text[:middle], text[middle + 1 :]
+                    count = first.count("\n") + 1
+                    yield from self._decode(first, count)
+                    yield from self._decode(second, lines - count)
+                    return
+        yield self._together(text, lines)
+
+    def _together(self, text: str, lines: int) -> Records:
+        try:
+            # one call for all lines: a raw newline cannot be inside of a JSON value
+            records: Records = json.loads(f"[{text.replace(chr(10), ',')}]")
+        except (ValueError, RecursionError):
+            records = []
+        if len(records) != lines or not all(type(record) is dict for record in records):
+            records = self._one_by_one(text)
+        self._line += lines
+        return records
+
+    def _one_by_one(self, text: str) -> Records:
+        records = []
+        for number, line in enumerate(text.split("\n"), start=self._line + 1):
+            try:
+                record = json.loads(line)
+            except (ValueError, RecursionError):
+                record = None
+            if isinstance(record, dict):
+                records.append(record)
+            elif line.strip():
+                self.problems.append(f"{self.path.name}, line {number}: not a JSON object, passed over")
+        return records
+
+
+class TextLines(_Base):
+    """A plain text log, read by pattern."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._tail = Tail(path, carriage_return=True)
+        self._log = TextLog()
+
+    @property
+    def notes(self) -> list[Note]:
+        """Lines that speak of trouble."""
+        return self._log.notes
+
+    def begin_again(self) -> bool:
+        again = self._tail.replaced()
+        if again:
+            self._log = TextLog()
+        return again
+
+    def read(self) -> Iterator[Records]:
+        for chunk in self._tail.chunks():
+            text = chunk.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
+            yield self._log.records(text.split("\n"))
+        self.modified = self._tail.modified
+        self.total_steps, self.total_epochs = self._log.total_steps, self._log.total_epochs
+
+
+class CsvLines(_Base):
+    """A table with a header, such as Lightning's metrics.csv. An empty cell is a missing value."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._tail = Tail(path)
+        self._header: list[str] = []
+        self._separator = "\t" if path.suffix == ".tsv" else ","
+
+    def begin_again(self) -> bool:
+        again = self._tail.replaced()
+        if again:
+            self._header = []
+        return again
+
+    def read(self) -> Iterator[Records]:
+        for chunk in self._tail.chunks():
+            lines = chunk.decode("utf-8-sig", "replace").splitlines()
+            if not self._header and lines:
+                if self._separator not in lines[0] and ";" in lines[0]:
+                    self._separator = ";"
+                self._header = next(csv.reader(lines[:1], delimiter=self._separator))
+                lines = lines[1:]
+            rows = csv.reader(lines, delimiter=self._separator)
+            yield [{key: cell for key, cell in zip(self._header, row, strict=False) if cell} for row in rows if row]
+        self.modified = self._tail.modified
+
+
+class JsonDocument(_Base):
+    """A JSON file that is rewritten as a whole: transformers' trainer_state.json, or a list of objects."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._seen = (-1, -1)
+
+    def _state(self) -> tuple[int, int]:
+        try:
+            status = self.path.stat()
+        except OSError:
+            return self._seen
+        return status.st_mtime_ns, status.st_size
+
+    def begin_again(self) -> bool:
+        return self._seen not in ((-1, -1), self._state())
+
+    def read(self) -> Iterator[Records]:
+        state = self._state()
+        if state == self._seen:
+            return
+        try:
+            document = json.loads(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, RecursionError) as error:
+            raise FormatError(f"{self.path}: cannot be read as JSON: {error}") from None
+        self._seen, self.modified = state, state[0] / 1e9
+        records = document.get("log_history") if isinstance(document, dict) else document
+        if not isinstance(records, list):
+            raise FormatError(
+                f"{self.path}: no log in this JSON file; expected a list of objects, or an object with log_history "
+                "(trainer_state.json)"
+            )
+        if isinstance(document, dict):
+            steps, epochs = document.get("max_steps"), document.get("num_train_epochs")
+            self.total_steps = steps if isinstance(steps, int) and steps > 0 else None
+            self.total_epochs = epochs if isinstance(epochs, int) and epochs > 0 else None
+        yield [record for record in records if isinstance(record, dict)]
+
+
+class EventFiles(_Base):
+    """The TensorBoard event files of one folder, the oldest first."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self._files: dict[Path, EventFile] = {}
+
+    def begin_again(self) -> bool:
+        return False
+
+    def read(self) -> Iterator[Records]:
+        paths = [self.path] if self.path.is_file() else sorted(self.path.glob("*tfevents*"), key=lambda p: p.name)
+        for path in paths:
+            file = self._files.setdefault(path, EventFile(path))
+            yield from file.records()
+            self.modified = max(self.modified, file.modified)
