@@ -171,7 +171,7 @@ def test_a_program_sees_what_it_would_see_under_python(shell: Shell, target: str
     (shell.folder / "link.py").symlink_to("real/linked.py")
     with zipfile.ZipFile(shell.folder / "app.pyz", "w") as archive:
         archive.writestr("__main__.py", SELF)
-    words = target.format(folder=shell.folder).split()
+    words = [word.format(folder=shell.folder) for word in target.split()]
     plain = shell.python(*words)
     guarded = shell.nantrap("--quiet", *words)
     assert (plain.code, guarded.code) == (0, 0), guarded.err
