@@ -80,6 +80,8 @@ def incident_of(norm: nn.Module, *, repeatable: bool = True, gain: float = 1.0) 
 @pytest.mark.filterwarnings("ignore:Mismatch dtype between input and weight")
 @pytest.mark.parametrize("name", NORMS)
 def test_a_slope_too_steep_for_float16_is_proven_with_a_larger_eps(name: str) -> None:
+    if name == "rms_norm" and not hasattr(torch.ops.aten, "_fused_rms_norm"):
+        pytest.skip("this torch computes it in float16, where the eps is 0: a division by zero")
     cause = incident_of(NORMS[name]).causes[0]
     assert (cause.slug, cause.proven) == ("singular_gradient_at_zero", True)
     assert cause.fix is not None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from causes.programs import TORCH_WARNS, Diagnose, IncidentOf
@@ -179,6 +181,9 @@ def test_log_shows_the_users_own_line(incident_of: IncidentOf) -> None:
     cause = first(incident_of("log_of_zero"))
     assert evidence(cause)[0] == "aten.log was given exactly 0 at 12 of 24 places"
     assert cause.fix is not None
+    if sys.version_info < (3, 11):  # no columns of an expression, so no call to replace in the line
+        assert cause.fix.diff == ""
+        return
     assert cause.fix.diff == (
         "-    return -probability.log().mean()\n+    return -nantrap.ops.safe_log(probability).mean()"
     )
@@ -217,7 +222,8 @@ def test_singular_gradient(incident_of: IncidentOf) -> None:
     ]
     assert cause.fix is not None
     assert "an eps outside, sqrt(x) + eps, changes nothing" in cause.fix.text
-    assert cause.fix.diff.endswith("+    return nantrap.ops.safe_sqrt(squared).mean()")
+    if sys.version_info >= (3, 11):
+        assert cause.fix.diff.endswith("+    return nantrap.ops.safe_sqrt(squared).mean()")
 
 
 def test_arccos_says_that_the_usual_clamp_does_not_help(incident_of: IncidentOf) -> None:

@@ -153,7 +153,7 @@ def test_an_accelerate_folder(tmp_path: Path, state: dict[str, Any]) -> None:
 def save_dcp(state: dict[str, Any], folder: Path) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        dcp.save(state, checkpoint_id=str(folder), no_dist=True)
+        dcp.save(state, checkpoint_id=str(folder))
 
 
 def test_a_distributed_checkpoint(tmp_path: Path, state: dict[str, Any]) -> None:
