@@ -1,0 +1,178 @@
+"""A stretch of a run against what the plan expects of it."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from nantrap.health.checks import applied_steps, falling_loss, improvement, incidents, limits_of
+from nantrap.health.expectations import Expectations, Limits, Stage, Wishes
+from nantrap.health.finding import Finding, StageVerdict
+from nantrap.health.trend import spikes
+from nantrap.health.window import Window
+from nantrap.health.words import count, number, share
+from nantrap.record import Column
+
+
+def judge_stage(window: Window, stage: Stage, plan: Expectations) -> StageVerdict:
+    """One stage of the plan."""
+    place = _position(window, stage, plan)
+    if place is None:
+        words = "the log has no epochs; set steps_per_epoch in the plan, or give the stage in steps"
+        return StageVerdict(stage.name, stage.span, "not reached", (Finding("epochs", "warn", f"not judged: {words}"),))
+    inside = (place >= stage.first) & (place <= (np.inf if stage.last is None else stage.last)) & window.rows
+    if not inside.any():
+        return StageVerdict(stage.name, stage.span, "not reached", ())
+    beyond = stage.last is not None and bool((place[window.rows] > stage.last).any())
+    # the last step or epoch of a stage may be there without a step after it
+    at_end = stage.last is not None and stage.unit == "steps" and bool((place[window.rows] >= stage.last).any())
+    state: Literal["in progress", "complete"] = "complete" if beyond or at_end else "in progress"
+    part = Window(window.run, window.series, inside)
+    return StageVerdict(stage.name, stage.span, state, tuple(compare(part, stage.wishes)))
+
+
+def compare(window: Window, wishes: Wishes) -> Iterator[Finding]:
+    """What the plan wishes, one finding each."""
+    if wishes.loss is not None:
+        yield from _loss(window, wishes.loss)
+    if wishes.incidents is not None:
+        yield from _incidents(window, wishes.incidents)
+    if wishes.applied is not None:
+        yield from _applied(window, wishes.applied)
+    if wishes.spikes is not None:
+        yield from _spikes(window, wishes.spikes)
+    if wishes.lr:
+        yield from _lr(window, wishes)
+    for pattern, limits in wishes.values.items():
+        yield from _values(window, pattern, limits)
+    for name, limits_or_none in wishes.evaluation.items():
+        yield from _evaluation(window, name, limits_or_none)
+
+
+def _position(window: Window, stage: Stage, plan: Expectations) -> NDArray[Any] | None:
+    """The epoch, counted from 1, or the step of each row."""
+    series = window.series
+    if stage.unit == "steps":
+        return series.step
+    if plan.steps_per_epoch:
+        return series.step // plan.steps_per_epoch + 1
+    column = series.get("epoch")
+    if column is None or not len(column):
+        return None
+    known = np.searchsorted(column.row, np.arange(len(series)), side="right") - 1
+    epoch = np.where(known >= 0, column.value[np.maximum(known, 0)], column.value[0])
+    if (column.value != np.floor(column.value)).any():
+        return np.maximum(np.ceil(epoch), 1)  # 0.1 lies in the first epoch
+    return epoch + (1 if column.value.min() == 0 else 0)
+
+
+def _loss(window: Window, wish: Literal["falls", "stable"] | Limits) -> Iterator[Finding]:
+    if isinstance(wish, Limits):
+        column = window.column("loss")
+        if column is None:
+            yield Finding("loss", "unknown", "the log has no loss")
+        else:
+            tenth = max(1, len(column) // 10)
+            value = float(np.median(column.value[-tenth:])) if len(column) else float("nan")
+            good = (wish.below is None or value <= wish.below) and (wish.above is None or value >= wish.above)
+            wanted = f"below {number(wish.below)}" if wish.below is not None else f"above {number(wish.above or 0.0)}"
+            words = f"the loss ends at {number(value)} (median of the last tenth), expected {wanted}"
+            yield Finding("loss", "pass" if good else "fail", words, {"last": value})
+        return
+    bad = window.column("loss")
+    if bad is not None and (amount := int((~np.isfinite(bad.value) & window.applied(bad)).sum())):
+        words = f"{share(amount, len(bad))} losses not finite, expected a loss that is {wish}"
+        yield Finding("loss", "fail", words, {"nonfinite": amount})
+    for finding in falling_loss(window):
+        flat_is_well = wish == "stable" and finding.evidence.get("direction") == "flat"
+        outcome = "pass" if finding.outcome == "warn" and flat_is_well else finding.outcome
+        if outcome == "warn":
+            outcome = "fail"  # the plan asked for it
+        yield Finding("loss", outcome, finding.summary, finding.evidence, finding.help)
+    if bad is None:
+        yield Finding("loss", "unknown", "the log has no loss")
+
+
+def _incidents(window: Window, most: int) -> Iterator[Finding]:
+    for finding in incidents(window):
+        amount = int(finding.evidence.get("incidents", finding.evidence.get("lines", 0)))
+        outcome: Literal["pass", "fail"] = "pass" if amount <= most else "fail"
+        yield Finding(
+            "incidents", outcome, f"{finding.summary} (at most {most:,} expected)", finding.evidence, finding.help
+        )
+        return
+    yield Finding(
+        "incidents", "pass", f"no line speaks of NaN or an error (at most {most:,} expected)", {"incidents": 0}
+    )
+
+
+def _applied(window: Window, least: float) -> Iterator[Finding]:
+    for finding in applied_steps(window):
+        part = finding.evidence["applied"] / finding.evidence["steps"]
+        words = f"{finding.summary} (at least {100 * least:g}% expected)"
+        yield Finding("applied", "pass" if part >= least else "fail", words, finding.evidence)
+        return
+    yield Finding("applied", "warn", "not judged: the log does not say which steps were applied")
+
+
+def _spikes(window: Window, most: int) -> Iterator[Finding]:
+    column = window.column("loss")
+    values = np.empty(0) if column is None else column.value[np.isfinite(column.value)]
+    amount = len(spikes(values))
+    words = f"{count(amount, 'spike')} in the loss (at most {most:,} expected)"
+    yield Finding("spikes", "pass" if amount <= most else "fail", words, {"spikes": amount})
+
+
+def _lr(window: Window, wishes: Wishes) -> Iterator[Finding]:
+    column = window.column("lr")
+    if column is None or not len(column):
+        yield Finding("lr", "warn", "not judged: the log has no learning rate")
+        return
+    found = {"first": float(column.value[0]), "peak": float(column.value.max()), "last": float(column.value[-1])}
+    for key, wanted in wishes.lr.items():
+        if key in found:
+            value = found[key]
+            close = abs(value - wanted) <= 0.01 * abs(wanted)
+            step = int(column.step[0 if key == "first" else int(column.value.argmax()) if key == "peak" else -1])
+            words = f"{key} learning rate {number(value)} (step {step:,}), configured {number(wanted)}"
+            help = "" if close else "a resumed optimizer or scheduler keeps the learning rate of its checkpoint"
+            yield Finding("lr", "pass" if close else "fail", words, {"found": value, "expected": wanted}, help)
+    if wishes.lr.keys() & {"above", "below"}:
+        yield from limits_of(column, low=wishes.lr.get("above"), high=wishes.lr.get("below"), check="lr")
+
+
+def _values(window: Window, pattern: str, limits: Limits) -> Iterator[Finding]:
+    names = [
+        name
+        for name in window.series.names
+        if fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(name.removeprefix("watch."), pattern)
+    ]
+    if not names and (column := window.series.get(pattern)) is not None:
+        names = [column.name]
+    if not names:
+        some = ", ".join(window.series.names[:6])
+        yield Finding(
+            "values", "warn", f"not judged: no column matches {pattern!r}; the log has {some}", {"pattern": pattern}
+        )
+    for name in names:
+        if (found := window.column(name)) is not None:
+            yield from limits_of(found, low=limits.above, high=limits.below, check="values")
+
+
+def _evaluation(window: Window, name: str, limits: Limits | None) -> Iterator[Finding]:
+    results = window.evaluations()
+    column = results.get(name) or results.get(f"eval_{name}") or results.get(f"val_{name}")
+    if column is None:
+        words = f"no evaluation named {name!r}" + (f"; there are {', '.join(results)}" if results else "")
+        yield Finding("evaluation", "warn", f"not judged: {words}")
+    elif limits is None:
+        finding = improvement(name, column)
+        outcome = "fail" if finding.outcome == "warn" else finding.outcome
+        yield Finding("evaluation", outcome, finding.summary, finding.evidence, finding.help)
+    else:
+        last = Column(name, column.step[-1:], column.row[-1:], column.value[-1:])
+        yield from limits_of(last, low=limits.above, high=limits.below, check="evaluation")
