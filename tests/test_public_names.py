@@ -31,6 +31,7 @@ NAMES = {
     "ops",
     "probe",
     "replay",
+    "without_samples",
 }
 
 

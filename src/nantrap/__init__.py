@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from nantrap.causes import explain as explain
     from nantrap.checkpoints import CheckpointStore as CheckpointStore
     from nantrap.checkpoints.audit import audit as audit
+    from nantrap.doctor.data import without_samples as without_samples
     from nantrap.guard import Guard as Guard
     from nantrap.guard import Limit as Limit
     from nantrap.guard import Outcome as Outcome
@@ -35,6 +36,7 @@ _LAZY = {
     "Policy": "nantrap.guard",
     "replay": "nantrap.guard",
     "probe": "nantrap.locate",
+    "without_samples": "nantrap.doctor.data",
 }
 _LAZY_MODULES = frozenset({"checkpoints", "ops"})
 
@@ -63,6 +65,7 @@ __all__ = [
     "ops",
     "probe",
     "replay",
+    "without_samples",
 ]
 
 

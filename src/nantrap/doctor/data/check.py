@@ -1,0 +1,280 @@
+"""`check_data`: from paths to a report. Finds the files, has their shards measured, judges file by file."""
+
+from __future__ import annotations
+
+import functools
+import glob
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from nantrap.doctor.data import image_folder
+from nantrap.doctor.data.ctc import infeasible_samples
+from nantrap.doctor.data.engine import Engine, Threads
+from nantrap.doctor.data.findings import DataFinding, DataReport
+from nantrap.doctor.data.judge import ctc_finding, different_lengths, judge_file, missing_in_samples
+from nantrap.doctor.data.measures import Measures, joined
+from nantrap.doctor.data.readers import (
+    digests,
+    factory,
+    format_of,
+    format_of_content,
+    plan_file,
+    read_array,
+    scan_shard,
+)
+from nantrap.doctor.data.readers.csv_files import ROW
+from nantrap.doctor.data.roles import DataOptions
+from nantrap.doctor.data.rows import Array, Indices
+from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
+from nantrap.doctor.data.stored import file_size, list_folder, open_source
+from nantrap.errors import UsageError
+
+_ARRAY_FORMATS = ("npy", "npz", "torch", "safetensors", "hdf5")
+_IMAGES_AT_ONCE = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _File:
+    path: str
+    root: str
+    format: str | None
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Callbacks of a progress bar: how many bytes there are, and how many more were read."""
+
+    total: Callable[[int], None]
+    advance: Callable[[int], None]
+
+
+def check_data(
+    paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    *,
+    options: DataOptions | None = None,
+    engine: Engine | None = None,
+    progress: Progress | None = None,
+) -> DataReport:
+    """Check data files for what makes training fail or lie. Nothing in a file is executed.
+
+    Args:
+        paths: files, folders, globs, URLs of fsspec, or `module:dataset`, which is imported and run.
+        options: what is known about the data.
+        engine: who does the work; threads of this process by default.
+        progress: callbacks of a progress bar.
+
+    Returns:
+        A report with all findings, file by file.
+    """
+    given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+    names = [os.fspath(path) for path in given]
+    chosen = options or DataOptions()
+    told = progress or Progress(lambda _: None, lambda _: None)
+    factories = [name for name in names if factory.is_factory(name)]
+    datasets = [(name, factory.make_dataset(name)) for name in factories]
+    findings: list[DataFinding] = []
+    files = _files([name for name in names if name not in factories], findings)
+    told.total(sum(file.size for file in files))
+    run = _Run(chosen, engine or Threads(), told, findings, {})
+    run.images([file for file in files if file.format == "image"])
+    run.tables([file for file in files if file.format != "image"])
+    for name, dataset in datasets:
+        run.judge(name, None, Plan(()), [factory.scan(dataset, chosen, lambda _: None)])
+    order = {file.path: number for number, file in enumerate(files)}
+    lengths = {file.path: run.lengths.get(file.path, 0) for file in files} | {
+        name: run.lengths.get(name, 0) for name in factories
+    }
+    findings.sort(key=lambda finding: (order.get(finding.file, len(order)), finding.file, finding.code))
+    return DataReport(tuple(names), lengths, sum(file.size for file in files), tuple(findings))
+
+
+@dataclass(slots=True)
+class _Run:
+    """One check on its way: what was found so far, and how many samples each file has."""
+
+    options: DataOptions
+    engine: Engine
+    progress: Progress
+    findings: list[DataFinding]
+    lengths: dict[str, int]
+
+    def images(self, files: list[_File]) -> None:
+        """All images, grouped by the path that led to them."""
+        groups = [files[start : start + _IMAGES_AT_ONCE] for start in range(0, len(files), _IMAGES_AT_ONCE)]
+        tasks = [[file.path for file in group] for group in groups]
+        looked: dict[int, list[image_folder.Pixels]] = {}
+        for number, pixels in self.engine.run(image_folder.look_at, tasks):
+            looked[number] = pixels
+            self.progress.advance(sum(file.size for file in groups[number]))
+        roots = {file.path: file.root for file in files}
+        by_root: dict[str, list[image_folder.Pixels]] = {}
+        for number in range(len(groups)):
+            for image in looked[number]:
+                by_root.setdefault(roots[image.path], []).append(image)
+                self.lengths[image.path] = 0 if image.error else 1
+        for root, found in by_root.items():
+            self.findings += image_folder.judge_images(found, root)
+
+    def tables(self, files: list[_File]) -> None:
+        """All other files."""
+        plans: dict[str, tuple[_File, Plan]] = {}
+        for file in files:
+            try:
+                plans[file.path] = (file, plan_file(file.path, _known(file)))
+            except UnreadableDataError as error:
+                self._unreadable(file.path, Problem(str(error)))
+                self.progress.advance(file.size)
+        shards = [shard for _, plan in plans.values() for shard in plan.shards]
+        scan = functools.partial(_scan_safely, options=self.options)
+        results: dict[str, list[Scanned]] = {path: [] for path in plans}
+        for number, scanned in self.engine.run(scan, shards):
+            results[shards[number].path].append(scanned)
+            self.progress.advance(shards[number].bytes)
+        for path, (file, plan) in plans.items():
+            self.judge(path, file.format, plan, results[path])
+        self.findings += _mismatched_files({path: plan for path, (_, plan) in plans.items()}, self.lengths)
+
+    def judge(self, path: str, format: str | None, plan: Plan, results: Iterable[Scanned]) -> None:
+        """Everything about one file."""
+        parts: dict[str | None, list[Measures]] = {}
+        samples = 0
+        problems = list(plan.problems)
+        for scanned in results:
+            samples += scanned.samples
+            problems += scanned.problems
+            for made in scanned.measures:
+                parts.setdefault(None if made.field == ROW else made.field, []).append(made)
+        fields = {name: joined(found) for name, found in parts.items()}
+        found = judge_file(path, fields, self.options, functools.partial(_confirm, path, format))
+        if format in _ARRAY_FORMATS:
+            found += different_lengths(path, fields)
+            found = [each for each in found if each.slug != "ctc_infeasible"] + _ctc(path, format, fields, plan)
+            samples = _most_common_length(fields)
+        elif format == "tar":
+            unread: dict[str | None, set[int]] = {}
+            for problem in problems:
+                unread.setdefault(problem.field, set()).update(problem.indices)
+            found += missing_in_samples(path, fields, samples, unread)
+        self.lengths[path] = samples
+        self.findings += found
+        for field in dict.fromkeys(problem.field for problem in problems):
+            self._unreadable(path, *(problem for problem in problems if problem.field == field))
+
+    def _unreadable(self, path: str, *problems: Problem) -> None:
+        indices = tuple(sorted({index for problem in problems for index in problem.indices}))
+        messages = list(dict.fromkeys(problem.message for problem in problems))
+        text = messages[0] if len(messages) == 1 else f"{messages[0]} (and {len(messages) - 1:,} more)"
+        self.findings.append(
+            DataFinding("unreadable_file", path, problems[0].field, indices, max(1, len(indices)), text)
+        )
+
+
+def _scan_safely(shard: Shard, *, options: DataOptions) -> Scanned:
+    """A shard that cannot be read is a problem of its file, and never ends the check."""
+    try:
+        return scan_shard(shard, options)
+    except UnreadableDataError as error:
+        return Scanned(problems=[Problem(str(error), shard.field)])
+    except OSError as error:
+        return Scanned(problems=[Problem(f"cannot be read: {error.strerror or error}", shard.field)])
+
+
+def _confirm(path: str, format: str | None, made: Measures, indices: Indices) -> Array:
+    assert format is not None
+    try:
+        return digests(path, format, made.field, indices)
+    except UnreadableDataError:  # it was readable a moment ago; that it changed is reported by the scan
+        return np.arange(len(indices), dtype=np.uint64)
+
+
+def _ctc(path: str, format: str | None, fields: dict[str | None, Measures], plan: Plan) -> list[DataFinding]:
+    assert format is not None
+    try:
+        found = infeasible_samples(fields, plan.shapes, lambda name: read_array(path, format, name))
+    except UnreadableDataError:
+        return []
+    return [ctc_finding(path, found[0], found[1])] if found is not None and found[1] else []
+
+
+def _most_common_length(fields: dict[str | None, Measures]) -> int:
+    counted = Counter(made.rows for made in fields.values())
+    return max(counted, key=lambda length: (counted[length], length)) if counted else 0
+
+
+def _mismatched_files(plans: dict[str, Plan], lengths: dict[str, int]) -> list[DataFinding]:
+    """NT157, between the files of a series (part-000.npy, part-001.npy, ...): rank and sizes of their samples."""
+    series: dict[tuple[str, str | None], dict[str, tuple[int, ...]]] = {}
+    for path, plan in plans.items():
+        for field, shape in plan.shapes.items():
+            name = re.sub(r"\d+", "#", os.path.basename(path))
+            series.setdefault((os.path.join(os.path.dirname(path), name), field), {})[path] = shape
+    findings = []
+    for (_, field), shapes in series.items():
+        usual, count = Counter(shapes.values()).most_common(1)[0]
+        if len(shapes) < 3 or 2 * count <= len(shapes):
+            continue
+        for path, shape in shapes.items():
+            if shape != usual and not _differ_in_size_only(shape, usual):
+                total = lengths.get(path, 0)
+                text = f"samples of shape {list(shape)}, in most files of the series they are {list(usual)}"
+                findings.append(DataFinding("shape_mismatch", path, field, tuple(range(total)), total, text))
+    return findings
+
+
+def _differ_in_size_only(shape: tuple[int, ...], usual: tuple[int, ...]) -> bool:
+    """Images of another height and width."""
+    if len(shape) != 3 or len(usual) != 3:
+        return False
+    return (shape[0] == usual[0] and shape[0] in (1, 3, 4)) or (shape[2] == usual[2] and shape[2] in (1, 3, 4))
+
+
+def _known(file: _File) -> str:
+    """The format, by name or by content."""
+    if file.format is not None:
+        return file.format
+    with open_source(file.path) as source:
+        found = format_of_content(source.read(0, 512)) if source.size else None
+    if found is None or found == "image":
+        raise UnreadableDataError("no reader knows this kind of file" if file.size else "the file is empty")
+    return found
+
+
+def _files(names: Sequence[str], findings: list[DataFinding]) -> list[_File]:
+    """Every file to read, each once, in order. In a folder, files of unknown kind are passed over."""
+    files: dict[str, _File] = {}
+    for name in names:
+        if "://" not in name and not os.path.lexists(name):
+            matched = sorted(glob.glob(name, recursive=True)) if glob.has_magic(name) else []
+            if not matched:
+                raise UsageError(f"{name} does not exist; give files, folders, globs in quotes or module:dataset")
+        else:
+            matched = [name]
+        for path in matched:
+            for file in _below(path, findings):
+                files.setdefault(file.path, file)
+    return list(files.values())
+
+
+def _below(path: str, findings: list[DataFinding]) -> list[_File]:
+    """The file, or the files below a folder."""
+    closed: list[OSError] = []
+    listed = list_folder(path, closed)
+    for error in closed:
+        text = f"the folder cannot be read: {error.strerror or error}"
+        findings.append(DataFinding("unreadable_file", str(error.filename or path), None, (), 1, text))
+    if listed is None:
+        root = os.path.dirname(path) or "."
+        known = format_of(path)
+        size = file_size(path)
+        if known is None:
+            with open_source(path) as source:
+                if format_of_content(source.read(0, 512)) == "image":
+                    known = "image"
+        return [_File(path, root, known, size)]
+    return [_File(each, path, format_of(each), size) for each, size in listed if format_of(each) is not None]

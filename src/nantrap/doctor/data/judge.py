@@ -1,0 +1,334 @@
+"""From measures to findings: every rule of the data check, one function each, in the order of their codes.
+
+A rule sees all measures of a field at once. Rules that compare fields (lengths, CTC) see all fields of a file.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from nantrap.doctor.data.findings import DataFinding, listed
+from nantrap.doctor.data.measures import NOT_A_NUMBER, Measures
+from nantrap.doctor.data.roles import DataOptions
+from nantrap.doctor.data.rows import Array, Indices
+
+FLOATS = ("float", "half", "bfloat16")
+_OUTLIER = 50.0
+_FEW = 16
+_MOSTLY = 0.9
+"""A column in which nine of ten filled cells are numbers is a numeric column."""
+
+Confirm = Callable[[Measures, Indices], Array]
+"""Digests of whole samples, for samples whose cheap marks are equal."""
+
+
+def judge_file(
+    file: str, fields: Mapping[str | None, Measures], options: DataOptions, confirm: Confirm
+) -> list[DataFinding]:
+    """All findings of one file.
+
+    Args:
+        file: its path.
+        fields: its measures by field name.
+        options: what the user said about the data.
+        confirm: reads samples again to compare them in full.
+    """
+    numeric = {name: made for name, made in fields.items() if _is_numeric(made)}
+    candidates = {
+        "label_out_of_range": _candidates(numeric, "label", options),
+        "token_out_of_range": _candidates(numeric, "token", options),
+    }
+    findings: list[DataFinding] = []
+    for name, made in numeric.items():
+        found: list[tuple[str, Array, str]] = [
+            *_non_finite(made),
+            *_overflows_half(made),
+            *_outlier(made),
+            *_constant(made),
+            *_duplicates(made, confirm),
+            *_mismatched_samples(made),
+        ]
+        for slug in ("label_out_of_range", "token_out_of_range"):
+            if name in candidates[slug]:
+                found += _outside(made, slug, options)
+        found += _masks_and_labels(made)
+        found += _scale(made)
+        for slug, indices, text in found:
+            count = made.rows - made.missing if slug == "constant_field" else len(indices)
+            findings.append(DataFinding(slug, file, name, tuple(indices.tolist()), count, text))
+    findings += _ctc(file, fields)
+    return sorted(findings, key=lambda finding: (finding.code, str(finding.field)))
+
+
+def _is_numeric(made: Measures) -> bool:
+    """Text is not judged, and a column of mostly text is a text column."""
+    if made.kind in ("text", "other"):
+        return False
+    filled = made.rows - made.missing
+    return filled > 0 and filled - len(made.found("foreign")) >= _MOSTLY * filled
+
+
+def _candidates(fields: Mapping[str | None, Measures], role: str, options: DataOptions) -> set[str | None]:
+    """The fields of this role; if none is named so, the only field of whole numbers that could be it."""
+    named = {name for name, made in fields.items() if made.role == role}
+    if named or (role == "label" and options.labels is not None):
+        return named
+    whole = [name for name, made in fields.items() if made.role == "feature" and made.kind == "int"]
+    if role == "label":
+        whole = [name for name in whole if fields[name].least_width == 1]
+    else:
+        whole = [name for name in whole if fields[name].least_width != 1] or whole
+    return set(whole) if len(whole) == 1 else set()
+
+
+def _non_finite(made: Measures) -> list[tuple[str, Array, str]]:
+    """NT151."""
+    parts = [made.found("non_finite")]
+    words = []
+    if made.nan:
+        words.append(f"{made.nan:,} NaN")
+    if made.infinite:
+        words.append(f"{made.infinite:,} Inf")
+    if len(made.found("missing")):
+        parts.append(made.found("missing"))
+        words.append(f"{len(made.found('missing')):,} empty")
+    if len(made.found("foreign")) and (NOT_A_NUMBER,) not in made.shapes:  # else it is a matter of shape
+        parts.append(made.found("foreign"))
+        words.append(f"{len(made.found('foreign')):,} not a number")
+    indices = np.unique(np.concatenate(parts))
+    if not len(indices):
+        return []
+    return [("non_finite", indices, f"{_samples(len(indices))} with {', '.join(words)}: {listed(indices.tolist())}")]
+
+
+def _overflows_half(made: Measures) -> list[tuple[str, Array, str]]:
+    """NT152. Ids and masks are never cast to float16."""
+    if not (made.kind in FLOATS or (made.table and made.kind == "int" and made.role == "feature")):
+        return []
+    if made.role in ("mask", "identifier", "token"):
+        return []
+    indices = made.found("overflows_half")
+    if not len(indices):
+        return []
+    return [("overflows_half", indices, f"{_samples(len(indices))} beyond 65,504: {listed(indices.tolist())}")]
+
+
+def _outlier(made: Measures) -> list[tuple[str, Array, str]]:
+    """NT153. Whole numbers are judged in table columns only; in arrays they are ids, labels or pixels."""
+    if not (made.kind in FLOATS or (made.table and made.kind == "int" and made.role == "feature")):
+        return []
+    if made.peaks is None or made.role in ("mask", "identifier", "token", "constant", "input_length", "target_length"):
+        return []
+    known = made.peaks[np.isfinite(made.peaks)]
+    if not len(known):
+        return []
+    median = float(np.median(known))
+    if median <= 0:  # most samples are zero: any other value is infinitely larger, and means nothing
+        return []
+    with np.errstate(invalid="ignore"):
+        entries = np.flatnonzero(made.peaks.astype(np.float64) > _OUTLIER * median)
+    if not len(entries):
+        return []
+    indices = np.sort(made.at(entries))
+    top = float(np.nanmax(made.peaks))
+    text = f"{_samples(len(indices))} up to {top:.3g}, the median of all is {median:.3g}: {listed(indices.tolist())}"
+    return [("outlier", indices, text)]
+
+
+def _constant(made: Measures) -> list[tuple[str, Array, str]]:
+    """NT154 and NT155."""
+    found: list[tuple[str, Array, str]] = []
+    indices = made.found("constant_sample")
+    if len(indices) and made.role not in ("mask", "label", "target") and len(indices) * 10 < made.rows:
+        text = f"{_samples(len(indices))} of one value only: {listed(indices.tolist())}"
+        found.append(("constant_sample", indices, text))
+    filled = made.rows - made.missing
+    exempt = made.role in ("mask", "input_length", "target_length", "constant")
+    one_value = made.low is not None and made.low == made.high and not len(made.found("non_finite"))
+    if one_value and filled >= _FEW and not exempt and not len(made.found("foreign")):
+        text = f"every value of {_samples(filled)} is {made.low:g}"
+        found.append(("constant_field", np.empty(0, dtype=np.int64), text))
+    return found
+
+
+def _duplicates(made: Measures, confirm: Confirm) -> list[tuple[str, Array, str]]:
+    """NT156: the later copies. Samples without any finite value are not compared."""
+    if made.marks is None:
+        return []
+    marks = made.marks
+    entries = np.arange(len(marks))
+    if made.peaks is not None and len(made.peaks) == len(marks):
+        entries = entries[np.isfinite(made.peaks)]
+    if not made.exact:
+        entries = entries[_repeated(marks[entries])]
+        if not len(entries):
+            return []
+        marks = marks.copy()
+        marks[entries] = confirm(made, made.at(entries))
+    _, first = np.unique(marks[entries], return_index=True)
+    later = np.delete(entries, first)
+    if not len(later):
+        return []
+    indices = np.sort(made.at(later))
+    return [("duplicate_sample", indices, f"{_samples(len(indices))} repeated: {listed(indices.tolist())}")]
+
+
+def _repeated(marks: Array) -> Array:
+    """Where a value stands that stands elsewhere too."""
+    order = np.argsort(marks, kind="stable")
+    ordered = marks[order]
+    same = ordered[1:] == ordered[:-1]
+    return np.sort(order[np.concatenate([[False], same]) | np.concatenate([same, [False]])])
+
+
+def _mismatched_samples(made: Measures) -> list[tuple[str, Array, str]]:
+    """NT157, between the samples of one field."""
+    if len(made.shapes) < 2:
+        return []
+    usual = max(made.shapes, key=lambda shape: len(made.shapes[shape]))
+    total = sum(len(found) for found in made.shapes.values())
+    if 2 * len(made.shapes[usual]) <= total:
+        return []  # no shape is usual: sequences of different length
+    others = [found for shape, found in made.shapes.items() if shape != usual]
+    indices = np.sort(np.concatenate(others))
+    rank, wanted = made.shapes, usual
+    different = next(shape for shape in rank if shape != wanted)
+    text = f"{_samples(len(indices))} of another shape ({_shape(different)}, most are {_shape(usual)})"
+    return [("shape_mismatch", indices, f"{text}: {listed(indices.tolist())}")]
+
+
+def _shape(shape: tuple[object, ...]) -> str:
+    """The agreeing part of a shape in words."""
+    if isinstance(shape[0] if shape else None, int):
+        return f"rank {shape[0]}" + (f" with sizes {list(shape[1:])}" if len(shape) > 1 else "")
+    return " ".join(str(part) for part in shape)
+
+
+def _outside(made: Measures, slug: str, options: DataOptions) -> list[tuple[str, Array, str]]:
+    """NT158 and NT159."""
+    indices = made.found(slug)
+    if not len(indices):
+        return []
+    limit = options.classes if slug == "label_out_of_range" else options.vocab
+    assert limit is not None
+    assert made.low is not None
+    assert made.high is not None
+    text = f"{_samples(len(indices))} outside 0..{limit - 1:,} (values from {made.low:g} to {made.high:g})"
+    return [(slug, indices, f"{text}: {listed(indices.tolist())}")]
+
+
+def _masks_and_labels(made: Measures) -> list[tuple[str, Array, str]]:
+    """NT160 and NT161."""
+    found: list[tuple[str, Array, str]] = []
+    empty = made.found("empty_mask")
+    if made.role == "mask" and len(empty):
+        found.append(("empty_mask", empty, f"{_samples(len(empty))} with nothing valid: {listed(empty.tolist())}"))
+    ignored = made.found("all_labels_ignored")
+    if made.role == "label" and len(ignored):
+        text = f"{_samples(len(ignored))} with every label -100: {listed(ignored.tolist())}"
+        found.append(("all_labels_ignored", ignored, text))
+    return found
+
+
+def _scale(made: Measures) -> list[tuple[str, Array, str]]:
+    """NT163: the field as a whole must stay within 0..255, or it is some other quantity."""
+    indices = made.found("scale_suspect")
+    if not len(indices) or made.high is None or made.low is None:
+        return []
+    if made.low < 0 or not 128 <= made.high <= 255 or made.role in ("mask", "label", "target"):
+        return []
+    text = f"{_samples(len(indices))} of whole numbers up to {made.high:g}: pixels that were not divided by 255"
+    return [("scale_suspect", indices, text)]
+
+
+def different_lengths(file: str, fields: Mapping[str | None, Measures]) -> list[DataFinding]:
+    """NT157, between the fields of one group of a file.
+
+    Fields whose lengths nearly all differ are not columns of one dataset but samples under keys of their own.
+    """
+    groups: dict[str, dict[str, int]] = {}
+    totals = {int(made.numbers.sum()) for made in fields.values() if made.numbers is not None}
+    for name, made in fields.items():
+        length = made.rows
+        if length in totals:  # sequences one after the other, with their lengths beside them
+            continue
+        if name is None or made.role == "constant" or length <= 1 or made.kind == "other":
+            continue
+        groups.setdefault(name.rpartition("/" if "/" in name else ".")[0], {})[name] = length
+    findings = []
+    for group in groups.values():
+        counted = Counter(group.values())
+        if len(counted) < 2 or (len(counted) > 2 and max(counted.values()) * 2 <= len(group)):
+            continue
+        usual = max(counted, key=lambda length: (counted[length], length))
+        for name, length in group.items():
+            if length != usual:
+                alone = tuple(range(min(length, usual), max(length, usual)))
+                text = f"{length:,} samples, but {_other(group, name)} {usual:,}"
+                findings.append(DataFinding("shape_mismatch", file, name, alone, len(alone), text))
+    return findings
+
+
+def missing_in_samples(
+    file: str, fields: Mapping[str | None, Measures], samples: int, unread: Mapping[str | None, set[int]]
+) -> list[DataFinding]:
+    """NT157, where a sample is a set of members with one name: those that lack a member most samples have.
+
+    Args:
+        file: the archive.
+        fields: the measures of its fields.
+        samples: how many samples it has.
+        unread: members that are there but could not be read, by field.
+    """
+    findings = []
+    for name, made in fields.items():
+        if samples / 2 < made.rows < samples:
+            parts = [made.at(np.arange(made.entries)), made.found("missing"), made.found("foreign")]
+            parts.append(np.array(sorted(unread.get(name, ())), dtype=np.int64))
+            indices = np.setdiff1d(np.arange(samples), np.concatenate(parts))
+            if not len(indices):
+                continue
+            text = f"{_samples(len(indices))} without {name}: {listed(indices.tolist())}"
+            findings.append(DataFinding("shape_mismatch", file, name, tuple(indices.tolist()), len(indices), text))
+    return findings
+
+
+def _other(group: Mapping[str, int], name: str) -> str:
+    others = [other for other in group if other != name]
+    return f"{others[0]} has" if len(others) == 1 else "the other fields have"
+
+
+def _ctc(file: str, fields: Mapping[str | None, Measures]) -> list[DataFinding]:
+    """NT162, where lengths and labels are read sample by sample; `ctc.py` does it for arrays."""
+    inputs = [made for made in fields.values() if made.role == "input_length" and made.numbers is not None]
+    if len(inputs) != 1:
+        return []
+    given = inputs[0]
+    assert given.numbers is not None
+    sizes = dict(zip(given.at(np.arange(len(given.numbers))).tolist(), given.numbers.tolist(), strict=True))
+    needs: dict[int, float] = {}
+    field = given.field
+    for made in sorted(fields.values(), key=lambda made: made.role, reverse=True):  # the labels after their lengths
+        counted = made.numbers if made.role == "target_length" else made.needs if made.role == "label" else None
+        if counted is None:
+            continue
+        field = made.field
+        for index, need in zip(made.at(np.arange(len(counted))).tolist(), counted.tolist(), strict=True):
+            needs[index] = max(needs.get(index, 0.0), need)
+    short = sorted(index for index, need in needs.items() if index in sizes and need > sizes[index])
+    if not short:
+        return []
+    return [ctc_finding(file, field, short)]
+
+
+def ctc_finding(file: str, field: str | None, indices: Sequence[int]) -> DataFinding:
+    """NT162 in words."""
+    text = f"{_samples(len(indices))} whose target, with its repeats, is longer than the input: {listed(indices)}"
+    return DataFinding("ctc_infeasible", file, field, tuple(indices), len(indices), text)
+
+
+def _samples(count: int) -> str:
+    return f"{count:,} sample{'' if count == 1 else 's'}"

@@ -1,0 +1,295 @@
+"""The pass itself: one block of samples in, its measures out.
+
+The order matters for speed. The greatest and the least value of each sample are read first; NaN and Inf show in them.
+Everything else is looked at only in the samples for which these two numbers leave a question open.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from nantrap.doctor.data.measures import Block, Measures, Shape
+from nantrap.doctor.data.roles import DataOptions, Role, is_image_name, is_inverted_mask, role_of
+from nantrap.doctor.data.rows import Array, Rows
+
+IGNORED = -100
+"""The label that PyTorch's losses leave out."""
+_HALF_LIMIT = 65504.0
+_SHORT = 16
+"""Samples with fewer values than this may be constant or equal by chance."""
+_MASKED = -1e4
+"""An additive mask has 0 for a valid position and this or less for a masked one."""
+
+
+def measure(block: Block, options: DataOptions, *, file_stem: str) -> Measures:
+    """Measure one block.
+
+    Args:
+        block: samples of one field.
+        options: what the user said about the data.
+        file_stem: names the field of a file that holds only one array.
+    """
+    name = block.field if block.field is not None else file_stem
+    role = role_of(name, options)
+    made = Measures(block.field, role, block.kind, table=block.table, exact=block.exact)
+    made.entries, made.missing = len(block.indices), len(block.missing)
+    made.rows = made.entries + len(block.missing) + len(block.foreign)
+    if len(block.indices):
+        made.start = int(block.indices[0])
+        if int(block.indices[-1]) - made.start != len(block.indices) - 1:
+            made.positions = block.indices
+    if block.exact:
+        _note_shapes(made, block)
+    if len(block.missing):
+        made.hits["missing"] = block.missing
+    if len(block.foreign):
+        made.hits["foreign"] = block.foreign
+    rows = block.rows
+    if block.kind in ("text", "other") or rows.count == 0:
+        return made
+    widths = rows.widths
+    made.least_width = int(widths.min())
+    _measure_values(made, block, options, name)
+    if _compares(made.kind, role, rows) and not (block.lone and _is_one_image(block)):
+        made.marks = rows.digests() if block.exact or rows.starts is not None else rows.marks()
+        made.exact = block.exact or rows.starts is not None
+    if role in ("input_length", "target_length") and made.least_width == 1 and rows.width == 1:
+        made.numbers = rows.flat.astype(np.float64)
+    if role in ("label", "target", "token", "feature") and block.kind == "int" and block.exact:
+        made.needs = _ctc_needs(rows) if block.shape != () else None
+    return made
+
+
+def _measure_values(made: Measures, block: Block, options: DataOptions, name: str) -> None:
+    """Everything that depends on the values, by kind."""
+    rows = block.rows
+    if block.kind in ("half", "bfloat16"):
+        peaks, low, high, equal = _half_extremes(made, block)
+    else:
+        peaks, low, high, equal = _extremes(made, block, name)
+    if block.kind in ("float", "half", "bfloat16") or block.table:
+        made.peaks = peaks
+    if options.dtype == "float16" and (block.kind == "float" or block.kind == "bfloat16" or block.table):
+        _hit(made, "overflows_half", peaks > _HALF_LIMIT, block)
+    if block.kind in ("float", "half", "bfloat16", "image"):
+        _hit(made, "constant_sample", equal & (rows.widths >= _SHORT), block)
+    if block.kind in ("float", "half", "bfloat16") and _looks_like_image(block, name):
+        candidates = np.flatnonzero((high >= 128) & (high <= 255) & (low >= 0))
+        whole = np.zeros(rows.count, dtype=np.bool_)
+        for index in candidates:
+            values = _as_float(rows.row(int(index)), block)
+            whole[index] = bool((values == np.trunc(values)).all())
+        _hit(made, "scale_suspect", whole, block)
+    if made.role == "mask":
+        _hit(made, "empty_mask", _empty_mask(block, name), block)
+    if block.kind in ("int", "float", "image", "bool"):
+        _measure_classes(made, block, options, low, high)
+
+
+def _extremes(made: Measures, block: Block, name: str) -> tuple[Array, Array, Array, Array]:
+    """Peak, least and greatest finite value of each sample, and whether all its values are equal."""
+    rows, flat = block.rows, block.rows.flat
+    with np.errstate(invalid="ignore", over="ignore"):
+        if block.kind != "float":
+            high = rows.reduce(np.maximum, flat, empty=0)
+            low = rows.reduce(np.minimum, flat, empty=0)
+            if high.dtype == np.bool_:
+                high, low = high.view(np.uint8), low.view(np.uint8)
+            filled = rows.widths > 0
+            if filled.any():
+                made.low, made.high = float(low[filled].min()), float(high[filled].max())
+            peaks = np.maximum(np.abs(high.astype(np.float64)), np.abs(low.astype(np.float64)))
+            return peaks, low, high, low == high
+        high = rows.reduce(np.maximum, flat, empty=np.nan)
+        low = rows.reduce(np.minimum, flat, empty=np.nan)
+        bad = ~(np.isfinite(high) & np.isfinite(low)) & (rows.widths > 0)
+        equal = (low == high) & ~bad
+        if bad.any():
+            high, low = high.copy(), low.copy()
+            _look_at_bad(made, block, np.flatnonzero(bad), low, high, additive=made.role == "mask")
+        finite = np.isfinite(high)
+        if finite.any():
+            made.low, made.high = float(low[finite].min()), float(high[finite].max())
+        return np.maximum(np.abs(high), np.abs(low)), low, high, equal
+
+
+def _look_at_bad(made: Measures, block: Block, bad: Array, low: Array, high: Array, *, additive: bool) -> None:
+    """Count NaN and Inf in the samples that hold any, and take the extremes of what is finite there."""
+    hits = []
+    for index in bad:
+        values = block.rows.row(int(index))
+        finite = values[np.isfinite(values)]
+        nan, infinite = int(np.isnan(values).sum()), int(np.isinf(values).sum())
+        low[index], high[index] = (finite.min(), finite.max()) if len(finite) else (np.nan, np.nan)
+        if additive and not nan and not np.isposinf(values).any():
+            continue  # -inf in an additive mask is meant
+        made.nan += nan
+        made.infinite += infinite
+        hits.append(int(block.indices[index]))
+    if hits:
+        made.hits["non_finite"] = np.array(hits, dtype=np.int64)
+
+
+def _half_extremes(made: Measures, block: Block) -> tuple[Array, Array, Array, Array]:
+    """As `_extremes`, on the 16 bits of float16 or bfloat16: numpy is slow on the one and lacks the other.
+
+    Without its sign bit, a larger bit pattern is a larger magnitude, and Inf and NaN are above all finite ones.
+    """
+    rows, bits = block.rows, block.rows.flat
+    infinity = 0x7C00 if block.kind == "half" else 0x7F80
+    magnitude = rows.reduce(np.maximum, bits & np.uint16(0x7FFF), empty=0)
+    highest, lowest = rows.reduce(np.maximum, bits, empty=0), rows.reduce(np.minimum, bits, empty=0)
+    bad = magnitude >= infinity
+    equal = (highest == lowest) & ~bad
+    peaks = _from_bits(magnitude, block.kind).astype(np.float64)
+    # Positive samples have no sign bit set anywhere, so their order is that of the bits.
+    high = np.where(highest < 0x8000, peaks, np.inf)
+    low = np.where(highest < 0x8000, _from_bits(lowest, block.kind), -np.inf)
+    if bad.any():
+        wide_low, wide_high = low.astype(np.float64), high.astype(np.float64)
+        for index in np.flatnonzero(bad):
+            values = _as_float(rows.row(int(index)), block)
+            finite = values[np.isfinite(values)]
+            peaks[index] = np.abs(finite).max() if len(finite) else np.nan
+            if made.role == "mask" and not (np.isnan(values) | np.isposinf(values)).any():
+                continue
+            made.nan += int(np.isnan(values).sum())
+            made.infinite += int(np.isinf(values).sum())
+            made.hits["non_finite"] = np.append(made.found("non_finite"), block.indices[index])
+        low, high = wide_low, wide_high
+    if not bad.any() and rows.count and int(highest.max()) == int(lowest.min()):
+        made.low = made.high = float(_from_bits(highest[:1], block.kind)[0])
+    elif rows.count:
+        top = float(np.nanmax(peaks)) if not np.isnan(peaks).all() else 0.0
+        made.low, made.high = (0.0 if int(highest.max()) < 0x8000 else -top), top
+        if made.low == made.high:
+            made.low = -1.0
+    return peaks, low, high, equal
+
+
+def _from_bits(bits: Array, kind: str) -> Array:
+    if kind == "half":
+        return bits.astype(np.uint16).view(np.float16).astype(np.float32)
+    return (bits.astype(np.uint32) << np.uint32(16)).view(np.float32)
+
+
+def _as_float(values: Array, block: Block) -> Array:
+    return _from_bits(values, block.kind) if block.kind in ("half", "bfloat16") else values
+
+
+def _measure_classes(made: Measures, block: Block, options: DataOptions, low: Array, high: Array) -> None:
+    """Labels and token ids against their ranges, and rows in which every label is ignored.
+
+    A field whose name says nothing is measured as both; the judge uses that only if it is the only candidate.
+    """
+    rows, flat = block.rows, block.rows.flat
+    is_label = made.role == "label"
+    if options.classes is not None and (is_label or (made.role == "feature" and block.kind == "int")):
+        suspicious = (low < 0) | (high >= options.classes)
+        if suspicious.any():
+            outside = ((flat < 0) | (flat >= options.classes)) & (flat != IGNORED)
+            if block.kind == "float":
+                outside &= np.isfinite(flat)
+            _hit(made, "label_out_of_range", rows.any(outside), block)
+    is_token = made.role == "token" or (made.role == "feature" and block.kind == "int")
+    if options.vocab is not None and is_token and block.kind != "image":
+        _hit(made, "token_out_of_range", (low < 0) | (high >= options.vocab), block)
+    if is_label and not (rows.width == 1 and (block.shape == () or block.table)):
+        _hit(made, "all_labels_ignored", (low == IGNORED) & (high == IGNORED) & (rows.widths > 0), block)
+
+
+def _empty_mask(block: Block, name: str) -> Array:
+    """Samples whose mask lets nothing through; for an attention mask of rank 3 and more, in any of its rows."""
+    rows = block.rows
+    flat = _as_float(rows.flat, block)
+    inverted = is_inverted_mask(name)
+    additive = block.kind in ("float", "half", "bfloat16") and bool((flat <= _MASKED).any())
+    valid = (flat == 0) if inverted else (flat != 0)
+    if additive:
+        valid = flat > _MASKED
+    shape = block.shape
+    if shape is not None and len(shape) >= 2 and shape[-1] == shape[-2] and "att" in name.lower():
+        return np.asarray(~valid.reshape(rows.count, -1, shape[-1]).any(axis=2).all(axis=1))
+    return ~rows.any(valid) & (rows.widths > 0)
+
+
+def _ctc_needs(rows: Rows) -> Array:
+    """Number of labels plus number of neighbours that are equal, for each sample."""
+    needs = rows.widths.astype(np.float64)
+    for index in range(rows.count):
+        row = rows.row(index)
+        needs[index] += int((row[1:] == row[:-1]).sum())
+    return needs
+
+
+def _compares(kind: str, role: Role, rows: Rows) -> bool:
+    """Whether two samples of the field with equal values are a copy worth reporting."""
+    if role in ("mask", "label", "target", "input_length", "target_length", "constant"):
+        return False
+    if kind not in ("float", "half", "bfloat16", "image", "int"):
+        return False
+    if rows.starts is None and rows.width < _SHORT:
+        return False
+    if kind == "int" and role != "token":  # a mask without a name is no sequence of ids
+        return role == "feature" and bool(((rows.flat < 0) | (rows.flat > 1)).any())
+    return True
+
+
+def _is_one_image(block: Block) -> bool:
+    """One picture in a file of its own: its channels are no samples, and a grey picture has three equal ones."""
+    return block.shape is not None and len(block.shape) == 2 and int(block.rows.count) <= 4
+
+
+def _looks_like_image(block: Block, name: str) -> bool:
+    """A name or a shape of an image: height and width, with or without 1, 3 or 4 channels."""
+    role_excluded = role_of(name, DataOptions()) in ("mask", "label", "target")
+    shape = block.shape if block.shape is not None else (block.shapes[0] if block.shapes else ())
+    sizes = [size for size in shape if isinstance(size, int)]
+    if role_excluded or len(sizes) != len(shape):
+        return False
+    if is_image_name(name):
+        return True
+    if len(sizes) == 2:
+        return min(sizes) >= 8
+    if len(sizes) == 3:
+        return (sizes[0] in (1, 3, 4) and min(sizes[1:]) >= 4) or (sizes[2] in (1, 3, 4) and min(sizes[:2]) >= 4)
+    return False
+
+
+def _hit(made: Measures, slug: str, flags: Array, block: Block) -> None:
+    if flags.any():
+        made.hits[slug] = block.indices[np.flatnonzero(flags)]
+
+
+def _note_shapes(made: Measures, block: Block) -> None:
+    """Group the samples by what must agree between them."""
+    if block.shape is not None:
+        made.shapes[agreeing_shape(block.shape, block.kind)] = block.indices
+        return
+    if not block.shapes:
+        return
+    groups: dict[Shape, list[int]] = {}
+    indices = block.indices if len(block.indices) else block.foreign
+    for index, shape in zip(indices.tolist(), block.shapes, strict=True):
+        groups.setdefault(agreeing_shape(shape, block.kind), []).append(index)
+    made.shapes = {shape: np.array(found, dtype=np.int64) for shape, found in groups.items()}
+
+
+def agreeing_shape(shape: tuple[object, ...], kind: str) -> Shape:
+    """The part of a sample's shape that must be the same everywhere.
+
+    Images may differ in size, not in channels. A sequence may be shorter or longer if it holds ids or vectors; a
+    plain vector of floats may not.
+    """
+    if any(not isinstance(size, int) for size in shape):
+        return shape
+    if len(shape) == 3 and kind in ("float", "half", "bfloat16", "image"):
+        if shape[0] in (1, 3, 4) and shape[2] not in (1, 3, 4):
+            return ("channels first", shape[0])
+        if shape[2] in (1, 3, 4):
+            return ("channels last", shape[2])
+    if kind == "image" and len(shape) == 2:
+        return ("channels", 1)
+    if len(shape) == 1 and kind in ("float", "half", "bfloat16"):
+        return (1, *shape)
+    return (len(shape), *shape[1:])

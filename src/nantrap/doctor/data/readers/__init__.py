@@ -1,0 +1,110 @@
+"""Readers: which format a file has, how it is cut into shards, and how a shard is measured.
+
+The name decides first, the content second: a file called .png that holds HTML is a damaged image, not a text file.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Final, NamedTuple
+
+from nantrap.doctor.data.readers import arrays, arrow_files, csv_files, json_lines, tar_files
+from nantrap.doctor.data.readers.hdf5_files import open_hdf5
+from nantrap.doctor.data.readers.images import EXTENSIONS, is_image
+from nantrap.doctor.data.readers.numpy_files import open_npy, open_npz
+from nantrap.doctor.data.readers.torch_files import open_torch
+from nantrap.doctor.data.roles import DataOptions
+from nantrap.doctor.data.rows import Array
+from nantrap.doctor.data.shards import Plan, Scanned, Shard, UnreadableDataError
+
+_ARRAYS: Final[dict[str, arrays.Opener]] = {
+    "npy": open_npy,
+    "npz": open_npz,
+    "torch": open_torch,
+    "safetensors": open_torch,
+    "hdf5": open_hdf5,
+}
+
+
+class _Streamed(NamedTuple):
+    plan: Callable[[str, str], Plan]
+    scan: Callable[[Shard, DataOptions], Scanned]
+
+
+_STREAMED: Final = {
+    "csv": _Streamed(csv_files.plan, csv_files.scan),
+    "jsonl": _Streamed(json_lines.plan, json_lines.scan),
+    "parquet": _Streamed(arrow_files.plan, arrow_files.scan),
+    "arrow": _Streamed(arrow_files.plan, arrow_files.scan),
+    "tar": _Streamed(tar_files.plan, tar_files.scan),
+}
+_EXTENSIONS: Final = {
+    ".npy": "npy", ".npz": "npz", ".pt": "torch", ".pth": "torch", ".ckpt": "torch", ".safetensors": "safetensors",
+    ".h5": "hdf5", ".hdf5": "hdf5", ".he5": "hdf5", ".hdf": "hdf5", ".csv": "csv", ".tsv": "csv", ".tab": "csv",
+    ".jsonl": "jsonl", ".ndjson": "jsonl", ".parquet": "parquet", ".pq": "parquet", ".arrow": "arrow",
+    ".feather": "arrow", ".ipc": "arrow", ".tar": "tar", ".tgz": "tar",
+}  # fmt: skip
+
+
+def format_of(path: str) -> str | None:
+    """The format by the file's name; `None` if the name says nothing."""
+    name = os.path.basename(path).lower()
+    if name.endswith((".tar.gz", ".tar.bz2", ".tar.xz")):
+        return "tar"
+    extension = os.path.splitext(name)[1]
+    return "image" if extension in EXTENSIONS else _EXTENSIONS.get(extension)
+
+
+def format_of_content(head: bytes) -> str | None:
+    """The format by the file's first bytes, for a file whose name says nothing."""
+    if head.startswith(b"\x93NUMPY"):
+        return "npy"
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith(b"ARROW1"):
+        return "arrow"
+    if head.startswith(b"\x89HDF"):
+        return "hdf5"
+    if head.startswith((b"PK\x03\x04", b"\x80")):
+        return "torch"
+    if head[257:262] == b"ustar":
+        return "tar"
+    if is_image(head):
+        return "image"
+    return "jsonl" if head.lstrip()[:1] == b"{" else None
+
+
+def plan_file(path: str, format: str) -> Plan:
+    """Cut a file into shards. Raises `UnreadableDataError` if it is not what it should be."""
+    if format in _ARRAYS:
+        return arrays.plan(path, format, _ARRAYS[format])
+    return _STREAMED[format].plan(path, format)
+
+
+def scan_shard(shard: Shard, options: DataOptions) -> Scanned:
+    """Measure one shard: the function that every engine runs."""
+    if shard.format in _ARRAYS:
+        return arrays.scan(shard, options, _ARRAYS[shard.format])
+    return _STREAMED[shard.format].scan(shard, options)
+
+
+def digests(path: str, format: str, field: str | None, indices: Array) -> Array:
+    """Digests of whole samples of a file of arrays."""
+    return arrays.digests(path, field, indices, _ARRAYS[format])
+
+
+def read_array(path: str, format: str, field: str | None) -> Array | None:
+    """A whole field of a file of arrays, for the few rules that compare fields; `None` if it is no plain array."""
+    if format not in _ARRAYS:
+        return None
+    with _ARRAYS[format](path) as file:
+        each = file.field(field)
+        if each.samples is not None or each.kind not in ("int", "float", "bool", "image"):
+            return None
+        return each.read(0, each.shape[0]).copy()
+
+
+__all__ = [
+    "UnreadableDataError", "digests", "format_of", "format_of_content", "plan_file", "read_array", "scan_shard",
+]  # fmt: skip

@@ -1,0 +1,215 @@
+"""Parquet, Arrow and Feather through pyarrow: a shard per row group, columns without a Python loop over values."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nantrap.doctor.data.measure import measure
+from nantrap.doctor.data.measures import Block, Measures, joined
+from nantrap.doctor.data.readers.arrays import kind_of
+from nantrap.doctor.data.roles import DataOptions
+from nantrap.doctor.data.rows import Array, Rows
+from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
+from nantrap.doctor.data.stored import as_stream, open_source
+from nantrap.errors import MissingExtraError
+
+_IMAGE_KEYS = {"bytes", "path"}
+
+
+def _arrow() -> Any:
+    try:
+        import pyarrow
+        import pyarrow.ipc
+        import pyarrow.parquet
+    except ImportError as error:
+        raise MissingExtraError("pyarrow", extra="data") from error
+    return pyarrow
+
+
+def plan(path: str, format: str) -> Plan:
+    """A shard per row group; an Arrow stream is one shard."""
+    arrow = _arrow()
+    with _opened(path) as stream:
+        if format == "parquet":
+            file = arrow.parquet.ParquetFile(stream)
+            shards, start = [], 0
+            for part in range(file.num_row_groups):
+                group = file.metadata.row_group(part)
+                stop = start + group.num_rows
+                shards.append(Shard(path, format, None, start, stop, part, group.total_byte_size))
+                start = stop
+            return Plan(tuple(shards) or (Shard(path, format, stop=0, part=-1),))
+        stream.seek(0, 2)
+        return Plan((Shard(path, format, bytes=stream.tell()),))
+
+
+def scan(shard: Shard, options: DataOptions) -> Scanned:
+    """Measure all columns of a row group or of a stream of record batches."""
+    arrow = _arrow()
+    made = Scanned()
+    parts: dict[str, list[Measures]] = {}
+    with _opened(shard.path) as stream:
+        try:
+            for start, batch in _batches(arrow, stream, shard):
+                for name, column in _columns(arrow, batch):
+                    for block in _blocks(arrow, name, column, start, made):
+                        parts.setdefault(name, []).append(measure(block, options, file_stem=""))
+                made.samples += batch.num_rows
+        except (arrow.ArrowException, OSError) as error:
+            made.problems.append(Problem(f"damaged from row {shard.start + made.samples:,} on: {_first_line(error)}"))
+    made.measures = [joined(found) for found in parts.values()]
+    return made
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[Any]:
+    arrow = _arrow()
+    with open_source(path) as source:
+        if source.size == 0:
+            raise UnreadableDataError("the file is empty")
+        with as_stream(source) as stream:
+            try:
+                yield stream
+            except (arrow.ArrowException, OSError) as error:
+                raise UnreadableDataError(f"not a whole file of its kind: {_first_line(error)}") from error
+
+
+def _batches(arrow: Any, stream: Any, shard: Shard) -> Iterator[tuple[int, Any]]:
+    """Record batches with the number of their first row."""
+    start = shard.start
+    if shard.format == "parquet":
+        if shard.part >= 0:
+            file = arrow.parquet.ParquetFile(stream)
+            for batch in file.iter_batches(row_groups=[shard.part], batch_size=16_384):
+                yield start, batch
+                start += batch.num_rows
+        return
+    try:
+        reader = arrow.ipc.open_file(stream)
+        batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
+    except arrow.ArrowInvalid:
+        stream.seek(0)
+        batches = iter(arrow.ipc.open_stream(stream))
+    for batch in batches:
+        yield start, batch
+        start += batch.num_rows
+
+
+def _columns(arrow: Any, batch: Any) -> Iterator[tuple[str, Any]]:
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        yield from _flat(arrow, name, column)
+
+
+def _flat(arrow: Any, name: str, column: Any) -> Iterator[tuple[str, Any]]:
+    """A struct gives one column per member, unless it is an encoded image."""
+    types = arrow.types
+    if isinstance(column, arrow.ExtensionArray):
+        column = column.storage
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if types.is_struct(column.type) and not {field.name for field in column.type} >= _IMAGE_KEYS:
+        for position, field in enumerate(column.type):
+            yield from _flat(arrow, f"{name}.{field.name}", column.field(position))
+    else:
+        yield name, column
+
+
+def _blocks(arrow: Any, name: str, column: Any, start: int, made: Scanned) -> list[Block]:
+    """A column as blocks."""
+    types = arrow.types
+    indices = np.arange(start, start + len(column))
+    if types.is_struct(column.type) or (types.is_binary(column.type) and _is_image(column)):
+        return _images(name, column, indices, made)
+    missing = indices[np.asarray(column.is_null())] if column.null_count else indices[:0]
+    if column.null_count:
+        kept = np.asarray(column.is_valid())
+        column, indices = column.drop_null(), indices[kept]
+    lengths: list[Array] = []
+    shape: list[int] = []
+    values = column
+    while types.is_list(values.type) or types.is_large_list(values.type) or types.is_fixed_size_list(values.type):
+        if types.is_fixed_size_list(values.type):
+            shape.append(values.type.list_size)
+            lengths.append(np.full(len(values), values.type.list_size, dtype=np.int64))
+        else:
+            lengths.append(np.asarray(values.value_lengths(), dtype=np.int64) if len(values) else np.empty(0, np.int64))
+            shape.append(-1)
+        values = values.flatten()
+    number = values.type
+    if not (
+        types.is_integer(number) or types.is_floating(number) or types.is_boolean(number) or types.is_decimal(number)
+    ):
+        rows = Rows(np.empty(0), 0, 0)
+        return [Block(name, "text", rows, indices[:0], table=True, foreign=indices)]
+    flat = np.asarray(values.cast(arrow.float64()) if types.is_decimal(number) else values)  # null becomes NaN
+    used, kind = kind_of(flat.dtype, tuple(shape))
+    if kind == "other":
+        rows = Rows(np.empty(0), 0, 0)
+        return [Block(name, "text", rows, indices[:0], table=True, foreign=indices)]
+    flat = flat.view(used) if kind == "half" else flat
+    if not lengths:
+        rows = Rows(flat, len(flat), 1)
+        return [Block(name, kind, rows, indices, shape=(), table=True, missing=missing)]
+    rows, shapes = _nested(flat, lengths)
+    same = len(set(shapes)) <= 1 and all(isinstance(size, int) for size in (shapes[0] if shapes else ()))
+    return [
+        Block(
+            name,
+            kind,
+            rows,
+            indices,
+            shape=shapes[0] if same and shapes else None,  # type: ignore[arg-type]
+            shapes=() if same else tuple(shapes),
+            missing=missing,
+        )
+    ]
+
+
+def _nested(flat: Array, lengths: list[Array]) -> tuple[Rows, list[tuple[object, ...]]]:
+    """Rows of nested lists, with the shape of each: `ragged` where inner lists differ."""
+    outer = lengths[0]
+    shapes: list[tuple[object, ...]] = [(int(length),) for length in outer]
+    totals = outer
+    for inner in lengths[1:]:
+        rows = Rows.of_lists(inner, totals)
+        if rows.count:
+            least = rows.reduce(np.minimum, inner, empty=0)
+            most = rows.reduce(np.maximum, inner, empty=0)
+            shapes = [
+                (*shape, int(low) if low == high else "ragged")
+                for shape, low, high in zip(shapes, least, most, strict=True)
+            ]
+            totals = rows.reduce(np.add, inner, empty=0)
+    return Rows.of_lists(flat, totals), shapes
+
+
+def _is_image(column: Any) -> bool:
+    from nantrap.doctor.data.readers.images import is_image
+
+    first = next((value.as_py() for value in column[:4] if value.is_valid), None)
+    return first is not None and is_image(first[:16])
+
+
+def _images(name: str, column: Any, indices: Array, made: Scanned) -> list[Block]:
+    """Encoded images in a column."""
+    from nantrap.doctor.data.readers.images import decode
+    from nantrap.doctor.data.readers.records import blocks_of_column
+
+    values: list[tuple[int, Any]] = []
+    for index, item in zip(indices.tolist(), column.to_pylist(), strict=True):
+        data = item.get("bytes") if isinstance(item, dict) else item
+        if data is None:
+            continue  # the file is elsewhere; only its path is here
+        try:
+            values.append((index, decode(data)))
+        except UnreadableDataError as error:
+            made.problems.append(Problem(f"sample {index:,}: {error}", name, (index,)))
+    return blocks_of_column(name, values, table=False) if values else []
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).partition("\n")[0][:200]

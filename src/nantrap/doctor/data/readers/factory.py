@@ -1,0 +1,116 @@
+"""A dataset made by the user's own code: `module:dataset`. This one runs code, and the command says so.
+
+The object is a dataset with `len` and `[]`, an iterable, or a function without arguments that returns one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from nantrap.doctor.data.measures import Measures, joined
+from nantrap.doctor.data.readers.json_lines import measure_records
+from nantrap.doctor.data.roles import DataOptions
+from nantrap.doctor.data.shards import Problem, Scanned
+from nantrap.errors import UsageError
+
+_BATCH = 512
+_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
+
+
+def is_factory(path: str) -> bool:
+    """Whether an argument is `module:name` and not a file."""
+    return _NAME.fullmatch(path) is not None and not os.path.exists(path)
+
+
+def load_object(reference: str) -> Any:
+    """The object behind `module:name`; modules of the current folder are found too."""
+    module_name, _, attribute = reference.partition(":")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        found: Any = importlib.import_module(module_name)
+        for part in attribute.split("."):
+            found = getattr(found, part)
+    except AttributeError as error:
+        raise UsageError(f"{reference}: module {module_name} has no {attribute}") from error
+    except Exception as error:
+        raise UsageError(f"{reference}: importing {module_name} raised {type(error).__name__}: {error}") from error
+    return found
+
+
+def make_dataset(reference: str) -> Any:
+    """The dataset behind `module:name`."""
+    found = load_object(reference)
+    if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
+        try:
+            found = found()
+        except Exception as error:
+            raise UsageError(f"{reference}: calling it raised {type(error).__name__}: {error}") from error
+    if not hasattr(found, "__getitem__") and not hasattr(found, "__iter__"):
+        raise UsageError(
+            f"{reference} gave a {type(found).__name__}; a dataset has len and [], or can be iterated over"
+        )
+    return found
+
+
+def scan(dataset: Any, options: DataOptions, advance: Callable[[int], None]) -> Scanned:
+    """Measure every sample. A sample that raises is reported, and the others are read."""
+    made = Scanned()
+    parts: dict[str | None, list[Measures]] = {}
+    batch: list[tuple[int, Any]] = []
+    failed: dict[str, list[int]] = {}
+    for index, sample in _samples(dataset, failed):
+        batch.append((index, _plain(sample)))
+        if len(batch) >= _BATCH:
+            measure_records(batch, options, parts)
+            advance(len(batch))
+            batch = []
+        made.samples = index + 1
+    measure_records(batch, options, parts)
+    made.measures = [joined(found) for found in parts.values()]
+    for message, indices in failed.items():
+        made.samples = max(made.samples, indices[-1] + 1)
+        made.problems.append(Problem(f"{len(indices):,} samples raised {message}", None, tuple(indices)))
+    return made
+
+
+def _samples(dataset: Any, failed: dict[str, list[int]]) -> Iterator[tuple[int, Any]]:
+    if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
+        for index in range(len(dataset)):
+            try:
+                yield index, dataset[index]
+            except GeneratorExit:
+                raise
+            except Exception as error:
+                failed.setdefault(f"{type(error).__name__}: {error}"[:200], []).append(index)
+        return
+    index = -1
+    try:
+        for index, sample in enumerate(dataset):
+            yield index, sample
+    except Exception as error:  # an iterator that raised cannot go on
+        failed.setdefault(f"{type(error).__name__}: {error}"[:200], []).append(index + 1)
+
+
+def _plain(value: Any) -> Any:
+    """Tensors as arrays, tuples and lists of tensors as fields `0`, `1`, ..."""
+    if hasattr(value, "detach"):
+        tensor = value.detach().cpu()
+        if str(tensor.dtype) in ("torch.bfloat16",) or "float8" in str(tensor.dtype):
+            tensor = tensor.float()
+        return tensor.numpy()
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, tuple) or (isinstance(value, list) and any(hasattr(each, "shape") for each in value)):
+        names = getattr(value, "_fields", None) or [str(position) for position in range(len(value))]
+        return {name: _plain(inner) for name, inner in zip(names, value, strict=True)}
+    if hasattr(value, "mode") and hasattr(value, "size") and hasattr(value, "convert"):  # an image of Pillow
+        return np.array(value)
+    return value

@@ -1,0 +1,131 @@
+"""Tar shards as webdataset writes them: members with the same name up to the first dot are one sample.
+
+The rest of the name is the field: `00017.jpg` and `00017.cls` are the fields `jpg` and `cls` of one sample. Pickled
+members (.pyd, .pickle, .pth) are not run and not judged.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import lzma
+import posixpath
+import tarfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from nantrap.doctor.data.measures import Measures, joined
+from nantrap.doctor.data.readers import images
+from nantrap.doctor.data.readers.json_lines import measure_records
+from nantrap.doctor.data.roles import DataOptions
+from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
+from nantrap.doctor.data.stored import as_stream, open_source
+
+_BATCH = 64 << 20
+_NUMBERS = frozenset(("cls", "cls2", "index", "inx", "id", "label", "target"))
+_DAMAGE = (tarfile.TarError, EOFError, OSError, zlib.error, lzma.LZMAError, ValueError)
+
+
+def plan(path: str, format: str) -> Plan:
+    """One shard: a tar has no table of contents."""
+    with open_source(path) as source:
+        if source.size == 0:
+            raise UnreadableDataError("the file is empty")
+        return Plan((Shard(path, format, bytes=source.size),))
+
+
+def scan(shard: Shard, options: DataOptions) -> Scanned:
+    """Measure all samples. What comes before the damage in a cut file is read."""
+    made = Scanned()
+    parts: dict[str | None, list[Measures]] = {}
+    batch: list[tuple[int, Any]] = []
+    held = 0
+    with open_source(shard.path) as source:
+        with as_stream(source) as stream:
+            try:
+                for key, members in _samples(stream):
+                    index = made.samples
+                    record: dict[str, Any] = {}
+                    for field, data in members:
+                        held += len(data)
+                        try:
+                            value = _decode(field, data)
+                        except UnreadableDataError as error:
+                            made.problems.append(Problem(f"{key}.{field}: {error}", field, (index,)))
+                            continue
+                        record[field] = value
+                    batch.append((index, record))
+                    made.samples += 1
+                    if held > _BATCH:
+                        measure_records(batch, options, parts)
+                        batch, held = [], 0
+            except _DAMAGE as error:
+                words = "the archive is cut" if made.samples or _is_tar(source) else "not a tar archive"
+                made.problems.append(Problem(f"{words} after sample {made.samples:,}: {error}"))
+            measure_records(batch, options, parts)
+        if source.changed():
+            made.problems.append(Problem("changed while it was read; check it again when nothing writes to it"))
+    made.measures = [joined(found) for found in parts.values()]
+    return made
+
+
+def _samples(stream: Any) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
+    """Samples in the order of the archive. Raises `TarError` where the archive is cut."""
+    current: str | None = None
+    members: list[tuple[str, bytes]] = []
+    with tarfile.open(fileobj=stream, mode="r:*") as archive:
+        for member in archive:
+            if not member.isfile():
+                continue
+            folder, name = posixpath.split(member.name)
+            stem, _, extension = name.partition(".")
+            if not stem or name.startswith("._"):
+                continue
+            key = posixpath.join(folder, stem)
+            if current is not None and key != current:
+                yield current, members
+                members = []
+            current = key
+            opened = archive.extractfile(member)
+            assert opened is not None
+            data = opened.read()
+            if len(data) < member.size:
+                raise tarfile.ReadError(f"{member.name} ends after {len(data):,} of {member.size:,} bytes")
+            members.append((extension.lower(), data))
+        if current is not None:
+            yield current, members
+        if archive.fileobj is not None:  # an archive ends with two blocks of zeros; tarfile does not insist on them
+            archive.fileobj.seek(archive.offset)
+            if not archive.fileobj.read(512).startswith(b"\0" * 512):
+                raise tarfile.ReadError("it has no end mark")
+
+
+def _decode(field: str, data: bytes) -> Any:
+    """The value of a member: an array, a number, an object, a text."""
+    last = field.rpartition(".")[2]
+    if f".{last}" in images.EXTENSIONS:
+        return images.decode(data)
+    if last == "npy":
+        try:
+            return np.lib.format.read_array(io.BytesIO(data), allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise UnreadableDataError(f"not a whole NumPy array: {error}") from error
+    if last == "json":
+        try:
+            return json.loads(data)
+        except ValueError as error:
+            raise UnreadableDataError(f"not JSON: {error}") from error
+    if last in _NUMBERS:
+        try:
+            return int(data)
+        except ValueError:
+            return data.decode("utf-8", "replace")
+    return "text"
+
+
+def _is_tar(source: Any) -> bool:
+    head: bytes = source.read(0, 512)
+    return head[257:262] == b"ustar" or head[:2] == b"\x1f\x8b" or head[:3] == b"BZh" or head[:6] == b"\xfd7zXZ\0"

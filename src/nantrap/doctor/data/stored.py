@@ -1,0 +1,109 @@
+"""The one place that uses the checkpoint readers: where a file's bytes are, and what a torch file holds.
+
+A `.pt` file is never unpickled. The readers follow its pickle opcode by opcode and say where each tensor is.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from nantrap.checkpoints.audit.filesystem import filesystem_of, walk
+from nantrap.checkpoints.audit.source import Source, as_file
+from nantrap.doctor.data.shards import UnreadableDataError
+
+
+def open_source(path: str) -> Source:
+    """The bytes of a local file or of a URL that fsspec understands."""
+    try:
+        return filesystem_of(path).open(path)
+    except OSError as error:
+        raise UnreadableDataError(f"cannot be opened: {error.strerror or error}") from error
+
+
+@dataclass(frozen=True, slots=True)
+class StoredArray:
+    """A tensor in a torch or safetensors file: its path in the saved object, and where its values are."""
+
+    path: tuple[str, ...]
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    source: Source
+    offset: int
+
+
+@dataclass(frozen=True, slots=True)
+class StoredObject:
+    """A torch or safetensors file: its tensors by path, and the saved object with everything else in it."""
+
+    arrays: dict[tuple[str, ...], StoredArray]
+    tree: Any
+
+
+def read_stored(source: Source) -> StoredObject:
+    """What a torch or safetensors file holds, without unpickling it."""
+    from nantrap.checkpoints.audit.contents import UnreadableError  # only torch files need them
+    from nantrap.checkpoints.audit.readers import read_contents
+
+    try:
+        contents = read_contents(source)
+    except UnreadableError as error:
+        raise UnreadableDataError(str(error)) from error
+    for problem in contents.problems:
+        if problem.severity == "error":
+            raise UnreadableDataError(problem.message)
+    arrays = {}
+    for extent in contents.extents:
+        for tensor in extent.tensors:
+            arrays[tensor.path] = StoredArray(
+                tensor.path,
+                str(tensor.dtype).rpartition(".")[2],
+                tuple(tensor.shape),
+                tuple(tensor.stride),
+                extent.source,
+                extent.offset + tensor.offset,
+            )
+    return StoredObject(arrays, contents.tree)
+
+
+def children(node: Any) -> Iterator[tuple[str, Any]]:
+    """The entries of a container in a saved object, by name or number; none for anything else."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            yield str(key), value
+    elif isinstance(node, (list, tuple)):
+        for position, value in enumerate(node):
+            yield str(position), value
+
+
+def as_stream(source: Source) -> io.BufferedReader:
+    """The source as a file object, for `zipfile` and others."""
+    return as_file(source)
+
+
+def file_size(path: str) -> int:
+    """The size of a file; 0 if that cannot be told."""
+    entry = filesystem_of(path).stat(path)
+    return entry.size if entry is not None else 0
+
+
+def list_folder(path: str, closed: list[OSError]) -> list[tuple[str, int]] | None:
+    """All files below a folder with their sizes, by name; `None` if the path is a file.
+
+    Hidden files and folders are left out. Folders that may not be listed are put into `closed`.
+    """
+    system = filesystem_of(path)
+    entry = system.stat(path)
+    if entry is None or not entry.is_folder:
+        return None
+    found = []
+    for folder, entries in walk(system, path, closed):
+        if any(part.startswith(".") and part not in (".", "..") for part in folder[len(path) :].split("/")):
+            continue
+        for each in entries:
+            if not each.is_folder and not each.name.startswith("."):
+                found.append((each.path, each.size))
+    return found

@@ -1,0 +1,85 @@
+"""`nantrap data` on the command line: exit codes, JSON on stdout, words on stderr, no torch."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from nantrap.cli import main
+
+
+@pytest.fixture
+def bad(tmp_path: Path) -> Path:
+    x = np.random.default_rng(0).normal(size=(50, 16)).astype("f4")
+    x[4, 1] = np.nan
+    np.savez(tmp_path / "train.npz", x=x, labels=np.arange(50) % 7)
+    return tmp_path / "train.npz"
+
+
+def test_findings(bad: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", str(bad), "--classes", "6", "--json"]) == 1
+    out, err = capsys.readouterr()
+    document = json.loads(out)
+    assert document["schema"] == "nantrap.data/1"
+    assert (document["files"], document["samples"]) == (1, 50)
+    assert [finding["code"] for finding in document["findings"]] == ["NT151", "NT158"]
+    assert err.splitlines() == [
+        f"bad {bad}  50 samples",
+        "    non_finite[NT151]: x: 1 sample with 1 NaN: 4",
+        (
+            "    label_out_of_range[NT158]: labels: 7 samples outside 0..5 (values from 0 to 6): "
+            "6, 13, 20, 27, 34 and 2 more"
+        ),
+        "help[NT151]: repair or leave out these samples: one of them makes the whole batch NaN",
+        "help[NT158]: the loss indexes with the label: use 0..N-1, or -100 to ignore",
+        f"1 file read, 50 samples, {_size(bad)}: 2 findings in 1 file",
+        "to leave the bad samples out: nantrap data ... --quarantine bad-samples.json",
+    ]
+
+
+def _size(path: Path) -> str:
+    return f"{path.stat().st_size / 1000:.3g} kB"
+
+
+def test_nothing_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    np.save(tmp_path / "x.npy", np.arange(20.0))
+    assert main(["data", str(tmp_path)]) == 0
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err == "1 file read, 20 samples, 288 B: nothing found\n"
+
+
+def test_quarantine_is_not_overwritten(bad: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    target = tmp_path / "bad-samples.json"
+    assert main(["data", str(bad), "--quarantine", str(target)]) == 1
+    assert capsys.readouterr().err.splitlines()[-1] == f"1 bad samples are listed in {target}"
+    assert main(["data", str(bad), "--quarantine", str(target)]) == 2
+    assert "exists; choose another name" in capsys.readouterr().err
+    assert main(["data", str(bad), "--quarantine", str(target), "--force"]) == 1
+
+
+@pytest.mark.parametrize("arguments", [["nothing.npy"], ["no_such_module_here:thing"]])
+def test_wrong_use(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["data", *arguments, "--json"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "error: " in err
+
+
+def test_control_characters_in_a_name_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a\x1b[2J.npy").write_bytes(b"")
+    assert main(["data", str(tmp_path)]) == 1
+    assert "\x1b" not in capsys.readouterr().err
+
+
+def test_arrays_are_checked_without_importing_torch(bad: Path) -> None:
+    code = (
+        "import sys; from nantrap.doctor.data import check_data; "
+        f"check_data({str(bad)!r}); sys.exit('torch' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
