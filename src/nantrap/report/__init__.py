@@ -1,10 +1,27 @@
-"""An incident or a run, shown to a person. Pure functions of what was recorded; opens without torch."""
+"""An incident or a run, shown to a person. Pure functions of what was recorded; opens without torch.
+
+wording      the words of a diagnostic: what terminal, pages and JSON share
+terminal     the diagnostic in a terminal
+view_*       the view-models: everything that a page shows, ready to be laid out
+pages        HTML, from the templates beside it
+formats      Markdown, JSON, JUnit, GitHub annotations, SARIF
+writing      reports as files
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
 
 from nantrap.report.curves import Curve, draw_curves
-from nantrap.report.diagnostic import diagnostic, fingerprint, one_line
 from nantrap.report.lines import write_line
 from nantrap.report.terminal import render_incident
 from nantrap.report.visible import visible
+from nantrap.report.wording import diagnostic, fingerprint, one_line
+
+if TYPE_CHECKING:
+    from nantrap.report.writing import write_incident_report as write_incident_report
+    from nantrap.report.writing import write_run_report as write_run_report
 
 __all__ = [
     "Curve",
@@ -14,5 +31,13 @@ __all__ = [
     "one_line",
     "render_incident",
     "visible",
+    "write_incident_report",
     "write_line",
+    "write_run_report",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("write_incident_report", "write_run_report"):  # templates and numpy wait until a report is written
+        return getattr(importlib.import_module("nantrap.report.writing"), name)
+    raise AttributeError(f"module 'nantrap.report' has no attribute {name!r}")

@@ -24,6 +24,8 @@ def value(number: float | None, digits: int = 6) -> str:
         return "NaN"
     if math.isinf(number):
         return "+Inf" if number > 0 else "-Inf"
+    if 10.0**digits <= abs(number) < 1e7:
+        return f"{number:,.0f}"
     return f"{number:.{digits}g}"
 
 
@@ -39,10 +41,10 @@ def percent(part: float, whole: float) -> str:
     if part <= 0:
         return "0 %"
     share = 100.0 * part / whole
-    for digits in (1, 2, 3, 4):
+    for digits in (2, 3, 4) if share < 10 else (1, 2, 3, 4):
         text = f"{share:.{digits}f}"
         if 0.0 < float(text) < 100.0:
-            return f"{text} %"
+            return f"{text.rstrip('0').rstrip('.')} %"
     return "under 0.0001 %" if share < 50 else "over 99.9999 %"
 
 

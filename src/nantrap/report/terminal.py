@@ -1,6 +1,6 @@
 """The diagnostic in the terminal: rustc's anatomy, one incident at a time, at any width.
 
-`render_incident` lays the words of `report.diagnostic` out in lines. Its plain text is the same with and without
+`render_incident` lays the words of `report.wording` out in lines. Its plain text is the same with and without
 colours, so that it can be tested, logged and searched.
 """
 
@@ -17,8 +17,8 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from nantrap.incident import Incident
-from nantrap.report.diagnostic import Diagnostic, Excerpt, diagnostic
 from nantrap.report.visible import visible
+from nantrap.report.wording import Diagnostic, Excerpt, diagnostic
 from nantrap.report.wrapping import wrapped
 
 _WIDEST = 120

@@ -1,0 +1,254 @@
+"""Charts as inline SVG without a script: curves in a stretched inner picture, text and marks outside, in per cent.
+
+Text never scales, colours come from the page's style, and every chart has a sentence for who cannot see it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from markupsafe import Markup, escape
+
+from nantrap.report.axes import Scale, round_numbers, step_texts, tick_text
+from nantrap.report.columns import Columns
+from nantrap.report.visible import visible
+
+_WIDTH = 1000
+_SPIKE = 3.0
+"""A largest value beyond so many times the middle one is drawn as a stroke of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The steps that a chart shows; every chart of a page shares it."""
+
+    first: int
+    last: int
+
+    def percent(self, step: float) -> float:
+        """Where a step is, from 0 to 100."""
+        return 100.0 * (step - self.first + 0.5) / max(1, self.last - self.first + 1)
+
+    def ticks(self, most: int = 11) -> list[tuple[float, str, bool]]:
+        """Place, text, and whether the label is left out on a phone."""
+        numbers = [n for n in round_numbers(self.first, self.last, most) if n == int(n)]
+        texts = step_texts(numbers)
+        return [(self.percent(n), text, i % 2 == 1) for i, (n, text) in enumerate(zip(numbers, texts, strict=True))]
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A vertical line at a step with a word beside it."""
+
+    step: int
+    text: str = ""
+    tone: str = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Limit:
+    """A labelled horizontal line: the limit of a dtype, a clip."""
+
+    value: float
+    text: str
+    tone: str = "warn"
+
+
+def curve(found: Columns, scale: Scale, *, kind: str = "l1", band: bool = True, stairs: bool = False) -> Markup:
+    """A curve with gaps where nothing is finite; a lone finite column stays visible as a short stroke."""
+    size = _WIDTH / max(1, len(found))
+    parts: list[str] = []
+    for first, last in _runs(found.finite == 0):
+        if found.nonfinite[first : last + 1].any():
+            start, width = first * size, max(1.5, (last - first + 1) * size)
+            parts.append(f'<rect class="hatch" x="{start:.1f}" y="0" width="{width:.1f}" height="{scale.bottom:.0f}"/>')
+    for first, last in _joined(found):
+        places = [i for i in range(first, last + 1) if found.finite[i]]
+        line = [(f"{(i + 0.5) * size:.1f}", f"{scale(float(found.middle[i])):.1f}") for i in places]
+        if band and len(places) > 1:
+            up = " ".join(f"{x} {scale(float(found.high[i])):.1f}" for i, (x, _) in zip(places, line, strict=True))
+            down = " ".join(
+                f"{x} {scale(float(found.low[i])):.1f}" for i, (x, _) in reversed([*zip(places, line, strict=True)])
+            )
+            parts.append(f'<path class="band" d="M{up} {down}z"/>')
+        if spikes := "".join(_spikes(found, scale, places, size)):
+            parts.append(f'<path class="l {kind} thin" d="{spikes}"/>')
+        parts.append(f'<path class="l {kind}" d="{_line(line, places, found, size, stairs=stairs)}"/>')
+    return Markup("".join(parts))  # numbers only
+
+
+def chart(
+    title: str,
+    *,
+    describe: str,
+    scale: Scale,
+    span: Range,
+    inner: str,
+    over: str = "",
+    caption: str = "",
+    now: str = "",
+    ident: str = "",
+    lifted: bool = False,
+    values: Sequence[float] | None = None,
+) -> Markup:
+    """The frame of a chart: axes, labels, title. `inner` is stretched; `over` and `caption` are markup."""
+    height = scale.height
+    ticks = scale.ticks(6 if height > 150 else 4 if height > 70 else 3) if values is None else list(values)
+    if scale.floor:
+        ticks = [t for t in ticks if scale(t) < scale.bottom - 8]
+    across = span.ticks()
+    grid = "".join(f'<path class="grid" d="M0 {scale(t):.1f}H{_WIDTH}"/>' for t in ticks)
+    grid += "".join(f'<path class="grid" d="M{place * 10:.1f} 0V{height:.0f}"/>' for place, _, _ in across)
+    labels = "".join(f'<text x="-7" y="{scale(t) + 4:.1f}" text-anchor="end">{tick_text(t)}</text>' for t in ticks)
+    if scale.floor:
+        labels += f'<text x="-7" y="{height - 1:.0f}" text-anchor="end">≤ 0</text>'
+        labels += f'<line class="axis" x1="0" x2="100%" y1="{scale.bottom + 3:.0f}" y2="{scale.bottom + 3:.0f}"/>'
+    for place, text, hidden in across:
+        anchor = "start" if place < 2 else "end" if place > 98 else "middle"
+        klass = ' class="wide"' if hidden else ""
+        labels += f'<text x="{place:.2f}%" y="{height + 14:.0f}" text-anchor="{anchor}"{klass}>{text}</text>'
+    identity = f' id="{escape(ident)}"' if ident else ""
+    return Markup(
+        f"<figure{identity}><figcaption><b>{escape(visible(title))}</b>{caption}"
+        f'<span class="now">{escape(visible(now))}</span></figcaption>'
+        f'<div class="plot{" lifted" if lifted else ""}">'
+        f'<svg width="100%" height="{height + 18:.0f}" role="img" aria-label="{escape(visible(describe))}">'
+        f'<svg viewBox="0 0 {_WIDTH} {height:.0f}" width="100%" height="{height:.0f}" preserveAspectRatio="none">'
+        f'{grid}{inner}</svg><line class="axis" x1="0" x2="100%" y1="{height:.0f}" y2="{height:.0f}"/>'
+        f"{labels}{over}</svg></div></figure>"
+    )
+
+
+def note(text: str) -> Markup:
+    """A grey remark in the caption of a chart."""
+    return Markup("<span>{}</span>").format(visible(text))
+
+
+def rug(steps: Iterable[int], span: Range, height: float, *, length: float = 7) -> Markup:
+    """A tick at the bottom for each of these steps; several at one place are one tick."""
+    places = sorted({round(span.percent(step) * 10) for step in steps if span.first <= step <= span.last})
+    path = "".join(f"M{place} {height - length:.0f}v{length:.0f}" for place in places)
+    return Markup(f'<path class="l lbad thin" d="{path}"/>') if path else Markup("")
+
+
+def guides(steps: Iterable[int], span: Range, height: float) -> Markup:
+    """Dotted verticals."""
+    places = sorted({f"{span.percent(step):.2f}" for step in steps})
+    return Markup("".join(f'<line class="guide" x1="{p}%" x2="{p}%" y1="0" y2="{height:.0f}"/>' for p in places))
+
+
+def limit_line(limit: Limit, scale: Scale) -> Markup:
+    """A dashed horizontal with its name above it, or below it at the top."""
+    y = scale(limit.value)
+    below = y + 13 if y < 16 else y - 4
+    return Markup(
+        f'<line x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}" class="l l{limit.tone} dash"/>'
+        f'<text x="4" y="{below:.1f}" class="t{limit.tone} halo">{escape(visible(limit.text))}</text>'
+    )
+
+
+def flag(step: int, span: Range, y: float, text: str, *, tone: str = "bad", short: str = "") -> Markup:
+    """Words at a step, on the side where there is room. `short` is all that a phone shows."""
+    place = span.percent(step)
+    left = place > 55
+    anchor, offset = ("end", -0.8) if left else ("start", 0.8)
+    rest = escape(visible(text.removeprefix(short))) if short else ""
+    words = f'{escape(visible(short))}<tspan class="wide">{rest}</tspan>' if short else escape(visible(text))
+    klass = f"t{tone}" if tone else "t"
+    return Markup(
+        f'<text x="{place + offset:.2f}%" y="{y:.0f}" text-anchor="{anchor}" class="{klass} halo">{words}</text>'
+    )
+
+
+def numbered(step: int, span: Range, y: float, text: str) -> Markup:
+    """A numbered disc."""
+    place = f"{min(99.3, max(0.7, span.percent(step))):.2f}%"
+    return Markup(
+        f'<circle cx="{place}" cy="{y:.0f}" r="8.5" class="fbad"/>'
+        f'<text x="{place}" y="{y + 4:.0f}" text-anchor="middle" class="b fbg">{escape(text)}</text>'
+    )
+
+
+def diamond(step: int, number: float, span: Range, scale: Scale) -> Markup:
+    """One measurement among others, such as an evaluation."""
+    place = f"{min(99.6, span.percent(step)):.2f}%"
+    return Markup(
+        f'<svg x="{place}" y="{scale(number):.1f}" overflow="visible">'
+        '<path d="M0 -5L5 0L0 5L-5 0z" class="fbg l3 thick"/></svg>'
+    )
+
+
+def swatch(kind: str, name: str) -> Markup:
+    """An entry of a legend: a piece of line and a name."""
+    return Markup(
+        '<span class="key"><svg width="22" height="4" aria-hidden="true">'
+        '<path class="l {}" d="M0 2H22"/></svg>{}</span>'
+    ).format(kind, visible(name))
+
+
+def spark(values: Sequence[float], *, width: int = 120, height: int = 22) -> Markup:
+    """A small curve without axes: logarithmic where it can be, with a tick for each value that is not finite."""
+    good = [v for v in values if math.isfinite(v)]
+    if not good:
+        return Markup("")
+    low, high = min(good), max(good)
+    scale = Scale(low / 1.03, high * 1.03, height, logarithmic=True) if low > 0 else Scale(low, high + 1e-12, height)
+    size = width / max(1, len(values))
+    line, ticks, pen = "", "", False
+    for i, number in enumerate(values):
+        x = f"{(i + 0.5) * size:.1f}"
+        if math.isfinite(number):
+            line += f"{'L' if pen else 'M'}{x} {scale(number):.1f}" + ("" if pen else "h.1")
+            pen = True
+        else:
+            pen = False
+            ticks += f"M{x} {height - 5}v5"
+    bad = f'<path class="l lbad" d="{ticks}"/>' if ticks else ""
+    return Markup(f'<path class="l l1" d="{line}"/>{bad}')
+
+
+def _runs(flags: Sequence[bool]) -> Iterator[tuple[int, int]]:
+    """First and last index of each stretch of true values."""
+    start = None
+    for i, flagged in enumerate(flags):
+        if flagged and start is None:
+            start = i
+        elif not flagged and start is not None:
+            yield start, i - 1
+            start = None
+    if start is not None:
+        yield start, len(flags) - 1
+
+
+def _joined(found: Columns) -> Iterator[tuple[int, int]]:
+    """Stretches that one line may cross: columns without any value (a rare measurement) do not break it, NaN does."""
+    broken = (found.finite == 0) & (found.nonfinite > 0)
+    for first, last in _runs(~broken):
+        if found.finite[first : last + 1].any():
+            yield first, last
+
+
+def _spikes(found: Columns, scale: Scale, places: Sequence[int], size: float) -> Iterator[str]:
+    for i in places:
+        low, middle, high = float(found.low[i]), float(found.middle[i]), float(found.high[i])
+        above = high > _SPIKE * abs(middle) and abs(scale(high) - scale(middle)) > 6
+        below = low < 0 and -low > _SPIKE * abs(middle) and abs(scale(low) - scale(middle)) > 6
+        if above:
+            yield f"M{(i + 0.5) * size:.1f} {scale(middle):.1f}V{scale(high):.1f}"
+        if below:
+            yield f"M{(i + 0.5) * size:.1f} {scale(middle):.1f}V{scale(low):.1f}"
+
+
+def _line(line: Sequence[tuple[str, str]], places: Sequence[int], found: Columns, size: float, *, stairs: bool) -> str:
+    if len(line) == 1:
+        x, y = places[0] * size, line[0][1]
+        return f"M{x:.1f} {y}H{x + max(size, 2):.1f}"
+    if not stairs:
+        return "M" + " ".join(f"{x} {y}" for x, y in line)
+    path = f"M{places[0] * size:.1f} {line[0][1]}"
+    for i, (_, y), (_, earlier) in zip(places[1:], line[1:], line, strict=False):
+        if y != earlier:
+            path += f"H{i * size:.1f}V{y}"
+    return path + f"H{(places[-1] + 1) * size:.1f}"

@@ -1,0 +1,322 @@
+"""Reports for machines and pull requests: Markdown, JSON, JUnit, GitHub annotations, SARIF. Functions of the views."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from xml.etree import ElementTree
+
+from nantrap._version import __version__
+from nantrap.incident import BY_CODE, Incident
+from nantrap.incident.codec import encode
+from nantrap.report.numbers import count
+from nantrap.report.terminal import render_incident
+from nantrap.report.view_incident import IncidentView
+from nantrap.report.view_run import RunView
+from nantrap.report.visible import visible, visible_lines
+from nantrap.report.wording import headline, verified_text
+
+SCHEMA = "nantrap.report/1"
+_SARIF = "https://json.schemastore.org/sarif-2.1.0.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One thing to fix, as a list of problems shows it."""
+
+    code: str
+    title: str
+    message: str
+    file: str | None
+    line: int | None
+    times: int
+    proven: bool
+
+
+def problems_of_incident(incident: Incident) -> tuple[Problem, ...]:
+    """The one problem of an incident."""
+    cause = incident.causes[0] if incident.causes else None
+    code = cause.code if cause else "NT000"
+    parts = [headline(incident)]
+    if cause is not None and cause.fix is not None:
+        parts.append(f"fix: {visible(cause.fix.text)}{verified_text(cause)}")
+    source = incident.source
+    return (
+        Problem(
+            code,
+            visible(cause.title) if cause else BY_CODE["NT000"].title,
+            "; ".join(parts) + f" (step {incident.step:,}, rank {incident.rank})",
+            source.file if source else None,
+            source.line if source else None,
+            1,
+            bool(cause and cause.proven),
+        ),
+    )
+
+
+def problems_of_run(view: RunView, incidents: Sequence[tuple[str, Incident]]) -> tuple[Problem, ...]:
+    """The problems of a run, one for each cause and place."""
+    by_folder = dict(incidents)
+    problems = []
+    for group in view.groups:
+        incident = by_folder.get(group.folder)
+        source = incident.source if incident is not None else None
+        how = "" if group.verdict.tone == "ok" else f" ({group.verdict.word})"
+        times = f"{count(len(group.steps), 'time')}, steps {group.span}"
+        message = f"{visible(group.title)}{how}: {times}, {visible(group.place)}"
+        if group.fix:
+            message += f"; fix: {visible(group.fix)}{' (verified)' if group.verified else ''}"
+        problems.append(
+            Problem(
+                group.code,
+                visible(group.title),
+                message,
+                source.file if source else None,
+                source.line if source else None,
+                len(group.steps),
+                group.verdict.tone == "ok",
+            )
+        )
+    return tuple(problems)
+
+
+def incident_json(view: IncidentView) -> str:
+    """The incident with its diagnostic in words."""
+    document = {
+        "schema": SCHEMA,
+        "kind": "incident",
+        "verdict": view.verdict.word,
+        "diagnostic": view.said.to_dict(),
+        "path": [encode(stop) for stop in view.path],
+        "replay": view.replay,
+        "environment": dict(view.environment),
+        "incident": view.incident.to_dict(),
+    }
+    return _dumped(document)
+
+
+def run_json(view: RunView) -> str:
+    """The run: verdict, counts, groups of incidents, evaluations, ranks."""
+    document = {
+        "schema": SCHEMA,
+        "kind": "run",
+        "name": view.name,
+        "verdict": view.verdict.word,
+        "title": view.title,
+        "attempted": view.attempted,
+        "applied": view.applied,
+        "not_applied": list(view.skipped_steps[:10_000]),
+        "rollbacks": [{"step": step, "to": target} for step, target in view.rollbacks],
+        "stopped_at": view.stop_step,
+        "groups": [encode(group) for group in view.groups],
+        "evaluations": [
+            {"step": row.step, **dict(zip(view.evaluation_names, row.values, strict=True))} for row in view.evaluations
+        ],
+        "ranks": [encode(rank) for rank in view.ranks],
+        "stages": [encode(stage) for stage in view.stages],
+        "environment": dict(view.environment),
+        "problems": list(view.problems),
+    }
+    return _dumped(document)
+
+
+def incident_markdown(view: IncidentView) -> str:
+    """The incident for a pull request or an issue."""
+    parts = [
+        f"# {view.said.code}, step {view.incident.step:,}: {_md(view.title)}",
+        f"**{view.verdict.sign} {view.verdict.word}** · {_md(view.did[0])} {_md(view.did[1])}",
+        _fenced(render_incident(view.incident, width=100), "text"),
+    ]
+    if view.fix_lines:
+        parts += ["## Fix", _fenced("\n".join(visible_lines(line) for _, line in view.fix_lines), "diff")]
+    if view.causes:
+        rows = [
+            (
+                f"{row.code} {row.title}",
+                f"{row.verdict.sign} {row.verdict.word}",
+                "; ".join(f"{t}: {s}" for t, s in row.reasons),
+            )
+            for row in view.causes
+        ]
+        parts += ["## Causes", _table(("cause", "verdict", "evidence"), rows)]
+    if view.trials:
+        trials = [
+            (
+                "control" if row.control else str(row.number),
+                row.change,
+                f"{row.verdict.sign} {row.verdict.word}",
+                row.note,
+            )
+            for row in view.trials
+        ]
+        parts += ["## Trials", _table(("trial", "change", "the step", "what it tells"), trials)]
+    if view.next_steps:
+        parts += ["## Next steps", "\n".join(f"{i}. {_md(step)}" for i, step in enumerate(view.next_steps, start=1))]
+    if view.replay:
+        parts += ["## Replay", _fenced(visible(view.replay), "sh")]
+    if view.environment:
+        parts += ["## Environment", _table(("", ""), list(view.environment))]
+    return "\n\n".join(parts) + "\n"
+
+
+def run_markdown(view: RunView) -> str:
+    """The run for a pull request or an issue."""
+    parts = [
+        f"# {_md(view.name)}: {_md(view.title)}",
+        f"**{view.verdict.sign} {view.verdict.word}** · {_md(view.span)}",
+        _table(("", ""), [
+            ("result", " ".join(view.result)), ("not applied", " ".join(view.not_applied)),
+            ("recovered", " ".join(view.recovered)), ("do first", " ".join(view.first[:2])),
+        ]),
+    ]  # fmt: skip
+    if view.groups:
+        rows = [
+            (str(g.number), f"{g.code} {g.title}", f"{g.verdict.sign} {g.verdict.word}", f"{len(g.steps):,}", g.span,
+             g.did, g.fix + (" (verified)" if g.verified else ""))
+            for g in view.groups
+        ]  # fmt: skip
+        parts += ["## Incidents by cause", _table(("", "cause", "verdict", "incidents", "steps", "did", "fix"), rows)]
+    if view.stages:
+        stages = [(s.stage, s.check, s.found, f"{s.verdict.sign} {s.verdict.word}") for s in view.stages]
+        parts += ["## Stages", _table(("stage", "check", "found", "verdict"), stages)]
+    if view.evaluations:
+        evaluations = [(f"{e.step:,}", *e.values) for e in view.evaluations]
+        parts += ["## Evaluation", _table(("step", *view.evaluation_names), evaluations)]
+    if len(view.ranks) > 1:
+        ranks = [
+            (str(r.rank), f"{r.steps:,}", f"{r.applied:,}", str(r.began), r.milliseconds, r.agrees) for r in view.ranks
+        ]
+        parts += ["## Ranks", _table(("rank", "steps", "applied", "began here", "ms per step", "agrees"), ranks)]
+    if view.environment:
+        parts += ["## Settings", _table(("", ""), list(view.environment))]
+    return "\n\n".join(parts) + "\n"
+
+
+def junit(name: str, problems: Sequence[Problem], *, stages: Sequence[tuple[str, str, bool]] = ()) -> str:
+    """A JUnit file: a failing test for each problem, one that passes where there is none, and one for each stage."""
+    suite = ElementTree.Element("testsuite", name=f"nantrap {visible(name)}")
+    for problem in problems:
+        case = _case(suite, f"{problem.code} {problem.title}", name)
+        failure = ElementTree.SubElement(case, "failure", type=problem.code, message=visible(problem.message))
+        failure.text = visible(problem.message)
+    for title, found, passed in stages:
+        case = _case(suite, title, name)
+        if not passed:
+            ElementTree.SubElement(case, "failure", type="stage", message=visible(found))
+    if not len(suite):
+        _case(suite, "every step was finite", name)
+    failed = sum(1 for case in suite if len(case))
+    suite.set("tests", str(len(suite)))
+    suite.set("failures", str(failed))
+    suite.set("errors", "0")
+    root = ElementTree.Element("testsuites")
+    root.append(suite)
+    ElementTree.indent(root)
+    return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode") + "\n"
+
+
+def github(problems: Sequence[Problem]) -> str:
+    """Workflow commands: GitHub shows each problem at its line in the pull request."""
+    lines = []
+    for problem in problems:
+        place = []
+        if problem.file is not None:
+            place.append(f"file={_property(relative(problem.file))}")
+            if problem.line is not None:
+                place.append(f"line={problem.line}")
+        place.append(f"title={_property(f'{problem.code} {problem.title}')}")
+        kind = "error" if problem.proven else "warning"
+        lines.append(f"::{kind} {','.join(place)}::{_command(problem.message)}")
+    return "\n".join(lines) + ("\n" if lines else "")
+
+
+def sarif(problems: Sequence[Problem]) -> str:
+    """SARIF 2.1.0, for code scanning."""
+    codes = sorted({problem.code for problem in problems})
+    rules = [
+        {
+            "id": code,
+            "name": BY_CODE[code].slug if code in BY_CODE else code,
+            "shortDescription": {"text": BY_CODE[code].title if code in BY_CODE else code},
+            "help": {"text": f"nantrap explain {code}"},
+        }
+        for code in codes
+    ]
+    document = {
+        "$schema": _SARIF,
+        "version": "2.1.0",
+        "runs": [
+            {
+                "tool": {"driver": {"name": "nantrap", "version": __version__, "rules": rules}},
+                "results": [_sarif_result(problem, codes) for problem in problems],
+            }
+        ],
+    }
+    return _dumped(document)
+
+
+def relative(file: str) -> str:
+    """A path as a repository knows it: relative to here if it is below, with forward slashes."""
+    try:
+        below = Path(os.path.abspath(file)).relative_to(Path.cwd())
+    except ValueError:
+        return Path(file).as_posix()
+    return below.as_posix()
+
+
+def _sarif_result(problem: Problem, codes: Sequence[str]) -> dict[str, Any]:
+    result: dict[str, Any] = {
+        "ruleId": problem.code,
+        "ruleIndex": codes.index(problem.code),
+        "level": "error" if problem.proven else "warning",
+        "message": {"text": problem.message},
+        "occurrenceCount": problem.times,
+    }
+    if problem.file is not None:
+        address = quote(relative(problem.file))
+        place: dict[str, Any] = {"artifactLocation": {"uri": f"file://{address}" if address[:1] == "/" else address}}
+        if problem.line is not None and problem.line > 0:
+            place["region"] = {"startLine": problem.line}
+        result["locations"] = [{"physicalLocation": place}]
+    return result
+
+
+def _case(suite: ElementTree.Element, title: str, name: str) -> ElementTree.Element:
+    return ElementTree.SubElement(suite, "testcase", classname=f"nantrap.{visible(name)}", name=visible(title))
+
+
+def _command(text: str) -> str:
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def _property(text: str) -> str:
+    return _command(visible(text)).replace(":", "%3A").replace(",", "%2C")
+
+
+def _dumped(document: Any) -> str:
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
+
+
+def _md(text: str) -> str:
+    """Text in Markdown: what would be markup is escaped."""
+    shown = visible(text).replace("&", "&amp;").replace("<", "&lt;")
+    for sign in "\\`*_[]|#":
+        shown = shown.replace(sign, f"\\{sign}")
+    return shown
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    return "\n".join([*lines, *("| " + " | ".join(_md(str(cell)) for cell in row) + " |" for row in rows)])
+
+
+def _fenced(text: str, language: str) -> str:
+    fence = "```"
+    while fence in text:
+        fence += "`"
+    return f"{fence}{language}\n{text}\n{fence}"

@@ -1,0 +1,127 @@
+"""How a run is doing, in one word: from its journal alone, so that a page can say it of thousands of runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+
+RECENT = 100
+"""Steps that count as recent."""
+_SKIPPING = 0.1
+_STALLED_FACTOR = 20.0
+_STALLED_LEAST_SECONDS = 60.0
+_DIVERGING = 3.0
+
+ORDER = (
+    "stopped",
+    "dead",
+    "diverging",
+    "stalled",
+    "skipping",
+    "recovering",
+    "incidents",
+    "unknown",
+    "healthy",
+    "finished",
+)
+"""The states, those that need attention first."""
+
+_SIGNS = {
+    "stopped": ("bad", "✖"), "dead": ("bad", "✖"), "diverging": ("bad", "✖"), "stalled": ("warn", "?"),
+    "skipping": ("warn", "▲"), "recovering": ("warn", "↶"), "incidents": ("warn", "▲"), "unknown": ("muted", "?"),
+    "healthy": ("ok", "✓"), "finished": ("muted", "■"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """The last steps of a run.
+
+    Attributes:
+        losses: of the last steps, oldest first, skipped ones included.
+        actions: of the same steps.
+        milliseconds: how long a step usually takes; 0 if it is not known.
+        steps: attempted so far.
+        total: steps of the whole run, where that is known.
+        incidents: so far.
+        since_incident: steps since the last incident, `None` without one.
+        age: seconds since the last line.
+        alive: whether its process is there; `None` if that cannot be told.
+        ended: whether the run says that it is over.
+        best: the smallest middle loss of an earlier stretch, where known.
+    """
+
+    losses: Sequence[float]
+    actions: Sequence[str]
+    milliseconds: float = 0.0
+    steps: int = 0
+    total: int | None = None
+    incidents: int = 0
+    since_incident: int | None = None
+    age: float = 0.0
+    alive: bool | None = None
+    ended: bool = False
+    best: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """A word for the state, a sentence that says why, and a sign and a tone for the eye."""
+
+    state: str
+    reason: str
+
+    @property
+    def sign(self) -> str:
+        """The sign beside the word."""
+        return _SIGNS[self.state][1]
+
+    @property
+    def tone(self) -> str:
+        """`bad`, `warn`, `ok` or `muted`."""
+        return _SIGNS[self.state][0]
+
+    @property
+    def rank(self) -> int:
+        """Small for what needs attention."""
+        return ORDER.index(self.state)
+
+
+def health(recent: Recent) -> Health:
+    """The state of a run, the worst that is true of it."""
+    if not recent.actions:
+        return Health("unknown", "no step yet")
+    if recent.actions[-1] == "stop":
+        return Health("stopped", "the guard stopped the run")
+    done = recent.total is not None and recent.steps >= recent.total
+    usual = recent.milliseconds / 1000
+    patience = max(_STALLED_LEAST_SECONDS, _STALLED_FACTOR * usual)
+    if done or recent.ended:
+        return Health("finished", "all steps are done" if done else "the run has ended")
+    if recent.age > patience:
+        if recent.alive is False:
+            return Health("dead", "its process is gone and it did not say that it ended")
+        said = f"no step for {recent.age:,.0f} s" + (f", usually {usual:.1f} s" if usual else "")
+        return Health("stalled", said)
+    return _running(recent)
+
+
+def _running(recent: Recent) -> Health:
+    applied = [loss for loss, action in zip(recent.losses, recent.actions, strict=True) if action == "apply"]
+    bad = sum(1 for loss in applied if not math.isfinite(loss))
+    if applied and bad:
+        return Health("diverging", f"the loss of {bad} of the last {len(applied)} applied steps is not finite")
+    if recent.best is not None and len(applied) >= 20 and recent.best > 0:
+        now = median(applied[-20:])
+        if now > _DIVERGING * recent.best:
+            return Health("diverging", f"the loss is {now / recent.best:.1f} times its best")
+    skipped = sum(1 for action in recent.actions if action in ("skip", "rollback"))
+    if skipped >= max(3, _SKIPPING * len(recent.actions)):
+        return Health("skipping", f"{skipped} of the last {len(recent.actions)} steps were skipped")
+    if "rollback" in recent.actions:
+        return Health("recovering", "rolled back a short while ago")
+    if recent.since_incident is not None and recent.since_incident <= 10 * RECENT:
+        return Health("incidents", f"last incident {recent.since_incident:,} steps ago")
+    return Health("healthy", "no incident of late" if recent.incidents else "no incident")

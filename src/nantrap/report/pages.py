@@ -1,0 +1,163 @@
+"""Pages: one HTML file each, with its own style, no script, no network, and a policy that allows nothing else."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import math
+from collections.abc import Sequence
+from importlib import resources
+from typing import Any
+from urllib.parse import quote
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from nantrap._version import __version__
+from nantrap.report import wording as words
+from nantrap.report.drawings import magnitudes_chart, moments_chart
+from nantrap.report.numbers import percent, size, value
+from nantrap.report.run_charts import legend, run_charts
+from nantrap.report.terminal import render_incident
+from nantrap.report.view_incident import IncidentView
+from nantrap.report.view_run import RunView
+from nantrap.report.visible import visible_lines
+
+_LONGEST_TEXT = 4000
+
+
+def incident_page(view: IncidentView, *, links: bool = True) -> str:
+    """The page of an incident.
+
+    Args:
+        view: what to show.
+        links: whether the page lies in the folder of the incident, so that files beside it can be linked.
+    """
+    return render("incident.html.j2", links=links, **incident_context(view))
+
+
+def incident_context(view: IncidentView) -> dict[str, Any]:
+    """What the template of an incident needs beside the view."""
+    excerpt = view.said.excerpt
+    width = max([len(str(number)) for number, _, _ in view.source], default=1)
+    incident = view.incident
+    return {
+        "view": view,
+        "gutter": " " * width,
+        "caret": "" if excerpt is None else " " * excerpt.start + "^" * max(1, excerpt.end - excerpt.start),
+        "caret_blank": "" if excerpt is None else " " * excerpt.start,
+        "magnitudes": magnitudes_chart(view),
+        "moments": moments_chart(view),
+        "terms": words.terms_text(incident),
+        "samples": words.samples_text(incident) if incident.samples else "not searched",
+        "plain": render_incident(incident, width=100),
+        "sections": _sections(view),
+    }
+
+
+def run_page(view: RunView, *, links: bool = True) -> str:
+    """The page of a run. `links`: whether it lies in the folder of the run."""
+    return render("run.html.j2", links=links, live=False, incident_link=_report_link, **run_context(view))
+
+
+def run_context(view: RunView) -> dict[str, Any]:
+    """What the template of a run needs beside the view."""
+    present = {"stages": bool(view.stages), "evaluation": bool(view.evaluations) or len(view.ranks) > 1}
+    titles = (
+        ("curves", "Curves"), ("causes", "Causes"), ("stages", "Stages"), ("evaluation", "Evaluation, ranks"),
+        ("files", "Files and settings"),
+    )  # fmt: skip
+    return {
+        "view": view,
+        "charts": run_charts(view),
+        "legend": legend(view),
+        "sections": [(ident, title) for ident, title in titles if present.get(ident, True)],
+    }
+
+
+def _report_link(folder: str) -> str:
+    return f"incidents/{quote(folder)}/report.html"
+
+
+def render(template: str, *, script: str = "", extra_style: str = "", **context: Any) -> str:
+    """A whole page from a template. Style and script are allowed by their hash, everything else is forbidden."""
+    style = stylesheet() + extra_style
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            policy=content_policy(style, script),
+            style=Markup(style),  # ours, from the package
+            script=Markup(script),
+            version=__version__,
+            percent=percent,
+            value=value,
+            size=size,
+            isfinite=math.isfinite,
+            **context,
+        )
+    )
+
+
+def content_policy(style: str, script: str = "") -> str:
+    """The content security policy of a page that holds this style and this script."""
+    parts = ["default-src 'none'", f"style-src {_sha256(style)}", "base-uri 'none'", "form-action 'none'"]
+    if script:
+        parts += [f"script-src {_sha256(script)}", "connect-src 'self'"]
+    return "; ".join(parts)
+
+
+@functools.cache
+def stylesheet() -> str:
+    """The style that all pages share."""
+    return resource("style.css")
+
+
+def resource(name: str) -> str:
+    """A text file that belongs to the templates."""
+    return resources.files("nantrap.report").joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _sections(view: IncidentView) -> Sequence[tuple[str, str]]:
+    present = {
+        "source": bool(view.source),
+        "before": bool(view.frames or view.magnitudes or view.moments),
+        "stats": bool(view.stats),
+        "samples": bool(view.incident.samples or view.incident.dataset_indices),
+        "causes": bool(view.causes),
+        "replay": bool(view.replay),
+        "environment": bool(view.environment or view.files),
+        "similar": bool(view.similar or view.others),
+    }
+    titles = (
+        ("source", "Source"), ("path", "Path of the poison"), ("before", "Headroom"), ("stats", "Statistics"),
+        ("samples", "Guilty samples"), ("causes", "Causes"), ("trials", "Trials"), ("fix", "Fix and next steps"),
+        ("replay", "Replay"), ("diagnostic", "As text"), ("environment", "Environment"),
+        ("similar", "Similar incidents"),
+    )  # fmt: skip
+    return [(ident, title) for ident, title in titles if present.get(ident, True)]
+
+
+@functools.cache
+def _environment() -> Environment:
+    return Environment(
+        loader=PackageLoader("nantrap.report", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        finalize=_finalized,
+    )
+
+
+def _finalized(found: Any) -> Any:
+    """Every value that reaches a page: markup that we made as it is, text without control characters and of an end."""
+    if isinstance(found, Markup) or not isinstance(found, str):
+        return found
+    text = found if len(found) <= _LONGEST_TEXT else found[:_LONGEST_TEXT] + " ..."
+    return visible_lines(text)
+
+
+def _sha256(text: str) -> str:
+    return "'sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() + "'"

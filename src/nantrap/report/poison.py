@@ -1,0 +1,136 @@
+"""The path of the poison: what was healthy, where it began, how far it went, and where it was stopped."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+from nantrap.incident import Action, Finding, Frame, Incident
+from nantrap.report.numbers import count, percent, value
+
+Kind = Literal["healthy", "harmless", "origin", "bad", "gate", "kept", "spread"]
+_HEALTHY_SHOWN = 4
+_BAD_SHOWN = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One stop on the way. `share` is the part of its values that is not finite, from 0 to 1, where it is known."""
+
+    kind: Kind
+    name: str
+    where: str = ""
+    text: str = ""
+    share: float | None = None
+
+
+def path_of_poison(incident: Incident) -> tuple[Stop, ...]:
+    """The stops of one incident, in the order in which the step ran."""
+    origin = _origin(incident)
+    loss = _loss(incident)
+    gradients = _tensors(incident, "gradient")
+    frames = [frame for frame in incident.frames if not frame.origin]
+    before = [_frame(frame) for frame in frames[-_HEALTHY_SHOWN:]]
+    if incident.phase == "backward":
+        stops = [*before, *loss, origin, *gradients]
+    elif incident.phase == "optimizer":
+        stops = [*loss, *before, origin]
+    elif incident.phase in ("data", "state"):
+        stops = [origin, *before, *_probes(incident), *loss, *gradients]
+    else:
+        stops = [*before, origin, *_probes(incident), *loss, *gradients]
+    return (*stops, *_end(incident))
+
+
+def sentence(stops: tuple[Stop, ...]) -> str:
+    """The picture in words."""
+    words = {"healthy": "finite", "harmless": "holds non-finite values that did no harm", "bad": "not finite",
+             "origin": "where it began", "gate": "", "kept": "", "spread": ""}  # fmt: skip
+    parts = []
+    for stop in stops:
+        said = words[stop.kind]
+        parts.append(f"{stop.name} {said}".strip() + (f", {stop.text}" if stop.text else ""))
+    return "Path of the poison: " + "; ".join(parts) + "."
+
+
+def _origin(incident: Incident) -> Stop:
+    found = _origin_finding(incident)
+    frame = next((frame for frame in incident.frames if frame.origin), None)
+    line = frame.line if frame is not None else incident.source.line if incident.source is not None else None
+    where = ", ".join(part for part in (incident.module or "", f"line {line}" if line else "") if part)
+    if incident.phase in ("data", "state") and found is not None:
+        name = f"{found.kind.replace('_', ' ')} {found.name}"
+    else:
+        name = incident.node if incident.phase == "backward" and incident.node else incident.op or incident.phase
+    stats = found.stats if found is not None else None
+    if stats is not None and stats.nonfinite:
+        return Stop("origin", name, where, stats.describe(), stats.nonfinite / max(1, stats.numel))
+    note = found.note if found is not None else ""
+    return Stop("origin", name, where, note or "the first values that are not finite")
+
+
+def _origin_finding(incident: Incident) -> Finding | None:
+    if incident.phase == "data":
+        kinds: tuple[str, ...] = ("batch",)
+    elif incident.phase == "state":
+        kinds = ("parameter", "buffer", "optimizer_state", "ema")
+    elif incident.phase == "optimizer":
+        kinds = ("optimizer_state", "parameter", "activation")
+    else:
+        kinds = ("activation",)
+    return next((finding for finding in incident.findings if finding.kind in kinds), None)
+
+
+def _frame(frame: Frame) -> Stop:
+    where = ", ".join(part for part in (frame.module or "", f"line {frame.line}" if frame.line else "") if part)
+    if frame.nonfinite:
+        return Stop("harmless", frame.op, where, "not finite here, and not where it began")
+    return Stop(
+        "healthy", frame.op, where, f"largest {value(frame.absmax, 3)}" if frame.absmax is not None else "finite"
+    )
+
+
+def _probes(incident: Incident) -> list[Stop]:
+    bad = [probe for probe in incident.probes if probe.stats.nonfinite]
+    shown = [
+        Stop("bad", probe.name, "probe", probe.stats.describe(), probe.stats.nonfinite / max(1, probe.stats.numel))
+        for probe in bad[:_BAD_SHOWN]
+    ]
+    if len(bad) > _BAD_SHOWN:
+        shown.append(Stop("bad", count(len(bad) - _BAD_SHOWN, "more probe"), "", "not finite either"))
+    return shown
+
+
+def _loss(incident: Incident) -> list[Stop]:
+    if incident.loss is None:
+        return []
+    bad = [name for name, number in incident.terms.items() if not math.isfinite(number)]
+    bad += [f.name for f in incident.findings if f.kind == "term" and f.name not in bad]
+    where = "terms " + ", ".join(bad[:4]) if bad else ""
+    if math.isfinite(incident.loss):
+        return [Stop("healthy", "loss", where, value(incident.loss))]
+    return [Stop("bad", "loss", where, value(incident.loss), 1.0)]
+
+
+def _tensors(incident: Incident, kind: str) -> list[Stop]:
+    found = [finding for finding in incident.findings if finding.kind == kind and finding.stats is not None]
+    if not found:
+        return []
+    bad = sum(finding.stats.nonfinite for finding in found if finding.stats)
+    whole = sum(finding.stats.numel for finding in found if finding.stats)
+    first = f"first {found[0].name}"
+    text = f"{bad:,} of {whole:,} values not finite ({percent(bad, whole)})"
+    return [Stop("bad", f"{count(len(found), kind)} with bad values", first, text, bad / max(1, whole))]
+
+
+def _end(incident: Incident) -> list[Stop]:
+    if incident.action is Action.APPLY:
+        return [Stop("spread", "the step was applied", "", "look at the weights: nantrap audit")]
+    gate = {
+        Action.SKIP: "nantrap stopped it here: no optimizer step",
+        Action.ROLLBACK: "nantrap stopped it here and rolled back",
+        Action.STOP: "nantrap stopped the run here",
+    }[incident.action]
+    kept = "as in the last good state" if incident.action is Action.ROLLBACK else f"as before step {incident.step:,}"
+    return [Stop("gate", gate), Stop("kept", "weights, optimizer state, buffers", "", kept)]

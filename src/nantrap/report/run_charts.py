@@ -1,0 +1,298 @@
+"""The charts on the page of a run: all share one axis of steps, and the same numbers name the same causes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from markupsafe import Markup, escape
+
+from nantrap.record import Column
+from nantrap.report.axes import Scale, scale_for
+from nantrap.report.charts import (
+    Limit,
+    Range,
+    chart,
+    curve,
+    diamond,
+    flag,
+    guides,
+    limit_line,
+    note,
+    numbered,
+    rug,
+    swatch,
+)
+from nantrap.report.columns import Columns, columns
+from nantrap.report.numbers import count, value
+from nantrap.report.view_run import Drawn, RunView
+from nantrap.report.visible import visible
+
+COLUMNS = 400
+_LANES = 6
+_DISCS = 6
+_KINDS = ("l1", "l2 dash", "l3 dot", "l1 dot", "l2", "l3 dash")
+_AROUND = 40
+_KEY = Markup(
+    '<span class="key"><svg width="18" height="8" aria-hidden="true"><rect width="18" height="8" class="fband"/>'
+    '<path class="l l1" d="M0 4H18"/></svg>min to max, median</span>'
+)
+_SKIP_KEY = Markup(
+    '<span class="key"><svg width="4" height="9" aria-hidden="true"><path class="l lbad" d="M2 0V9"/></svg>'
+    "not applied</span>"
+)
+_HELD_KEY = Markup(
+    '<span class="key"><svg width="10" height="10" aria-hidden="true">'
+    '<path d="M5 0L10 5L5 10L0 5z" class="fbg l3 thick"/></svg>held out</span>'
+)
+
+
+def run_charts(view: RunView) -> Markup:
+    """Every chart of the run, from events and loss to what was watched."""
+    span = Range(view.first_step, view.last_step)
+    parts = [_events(view, span), _loss(view, span), _zoom(view), _terms(view, span)]
+    parts += [_drawn(view, drawn, span) for drawn in view.drawn]
+    return Markup("").join(part for part in parts if part)
+
+
+def legend(view: RunView) -> str:
+    """How to read the charts, in words."""
+    steps = view.last_step - view.first_step + 1
+    number = min(COLUMNS, steps)
+    if steps <= COLUMNS:
+        how = f"{count(steps, 'step')}, each drawn by itself."
+    else:
+        how = (
+            f"{count(steps, 'step')} in {number} columns of about {steps / number:,.0f} steps. The band "
+            "goes from the smallest to the largest value of a column and the line is its median, so a spike of one "
+            "step stays visible."
+        )
+    return f"{how} Hatched: no finite value. Red ticks: steps that were not applied."
+
+
+def _columns(column: Column, span: Range, most: int = COLUMNS) -> Columns:
+    return columns(column.step, column.value.astype(float), first=span.first, last=span.last, most=most)
+
+
+def _important(view: RunView) -> list[int]:
+    steps = [step for step, _ in view.rollbacks][:20]
+    return steps + ([view.stop_step] if view.stop_step is not None else [])
+
+
+def _events(view: RunView, span: Range) -> Markup:
+    """One lane for each cause, one tick for each of its steps; rollbacks and the stop in a lane of their own."""
+    groups = view.groups[:_LANES]
+    if not groups and not view.rollbacks and view.stop_step is None:
+        return Markup("")
+    inner, y = "", 0
+    labels = ""  # plain text until the end: what comes from the run is escaped where it is added
+    for group in groups:
+        places = sorted({round(span.percent(step) * 10) for step in group.steps})
+        inner += f'<path class="l lbad" d="{"".join(f"M{place} {y + 3}v13" for place in places)}"/>'
+        inner += f'<path class="grid" d="M0 {y + 20}H1000"/>'
+        labels += f'<text x="-7" y="{y + 14}" text-anchor="end"><tspan class="tbad">{group.number}</tspan> '
+        labels += f'<tspan class="m">{escape(visible(group.code))}</tspan></text>'
+        y += 21
+    if view.rollbacks or view.stop_step is not None or view.spikes:
+        labels += f'<text x="-7" y="{y + 14}" text-anchor="end">other</text>' + str(_others(view, span, y))
+        y += 21
+    for place, text, hidden in span.ticks():
+        anchor = "start" if place < 2 else "end" if place > 98 else "middle"
+        klass = ' class="wide"' if hidden else ""
+        labels += f'<text x="{place:.2f}%" y="{y + 14}" text-anchor="{anchor}"{klass}>{text}</text>'
+    described = "; ".join(f"{g.code} {count(len(g.steps), 'time')}, steps {g.span}" for g in groups)
+    return Markup(
+        "<figure><figcaption><b>Events</b><span>one lane for each cause, one tick for each of its steps</span>"
+        f'</figcaption><div class="plot"><svg width="100%" height="{y + 18}" role="img" '
+        f'aria-label="Events over {count(view.attempted, "step")}: {escape(visible(described))}.">'
+        f'<svg viewBox="0 0 1000 {y}" width="100%" height="{y}" preserveAspectRatio="none">{inner}</svg>'
+        f'<line class="axis" x1="0" x2="100%" y1="{y}" y2="{y}"/>{labels}</svg></div></figure>'
+    )
+
+
+def _others(view: RunView, span: Range, y: int) -> Markup:
+    out = Markup("")
+    for step, target in view.rollbacks[:12]:
+        here = f"{span.percent(step):.2f}%"
+        if target is not None:
+            there = f"{span.percent(target):.2f}%"
+            out += Markup(
+                f'<line x1="{here}" x2="{there}" y1="{y + 10}" y2="{y + 10}" class="l lbad" marker-end="url(#tip)"/>'
+            )
+        out += Markup(f'<text x="{here}" y="{y + 15}" text-anchor="middle" class="tbad halo">↶</text>')
+    if view.rollbacks:
+        out += flag(view.rollbacks[0][0], span, y + 14, "rollback" if len(view.rollbacks) == 1 else "rollbacks")
+    if view.stop_step is not None:
+        out += flag(view.stop_step, span, y + 14, "✖ stopped", short="✖")
+    for step in view.spikes[:12]:
+        out += Markup(f'<text x="{span.percent(step):.2f}%" y="{y + 14}" text-anchor="middle" class="twarn">▲</text>')
+    return out
+
+
+def _loss(view: RunView, span: Range) -> Markup:
+    column = view.loss
+    if column is None or not len(column.value):
+        return Markup("")
+    found = _columns(column, span)
+    held_out = view.evaluation_loss
+    marks = [] if held_out is None else [float(v) for v in held_out.value if math.isfinite(v)]
+    scale = scale_for([found], height=190, include=marks)
+    over = guides(_important(view), span, scale.height)
+    if held_out is not None:
+        keep = range(len(held_out.value)) if len(held_out.value) <= 60 else np.linspace(0, len(held_out.value) - 1, 60)
+        for i in (int(place) for place in keep):
+            if math.isfinite(held_out.value[i]):
+                over += diamond(int(held_out.step[i]), float(held_out.value[i]), span, scale)
+    over += _spike_flag(column, found, span, scale)
+    for group in view.groups[:_DISCS]:
+        over += numbered(group.steps[0], span, 12, str(group.number))
+    caption = (_KEY if found.width > 1 else Markup("")) + (_HELD_KEY if marks else Markup(""))
+    caption += (_SKIP_KEY if view.skipped_steps else Markup("")) + note(_axis_text(scale))
+    return chart(
+        "Loss",
+        describe=_describe("Loss", column, view),
+        scale=scale,
+        span=span,
+        inner=curve(found, scale) + rug(view.skipped_steps, span, scale.height),
+        over=over,
+        caption=caption,
+        now=_now(column),
+        ident="loss",
+    )
+
+
+def _spike_flag(column: Column, found: Columns, span: Range, scale: Scale) -> Markup:
+    """The largest value in words, where it stands out."""
+    finite = np.isfinite(column.value)
+    if finite.sum() < 20:
+        return Markup("")
+    at = int(np.argmax(np.where(finite, column.value, -np.inf)))
+    largest, middle = float(column.value[at]), float(np.median(column.value[finite]))
+    near = float(
+        np.nanmedian(found.high[max(0, int(span.percent(int(column.step[at])) / 100 * len(found)) - 6) :][:13])
+    )
+    if not (largest > 3 * abs(middle) and largest > 3 * abs(near)):
+        return Markup("")
+    text = f"▲ {value(largest, 3)} at step {int(column.step[at]):,}"
+    return flag(
+        int(column.step[at]), span, max(34.0, scale(largest) + 4), text, tone="warn", short=f"▲ {value(largest, 3)}"
+    )
+
+
+def _zoom(view: RunView) -> Markup:
+    """Every step around the first rollback, or before the stop."""
+    if view.loss is None or not _important(view):
+        return Markup("")
+    event = _important(view)[0]
+    first, last = max(view.first_step, event - _AROUND), min(view.last_step, event + _AROUND - 10)
+    if last - first < 10 or view.last_step - view.first_step <= 3 * _AROUND:
+        return Markup("")
+    span = Range(first, last)
+    inside = [step for step in view.skipped_steps if first <= step <= last]
+    found = _columns(view.loss, span, last - first + 1)
+    scale = scale_for([found], height=130)
+    rolled = view.rollbacks[0] if view.rollbacks and view.rollbacks[0][0] == event else None
+    title = "Around the rollback" if rolled else "Before the stop"
+    words = "↶ rolled back" + (f" to step {rolled[1]:,}" if rolled[1] is not None else "") if rolled else "✖ stopped"
+    dots = "".join(
+        f'<circle cx="{span.percent(first + i):.2f}%" cy="{scale(float(found.middle[i])):.1f}" r="1.8" class="fs1"/>'
+        for i in range(len(found))
+        if found.finite[i]
+    )
+    return chart(
+        title,
+        describe=f"Loss of every step from {first:,} to {last:,}; {count(len(inside), 'step')} not applied.",
+        scale=scale,
+        span=span,
+        inner=curve(found, scale, band=False) + rug(inside, span, scale.height),
+        over=Markup(dots) + guides([event], span, scale.height) + flag(event, span, 16, words, short=words[:1]),
+        caption=note(f"loss of every step from {first:,} to {last:,}, {_axis_text(scale)}"),
+    )
+
+
+def _terms(view: RunView, span: Range) -> Markup:
+    drawn = [term for term in view.terms if np.isfinite(term.column.value).any()]
+    if not drawn:
+        return Markup("")
+    found = [_columns(term.column, span, 250) for term in drawn]
+    scale = scale_for(found, height=104)
+    inner = Markup("").join(
+        curve(columns_, scale, kind=_KINDS[i % len(_KINDS)] + " thin", band=False) for i, columns_ in enumerate(found)
+    )
+    gaps = [
+        f"{t.title} {int((~np.isfinite(t.column.value)).sum()):,}"
+        for t in drawn
+        if (~np.isfinite(t.column.value)).any()
+    ]
+    keys = Markup("").join(swatch(_KINDS[i % len(_KINDS)], term.title) for i, term in enumerate(drawn))
+    return chart(
+        "Loss terms",
+        describe="Loss terms "
+        + ", ".join(f"{t.title} last {value(float(t.column.value[-1]), 3)}" for t in drawn)
+        + ".",
+        scale=scale,
+        span=span,
+        inner=inner + rug(view.skipped_steps, span, scale.height),
+        over=guides(_important(view), span, scale.height),
+        caption=keys + note(_axis_text(scale)),
+        now="not finite: " + ", ".join(gaps) if gaps else "",
+    )
+
+
+def _drawn(view: RunView, drawn: Drawn, span: Range) -> Markup:
+    column = drawn.column
+    if not np.isfinite(column.value).any():
+        return Markup("")
+    found = _columns(column, span, COLUMNS if drawn.key == "grad_norm" else 250)
+    shown = [drawn.limit[0]] if drawn.limit is not None else []
+    logarithmic = True if drawn.stairs else None if drawn.key == "grad_norm" else False
+    scale = scale_for([found], height=84 if drawn.key == "grad_norm" else 60, include=shown, logarithmic=logarithmic)
+    over = guides(_important(view), span, scale.height)
+    if drawn.limit is not None:
+        over += limit_line(Limit(*drawn.limit), scale)
+    if drawn.key == "grad_norm":
+        over += _spike_flag(column, found, span, scale)
+    now = _now(column)
+    if drawn.limit is not None:
+        beyond = int((column.value > drawn.limit[0]).sum())
+        now = f"above {drawn.limit[1]} in {count(beyond, 'step')}, {now}"
+    return chart(
+        drawn.title,
+        describe=_describe(drawn.title, column, view),
+        scale=scale,
+        span=span,
+        inner=curve(found, scale, stairs=drawn.stairs, band=not drawn.stairs)
+        + rug(view.skipped_steps, span, scale.height, length=5),
+        over=over,
+        caption=note(_axis_text(scale)) if scale.logarithmic or scale.clipped else "",
+        now=now,
+    )
+
+
+def _axis_text(scale: Scale) -> str:
+    parts = ["log scale" if scale.logarithmic else "linear scale"]
+    if scale.floor:
+        parts.append("zero and less on the floor")
+    if scale.clipped:
+        parts.append("values far outside are cut off at the edge")
+    return ", ".join(parts)
+
+
+def _now(column: Column) -> str:
+    good = column.value[np.isfinite(column.value)]
+    return (
+        f"last {value(float(column.value[-1]), 4)}, lowest {value(float(good.min()), 4)}"
+        if len(good)
+        else "never finite"
+    )
+
+
+def _describe(title: str, column: Column, view: RunView) -> str:
+    good = column.value[np.isfinite(column.value)]
+    if not len(good):
+        return f"{title}: never finite."
+    first, last, least, most = (value(float(n), 3) for n in (good[0], good[-1], good.min(), good.max()))
+    return (
+        f"{title} over {count(view.attempted, 'step')}, from {first} to {last}, smallest {least}, largest {most}, "
+        f"{len(column.value) - len(good):,} not finite."
+    )

@@ -1,0 +1,188 @@
+"""What stands around an incident on disk: the run's description, the steps before, other incidents, the source file.
+
+Everything here is optional and read with care: an incident folder may be all that somebody has, and it is read while
+the run goes on. A journal of a gigabyte is searched by halving, never read whole.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from nantrap.incident import Incident, Source
+from nantrap.incident.codec import NONFINITE
+
+_STEPS_BEFORE = 48
+_CONTEXT = 3
+_CHUNK = 64 * 1024
+_LARGEST_SOURCE = 5_000_000
+_MOST_SIBLINGS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Moment:
+    """One step before the incident, as far as the journal has it."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: float
+    action: str
+
+
+@dataclass(frozen=True, slots=True)
+class Sibling:
+    """Another incident of the same run, as its own folder has it."""
+
+    folder: str
+    incident: Incident
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """What was found around an incident. Empty where there is nothing."""
+
+    run_name: str = ""
+    info: Mapping[str, Any] = field(default_factory=dict)
+    moments: tuple[Moment, ...] = ()
+    siblings: tuple[Sibling, ...] = ()
+    folder: str = ""
+    files: tuple[tuple[str, int], ...] = ()
+    kind: str = ""
+    source: tuple[tuple[int, str], ...] = ()
+
+
+def surroundings(incident: Incident, folder: Path | None) -> Surroundings:
+    """Look around the folder of an incident (`runs/exp1/incidents/001204-r0`)."""
+    source = source_lines(incident.source)
+    if folder is None:
+        return Surroundings(source=source)
+    folder = Path(os.path.abspath(folder))
+    run = folder.parent.parent if folder.parent.name == "incidents" else None
+    about = read_json(folder / "bundle.json")
+    files = about.get("files")
+    names = sorted(name for name in files if isinstance(name, str)) if isinstance(files, Mapping) else []
+    sizes = tuple((name, _size(folder / name)) for name in names if os.sep not in name)
+    return Surroundings(
+        run_name=run.name if run is not None else "",
+        info=read_json(run / "run.json") if run is not None else {},
+        moments=moments_before(run / f"journal-r{incident.rank}.jsonl", incident.step) if run is not None else (),
+        siblings=_siblings(folder),
+        folder=folder.name,
+        files=sizes,
+        kind=str(about.get("kind", "")),
+        source=source,
+    )
+
+
+def read_json(path: Path) -> Mapping[str, Any]:
+    """The object in a JSON file; empty if there is none or it cannot be read."""
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def source_lines(source: Source | None) -> tuple[tuple[int, str], ...]:
+    """The lines around the guilty one, if the file is there and still has that line; else the recorded line alone."""
+    if source is None or not source.text:
+        return ()
+    alone = ((source.line, source.text),)
+    path = Path(source.file)
+    try:
+        if path.suffix != ".py" or not path.is_file() or path.stat().st_size > _LARGEST_SOURCE:
+            return alone
+        lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    except (OSError, ValueError):
+        return alone
+    at = source.line - 1
+    if not 0 <= at < len(lines) or lines[at].rstrip() != source.text.rstrip():
+        return alone
+    first, last = max(0, at - _CONTEXT), min(len(lines), at + _CONTEXT + 1)
+    return tuple((number + 1, lines[number]) for number in range(first, last))
+
+
+def moments_before(journal: Path, step: int) -> tuple[Moment, ...]:
+    """The steps up to this one, oldest first, without reading the whole journal."""
+    try:
+        with journal.open("rb") as file:
+            return tuple(_read_before(file, step))
+    except OSError:
+        return ()
+
+
+def _read_before(file: BinaryIO, step: int) -> list[Moment]:
+    end = file.seek(0, os.SEEK_END)
+    low, high = 0, end
+    while high - low > _CHUNK:
+        middle = (low + high) // 2
+        found = _first_step_after(file, middle, high)
+        if found is None or found > step:
+            high = middle
+        else:
+            low = middle
+    stop = min(end, high + _CHUNK)
+    file.seek(max(0, low - 4 * _CHUNK))
+    lines = file.read(stop - file.tell()).split(b"\n")
+    moments = [moment for line in lines if (moment := _moment(line)) is not None and moment.step <= step]
+    return moments[-_STEPS_BEFORE:]
+
+
+def _first_step_after(file: BinaryIO, offset: int, end: int) -> int | None:
+    file.seek(offset)
+    file.readline(_CHUNK)  # the rest of a line
+    while file.tell() < end:
+        moment = _moment(file.readline(_CHUNK))
+        if moment is not None:
+            return moment.step
+    return None
+
+
+def _moment(line: bytes) -> Moment | None:
+    try:
+        raw = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(raw, dict) or not isinstance(raw.get("step"), int) or raw.get("kind") not in (None, "step"):
+        return None
+    rates = raw.get("lr")
+    rate = rates[0] if isinstance(rates, list) and rates else rates
+    return Moment(
+        raw["step"], _number(raw.get("loss")), _number(raw.get("grad_norm")), _number(rate), str(raw.get("action", ""))
+    )
+
+
+def _number(raw: Any) -> float:
+    if isinstance(raw, str):
+        return NONFINITE.get(raw, math.nan)
+    return float(raw) if isinstance(raw, (int, float)) and not isinstance(raw, bool) else math.nan
+
+
+def _siblings(folder: Path) -> tuple[Sibling, ...]:
+    found = []
+    try:
+        names = sorted(entry.name for entry in folder.parent.iterdir() if entry.is_dir())
+    except OSError:
+        return ()
+    for name in names[:_MOST_SIBLINGS]:
+        if name == folder.name or name.startswith("."):
+            continue
+        document = read_json(folder.parent / name / "incident.json")
+        try:
+            found.append(Sibling(name, Incident.from_dict(document)))
+        except ValueError:  # not an incident of ours, or being written
+            continue
+    return tuple(found)
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0

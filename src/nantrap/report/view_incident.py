@@ -1,0 +1,428 @@
+"""The view-model of an incident: everything that its page, its Markdown and its JSON show, ready to be laid out."""
+
+from __future__ import annotations
+
+import math
+import re
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from nantrap.incident import Action, Cause, Finding, Fix, Frame, Incident, Trial
+from nantrap.report import wording as words
+from nantrap.report.numbers import LIMITS, shape, value
+from nantrap.report.poison import Stop, path_of_poison
+from nantrap.report.surroundings import Moment, Surroundings
+
+_SECRET = re.compile(r"(key|token|secret|password|passwd|credential)", re.IGNORECASE)
+_FINDINGS_SHOWN = 6
+_FINDINGS_LISTED = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """How sure a cause is: a tone for the colour, always with a sign and a word."""
+
+    tone: str
+    sign: str
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRow:
+    """An operation before the origin: its largest value and how much of the dtype's range is left."""
+
+    op: str
+    module: str
+    line: str
+    dtype: str
+    largest: str
+    bits: str
+    used: float | None
+    origin: bool
+    harmless: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StatsRow:
+    """The statistics of one tensor, as text."""
+
+    name: str
+    kind: str
+    origin: bool
+    bad: str
+    nan: str
+    posinf: str
+    neginf: str
+    low: str
+    high: str
+    mean: str
+    shape: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRow:
+    """A cause with its verdict; each reason is a tag (`measured`, `trial 1`) and a sentence."""
+
+    code: str
+    title: str
+    verdict: Verdict
+    reasons: tuple[tuple[str, str], ...]
+    best: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRow:
+    """A trial and how the step went in it."""
+
+    number: int
+    change: str
+    verdict: Verdict
+    result: str
+    time: str
+    note: str
+    control: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SimilarRow:
+    """Another incident of the run that looks the same."""
+
+    step: int
+    folder: str
+    samples: str
+    did: str
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The suspect's largest value at a step, or the loss."""
+
+    step: int
+    number: float
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentView:
+    """What is shown of an incident."""
+
+    incident: Incident
+    said: words.Diagnostic
+    verdict: Verdict
+    title: str
+    where: tuple[str, str]
+    why: tuple[str, str]
+    did: tuple[str, str]
+    fix: Fix | None
+    fix_lines: tuple[tuple[str, str], ...]
+    source: tuple[tuple[int, str, bool], ...]
+    path: tuple[Stop, ...]
+    frames: tuple[FrameRow, ...]
+    limit: tuple[str, float] | None
+    magnitudes: tuple[Point, ...]
+    moments: tuple[Moment, ...]
+    stats: tuple[StatsRow, ...]
+    more_stats: tuple[StatsRow, ...]
+    left_out: int
+    causes: tuple[CauseRow, ...]
+    trials: tuple[TrialRow, ...]
+    next_steps: tuple[str, ...]
+    replay: str
+    environment: tuple[tuple[str, str], ...]
+    similar: tuple[SimilarRow, ...]
+    others: tuple[SimilarRow, ...]
+    run_name: str
+    folder: str
+    files: tuple[tuple[str, int], ...]
+    light: bool
+
+
+def view_incident(incident: Incident, around: Surroundings | None = None) -> IncidentView:
+    """The view of an incident with what was found around it."""
+    around = around or Surroundings()
+    said = words.diagnostic(incident)
+    cause = incident.causes[0] if incident.causes else None
+    dtype = words.origin_dtype(incident)
+    rows = _stats_rows(incident)
+    same, others = _similar(incident, around)
+    return IncidentView(
+        incident=incident,
+        said=said,
+        verdict=verdict_of(cause),
+        title=_sentence(said.headline),
+        where=_where(incident, said),
+        why=_why(cause),
+        did=_did(incident),
+        fix=cause.fix if cause else None,
+        fix_lines=diff_lines(cause.fix) if cause and cause.fix else (),
+        source=tuple((number, text, number == incident.source.line) for number, text in around.source)
+        if incident.source
+        else (),
+        path=path_of_poison(incident),
+        frames=tuple(_frame_row(frame) for frame in incident.frames),
+        limit=(dtype, LIMITS[dtype]) if dtype in LIMITS else None,
+        magnitudes=_magnitudes(incident, dtype),
+        moments=around.moments,
+        stats=rows[:_FINDINGS_SHOWN],
+        more_stats=rows[_FINDINGS_SHOWN:_FINDINGS_LISTED],
+        left_out=max(0, len(rows) - _FINDINGS_LISTED),
+        causes=_cause_rows(incident),
+        trials=tuple(_trial_row(trial, incident) for trial in incident.trials),
+        next_steps=_next_steps(incident, cause),
+        replay=_replay(incident, around),
+        environment=environment(around.info),
+        similar=same,
+        others=others,
+        run_name=around.run_name,
+        folder=around.folder,
+        files=around.files,
+        light=around.kind != "full",
+    )
+
+
+def verdict_of(cause: Cause | None) -> Verdict:
+    """Proven, likely, a guess, or unknown."""
+    if cause is None or cause.slug == "unknown":
+        return Verdict("muted", "?", "cause unknown")
+    if cause.proven:
+        trial = next((e.trial for e in cause.evidence if e.trial is not None), None)
+        return Verdict("ok", "✓", f"proven by trial {trial}" if trial is not None else "proven by measurement")
+    if cause.evidence:
+        return Verdict("plain", "≈", "likely, not proven")
+    return Verdict("warn", "?", "a guess: no evidence yet")
+
+
+def diff_lines(fix: Fix) -> tuple[tuple[str, str], ...]:
+    """Lines of the change, each with its kind: `add`, `del`, `at`, or nothing."""
+    if not fix.diff:
+        return tuple(("", line) for line in fix.code.splitlines())
+    kinds = (("+++", "at"), ("---", "at"), ("@@", "at"), ("+", "add"), ("-", "del"))
+    return tuple(
+        (next((kind for start, kind in kinds if line.startswith(start)), ""), line) for line in fix.diff.splitlines()
+    )
+
+
+def environment(info: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The facts of `run.json` that a report shows: an allow-list. Values after a secret's name are left out."""
+    facts: list[tuple[str, str]] = []
+    for name, label in (("nantrap", "nantrap"), ("torch", "torch"), ("python", "python"), ("model", "model"),
+                        ("optimizer", "optimizer"), ("world_size", "ranks"), ("max_grad_norm", "clip")):  # fmt: skip
+        found = info.get(name)
+        if isinstance(found, (str, int, float)) and not isinstance(found, bool):
+            facts.append((label, str(found)))
+    parameters = info.get("parameters")
+    if isinstance(parameters, int):
+        facts.append(("parameters", f"{parameters:,}"))
+    for name, label in (("precision", "precision"), ("devices", "device")):
+        found = info.get(name)
+        if isinstance(found, (list, tuple)) and found:
+            facts.append((label, ", ".join(str(item) for item in found[:8])))
+    if isinstance(info.get("loss_scaler"), bool):
+        facts.append(("loss scaler", "yes" if info["loss_scaler"] else "no"))
+    policy = info.get("policy")
+    if isinstance(policy, Mapping):
+        facts.append(("policy", _policy(policy)))
+    if isinstance(info.get("started"), str):
+        facts.append(("started", info["started"]))
+    arguments = info.get("arguments")
+    if isinstance(arguments, list) and arguments:
+        facts.append(("command", command_text([str(item) for item in arguments])))
+    return tuple(facts)
+
+
+def command_text(arguments: list[str]) -> str:
+    """A command line without what looks like a secret."""
+    shown: list[str] = []
+    hide = False
+    for argument in arguments[:60]:
+        name, sign, _ = argument.partition("=")
+        if hide and not argument.startswith("-"):
+            shown.append("...")
+        elif sign and _SECRET.search(name):
+            shown.append(f"{name}=...")
+        else:
+            shown.append(shlex.quote(argument))
+        hide = argument.startswith("-") and not sign and bool(_SECRET.search(name))
+    return " ".join(shown) + (" ..." if len(arguments) > 60 else "")
+
+
+def _policy(policy: Mapping[str, Any]) -> str:
+    parts = [str(policy.get("on_incident", "skip"))]
+    if "max_consecutive_skips" in policy:
+        parts.append(f"at most {policy['max_consecutive_skips']} in a row")
+    if "then" in policy:
+        parts.append(f"then {policy['then']}")
+    if policy.get("then") == "rollback" and "max_rollbacks" in policy:
+        parts.append(f"at most {policy['max_rollbacks']} rollbacks")
+    return ", ".join(parts)
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
+def _where(incident: Incident, said: words.Diagnostic) -> tuple[str, str]:
+    detail = next((note.text for note in said.notes if note.label == "where"), "")
+    if said.excerpt is not None:
+        return replace(said.excerpt, file=said.excerpt.file.replace("\\", "/").rpartition("/")[2]).place, detail
+    return incident.module or incident.op or incident.phase, detail
+
+
+def _why(cause: Cause | None) -> tuple[str, str]:
+    if cause is None or not cause.evidence:
+        return "Not known.", "No measurement and no trial explains it yet; the evidence below is all that was seen."
+    texts = words.evidence_texts(cause)
+    rest = "measured, and proven by a replay" if cause.proven and any(e.trial for e in cause.evidence) else ""
+    return _sentence(texts[0]), rest or (_sentence(texts[1]) if len(texts) > 1 else "")
+
+
+def _did(incident: Incident) -> tuple[str, str]:
+    title, text = {
+        Action.APPLY: ("Applied the step.", "Nothing was held back."),
+        Action.SKIP: ("Skipped the step.", "Weights, optimizer state, buffers and scheduler are as before."),
+        Action.ROLLBACK: ("Rolled back.", "The last good state was restored."),
+        Action.STOP: ("Stopped the run.", "The state is as it was before the step."),
+    }[incident.action]
+    if incident.same_as is not None:
+        text += f" It looks like step {incident.same_as:,}."
+    return title, text
+
+
+def _frame_row(frame: Frame) -> FrameRow:
+    limit = LIMITS.get(frame.dtype)
+    bits, used = "", None
+    if frame.origin:
+        bits = "origin"
+    elif frame.absmax == 0:
+        bits, used = "all", 0.0
+    elif frame.absmax is not None and limit is not None and math.isfinite(frame.absmax):
+        left = math.log2(limit / frame.absmax)
+        bits, used = f"{left:.1f}" if left < 10 else f"{left:.0f}", max(0.0, min(1.0, 1 - left / math.log2(limit)))
+    return FrameRow(
+        op=frame.op.removeprefix("aten."),
+        module=frame.module or "",
+        line=str(frame.line) if frame.line else "",
+        dtype=frame.dtype,
+        largest="not finite" if frame.nonfinite and frame.absmax is None else value(frame.absmax, 3),
+        bits=bits,
+        used=used,
+        origin=frame.origin,
+        harmless=bool(frame.nonfinite) and not frame.origin,
+    )
+
+
+def _magnitudes(incident: Incident, dtype: str) -> tuple[Point, ...]:
+    limit = LIMITS.get(dtype) or LIMITS["float32"]
+    points = []
+    for step, bits in incident.headroom.items():
+        if step.lstrip("-").isdigit():
+            points.append(Point(int(step), limit / 2.0**bits if bits > -1000 else math.inf))
+    return tuple(points)
+
+
+def _stats_rows(incident: Incident) -> tuple[StatsRow, ...]:
+    rows = [_stats_row(finding, number == 0) for number, finding in enumerate(incident.findings)]
+    rows += [
+        _stats_row(Finding("activation", f"probe {probe.name}", "forward", stats=probe.stats), False)
+        for probe in incident.probes
+    ]
+    return tuple(rows)
+
+
+def _stats_row(finding: Finding, origin: bool) -> StatsRow:
+    stats = finding.stats
+    kind = finding.kind.replace("_", " ")
+    if stats is None:
+        said = value(finding.value) if finding.value is not None else finding.note
+        return StatsRow(finding.name, kind, origin, said, "", "", "", "", "", "", "", "")
+
+    def number(found: float | None) -> str:
+        return "none" if found is None else value(found, 4)
+
+    return StatsRow(
+        finding.name, kind, origin, f"{stats.nonfinite:,} of {stats.numel:,}", f"{stats.nan:,}", f"{stats.posinf:,}",
+        f"{stats.neginf:,}", number(stats.min), number(stats.max), number(stats.mean), shape(stats.shape), stats.dtype,
+    )  # fmt: skip
+
+
+def _cause_rows(incident: Incident) -> tuple[CauseRow, ...]:
+    rows = []
+    for number, cause in enumerate(incident.causes):
+        rows.append(CauseRow(cause.code, cause.summary or cause.title, verdict_of(cause), _reasons(cause), number == 0))
+    for cause in incident.refuted:
+        trial = next((e.trial for e in cause.evidence if e.trial is not None), None)
+        word = f"refuted by trial {trial}" if trial is not None else "refuted"
+        rows.append(CauseRow(cause.code, cause.title, Verdict("muted", "✗", word), _reasons(cause), False))
+    return tuple(rows)
+
+
+def _reasons(cause: Cause) -> tuple[tuple[str, str], ...]:
+    return tuple((f"trial {e.trial}" if e.trial is not None else e.kind, e.text) for e in cause.evidence)
+
+
+def _trial_row(trial: Trial, incident: Incident) -> TrialRow:
+    control = "control" in trial.name
+    if trial.finite is None:
+        verdict = Verdict("muted", "?", "not run")
+    elif trial.finite:
+        verdict = Verdict("warn" if control else "ok", "▲" if control else "✓", "finite")
+    else:
+        verdict = Verdict("plain" if control else "bad", "✖", "not finite")
+    result = "" if trial.loss is None else f"loss {value(trial.loss, 4)}"
+    if control and not trial.note:
+        note = (
+            "nothing changed: the trials cannot be trusted" if trial.finite else "fails as recorded: the trials count"
+        )
+    else:
+        note = trial.note or _tells(trial, incident)
+    change = trial.change or ("nothing changed" if control else trial.name)
+    return TrialRow(trial.number, change, verdict, result, f"{trial.milliseconds:,.0f} ms", note, control)
+
+
+def _tells(trial: Trial, incident: Incident) -> str:
+    said = []
+    for cause in incident.causes:
+        if any(evidence.trial == trial.number for evidence in cause.evidence):
+            said.append(f"{'proves' if cause.proven else 'supports'} {cause.code}")
+        if cause.fix is not None and cause.fix.verified and cause.fix.trial == trial.number:
+            said.append("verifies the fix")
+    for cause in incident.refuted:
+        if any(evidence.trial == trial.number for evidence in cause.evidence):
+            said.append(f"refutes {cause.code}")
+    return ", ".join(dict.fromkeys(said))
+
+
+def _next_steps(incident: Incident, cause: Cause | None) -> tuple[str, ...]:
+    steps = []
+    if cause is not None and cause.fix is not None:
+        verified = " It was verified: the failed step is finite with it." if cause.fix.verified else ""
+        steps.append(_sentence(cause.fix.text) + verified)
+    if cause is None or not cause.proven:
+        steps.append("Let the guard repeat the step: guard.attempt(loss_fn, batch) replays it and tries causes out.")
+    if incident.samples:
+        samples = words.samples_text(incident)
+        steps.append(f"Look at sample {samples} of the batch: the step fails because of what is in it.")
+    if incident.action is Action.APPLY:
+        steps.append("The step was applied: check the weights with nantrap audit before the run is used.")
+    return tuple(steps)
+
+
+def _replay(incident: Incident, around: Surroundings) -> str:
+    place = incident.bundle or (f"incidents/{around.folder}" if around.folder else "")
+    return f"nantrap replay {shlex.quote(place)} --entry module:function" if place else ""
+
+
+def _similar(incident: Incident, around: Surroundings) -> tuple[tuple[SimilarRow, ...], tuple[SimilarRow, ...]]:
+    mark = words.fingerprint(incident)
+    same: list[SimilarRow] = []
+    others: list[SimilarRow] = []
+    for sibling in around.siblings:
+        other = sibling.incident
+        code = other.causes[0].code if other.causes else "NT000"
+        did = words.VERBS[other.action.value]
+        alike = words.fingerprint(other) == mark
+        row = SimilarRow(other.step, sibling.folder, words.samples_text(other), did if alike else f"{code}, {did}")
+        (same if alike else others).append(row)
+    return tuple(same), tuple(others)

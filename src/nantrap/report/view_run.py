@@ -1,0 +1,446 @@
+"""The view-model of a run: its verdict, what to do first, its curves, its incidents by cause, its ranks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from nantrap.incident import BY_SLUG, Incident
+from nantrap.record import ACTIONS, Column, Event, Run, Series
+from nantrap.report import wording as words
+from nantrap.report.numbers import count, percent, value
+from nantrap.report.surroundings import read_json
+from nantrap.report.view_incident import Verdict, environment, verdict_of
+
+_MOST_EVENTS = 200_000
+_MOST_TERMS = 6
+_MOST_WATCHED = 8
+_MOST_GROUPS = 40
+_MOST_EVALUATIONS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Incidents with one cause at one place."""
+
+    number: int
+    code: str
+    title: str
+    verdict: Verdict
+    place: str
+    steps: tuple[int, ...]
+    did: str
+    fix: str
+    verified: bool
+    folder: str
+    folder_step: int | None
+
+    @property
+    def span(self) -> str:
+        """`590 to 19,942`."""
+        first, last = self.steps[0], self.steps[-1]
+        return f"{first:,}" if first == last else f"{first:,} to {last:,}"
+
+
+@dataclass(frozen=True, slots=True)
+class Drawn:
+    """A column of the journal that gets a chart. `limit` is a labelled line, such as the clip of the norm."""
+
+    key: str
+    title: str
+    column: Column
+    limit: tuple[float, str] | None = None
+    stairs: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """One row of the table of evaluations."""
+
+    step: int
+    values: tuple[str, ...]
+    best: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """One rank of the run."""
+
+    rank: int
+    steps: int
+    applied: int
+    began: int
+    milliseconds: str
+    agrees: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One check of one stage, as `nantrap check --expect` found it."""
+
+    stage: str
+    check: str
+    found: str
+    verdict: Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class RunView:
+    """What is shown of a run."""
+
+    name: str
+    kind: str
+    verdict: Verdict
+    title: str
+    span: str
+    result: tuple[str, str]
+    not_applied: tuple[str, str]
+    recovered: tuple[str, str]
+    first: tuple[str, str, str]
+    first_step: int
+    last_step: int
+    attempted: int
+    applied: int
+    skipped_steps: tuple[int, ...]
+    rollbacks: tuple[tuple[int, int | None], ...]
+    stop_step: int | None
+    loss: Column | None
+    drawn: tuple[Drawn, ...]
+    terms: tuple[Drawn, ...]
+    left_out: tuple[str, ...]
+    groups: tuple[Group, ...]
+    more_groups: int
+    incidents: int
+    spikes: tuple[int, ...]
+    evaluation_names: tuple[str, ...]
+    evaluations: tuple[Evaluation, ...]
+    evaluation_loss: Column | None
+    ranks: tuple[RankRow, ...]
+    stages: tuple[Stage, ...]
+    environment: tuple[tuple[str, str], ...]
+    files: tuple[tuple[str, int], ...]
+    problems: tuple[str, ...]
+    segments: int
+
+
+def view_run(run: Run) -> RunView:
+    """The view of a run or of a log that nantrap did not write. Nothing in it depends on the clock."""
+    series = run.main
+    action = series.action
+    events = series.events(limit=_MOST_EVENTS)
+    incidents = {folder.path.name: folder.incident for folder in run.incidents if folder.incident is not None}
+    groups = _groups(events, incidents)
+    step = series.step
+    skipped = tuple(int(s) for s in step[(action > 0) & (action < 4)])
+    attempted, applied = _counts(series)
+    stop_rows = np.flatnonzero(action == ACTIONS.index("stop"))
+    rollbacks = _rollbacks(events, incidents, run.info)
+    loss = series.get("loss")
+    evaluation_loss = _evaluation_loss(run.evaluations)
+    terms = tuple(_drawn(series, name, name.partition(".")[2]) for name in series.names if name.startswith("terms."))
+    drawn, left_out = _charts(series, run.info)
+    spikes = tuple(i.step for i in incidents.values() if any(f.kind == "spike" for f in i.findings))
+    verdict = _verdict(len(stop_rows) > 0, len(skipped), len(events))
+    names, rows = _evaluations(run.evaluations)
+    return RunView(
+        name=run.name,
+        kind=run.kind,
+        verdict=verdict,
+        title=_title(attempted, applied, groups, run.kind),
+        span=_span(run),
+        result=_result(loss, series, evaluation_loss),
+        not_applied=_not_applied(action, attempted),
+        recovered=_recovered(rollbacks, len(stop_rows) > 0, run.info),
+        first=_first(groups, len(skipped)),
+        first_step=int(step.min()) if len(step) else 0,
+        last_step=int(step.max()) if len(step) else 0,
+        attempted=attempted,
+        applied=applied,
+        skipped_steps=skipped,
+        rollbacks=rollbacks,
+        stop_step=int(step[stop_rows[-1]]) if len(stop_rows) else None,
+        loss=loss,
+        drawn=drawn,
+        terms=terms[:_MOST_TERMS],
+        left_out=(*left_out, *(term.title for term in terms[_MOST_TERMS:])),
+        groups=groups[:_MOST_GROUPS],
+        more_groups=max(0, len(groups) - _MOST_GROUPS),
+        incidents=sum(len(group.steps) for group in groups),
+        spikes=spikes,
+        evaluation_names=names,
+        evaluations=rows,
+        evaluation_loss=evaluation_loss,
+        ranks=_ranks(run, incidents),
+        stages=_stages(run),
+        environment=environment(run.info),
+        files=_files(run),
+        problems=run.problems[:5],
+        segments=len(series.segments),
+    )
+
+
+def _counts(series: Series) -> tuple[int, int]:
+    current = series.current
+    rows = np.ones(len(series), dtype=bool) if len(current) != len(series) else current
+    return int(rows.sum()), int((series.applied & rows).sum())
+
+
+def _verdict(stopped: bool, skipped: int, events: int) -> Verdict:
+    if stopped:
+        return Verdict("bad", "✖", "stopped by the guard")
+    if skipped or events:
+        return Verdict("warn", "▲", "with incidents")
+    return Verdict("ok", "✓", "no incident")
+
+
+def _title(attempted: int, applied: int, groups: Sequence[Group], kind: str) -> str:
+    if kind != "nantrap":
+        return f"{count(attempted, 'step')} in this log."
+    parts = [count(attempted, "step"), f"{applied:,} applied ({percent(applied, attempted)})"]
+    if groups:
+        causes = {group.code for group in groups}
+        proven = sum(1 for code in causes if any(g.code == code and g.verdict.tone == "ok" for g in groups))
+        how = "all proven" if proven == len(causes) else f"{proven} proven" if proven else "none proven"
+        parts.append(f"{count(len(causes), 'cause')}, {how if len(causes) > 1 or not proven else 'proven'}")
+    return ", ".join(parts) + "."
+
+
+def _span(run: Run) -> str:
+    started = run.info.get("started")
+    parts = [count(len(run.ranks), "rank")] if run.kind == "nantrap" else [f"a {run.kind} log"]
+    if isinstance(started, str):
+        parts.append(f"started {started.replace('T', ' ').replace('+00:00', ' UTC')}")
+    resumed = run.info.get("resumed")
+    if isinstance(resumed, list) and resumed:
+        parts.append(f"started again {count(len(resumed), 'time')}")
+    return " · ".join(parts)
+
+
+def _result(loss: Column | None, series: Series, held_out: Column | None) -> tuple[str, str]:
+    if loss is None or not len(loss.value):
+        return "No loss was recorded.", ""
+    good = loss.value[np.isfinite(loss.value)]
+    last = f"Last loss {value(float(loss.value[-1]), 4)}"
+    if not len(good):
+        return f"{last}: it was never finite.", ""
+    applied = series.applied[loss.row]
+    bad = int((~np.isfinite(loss.value) & applied).sum())
+    note = f"best {value(float(good.min()), 4)}"
+    if bad:
+        note += f"; {count(bad, 'applied step')} with a loss that is not finite"
+    if held_out is not None and len(held_out.value):
+        finite = held_out.value[np.isfinite(held_out.value)]
+        if len(finite):
+            best = (
+                ", the best so far" if held_out.value[-1] == finite.min() else f", best {value(float(finite.min()), 4)}"
+            )
+            return (
+                f"Held-out loss {value(float(held_out.value[-1]), 4)} at step {int(held_out.step[-1]):,}{best}.",
+                f"training: last {value(float(loss.value[-1]), 4)}, {note}",
+            )
+    return f"{last} at step {int(loss.step[-1]):,}.", note
+
+
+def _not_applied(action: np.ndarray, attempted: int) -> tuple[str, str]:
+    skipped = (action > 0) & (action < 4)
+    number = int(skipped.sum())
+    if not number:
+        return "Every step was applied.", ""
+    padded = np.concatenate([[0], skipped.astype(np.int8), [0]])
+    edges = np.flatnonzero(np.diff(padded))
+    longest = int((edges[1::2] - edges[::2]).max())
+    return (
+        f"{count(number, 'step')} not applied, {longest:,} in a row at most.",
+        f"{percent(number, attempted)} of all steps",
+    )
+
+
+def _rollbacks(
+    events: Sequence[Event], incidents: Mapping[str, Incident], info: Mapping[str, Any]
+) -> tuple[tuple[int, int | None], ...]:
+    """Each rollback with the step it went back to, where an incident says so."""
+    targets = {incident.step: _target(incident) for incident in incidents.values() if incident.action == "rollback"}
+    return tuple((event.step, targets.get(event.step)) for event in events if event.action == "rollback")
+
+
+def _target(incident: Incident) -> int | None:
+    found = getattr(incident, "restored_step", None) or incident.extra.get("restored_step")
+    return found if isinstance(found, int) else None
+
+
+def _recovered(rollbacks: Sequence[tuple[int, int | None]], stopped: bool, info: Mapping[str, Any]) -> tuple[str, str]:
+    policy = info.get("policy")
+    most = policy.get("max_rollbacks") if isinstance(policy, Mapping) else None
+    used = f"{len(rollbacks)} of {most} rollbacks used" if isinstance(most, int) else ""
+    if stopped:
+        return "The guard stopped the run; the state is as it was before the last step.", used
+    if not rollbacks:
+        return "No rollback was needed.", ""
+    step, target = rollbacks[-1]
+    where = f" to step {target:,}" if target is not None else ""
+    return f"{count(len(rollbacks), 'rollback')}, the last at step {step:,}{where}.", used
+
+
+def _first(groups: Sequence[Group], skipped: int) -> tuple[str, str, str]:
+    if not groups:
+        return "Nothing to do.", "", ""
+    best = next((group for group in groups if group.verified), groups[0])
+    how = "a verified fix" if best.verified else "a proven cause" if best.verdict.tone == "ok" else "not proven yet"
+    whole = count(sum(len(group.steps) for group in groups), "incident")
+    text = f"Cause {best.number}, {best.code}: {how}, {len(best.steps):,} of {whole}."
+    return text, best.place, best.folder
+
+
+def _groups(events: Sequence[Event], incidents: Mapping[str, Incident]) -> tuple[Group, ...]:
+    told: dict[tuple[str | None, ...], list[Event]] = {}
+    for event in events:
+        if event.phase is not None or event.cause is not None or event.action != "apply":
+            told.setdefault((event.cause, event.phase, event.module), []).append(event)
+    folders: dict[tuple[str | None, ...], tuple[str, Incident]] = {}
+    for name, incident in sorted(incidents.items()):
+        slug = incident.causes[0].slug if incident.causes else None
+        key = (slug, incident.phase, incident.module)
+        kept = folders.get(key)
+        if kept is None or (not kept[1].trials and incident.trials):
+            folders[key] = (name, incident)
+        told.setdefault(key, [Event(incident.step, -1, incident.action.value, slug, incident.phase, incident.module)])
+    ordered = sorted(told.items(), key=lambda item: (-len(item[1]), item[1][0].step))
+    return tuple(_group(number, key, found, folders.get(key)) for number, (key, found) in enumerate(ordered, start=1))
+
+
+def _group(
+    number: int, key: tuple[str | None, ...], found: Sequence[Event], folder: tuple[str, Incident] | None
+) -> Group:
+    slug, phase, module = key
+    incident = folder[1] if folder is not None else None
+    cause = incident.causes[0] if incident is not None and incident.causes else None
+    entry = BY_SLUG.get(slug or "unknown") or BY_SLUG["unknown"]
+    source = incident.source if incident is not None else None
+    places = [f"{source.file.rpartition('/')[2]}:{source.line}"] if source is not None else []
+    if module:
+        places.append(f"in {module}")
+    if not places and phase:
+        places.append(phase)
+    done = {
+        action: sum(1 for event in found if event.action == action) for action in ("skip", "rollback", "stop", "apply")
+    }
+    did = ", ".join(f"{number_:,} {words.VERBS[action]}" for action, number_ in done.items() if number_)
+    title = entry.title if cause is None or cause.slug != "unknown" else cause.summary or entry.title
+    if cause is None and slug is None:
+        title = "not applied, no cause was looked for" if incident is None else words.what(incident)
+    return Group(
+        number=number,
+        code=cause.code if cause is not None else entry.code,
+        title=title,
+        verdict=verdict_of(cause),
+        place=" ".join(places),
+        steps=tuple(event.step for event in found),
+        did=did,
+        fix=cause.fix.text if cause is not None and cause.fix is not None else "",
+        verified=bool(cause and cause.fix and cause.fix.verified),
+        folder=folder[0] if folder is not None else "",
+        folder_step=incident.step if incident is not None else None,
+    )
+
+
+def _drawn(
+    series: Series, name: str, title: str, limit: tuple[float, str] | None = None, *, stairs: bool = False
+) -> Drawn:
+    return Drawn(name, title, series[name], limit, stairs)
+
+
+def _charts(series: Series, info: Mapping[str, Any]) -> tuple[tuple[Drawn, ...], tuple[str, ...]]:
+    drawn = []
+    clip = info.get("max_grad_norm")
+    limit = (float(clip), f"clip {clip:g}") if isinstance(clip, (int, float)) and clip > 0 else None
+    if series.get("grad_norm") is not None:
+        drawn.append(_drawn(series, "grad_norm", "Gradient norm", limit))
+    if series.get("lr") is not None:
+        drawn.append(_drawn(series, "lr", "Learning rate"))
+    if series.get("scale") is not None:
+        drawn.append(_drawn(series, "scale", "Loss scale", stairs=True))
+    watched = [name for name in series.names if name.startswith("watch.")]
+    drawn += [_drawn(series, name, f"Watched: {name.partition('.')[2]}") for name in watched[:_MOST_WATCHED]]
+    return tuple(drawn), tuple(name.partition(".")[2] for name in watched[_MOST_WATCHED:])
+
+
+def _evaluation_loss(evaluations: Mapping[str, Column]) -> Column | None:
+    return next((column for name, column in evaluations.items() if "loss" in name.lower()), None)
+
+
+def _evaluations(found: Mapping[str, Column]) -> tuple[tuple[str, ...], tuple[Evaluation, ...]]:
+    names = tuple(found)[:6]
+    if not names:
+        return (), ()
+    steps = sorted({int(step) for name in names for step in found[name].step})
+    if len(steps) > _MOST_EVALUATIONS:
+        steps = [steps[round(i * (len(steps) - 1) / (_MOST_EVALUATIONS - 1))] for i in range(_MOST_EVALUATIONS)]
+    by_step = [dict(zip(found[name].step.tolist(), found[name].value.tolist(), strict=True)) for name in names]
+    lead = next((i for i, name in enumerate(names) if "loss" in name.lower()), None)
+    best = None
+    if lead is not None:
+        finite = {step: number for step, number in by_step[lead].items() if math.isfinite(number)}
+        best = min(finite, key=lambda step: finite[step]) if finite else None
+    rows = tuple(
+        Evaluation(step, tuple(value(c[step], 4) if step in c else "" for c in by_step), step == best) for step in steps
+    )
+    return names, rows
+
+
+def _ranks(run: Run, incidents: Mapping[str, Incident]) -> tuple[RankRow, ...]:
+    rows = []
+    lead = run.main
+    for rank, series in run.series.items():
+        ms = series.get("ms")
+        middle = f"{float(np.median(ms.value)):,.0f}" if ms is not None and len(ms.value) else ""
+        began = sum(
+            1
+            for i in incidents.values()
+            if (words.origin_rank(i) if words.origin_rank(i) is not None else i.rank) == rank
+        )
+        rows.append(RankRow(rank, len(series), int(series.applied.sum()), began, middle, _agrees(lead, series)))
+    return tuple(rows)
+
+
+def _agrees(lead: Series, series: Series) -> str:
+    shared = min(len(lead), len(series))
+    differs = np.flatnonzero(
+        (lead.action[:shared] != series.action[:shared]) | (lead.step[:shared] != series.step[:shared])
+    )
+    return "always" if not len(differs) else f"differs from step {int(series.step[differs[0]]):,} on"
+
+
+def _stages(run: Run) -> tuple[Stage, ...]:
+    """What `nantrap check --expect` left beside the journal, if anything."""
+    if run.kind != "nantrap":
+        return ()
+    document = read_json(run.path / "check.json")
+    found = document.get("checks", document.get("stages"))
+    stages = []
+    verdicts = {"pass": ("ok", "✓"), "warn": ("warn", "▲"), "fail": ("bad", "✖")}
+    for entry in found if isinstance(found, list) else ():
+        if isinstance(entry, Mapping):
+            word = str(entry.get("verdict", entry.get("status", "")))
+            tone, sign = verdicts.get(word, ("muted", "?"))
+            stages.append(
+                Stage(
+                    str(entry.get("stage", "")),
+                    str(entry.get("check", "")),
+                    str(entry.get("found", "")),
+                    Verdict(tone, sign, word),
+                )
+            )
+    return tuple(stages[:60])
+
+
+def _files(run: Run) -> tuple[tuple[str, int], ...]:
+    if not run.path.is_dir():
+        return ((run.path.name, run.path.stat().st_size),)
+    names = sorted(
+        p.name for p in run.path.iterdir() if p.is_file() and p.suffix in (".jsonl", ".json", ".svg", ".md", ".png")
+    )
+    return tuple((name, (run.path / name).stat().st_size) for name in names[:40] if name != "report.json")

@@ -1,0 +1,248 @@
+"""The HTML of runs and incidents: one file, nothing from outside, everything escaped, the same bytes each time."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from nantrap import record
+from nantrap.incident import Incident
+from nantrap.report.pages import incident_page, run_page
+from nantrap.report.surroundings import moments_before, source_lines, surroundings
+from nantrap.report.view_incident import command_text, view_incident
+from nantrap.report.view_run import view_run
+from nantrap.report.writing import write_incident_report, write_run_report
+from report.runs import EVIL, HOSTILE, MASKED, line, skipped, usual_run, write_incident, write_run
+
+VOID = {"meta", "br", "img", "input", "link", "hr"}
+FORBIDDEN = {"script", "iframe", "object", "embed", "link", "img", "form", "base", "audio", "video"}
+
+
+class Checked(HTMLParser):
+    """Reads a page and complains about what must not be in it."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.ids: set[str] = set()
+        self.links: list[str] = []
+        self.policy = ""
+        self.feed(page)
+        assert self.open == [], f"left open: {self.open}"
+        inside = [link[1:] for link in self.links if link.startswith("#")]
+        assert set(inside) <= self.ids, set(inside) - self.ids
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag not in FORBIDDEN, tag
+        found = dict(attrs)
+        assert len(found) == len(attrs), f"an attribute twice: {attrs}"
+        for name, content in attrs:
+            assert not name.startswith("on"), (tag, name)
+            assert name not in ("style", "src", "srcdoc"), (tag, name)
+            assert name != "href" or not re.match(r"\s*(javascript|data|https?|//)", content or "", re.I), content
+        if "id" in found:
+            assert found["id"] not in self.ids, found["id"]
+            self.ids.add(found["id"] or "")
+        if tag == "a":
+            self.links.append(found.get("href") or "")
+        if found.get("http-equiv") == "Content-Security-Policy":
+            self.policy = found["content"] or ""
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        if tag not in VOID:
+            self.open.pop()
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open, tag
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if self.open and self.open[-1] != "style":
+            self.texts.append(data)
+
+    @property
+    def text(self) -> str:
+        return " ".join(" ".join(self.texts).split())
+
+
+def test_the_first_screen_of_an_incident_says_it_all() -> None:
+    page = Checked(incident_page(view_incident(MASKED)))
+    for words in (
+        "✖ NT203",
+        "✓ proven by trial 1",
+        "Softmax over a row in which every position is masked gave NaN, from sample 3.",
+        "model.py:39 in Attention.weights",
+        "72 of 1,152 rows are -inf everywhere, and exactly those rows are NaN.",
+        "Skipped the step.",
+        "✓ Fix, verified:",
+        "+ return nantrap.ops.masked_softmax(scores, mask)",
+    ):
+        assert words in page.text, words
+
+
+def test_the_evidence_follows() -> None:
+    page = Checked(incident_page(view_incident(MASKED)))
+    for words in (
+        "1,296 of 20,736 values are NaN",
+        "nantrap stopped it here: no optimizer step",
+        "640 of 640 values not finite (100 %)",
+        "as before step 7",
+        "limit of float32: 3.4028e+38",
+        "3.5 bits left",
+        "✗ refuted by trial 2",
+        "with a tenth of the rate it is still NaN",
+        "control nothing ✖ not finite 20 ms fails as recorded: the trials count",
+        "proves NT203, verifies the fix",
+        "refutes NT501",
+        "not known: the batch carries no index",
+    ):
+        assert words in page.text, words
+
+
+@pytest.mark.parametrize("phase", ["data", "state", "forward", "backward", "optimizer"])
+@pytest.mark.parametrize("action", ["apply", "skip", "rollback", "stop"])
+def test_every_phase_and_action_has_a_page(phase: str, action: str) -> None:
+    document = {**MASKED.to_dict(), "phase": phase, "action": action}
+    Checked(incident_page(view_incident(Incident.from_dict(document))))
+    bare = {"schema": "nantrap.incident/1", "step": 0, "phase": phase, "action": action}
+    page = Checked(incident_page(view_incident(Incident.from_dict(bare))))
+    assert "? cause unknown" in page.text
+    assert "No trial was run." in page.text
+
+
+def test_hostile_names_are_text(tmp_path: Path) -> None:
+    folder = write_incident(tmp_path / EVIL.replace("/", "") / "incidents" / "000003-r0", HOSTILE)
+    written = incident_page(view_incident(HOSTILE, surroundings(HOSTILE, folder)))
+    page = Checked(written)
+    assert "a\\x1b]0;x\\x07<script>alert(1)</script>" in page.text
+    assert "{{ 7 * 7 }}" in page.text, "no template in a name is run"
+    assert not set(written) & set("\x1b\x07\u202e")
+    lines = [line(0, terms={EVIL: 1.0}, watch={EVIL: 2.0}), skipped(1, cause=EVIL), line(2)]
+    run = write_run(tmp_path / "run", lines, incidents=(HOSTILE,), info={"model": EVIL, "arguments": [EVIL]})
+    written = run_page(view_run(record.open_run(run)))
+    assert "<script>alert(1)</script>" in Checked(written).text
+    assert not set(written) & set("\x1b\x07\u202e")
+
+
+def test_the_policy_allows_the_style_of_the_page_and_nothing_else() -> None:
+    written = incident_page(view_incident(MASKED))
+    style = re.search(r"<style>(.*?)</style>", written, re.S)
+    assert style is not None
+    digest = base64.b64encode(hashlib.sha256(style[1].encode()).digest()).decode()
+    policy = f"default-src 'none'; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    assert Checked(written).policy == policy
+    assert "url(" not in style[1].replace("url(#hatch)", "")
+    assert "@import" not in style[1]
+
+
+def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
+    folder = usual_run(tmp_path / "exp1")
+    pages = [run_page(view_run(record.open_run(folder))) for _ in range(2)]
+    assert pages[0] == pages[1]
+    incident = folder / "incidents" / "000007-r0"
+    first = write_incident_report(incident)
+    assert first is not None
+    earlier = first.read_bytes()
+    write_incident_report(incident)
+    assert first.read_bytes() == earlier
+
+
+def test_the_page_of_a_run(tmp_path: Path) -> None:
+    page = Checked(run_page(view_run(record.open_run(usual_run(tmp_path / "exp1")))))
+    for words in (
+        "▲ with incidents",
+        "300 steps, 296 applied (98.7 %), 2 causes, 1 proven.",
+        "Held-out loss 0.01 at step 299, the best so far.",
+        "4 steps not applied, 3 in a row at most.",
+        "1 rollback, the last at step 42.",
+        "1 of 3 rollbacks used",
+        "Cause 1, NT203: a verified fix, 3 of 4 incidents.",
+        "Loss terms",
+        "Gradient norm",
+        "clip 1",
+        "Loss scale",
+        "Watched: blocks.0.alpha",
+        "Around the rollback",
+        "accuracy",
+        "train.py --api-key ... --lr=0.1 --hf-token=...",
+    ):
+        assert words in page.text, words
+    assert "s3cret" not in page.text
+    assert "incidents/000007-r0/report.html" in page.links
+
+
+def test_a_healthy_run_and_an_empty_one_and_a_foreign_log(tmp_path: Path) -> None:
+    healthy = write_run(tmp_path / "good", [line(step) for step in range(5)])
+    text = Checked(run_page(view_run(record.open_run(healthy)))).text
+    assert "✓ no incident" in text
+    assert "5 steps, 5 applied (100 %)." in text
+    assert "Nothing to do." in text
+    log = tmp_path / "train.jsonl"
+    log.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n')
+    assert "2 steps in this log." in Checked(run_page(view_run(record.open_run(log)))).text
+
+
+def test_ranks_that_differ_are_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "exp", [line(step) for step in range(5)])
+    write_run(tmp_path / "exp", [*(line(step) for step in range(3)), skipped(3), line(4)], rank=1)
+    text = Checked(run_page(view_run(record.open_run(tmp_path / "exp")))).text
+    assert "✖ differs from step 3 on" in text
+    assert "✓ always" in text
+
+
+def test_a_long_run_stays_small_and_keeps_its_spike(tmp_path: Path) -> None:
+    steps = 50_000
+    lines = [line(step, 900.0 if step == 31_234 else 1.0 + step % 7 / 10) for step in range(steps)]
+    page = run_page(view_run(record.open_run(write_run(tmp_path / "long", lines))))
+    assert len(page.encode()) < 400_000
+    assert "▲ 900 at step 31,234" in Checked(page).text
+    assert "50,000 steps in 400 columns of about 125 steps." in Checked(page).text
+
+
+def test_writing_a_report_never_raises(tmp_path: Path) -> None:
+    assert write_incident_report(tmp_path / "nothing") is None
+    assert write_run_report(tmp_path / "nothing") is None
+    folder = tmp_path / "incidents" / "000001-r0"
+    folder.mkdir(parents=True)
+    (folder / "incident.json").write_text("{")
+    assert write_incident_report(folder) is None
+    run = usual_run(tmp_path / "exp1", steps=60)
+    assert write_run_report(run) == run / "report.html"
+    (run / "report.html").write_text("my own notes")
+    assert write_run_report(run) is None, "what nantrap did not write is not overwritten"
+    assert (run / "report.html").read_text() == "my own notes"
+
+
+def test_source_lines_come_from_the_file_only_if_it_still_has_the_line(tmp_path: Path) -> None:
+    file = tmp_path / "model.py"
+    file.write_text("".join(f"line_{number} = 0\n" for number in range(1, 10)))
+    assert MASKED.source is not None
+    source = replace(MASKED.source, file=str(file), line=5, text="line_5 = 0")
+    assert [number for number, _ in source_lines(source)] == [2, 3, 4, 5, 6, 7, 8]
+    assert source_lines(replace(source, text="other = 1")) == ((5, "other = 1"),)
+    assert source_lines(replace(source, file="/etc/passwd", line=1)) == ((1, "line_5 = 0"),)
+    assert source_lines(replace(source, file=str(tmp_path))) == ((5, "line_5 = 0"),)
+
+
+def test_the_steps_before_are_found_in_a_long_journal(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "long", [line(step, float(step)) for step in range(20_000)])
+    found = moments_before(run / "journal-r0.jsonl", 12_345)
+    assert [moment.step for moment in found] == list(range(12_345 - 47, 12_346))
+    assert found[-1].loss == 12_345.0
+    assert [m.step for m in moments_before(run / "journal-r0.jsonl", 3)] == [0, 1, 2, 3]
+    assert moments_before(run / "journal-r7.jsonl", 3) == ()
+
+
+def test_a_command_line_without_secrets() -> None:
+    given = ["train.py", "--password", "x y", "--name", "a b", "TOKEN=1", "--token", "--lr", "1"]
+    assert command_text(given) == "train.py --password ... --name 'a b' TOKEN=... --token --lr 1"
