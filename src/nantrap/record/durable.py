@@ -38,10 +38,10 @@ def put_in_place(target: Path) -> None:
     flush_folder(target.parent)
 
 
-def write_atomically(target: Path, text: str) -> None:
-    """Replace a small text file in one go: a reader sees the old text or the new one, never half."""
+def write_atomically(target: Path, content: str | bytes) -> None:
+    """Replace a small file in one go: a reader sees the old text or the new one, never half."""
     with written_beside(target) as file:
-        file.write(text.encode())
+        file.write(content.encode() if isinstance(content, str) else content)
     put_in_place(target)
 
 
