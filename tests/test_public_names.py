@@ -28,6 +28,7 @@ NAMES = {
     "__version__",
     "audit",
     "explain",
+    "inject",
     "ops",
     "probe",
     "replay",

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nantrap.checkpoints import CheckpointStore as CheckpointStore
     from nantrap.checkpoints.audit import audit as audit
     from nantrap.doctor.data import without_samples as without_samples
+    from nantrap.faults import inject as inject
     from nantrap.guard import Guard as Guard
     from nantrap.guard import Limit as Limit
     from nantrap.guard import Outcome as Outcome
@@ -30,6 +31,7 @@ _LAZY = {
     "CheckpointStore": "nantrap.checkpoints",
     "audit": "nantrap.checkpoints.audit",
     "explain": "nantrap.causes",
+    "inject": "nantrap.faults",
     "Guard": "nantrap.guard",
     "Limit": "nantrap.guard",
     "Outcome": "nantrap.guard",
@@ -62,6 +64,7 @@ __all__ = [
     "__version__",
     "audit",
     "explain",
+    "inject",
     "ops",
     "probe",
     "replay",

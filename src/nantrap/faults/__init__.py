@@ -1,0 +1,26 @@
+"""Faults on purpose: `nantrap.inject` puts NaN, Inf or flipped bits into a training run, at known steps.
+
+For drills (does my loop survive it?), for preflight and for benchmarks. `plan` says which fault happens when and
+opens without torch; `injector` attaches them to a model or to a whole process through torch's public hooks.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from nantrap.faults.plan import KINDS, Fault, parse_faults
+
+if TYPE_CHECKING:
+    from nantrap.faults.injector import Injected as Injected
+    from nantrap.faults.injector import Injector as Injector
+    from nantrap.faults.injector import inject as inject
+
+__all__ = ["KINDS", "Fault", "Injected", "Injector", "inject", "parse_faults"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("Injected", "Injector", "inject"):
+        from nantrap.faults import injector
+
+        return getattr(injector, name)
+    raise AttributeError(f"module 'nantrap.faults' has no attribute {name!r}")
