@@ -19,7 +19,7 @@ from nantrap.errors import NantrapError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS: Final = ("run", "demo", "audit", "check", "plot", "data", "report", "replay", "explain")
+COMMANDS: Final = ("run", "demo", "audit", "check", "plot", "watch", "data", "report", "replay", "explain")
 """The commands in the order of the help. Each is a module of this package with a class of its name, capitalised."""
 
 

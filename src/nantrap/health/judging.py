@@ -28,7 +28,7 @@ def judge(
     steps = len(run.main)
     last = int(run.main.step[-1]) if steps else -1
     age = max(0.0, (time.time() if now is None else now) - run.modified)
-    finished = run.total_steps is not None and last + 1 >= run.total_steps
+    finished = run.total_steps is not None and run.steps_done >= run.total_steps
     state = "finished" if finished else f"last written {duration(age)} ago"
     if not steps:
         return Verdict(

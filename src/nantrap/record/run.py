@@ -163,6 +163,12 @@ class Run:
         return planned if isinstance(planned, int) else self._streams[self.ranks[0]].source.total_steps
 
     @property
+    def steps_done(self) -> int:
+        """How many steps of the total are done. nantrap counts steps from 0; logs with a total count from 1."""
+        steps = self.main.step
+        return (int(steps[-1]) + (self.kind == "nantrap")) if len(steps) else 0
+
+    @property
     def total_epochs(self) -> int | None:
         """How many epochs the run is to have, where the log says so."""
         return self._streams[self.ranks[0]].source.total_epochs

@@ -1,0 +1,107 @@
+"""`nantrap watch`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+
+
+class Watch:
+    """Follow a run or a log live in the terminal: progress, curves, skipped steps, the last incident in full.
+
+    Reads what nantrap check reads, also while it grows, also after it has ended. On a terminal it is a full-screen
+    view (pip install 'nantrap[watch]'); in a pipe, or with --plain, a line for every change. Keys: q quit, [ ] older
+    and newer incidents, r next rank, w stretch of the curves, l logarithmic or linear, p pause.
+    """
+
+    name = "watch"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """Declare the arguments."""
+        parser.add_argument("path", metavar="RUN|LOG", help="a run folder, or a log file")
+        parser.add_argument("--plain", action="store_true", help="lines instead of the full-screen view")
+        parser.add_argument("--once", action="store_true", help="show the run as it is now, and end")
+        parser.add_argument("--json", action="store_true", help="with --once: the view as JSON")
+        parser.add_argument(
+            "--interval", type=float, default=1.0, metavar="SECONDS", help="how often to look (default: 1)"
+        )
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        """Run it."""
+        from nantrap import record
+        from nantrap.errors import UsageError
+
+        if not arguments.interval > 0:
+            raise UsageError("--interval: more than 0 seconds")
+        if arguments.json and not arguments.once:
+            raise UsageError("--json goes with --once: a live view has no end")
+        run = record.open_run(arguments.path)
+        if arguments.once:
+            _show_once(run, as_json=arguments.json)
+        elif arguments.plain or not _is_screen():
+            _follow(run, arguments.interval)
+        else:
+            try:
+                from nantrap.report.watching import WatchApp
+            except ImportError:
+                print("plain lines: for the full-screen view, pip install 'nantrap[watch]'", file=sys.stderr)
+                _follow(run, arguments.interval)
+            else:
+                WatchApp(run, interval=arguments.interval).run()
+        return 0
+
+
+def _is_screen() -> bool:
+    """The view reads keys from standard input and draws on standard error."""
+    streams = (sys.stdin, sys.stdout, sys.stderr)
+    return all(stream is not None and stream.isatty() for stream in streams) and os.environ.get("TERM") != "dumb"
+
+
+def _show_once(run: object, *, as_json: bool) -> None:
+    import dataclasses
+    import json
+
+    from nantrap import health
+    from nantrap.record import Run
+    from nantrap.report.live import incident_texts, view_of
+
+    assert isinstance(run, Run)
+    view = view_of(run, now=time.time(), verdict=health.judge(run))
+    if as_json:
+        print(json.dumps({"schema": "nantrap.watch/1", **dataclasses.asdict(view)}))
+        return
+    print(f"{view.name}  {view.headline}")
+    for value in view.values:
+        alarm = f"  {value.alarm}" if value.alarm else ""
+        print(f"  {value.name:<24} {value.last:>12}  {value.spark}  {value.low} … {value.high}{alarm}")
+    print(f"  applied {view.applied:,}, skipped {view.skipped:,}, rolled back {view.rollbacks:,}")
+    for row in view.ranks:
+        print(f"  rank {row.rank}: step {row.step:,}, loss {row.loss}, skipped {row.skipped:,}")
+    for trouble in view.trouble:
+        print(f"  {trouble}")
+    texts = incident_texts(run, width=None)
+    if texts:
+        print(f"last incident of {len(texts):,}:\n{texts[-1]}")
+
+
+def _follow(run: object, interval: float) -> None:
+    """A line for every change, until interrupted or until the run has ended."""
+    from nantrap.record import Run
+    from nantrap.report.live import new_lines, view_of
+
+    assert isinstance(run, Run)
+    view = view_of(run, now=time.time())
+    print(f"{view.name}  {view.headline}", flush=True)
+    seen = 0
+    while True:
+        for line in new_lines(run, since=seen):
+            print(line, flush=True)
+        seen = len(run.main)
+        view = view_of(run, now=time.time())
+        if view.state in ("finished", "stopped"):
+            print(f"{view.name}  {view.headline}", flush=True)
+            return
+        while not run.refresh():
+            time.sleep(interval)

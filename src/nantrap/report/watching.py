@@ -1,0 +1,201 @@
+"""The live view in the terminal, a Textual application (an optional extra). All that it shows comes from `live`."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.widgets import Footer, Static
+
+from nantrap import health
+from nantrap.record import Run
+from nantrap.report.live import BAD, Value, View, incident_texts, view_of
+
+_STATE_STYLES = {
+    "running": "bold green", "finished": "bold green", "waiting": "bold", "quiet": "bold yellow", "stopped": "bold red",
+    "dead": "bold red",
+}  # fmt: skip
+_STATE_SIGNS = {"running": "●", "finished": "✓", "waiting": "…", "quiet": "▲", "stopped": "■", "dead": "✖"}
+_WINDOWS = (None, 10_000, 1_000, 100)
+
+
+class WatchApp(App[None]):
+    """Shows one run. Holds which rank, incident and stretch of the run are chosen."""
+
+    CSS = """
+    Screen { layers: base; }
+    #head { height: auto; padding: 0 1; }
+    #values { height: auto; max-height: 55%; padding: 0 1; overflow-y: auto; }
+    #rows { text-wrap: nowrap; }
+    #counts { height: auto; padding: 0 1; }
+    #incident { height: 1fr; border-top: solid $accent; padding: 0 1; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q", "quit", "quit"),
+        Binding("left_square_bracket", "incident(-1)", "older"),
+        Binding("right_square_bracket", "incident(1)", "newer"),
+        Binding("r", "rank", "rank"),
+        Binding("w", "window", "window"),
+        Binding("l", "scale", "log/linear"),
+        Binding("p", "pause", "pause"),
+        Binding("down,j", "scroll(1)", show=False),
+        Binding("up,k", "scroll(-1)", show=False),
+    ]
+    ENABLE_COMMAND_PALETTE = False
+
+    def __init__(self, run: Run, *, interval: float = 1.0) -> None:
+        super().__init__()
+        self._run_read = run
+        self._interval = interval
+        self._rank_index = 0
+        self._window_index = 0
+        self._log_scale = True
+        self._paused = False
+        self._incident_index: int | None = None  # None: always the newest
+        self._verdict: health.Verdict | None = None
+        self._judge_after = 0.0
+
+    def compose(self) -> ComposeResult:
+        """The parts of the screen."""
+        yield Static(id="head")
+        yield VerticalScroll(Static(id="rows"), id="values")
+        yield Static(id="counts")
+        yield VerticalScroll(Static(id="text"), id="incident")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Draw, and look again at an interval."""
+        self.title = "nantrap watch"
+        self.draw()
+        self.set_interval(self._interval, self.look)
+
+    def on_resize(self) -> None:
+        """The sparklines fill the width."""
+        self.draw()
+
+    def look(self) -> None:
+        """Read what was appended; the age of the last line changes even if nothing was."""
+        if not self._paused:
+            self._run_read.refresh()
+            self.draw()
+
+    def draw(self) -> None:
+        """Show the run as it is now."""
+        run, width = self._run_read, max(40, self.size.width - 2)
+        view = view_of(
+            run, rank=run.ranks[self._rank_index % len(run.ranks)], now=time.time(), width=max(8, width - 56),
+            verdict=self._judged(), window=_WINDOWS[self._window_index], log=self._log_scale,
+        )  # fmt: skip
+        self.query_one("#head", Static).update(self._head(view, width))
+        self.query_one("#rows", Static).update(_rows(view.values, width))
+        self.query_one("#counts", Static).update(self._counts(view))
+        texts = incident_texts(run, width=width - 2, color=True)
+        self.query_one("#text", Static).update(self._incident(texts, view))
+
+    def _judged(self) -> health.Verdict | None:
+        """The health of the run, judged again when that has cost little of the time since."""
+        begin = time.monotonic()
+        if begin >= self._judge_after:
+            self._verdict = health.judge(self._run_read)
+            self._judge_after = time.monotonic() + max(2.0, 20 * (time.monotonic() - begin))
+        return self._verdict
+
+    def _head(self, view: View, width: int) -> Text:
+        text = Text(no_wrap=False)
+        text.append(f"{_STATE_SIGNS[view.state]} {view.name}  ", style=_STATE_STYLES[view.state])
+        text.append(view.headline + ("  (paused)" if self._paused else ""))
+        if view.share is not None:
+            done = round(view.share * width)
+            text.append("\n" + "━" * done, style="green")
+            text.append("━" * (width - done), style="grey37")
+        return text
+
+    def _counts(self, view: View) -> Text:
+        text = Text()
+        total = view.applied + view.skipped + view.rollbacks
+        if total and (view.skipped or view.rollbacks or self._run_read.kind == "nantrap"):
+            text.append(f"applied {view.applied:,} of {total:,}")
+            text.append(f" · skipped {view.skipped:,}", style="yellow" if view.skipped else "")
+            text.append(f" · rolled back {view.rollbacks:,}", style="yellow" if view.rollbacks else "")
+        window = _WINDOWS[self._window_index]
+        if window is not None:
+            text.append(f"  (curves: last {window:,})", style="dim")
+        for row in view.ranks[:8]:
+            chosen = row.rank == self._run_read.ranks[self._rank_index % len(self._run_read.ranks)]
+            line = f"rank {row.rank}: step {row.step:,}, loss {row.loss}, skipped {row.skipped:,}"
+            text.append(f"\n{'▸' if chosen else ' '} {line}", style="bold" if chosen else "")
+        if len(view.ranks) > 8:
+            text.append(f"\n  and {len(view.ranks) - 8} more ranks")
+        for trouble in view.trouble[:3]:
+            text.append(f"\n✖ {trouble}", style="red")
+        return text
+
+    def _incident(self, texts: list[str], view: View) -> Text:
+        if not texts:
+            return Text("no incident" if view.step >= 0 else "waiting for the first step", style="dim")
+        index = len(texts) - 1 if self._incident_index is None else min(self._incident_index, len(texts) - 1)
+        shown = Text(f"incident {index + 1} of {len(texts)}\n", style="dim")
+        return shown.append_text(Text.from_ansi(texts[index]))
+
+    # ---- keys
+
+    def action_incident(self, by: int) -> None:
+        """Show an older or a newer incident."""
+        count = len(incident_texts(self._run_read, width=80))
+        if count:
+            now = count - 1 if self._incident_index is None else self._incident_index
+            now = max(0, min(count - 1, now + by))
+            self._incident_index = None if now == count - 1 else now
+            self.draw()
+
+    def action_rank(self) -> None:
+        """The next rank."""
+        self._rank_index = (self._rank_index + 1) % len(self._run_read.ranks)
+        self.draw()
+
+    def action_window(self) -> None:
+        """Another stretch of the run for the curves."""
+        self._window_index = (self._window_index + 1) % len(_WINDOWS)
+        self.draw()
+
+    def action_scale(self) -> None:
+        """Logarithmic or linear curves."""
+        self._log_scale = not self._log_scale
+        self.draw()
+
+    def action_pause(self) -> None:
+        """Stop looking, or look again."""
+        self._paused = not self._paused
+        self.look()
+        self.draw()
+
+    def action_scroll(self, by: int) -> None:
+        """Move through a long diagnostic."""
+        self.query_one("#incident", VerticalScroll).scroll_relative(y=by, animate=False)
+
+
+def _rows(values: tuple[Value, ...], width: int) -> Text:
+    text = Text(no_wrap=True, overflow="crop")
+    for value in values:
+        bad = bool(value.alarm)
+        text.append(f"{_cut(value.name, 18):<18} ", style="bold")
+        text.append(f"{value.last:>12}", style="bold red" if bad else "")
+        text.append("  ")
+        for piece in re.split(f"({BAD}+)", value.spark):
+            text.append(piece, style="red" if piece.startswith(BAD) else "cyan")
+        if bad:
+            text.append(f"  {value.alarm}", style="bold red")
+        elif value.low:
+            text.append(f"  {value.low} … {value.high}", style="dim")
+        text.append("\n")
+    text.rstrip()
+    return text
+
+
+def _cut(name: str, width: int) -> str:
+    return name if len(name) <= width else "…" + name[1 - width :]
