@@ -30,6 +30,7 @@ NAMES = {
     "explain",
     "inject",
     "ops",
+    "preflight",
     "probe",
     "replay",
     "without_samples",

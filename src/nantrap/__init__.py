@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from nantrap.checkpoints import CheckpointStore as CheckpointStore
     from nantrap.checkpoints.audit import audit as audit
     from nantrap.doctor.data import without_samples as without_samples
+    from nantrap.doctor.preflight import preflight as preflight
     from nantrap.faults import inject as inject
     from nantrap.guard import Guard as Guard
     from nantrap.guard import Limit as Limit
@@ -37,6 +38,7 @@ _LAZY = {
     "Outcome": "nantrap.guard",
     "Policy": "nantrap.guard",
     "replay": "nantrap.guard",
+    "preflight": "nantrap.doctor.preflight",
     "probe": "nantrap.locate",
     "without_samples": "nantrap.doctor.data",
 }
@@ -66,6 +68,7 @@ __all__ = [
     "explain",
     "inject",
     "ops",
+    "preflight",
     "probe",
     "replay",
     "without_samples",

@@ -19,7 +19,9 @@ from nantrap.errors import NantrapError
 
 __all__ = ["COMMANDS", "main"]
 
-COMMANDS: Final = ("run", "demo", "audit", "check", "plot", "watch", "data", "report", "replay", "explain")
+COMMANDS: Final = (
+    "run", "demo", "audit", "check", "plot", "watch", "preflight", "data", "report", "replay", "explain",
+)  # fmt: skip
 """The commands in the order of the help. Each is a module of this package with a class of its name, capitalised."""
 
 

@@ -1,0 +1,81 @@
+"""`nantrap preflight`: try a model out before its first real step."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from nantrap.doctor.preflight import Check
+
+_STYLES = {"ok": "bold green", "warn": "bold yellow", "fail": "bold red", "skip": "dim"}
+_INDENT = 30
+
+
+class Preflight:
+    """Try a model out before its first real step: initialisation, gradients, precision, edge inputs, margins, guard.
+
+    MODULE:FACTORY is a function without arguments that returns a dict with model, optimizer, batch and loss (a
+    function of model and batch), or a torch module. It is imported and run: that is your own code. Only copies are
+    trained, and nothing is written. Exit code 0: no check failed; 1: a check failed; 2: wrong use.
+    """
+
+    name = "preflight"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        parser.add_argument("factory", metavar="MODULE:FACTORY", help="train:make_everything")
+        parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
+        parser.add_argument("--strict", action="store_true", help="warnings fail too")
+        parser.add_argument("--verbose", action="store_true", help="show checks that do not apply, too")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        from nantrap.errors import UsageError
+
+        if ":" not in arguments.factory:
+            raise UsageError(f"{arguments.factory} names no factory; write module:function, for example train:make")
+        from nantrap.doctor.preflight import preflight
+
+        console = Console(stderr=True, highlight=False)
+        console.print(f"preflight of {_plain(arguments.factory)} (your own code is run)", soft_wrap=True)
+
+        def say(check: Check) -> None:
+            if check.status != "skip" or arguments.verbose or check.name == "default":
+                _say(console, check)
+
+        report = preflight(arguments.factory, on_check=say)
+        counts = {status: sum(check.status == status for check in report.checks) for status in _STYLES}
+        console.print(
+            f"{report.summary}: {counts['ok']} ok, {counts['warn']} warnings, {counts['fail']} failed, "
+            f"{counts['skip']} not applicable, {report.seconds:.1f} s"
+        )
+        if arguments.json:
+            json.dump(report.to_dict(), sys.stdout, indent=2, allow_nan=False)
+            print()
+        return 1 if report.failures or (arguments.strict and counts["warn"]) else 0
+
+
+def _say(console: Console, check: Check) -> None:
+    width = max(60, min(console.width, 100)) - _INDENT
+    lines = textwrap.wrap(_plain(check.message), width) or [""]
+    console.print(
+        Text.assemble((f"{check.status:<5}", _STYLES[check.status]), (f"{check.name:<25}", "bold"), lines[0]),
+        soft_wrap=True,
+    )
+    for line in lines[1:]:
+        console.print(" " * _INDENT + line, soft_wrap=True)
+    if check.help and check.status in ("warn", "fail"):
+        for number, line in enumerate(textwrap.wrap(f"help: {_plain(check.help)}", width)):
+            shown = Text(line, style="cyan" if number == 0 and line == "help:" else "")
+            console.print(" " * _INDENT, end="", soft_wrap=True)
+            console.print(shown, soft_wrap=True)
+
+
+def _plain(text: str) -> str:
+    """Without control characters, which could rewrite the terminal."""
+    return "".join(character if character.isprintable() else " " for character in text)

@@ -1,0 +1,111 @@
+"""`preflight`: every check in order, none of which can keep the others from running."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from nantrap.doctor.preflight.drill import check_guard
+from nantrap.doctor.preflight.edges import check_edges
+from nantrap.doctor.preflight.gradients import check_gradients
+from nantrap.doctor.preflight.initialisation import check_activations, check_first_loss, check_weights
+from nantrap.doctor.preflight.margins import check_margins
+from nantrap.doctor.preflight.report import Check, PreflightReport
+from nantrap.doctor.preflight.subject import LossFunction, Subject, make_subject
+from nantrap.doctor.preflight.trial import try_step
+from nantrap.locate import RngState
+
+_HALVES = (("bf16", torch.bfloat16), ("fp16", torch.float16))
+
+
+def preflight(
+    target: str | nn.Module | dict[str, Any] | Callable[[], Any],
+    *,
+    optimizer: Optimizer | None = None,
+    batch: Any = None,
+    loss: LossFunction | None = None,
+    expected_loss: float | None = None,
+    on_check: Callable[[Check], None] | None = None,
+) -> PreflightReport:
+    """Try a model out before its first real step. Runs the user's code; trains only copies.
+
+    Args:
+        target: `"module:factory"`, a function without arguments, a dict with model, optimizer, batch and loss (a
+            function of model and batch), or a module. What is missing has defaults: AdamW with learning rate 1e-3,
+            random inputs of the first layer's size, the mean square of the output as the loss.
+        optimizer: instead of the factory's.
+        batch: instead of the factory's.
+        loss: instead of the factory's.
+        expected_loss: what the first loss should be, where it cannot be told from the loss itself.
+        on_check: called with each check as soon as it is made.
+
+    Returns:
+        A report; `.passed` is true if no check failed.
+
+    Example:
+        >>> import torch, nantrap
+        >>> model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> nantrap.preflight(model).passed
+        True
+    """
+    begin = time.perf_counter()
+    streams = RngState.capture()
+    try:
+        given = {"optimizer": optimizer, "batch": batch, "loss": loss, "expected_loss": expected_loss}
+        subject = make_subject(target, given)
+        checks = []
+        for check in _all_checks(subject):
+            checks.append(check)
+            if on_check is not None:
+                on_check(check)
+    finally:
+        streams.restore()
+    return PreflightReport(subject.name, subject.describe(), tuple(checks), time.perf_counter() - begin)
+
+
+def _all_checks(subject: Subject) -> Iterable[Check]:
+    for text in subject.defaults:
+        yield Check("default", "skip", f"not given, so: {text}")
+    yield from _safely("initialisation", lambda: [check_weights(subject)])
+    first = try_step(subject)
+    if not first.finite:
+        yield Check("fp32", "fail", first.message, first.help, first.values())
+        if first.error:
+            return  # no step can be made, so there is nothing more to learn
+    else:
+        yield Check("fp32", "ok", first.message, values=first.values())
+    yield from _safely("first loss", lambda: [check_first_loss(subject)])
+    yield from _safely("activation scale", lambda: [check_activations(subject)])
+    yield from _safely("gradient flow", lambda: check_gradients(subject))
+    for name, dtype in _HALVES:
+        yield from _safely(name, functools.partial(_half, subject, name, dtype))
+    yield from _safely("edges", lambda: check_edges(subject))
+    if first.finite:
+        yield from _safely("margins", lambda: check_margins(subject))
+        yield from _safely("guard", lambda: check_guard(subject))
+
+
+def _half(subject: Subject, name: str, dtype: torch.dtype) -> Iterable[Check]:
+    """One step under autocast."""
+    result = try_step(subject, autocast=dtype)
+    if result.finite:
+        yield Check(name, "ok", f"{result.message} (autocast)", values=result.values())
+    elif result.error:
+        yield Check(name, "skip", f"cannot run here: {result.error}", values=result.values())
+    else:
+        yield Check(name, "warn", f"{result.message} (autocast)", result.help, result.values())
+
+
+def _safely(name: str, make: Callable[[], Iterable[Check]]) -> Iterable[Check]:
+    """A check that raises becomes a failed check."""
+    try:
+        yield from make()
+    except Exception as error:
+        text = f"the check could not be made: {type(error).__name__}: {str(error).partition(chr(10))[0][:160]}"
+        yield Check(name, "warn", text)

@@ -1,0 +1,108 @@
+"""The drill: faults are injected into the user's own loop, and the guard must hold. With its measured cost there."""
+
+from __future__ import annotations
+
+import copy
+import statistics
+import time
+from typing import Any
+
+import torch
+
+from nantrap.doctor.preflight.report import Check
+from nantrap.doctor.preflight.subject import Subject
+from nantrap.doctor.preflight.trial import plain_loss, quiet
+from nantrap.errors import NonFiniteError
+from nantrap.faults import inject
+from nantrap.guard import Guard, Policy
+
+_PASSING = ("batch", "activation", "loss", "grad")
+"""Faults that are over after the step: the next one must be applied again."""
+_STAYING = ("param", "buffer", "optimizer")
+"""Faults that stay in the state: they must be noticed in the step."""
+_AT = 2
+_ROUNDS = 15
+_BUDGET_SECONDS = 10.0
+
+
+def check_guard(subject: Subject) -> list[Check]:
+    """One fault of each kind in a loop of four steps, then the cost of a guarded step."""
+    verdicts = {kind: _drill(subject, kind) for kind in (*_PASSING, *_STAYING)}
+    held = [kind for kind, verdict in verdicts.items() if verdict is True]
+    broken = [kind for kind, verdict in verdicts.items() if verdict is False]
+    skipped = [kind for kind, verdict in verdicts.items() if verdict is None]
+    values = {"held": held, "broken": broken, "not_applicable": skipped}
+    text = f"{len(held)} of {len(held) + len(broken)} kinds of faults held: {', '.join(held)}"
+    if broken:
+        check = Check("guard", "fail", f"not held: {', '.join(broken)}", "report this loop to the project", values)
+    else:
+        check = Check("guard", "ok", text, values=values)
+    return [check, _cost(subject)]
+
+
+def _drill(subject: Subject, kind: str) -> bool | None:
+    """Whether the guard held; `None` if the model has nothing of the kind to hit."""
+    model, optimizer = subject.fresh()
+    policy = Policy(diagnose="off", bundle="off", spikes="off", max_consecutive_skips=10, anchor_every=0)
+    torch.manual_seed(0)
+    applied: list[bool] = []
+    noticed = False
+    with (
+        quiet(),
+        Guard(model, optimizer, max_grad_norm=None, policy=policy, quiet=True) as guard,
+        inject(f"{kind}:step={_AT},seed=1", model=model, optimizer=optimizer) as faults,
+    ):
+        for _ in range(_AT + 2):
+            try:
+                outcome = guard.attempt(lambda batch: subject.loss(model, batch), copy.deepcopy(subject.batch))
+            except NonFiniteError:  # stopping is holding, too
+                noticed = True
+                break
+            applied.append(outcome.applied)
+            noticed = noticed or outcome.incident is not None
+    if not faults.injected:
+        return None
+    if kind in _STAYING:
+        return noticed
+    finite = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    return finite and (applied == [True, True, False, True] if noticed else applied == [True] * 4)
+
+
+def _cost(subject: Subject) -> Check:
+    """Plain and guarded steps in turns on two copies; medians, since other programs use the machine too."""
+    plain_model, plain_optimizer = subject.fresh()
+    guarded_model, guarded_optimizer = subject.fresh()
+    plain: list[float] = []
+    guarded: list[float] = []
+    begin = time.perf_counter()
+    with (
+        quiet(),
+        Guard(
+            guarded_model,
+            guarded_optimizer,
+            max_grad_norm=None,
+            policy=Policy(bundle="off", diagnose="off"),
+            quiet=True,
+        ) as guard,
+    ):
+        for number in range(_ROUNDS + 2):
+            first = time.perf_counter()
+            _plain_step(subject, plain_model, plain_optimizer)
+            second = time.perf_counter()
+            guard.attempt(lambda batch: subject.loss(guarded_model, batch), subject.batch)
+            third = time.perf_counter()
+            if number >= 2:  # the first steps allocate
+                plain.append(second - first)
+                guarded.append(third - second)
+            if third - begin > _BUDGET_SECONDS and len(plain) >= 3:
+                break
+    before, after = 1e3 * statistics.median(plain), 1e3 * statistics.median(guarded)
+    share = (after - before) / before
+    text = f"{before:.3g} ms per plain step, {after:.3g} ms guarded ({share:+.1%}, median of {len(plain)})"
+    return Check("guard cost", "ok", text, values={"plain_ms": before, "guarded_ms": after, "share": share})
+
+
+def _plain_step(subject: Subject, model: Any, optimizer: Any) -> None:
+    optimizer.zero_grad()
+    plain_loss(subject, model, subject.batch).backward()
+    optimizer.step()

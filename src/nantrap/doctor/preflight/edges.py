@@ -1,0 +1,188 @@
+"""Edge inputs: batches that occur in real data one day. Each is made from the user's own batch and tried for one step.
+
+What a tensor of the batch is for follows its name and type, by the same names as in the data check. In a plain
+`(inputs, labels)` tuple the first tensor of floats is the input, and whole numbers behind it are labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from nantrap.doctor.data.roles import DataOptions, is_inverted_mask, role_of
+from nantrap.doctor.preflight.report import Check, Status
+from nantrap.doctor.preflight.subject import Subject
+from nantrap.doctor.preflight.trial import StepResult, try_step
+from nantrap.locate import batch_size, select, tensors_of
+from nantrap.locate.batch import with_tensor
+
+Part = Literal["input", "token", "label", "mask", "target_length", "other"]
+_IGNORED = -100
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """An edge input: how it is made, and how serious it is when the step breaks."""
+
+    name: str
+    make: Callable[[Any], Any]
+    severity: Status
+    help: str = ""
+
+
+def check_edges(subject: Subject) -> Iterator[Check]:
+    """Try every edge input that this batch allows."""
+    for edge in EDGES:
+        batch = edge.make(subject.batch)
+        name = f"edge: {edge.name}"
+        if batch is None:
+            yield Check(name, "skip", "this batch has nothing to change that way")
+            continue
+        result = try_step(subject, batch)
+        yield _nan_check(name, result) if edge.name == "NaN in one sample" else _check(name, edge, result)
+
+
+def _check(name: str, edge: Edge, result: StepResult) -> Check:
+    if result.finite:
+        return Check(name, "ok", result.message, values=result.values())
+    if result.error:
+        return Check(name, "warn", result.message, "say clearly what is refused, or handle it", result.values())
+    return Check(name, edge.severity, result.message, result.help or edge.help, result.values())
+
+
+def _nan_check(name: str, result: StepResult) -> Check:
+    """Here a failure is right: it must be noticed, and the guilty sample must be named."""
+    if result.error:
+        return Check(name, "warn", result.message, values=result.values())
+    if result.finite:
+        return Check(name, "ok", "it does not reach the loss", values=result.values())
+    named = f"sample {result.samples[0]} is named" if result.samples else "the sample is not named"
+    return Check(name, "ok", f"caught, {named}", values=result.values())
+
+
+def parts_of(batch: Any) -> list[tuple[Part, str, Tensor]]:
+    """What each tensor of the batch is for."""
+    found: list[tuple[Part, str, Tensor]] = []
+    has_input = False
+    for path, tensor in tensors_of(batch):
+        role = role_of(path, DataOptions())
+        named = any(character.isalpha() for character in path) and path != "batch"
+        part: Part = "other"
+        if role == "mask" or (tensor.dtype == torch.bool and role != "label"):
+            part = "mask"
+        elif role == "target_length":
+            part = "target_length"
+        elif role in ("label", "target"):
+            part = "label"
+        elif role in ("input_length", "identifier", "constant"):
+            part = "other"
+        elif tensor.is_floating_point():
+            part = "input" if named or not has_input else "other"
+            has_input = True
+        elif tensor.dim() >= 1 and not tensor.is_complex():
+            part = "label" if has_input and not named else "token"
+            has_input = has_input or part == "token"
+        found.append((part, path, tensor))
+    return found
+
+
+def _on(kind: Part, change: Callable[[Tensor], Tensor]) -> Callable[[Any], Any]:
+    """Change every tensor of one kind; `None` if the batch has none."""
+
+    def make(batch: Any) -> Any:
+        chosen = [tensor for part, _, tensor in parts_of(batch) if part == kind]
+        for tensor in chosen:
+            batch = with_tensor(batch, tensor, change(tensor))
+        return batch if chosen else None
+
+    return make
+
+
+def _all_masked(batch: Any) -> Any:
+    """The first sample has nothing to attend to."""
+    chosen = [(path, tensor) for part, path, tensor in parts_of(batch) if part == "mask" and tensor.dim() >= 1]
+    for path, tensor in chosen:
+        masked = tensor.clone()
+        additive = tensor.is_floating_point() and bool((tensor <= -1e4).any())
+        masked[0] = float("-inf") if additive else int(is_inverted_mask(path))
+        batch = with_tensor(batch, tensor, masked)
+    return batch if chosen else None
+
+
+def _empty_targets(batch: Any) -> Any:
+    """Every label is ignored, or the first target has length 0."""
+    changed = False
+    for part, _, tensor in parts_of(batch):
+        if part == "target_length" and tensor.dim() >= 1:
+            empty = tensor.clone()
+            empty[0] = 0
+            batch, changed = with_tensor(batch, tensor, empty), True
+    if changed:
+        return batch
+    return _on("label", _ignored)(batch) if _has_class_labels(batch) else None
+
+
+def _has_class_labels(batch: Any) -> bool:
+    """Labels of sequences, or labels of which some are ignored already: a batch may one day have none left."""
+    return any(
+        part == "label" and tensor.dtype == torch.int64 and (tensor.dim() >= 2 or bool((tensor == _IGNORED).any()))
+        for part, _, tensor in parts_of(batch)
+    )
+
+
+def _ignored(tensor: Tensor) -> Tensor:
+    return torch.full_like(tensor, _IGNORED) if tensor.dtype == torch.int64 else tensor
+
+
+def _one_sample(batch: Any) -> Any:
+    size = batch_size(batch)
+    return select(batch, [0], size) if size is not None and size > 1 else None
+
+
+def _sequence(batch: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """Change the length of every tensor that runs along the same sequence as the input."""
+    lengths = [
+        tensor.shape[1]
+        for part, _, tensor in parts_of(batch)
+        if (part == "token" and tensor.dim() == 2) or (part == "input" and tensor.dim() == 3 and tensor.shape[1] > 4)
+    ]
+    if not lengths or lengths[0] < 2:
+        return None
+    for _, _, tensor in parts_of(batch):
+        if tensor.dim() >= 2 and tensor.shape[1] == lengths[0]:
+            batch = with_tensor(batch, tensor, change(tensor))
+    return batch
+
+
+def _nan_in_one(batch: Any) -> Any:
+    def change(tensor: Tensor) -> Tensor:
+        bad = tensor.clone()
+        bad[0] = float("nan")
+        return bad
+
+    inputs = [tensor for part, _, tensor in parts_of(batch) if part == "input" and tensor.dim() >= 1]
+    return with_tensor(batch, inputs[0], change(inputs[0])) if inputs else None
+
+
+EDGES = (
+    Edge("zeros", _on("input", torch.zeros_like), "fail", "an empty image or a silent recording looks like this"),
+    Edge("constant", _on("input", torch.ones_like), "fail", "the deviation of a constant sample is zero"),
+    Edge("tiny", _on("input", lambda tensor: tensor * 1e-8), "fail", "squares of such values underflow"),
+    Edge("huge", _on("input", lambda tensor: tensor * 1e4), "warn", "scale or clip the inputs"),
+    Edge("negative", _on("input", lambda tensor: -tensor.abs()), "fail", "a logarithm or a root of the input"),
+    Edge("all masked", _all_masked, "fail", "softmax or mean over nothing is NaN; nantrap.ops.masked_softmax is not"),
+    Edge("one sample", _one_sample, "fail", "the last batch of an epoch can be this small; drop_last avoids it"),
+    Edge("empty targets", _empty_targets, "fail", "the mean over zero labels is NaN"),
+    Edge("shortest", lambda batch: _sequence(batch, lambda tensor: tensor[:, :1]), "fail", "texts can be this short"),
+    Edge(
+        "longest",
+        lambda batch: _sequence(batch, lambda tensor: torch.cat([tensor, tensor], dim=1)),
+        "warn",
+        "longer than in this batch",
+    ),
+    Edge("NaN in one sample", _nan_in_one, "fail"),
+)

@@ -1,0 +1,133 @@
+"""Fresh initialisation: the scale of every layer, and the first loss against what it should be."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
+
+from nantrap.doctor.preflight.report import Check
+from nantrap.doctor.preflight.subject import Subject
+from nantrap.doctor.preflight.trial import plain_loss, quiet
+from nantrap.incident.wording import some_of
+
+_LARGE = 10.0
+"""A weight whose deviation times the square root of its fan-in exceeds this multiplies its input by about that."""
+_GROWTH = 1e3
+
+
+def check_weights(subject: Subject) -> Check:
+    """Non-finite, far too large, constant or repeated weights. A usual initialisation has a relative scale of 0.5-2."""
+    bad, large, constant, repeated = [], [], [], []
+    scales: dict[str, float] = {}
+    embeddings = {id(m.weight) for m in subject.model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))}
+    for name, parameter in subject.model.named_parameters():
+        values = parameter.detach().float()
+        if not bool(values.isfinite().all()):
+            bad.append(name)
+            continue
+        if values.dim() < 2 or values.numel() < 2 or id(parameter) in embeddings:
+            continue
+        fan_in = math.prod(values.shape[1:])
+        scales[name] = float(values.std()) * math.sqrt(fan_in)
+        if scales[name] > _LARGE:
+            large.append(f"{name} ({scales[name]:.3g})")
+        if float(values.min()) == float(values.max()):
+            if float(values.flatten()[0]) != 0.0:  # zero on purpose is common, one other value is not
+                constant.append(name)
+        elif _has_equal_rows(values):
+            repeated.append(name)
+    used = [scale for scale in scales.values() if scale > 0]
+    spread = f"{len(scales)} weights, relative scale {min(used):.2g} to {max(used):.2g}" if used else "no weight matrix"
+    values_of = {"scales": scales, "bad": bad, "large": large, "constant": constant, "repeated": repeated}
+    if bad:
+        text = f"not finite: {some_of(bad)}"
+        return Check("initialisation", "fail", text, "initialise every parameter; torch.empty does not", values_of)
+    for names, words, help_text in (
+        (large, "far too large", "divide the deviation by the square root of the number of inputs"),
+        (constant, "one value everywhere", "units with equal weights stay equal; draw them at random"),
+        (repeated, "rows that are equal", "units with equal weights stay equal; draw them at random"),
+    ):
+        if names:
+            return Check("initialisation", "warn", f"{words}: {some_of(names)}", help_text, values_of)
+    return Check("initialisation", "ok", spread, values=values_of)
+
+
+def check_activations(subject: Subject) -> Check:
+    """How the scale of the values changes along the model, in the order in which the layers run."""
+    model, _ = subject.fresh()
+    scales: dict[str, float] = {}
+    handles = []
+    for name, module in model.named_modules():
+        if name and not list(module.children()):
+
+            def note(_module: nn.Module, _args: Any, output: Any, name: str = name) -> None:
+                if isinstance(output, Tensor) and output.is_floating_point() and output.numel() > 1:
+                    scales.setdefault(name, float(output.detach().float().std()))
+
+            handles.append(module.register_forward_hook(note))
+    with quiet(), torch.no_grad():
+        plain_loss(subject, model, subject.batch)
+    for handle in handles:
+        handle.remove()
+    known = {name: scale for name, scale in scales.items() if math.isfinite(scale) and scale > 0}
+    if len(known) < 2:
+        return Check("activation scale", "skip", "fewer than two layers to compare", values={"scales": scales})
+    names = list(known)
+    largest = max(known, key=lambda name: known[name])
+    text = f"deviation {known[names[0]]:.3g} after {names[0]}, largest {known[largest]:.3g} after {largest}"
+    if known[largest] > _GROWTH * max(known[names[0]], 1e-3):
+        return Check(
+            "activation scale", "warn", text, "normalise, or initialise with a smaller gain", {"scales": scales}
+        )
+    return Check("activation scale", "ok", text, values={"scales": scales})
+
+
+def check_first_loss(subject: Subject) -> Check:
+    """A fresh classifier knows nothing: its loss is near the logarithm of the number of classes."""
+    model, _ = subject.fresh()
+    with quiet(), torch.no_grad(), _LossWatch() as watch:
+        loss = float(plain_loss(subject, model, subject.batch))
+    expected, reason = subject.expected_loss, "as the factory says"
+    if expected is None and len(watch.classes) == 1:
+        expected = math.log(watch.classes[0])
+        reason = f"ln {watch.classes[0]:,}"
+    values = {"loss": loss, "expected": expected}
+    if not math.isfinite(loss):
+        return Check("first loss", "fail", f"{loss}", values=values)
+    if expected is None:
+        return Check("first loss", "ok", f"{loss:.4g}; no expectation for this kind of loss", values=values)
+    text = f"{loss:.4g}, expected about {expected:.3g} ({reason})"
+    if abs(loss - expected) > max(1.0, 0.5 * abs(expected)):
+        return Check(
+            "first loss", "warn", text, "check the scale of the logits, the temperature and the labels", values
+        )
+    return Check("first loss", "ok", text, values=values)
+
+
+class _LossWatch(TorchFunctionMode):
+    """Notes how many classes the cross-entropies of a step have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes: list[int] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        logits = args[0] if args and isinstance(args[0], Tensor) else None
+        if logits is not None and func is functional.cross_entropy and logits.dim() > 0:
+            self.classes.append(int(logits.shape[1 if logits.dim() > 1 else 0]))
+        elif logits is not None and func is functional.binary_cross_entropy_with_logits:
+            self.classes.append(2)
+        return func(*args, **(kwargs or {}))
+
+
+def _has_equal_rows(values: Tensor) -> bool:
+    rows = values.flatten(1)
+    if rows.shape[0] < 2 or rows.shape[1] < 2 or rows.numel() > 50_000_000:
+        return False
+    nonzero = rows[rows.abs().amax(dim=1) > 0]
+    return bool(nonzero.shape[0] > 1 and torch.unique(nonzero, dim=0).shape[0] < nonzero.shape[0])

@@ -1,0 +1,103 @@
+"""Margins: how far learning rate, input scale and logit scale can grow before a step breaks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nantrap.doctor.preflight.edges import parts_of
+from nantrap.doctor.preflight.report import Check
+from nantrap.doctor.preflight.subject import Subject
+from nantrap.doctor.preflight.trial import plain_loss, quiet
+from nantrap.locate.batch import with_tensor
+
+_STEPS = 5
+_DIVERGED = 10.0
+"""A loss that is ten times the first one, and 10 above it, has diverged."""
+_MOST = 8
+"""Powers of ten that are tried. A margin of 1e8 is as good as none."""
+
+
+def check_margins(subject: Subject) -> list[Check]:
+    """Three margins, each by powers of ten."""
+    inputs = [tensor for part, _, tensor in parts_of(subject.batch) if part == "input"]
+    rate = float(subject.optimizer.param_groups[0].get("lr", 0.0))
+    checks = [
+        _margin("margin: learning rate", lambda factor: _trains(subject, factor), f"from {rate:g}, {_STEPS} steps")
+    ]
+    if inputs:
+        checks.append(_margin("margin: input scale", lambda factor: _holds(subject, inputs=factor), "one step"))
+    else:
+        checks.append(Check("margin: input scale", "skip", "the batch has no input of floats"))
+    checks.append(_margin("margin: logit scale", lambda factor: _holds(subject, logits=factor), "one step"))
+    return checks
+
+
+def _margin(name: str, holds: Callable[[float], bool], note: str) -> Check:
+    """The largest power of ten that holds, and the first that does not."""
+    safe = 1.0
+    for power in range(1, _MOST + 1):
+        factor = 10.0**power
+        if not holds(factor):
+            values = {"safe_factor": safe, "breaks_at": factor}
+            if power == 1:
+                return Check(name, "warn", f"breaks already at ×10 ({note})", "little room for a bad batch", values)
+            return Check(name, "ok", f"×{safe:,.0f} holds, ×{factor:,.0f} breaks ({note})", values=values)
+        safe = factor
+    return Check(name, "ok", f"×{safe:,.0e} still holds ({note})", values={"safe_factor": safe, "breaks_at": None})
+
+
+def _trains(subject: Subject, factor: float) -> bool:
+    """Whether a few steps at a larger learning rate stay finite, and the loss near where it began."""
+    model, optimizer = subject.fresh()
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * factor
+    torch.manual_seed(0)
+    with quiet():
+        first = math.inf
+        for _ in range(_STEPS):
+            try:
+                loss = plain_loss(subject, model, subject.batch)
+                value = float(loss.detach())
+                first = min(first, value) if math.isinf(first) else first
+                if not math.isfinite(value) or value > max(_DIVERGED * first, first + _DIVERGED):
+                    return False
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+            except (RuntimeError, ValueError, ArithmeticError):  # a decomposition refuses, a check of the user's own
+                return False
+    return all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+
+
+def _holds(subject: Subject, *, inputs: float = 1.0, logits: float = 1.0) -> bool:
+    """Whether loss and gradients stay finite with larger inputs or a larger output."""
+    model, _ = subject.fresh()
+    batch = subject.batch
+    if inputs != 1.0:
+        for part, _, tensor in parts_of(batch):
+            if part == "input":
+                batch = with_tensor(batch, tensor, tensor * inputs)
+    if logits != 1.0:
+        model.register_forward_hook(lambda _module, _args, output: _scaled(output, logits))
+    torch.manual_seed(0)
+    with quiet():
+        try:
+            loss = plain_loss(subject, model, batch)
+            loss.backward()
+        except (RuntimeError, ValueError, ArithmeticError):
+            return False
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return bool(loss.isfinite()) and all(bool(gradient.isfinite().all()) for gradient in gradients)
+
+
+def _scaled(output: Any, factor: float) -> Any:
+    if isinstance(output, Tensor):
+        return output * factor if output.is_floating_point() else output
+    if isinstance(output, tuple) and not hasattr(output, "_fields"):
+        return tuple(_scaled(part, factor) for part in output)
+    return output

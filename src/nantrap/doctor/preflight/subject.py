@@ -1,0 +1,178 @@
+"""What is tried out: model, optimizer, batch and loss, from a factory, a dict or a plain module.
+
+Every check gets fresh copies, so that none sees what another one did.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from nantrap.doctor.data.readers.factory import load_object
+from nantrap.errors import UsageError
+from nantrap.locate import batch_size
+
+LossFunction = Callable[[Any, Any], Any]
+_WANTED = ("model", "optimizer", "batch", "loss")
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """A model with everything a training step needs.
+
+    Attributes:
+        name: how the user calls it.
+        model: in training mode.
+        optimizer: of its parameters.
+        batch: one batch.
+        loss: the loss of a model and a batch: a tensor, or a dict of terms.
+        expected_loss: what the first loss should be, if the factory says so.
+        defaults: which parts were not given, in words.
+    """
+
+    name: str
+    model: nn.Module
+    optimizer: Optimizer
+    batch: Any
+    loss: LossFunction
+    expected_loss: float | None = None
+    defaults: tuple[str, ...] = ()
+    _again: Callable[[], Subject] | None = field(default=None, repr=False)
+
+    def fresh(self) -> tuple[nn.Module, Optimizer]:
+        """A copy of model and optimizer as they were made."""
+        try:
+            made: tuple[nn.Module, Optimizer] = copy.deepcopy((self.model, self.optimizer))
+        except Exception as error:  # a model may hold what cannot be copied; then it is made again
+            if self._again is None:
+                raise UsageError(
+                    f"{self.name}: the model cannot be copied ({error}); give a factory instead of the object"
+                ) from error
+            other = self._again()
+            return other.model, other.optimizer
+        return made
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+
+    def describe(self) -> str:
+        """`MLP, 1,234 parameters, AdamW with learning rate 0.001, batch of 8`."""
+        count = sum(parameter.numel() for parameter in self.model.parameters())
+        size = batch_size(self.batch)
+        rate = self.optimizer.param_groups[0].get("lr", float("nan"))
+        words = [
+            type(self.model).__name__,
+            f"{count:,} parameters",
+            f"{type(self.optimizer).__name__} with learning rate {float(rate):g}",
+        ]
+        return ", ".join([*words, f"batch of {size:,}"] if size is not None else words)
+
+
+def make_subject(target: Any, given: Mapping[str, Any]) -> Subject:
+    """The subject behind `module:factory`, a function, a dict or a module.
+
+    Args:
+        target: what the user named.
+        given: model parts given beside it: optimizer, batch, loss, expected_loss.
+    """
+    name = target if isinstance(target, str) else getattr(target, "__qualname__", type(target).__name__)
+    found = load_object(target) if isinstance(target, str) else target
+    if callable(found) and not isinstance(found, nn.Module):
+        function = found
+        torch.manual_seed(0)
+        try:
+            found = function()
+        except Exception as error:
+            raise UsageError(f"{name} raised {type(error).__name__}: {error}; a factory takes no arguments") from error
+        return _subject(name, found, given, again=lambda: _subject(name, function(), given))
+    return _subject(name, found, given)
+
+
+def _subject(name: str, found: Any, given: Mapping[str, Any], again: Callable[[], Subject] | None = None) -> Subject:
+    parts: dict[str, Any] = {}
+    if isinstance(found, nn.Module):
+        parts = {"model": found}
+    elif isinstance(found, Mapping):
+        parts = dict(found)
+    else:
+        raise UsageError(
+            f"{name} gave a {type(found).__name__}; a factory returns a dict with {', '.join(_WANTED)}, or a torch "
+            "module"
+        )
+    parts.update({key: value for key, value in given.items() if value is not None})
+    model = parts.get("model")
+    if not isinstance(model, nn.Module):
+        raise UsageError(f"{name}: model is a {type(model).__name__}, not a torch module")
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise UsageError(f"{name}: the model has no parameter that can be trained")
+    defaults = []
+    if parts.get("optimizer") is None:
+        parts["optimizer"] = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        defaults.append("AdamW with learning rate 0.001")
+    if parts.get("batch") is None:
+        parts["batch"] = _example_batch(model, name)
+        defaults.append("random inputs of the first layer's size")
+    if parts.get("loss") is None:
+        parts["loss"] = _mean_square
+        defaults.append("the mean square of the output as the loss")
+    if not isinstance(parts["optimizer"], Optimizer):
+        raise UsageError(f"{name}: optimizer is a {type(parts['optimizer']).__name__}, not a torch optimizer")
+    if not callable(parts["loss"]):
+        raise UsageError(f"{name}: loss is not a function of model and batch")
+    model.train()
+    expected = parts.get("expected_loss")
+    return Subject(
+        name,
+        model,
+        parts["optimizer"],
+        parts["batch"],
+        parts["loss"],
+        None if expected is None else float(expected),
+        tuple(defaults),
+        again,
+    )
+
+
+def _mean_square(model: nn.Module, batch: Any) -> Tensor:
+    """The default loss: the mean square of every float the model returns."""
+    output = model(*batch) if isinstance(batch, tuple) else model(batch)
+    tensors = [output] if isinstance(output, Tensor) else [part for part in _values(output) if isinstance(part, Tensor)]
+    floats = [tensor.float() for tensor in tensors if tensor.is_floating_point()]
+    if not floats:
+        raise UsageError("the model returns no tensor of floats; give a loss: a function of model and batch")
+    return torch.stack([tensor.square().mean() for tensor in floats]).sum()
+
+
+def _values(output: Any) -> list[Any]:
+    if isinstance(output, Mapping):
+        return list(output.values())
+    return list(output) if isinstance(output, (list, tuple)) else []
+
+
+def _example_batch(model: nn.Module, name: str) -> Any:
+    """Random inputs that fit the model's first layer; Lightning's `example_input_array` if there is one."""
+    example = getattr(model, "example_input_array", None)
+    if example is not None:
+        return example
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            return torch.randn(8, module.in_features, generator=generator)
+        if isinstance(module, (nn.Conv1d, nn.Conv2d, nn.Conv3d)):
+            rank = {nn.Conv1d: 1, nn.Conv2d: 2, nn.Conv3d: 3}[type(module)]
+            return torch.randn(8, module.in_channels, *(32,) * rank, generator=generator)
+        if isinstance(module, nn.Embedding):
+            return torch.randint(0, module.num_embeddings, (8, 16), generator=generator)
+        if isinstance(module, nn.RNNBase):
+            return torch.randn(8, 16, module.input_size, generator=generator)
+        if isinstance(module, nn.TransformerEncoderLayer):
+            return torch.randn(8, 16, module.self_attn.embed_dim, generator=generator)
+    raise UsageError(f"{name}: no input can be guessed for this module; return a dict with model, batch and loss")
