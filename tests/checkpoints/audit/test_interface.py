@@ -9,11 +9,11 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
 import nantrap.checkpoints
 from nantrap.checkpoints.audit import audit, auditing, readers
 from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError, row_major
+from nantrap.checkpoints.audit.dtypes import DTYPES
 from nantrap.checkpoints.audit.readers import Reader
 from nantrap.checkpoints.audit.source import Source
 from nantrap.checkpoints.audit.verdict import HELP, TITLES
@@ -72,7 +72,7 @@ def read(source: Source) -> Contents:
     (count,) = struct.unpack("<I", source.read(4, 4))
     if 8 + 4 * count > source.size:
         raise UnreadableError("NT909", f"{count:,} values are announced, and the file is too short for them")
-    tensor = StoredTensor(("vector",), torch.float32, (count,), row_major((count,)))
+    tensor = StoredTensor(("vector",), DTYPES["float32"], (count,), row_major((count,)))
     extent = Extent(source, offset=8, size=4 * count, label="vector", tensors=(tensor,))
     return Contents("vec", extents=(extent,), names=("vector",))
 

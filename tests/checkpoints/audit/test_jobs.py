@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from nantrap.checkpoints.audit import jobs
 from nantrap.checkpoints.audit.contents import Extent, StoredTensor, row_major
+from nantrap.checkpoints.audit.dtypes import DTYPES
 from nantrap.checkpoints.audit.jobs import Group, jobs_of, share
 from nantrap.checkpoints.audit.scan import scan
 from nantrap.checkpoints.audit.source import BytesSource
-from nantrap.finite import first_nonfinite_index, tensor_stats
+from nantrap.finite import dtype_name, first_nonfinite_index, tensor_stats
 
 
 @settings(max_examples=100, deadline=None)
@@ -43,14 +44,14 @@ def test_every_byte_is_in_one_job(layout: list[tuple[int, int]], workers: int) -
     assert seen == [byte for e in extents for byte in range(e.offset, e.offset + e.size)]
 
 
-DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.complex64]
+FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e4m3fn, torch.complex64]
 
 
 @settings(max_examples=60, deadline=None)
 @given(
     st.lists(
         st.tuples(
-            st.sampled_from(DTYPES), st.integers(0, 9), st.integers(0, 20), st.sampled_from([0.0, 1.5, torch.nan])
+            st.sampled_from(FLOATS), st.integers(0, 9), st.integers(0, 20), st.sampled_from([0.0, 1.5, torch.nan])
         ),
         min_size=1,
         max_size=30,
@@ -65,7 +66,7 @@ def test_small_tensors_side_by_side(layout: list[tuple[torch.dtype, int, int, fl
         if count:
             tensor[count // 2] = planted
         data = tensor.view(torch.uint8).numpy().tobytes() if count else b""
-        stored = StoredTensor((str(number),), dtype, (count,), row_major((count,)))
+        stored = StoredTensor((str(number),), DTYPES[dtype_name(dtype)], (count,), row_major((count,)))
         extents.append((len(raw), len(data), stored, zlib.crc32(data)))
         tensors.append(tensor)
         raw += data
@@ -88,7 +89,7 @@ def test_one_flipped_bit_among_many_small_extents() -> None:
     raw[5 * 12 + 3] ^= 1
     source = BytesSource(bytes(raw), name="x")
     extents = [
-        Extent(source, i * 12, 12, str(i), (StoredTensor((str(i),), torch.float32, (3,), (1,)),),
+        Extent(source, i * 12, 12, str(i), (StoredTensor((str(i),), DTYPES["float32"], (3,), (1,)),),
                zlib.crc32(whole[i * 12 : i * 12 + 12]))
         for i in range(1000)
     ]  # fmt: skip
@@ -98,7 +99,7 @@ def test_one_flipped_bit_among_many_small_extents() -> None:
 def test_a_group_that_is_cut_short() -> None:
     source = BytesSource(bytes(20), name="x")
     extents = [
-        Extent(source, i * 12, 12, f"r{i}", (StoredTensor((str(i),), torch.float32, (3,), (1,)),)) for i in range(2)
+        Extent(source, i * 12, 12, f"r{i}", (StoredTensor((str(i),), DTYPES["float32"], (3,), (1,)),)) for i in range(2)
     ]
     result = scan(extents, verify=True)
     assert [seen.tensor.name for seen in result.tensors] == ["0"]
@@ -111,7 +112,7 @@ def test_one_large_tensor_is_shared_and_its_checksum_put_together(workers: int) 
     values[2_500_000] = torch.inf
     raw = values.numpy().tobytes()
     source = BytesSource(raw, name="x")
-    stored = StoredTensor(("w",), torch.float32, (3000, 1000), (1000, 1))
+    stored = StoredTensor(("w",), DTYPES["float32"], (3000, 1000), (1000, 1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(jobs, "PIECE_BYTES", 5 << 20)
         whole = Extent(source, 0, len(raw), "w", (stored,), zlib.crc32(raw))

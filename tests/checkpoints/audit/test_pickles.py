@@ -34,7 +34,7 @@ def test_containers_become_plain_ones(protocol: int) -> None:
     value = {"od": collections.OrderedDict(a=1, b=[2]), "dd": collections.defaultdict(list, c=3), "set": {4}}
     read = read_pickle(pickle.dumps(value, protocol))
     assert read.value == {"od": {"a": 1, "b": [2]}, "dd": {"c": 3}, "set": [4]}
-    assert "collections.OrderedDict" in read.names
+    assert Name("collections", "OrderedDict") in read.names
 
 
 class Payload:
@@ -53,7 +53,7 @@ def test_a_payload_is_named_and_not_run(tmp_path: Path, protocol: int) -> None:
     assert isinstance(read.value, list)
     call = read.value[0]
     assert isinstance(call, Call)
-    assert call.function == Name(f"{os.system.__module__}.system")
+    assert call.function == Name(os.system.__module__, "system")
     assert call.arguments == (f"touch {witness}",)
     assert not witness.exists()
     pickle.loads(raw)
@@ -72,13 +72,14 @@ def test_every_way_to_call_is_only_recorded(tmp_path: Path) -> None:
     ]
     for way in ways:
         read = read_pickle(way)
-        assert read.names == ("os.system",)
+        assert read.names == (Name("os", "system"),)
+        assert [call.function for call in read.calls] == [Name("os", "system")]
         assert isinstance(read.value, Call)
     assert not witness.exists()
 
 
 def test_subprocess_is_named() -> None:
-    assert "subprocess.Popen" in read_pickle(pickle.dumps(Payload(subprocess.Popen, ["true"]))).names
+    assert Name("subprocess", "Popen") in read_pickle(pickle.dumps(Payload(subprocess.Popen, ["true"]))).names
 
 
 def test_state_given_to_an_object_is_kept_and_not_set() -> None:

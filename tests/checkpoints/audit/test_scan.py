@@ -12,18 +12,27 @@ from hypothesis import strategies as st
 import nantrap.checkpoints.audit.scan as scanning
 from nantrap.checkpoints.audit import jobs
 from nantrap.checkpoints.audit.contents import Extent, StoredTensor, row_major
+from nantrap.checkpoints.audit.dtypes import DTYPES
 from nantrap.checkpoints.audit.scan import TensorScan, scan
 from nantrap.checkpoints.audit.source import BytesSource
-from nantrap.finite import first_nonfinite_index, tensor_stats
+from nantrap.finite import dtype_name, first_nonfinite_index, tensor_stats
 
-FLOATS = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.float8_e5m2, torch.complex64]
+FLOATS = [
+    torch.float16,
+    torch.bfloat16,
+    torch.float32,
+    torch.float64,
+    torch.float8_e5m2,
+    torch.complex64,
+    torch.complex128,
+]
 BAD = [torch.nan, torch.inf, -torch.inf]
 
 
 def scan_tensor(tensor: torch.Tensor, *, workers: int = 1) -> TensorScan:
     flat = tensor.contiguous().reshape(-1)
     source = BytesSource(flat.view(torch.uint8).numpy().tobytes(), name="t")
-    stored = StoredTensor(("t",), tensor.dtype, tuple(tensor.shape), row_major(tuple(tensor.shape)))
+    stored = StoredTensor(("t",), DTYPES[dtype_name(tensor.dtype)], tuple(tensor.shape), row_major(tuple(tensor.shape)))
     result = scan([Extent(source, 0, source.size, "t", (stored,))], verify=True, workers=workers)
     assert not result.problems
     return result.tensors[0]
@@ -64,7 +73,7 @@ def test_many_extents_over_several_workers() -> None:
     raw = b"".join(t.numpy().tobytes() for t in tensors)
     source = BytesSource(raw, name="x")
     extents = [
-        Extent(source, i * 4000, 4000, str(i), (StoredTensor((str(i),), torch.float32, (1000,), (1,)),))
+        Extent(source, i * 4000, 4000, str(i), (StoredTensor((str(i),), DTYPES["float32"], (1000,), (1,)),))
         for i in range(50)
     ]
     with pytest.MonkeyPatch.context() as patch:
@@ -81,10 +90,10 @@ def test_several_tensors_in_one_storage_and_a_strided_view() -> None:
     base[7] = torch.nan
     source = BytesSource(base.numpy().tobytes(), name="x")
     views = (
-        StoredTensor(("head",), torch.float32, (5,), (1,), 0),
-        StoredTensor(("tail",), torch.float32, (4, 5), (1, 4), 20 * 4),
-        StoredTensor(("even",), torch.float32, (20,), (2,), 0),
-        StoredTensor(("odd",), torch.float32, (20,), (2,), 4),
+        StoredTensor(("head",), DTYPES["float32"], (5,), (1,), 0),
+        StoredTensor(("tail",), DTYPES["float32"], (4, 5), (1, 4), 20 * 4),
+        StoredTensor(("even",), DTYPES["float32"], (20,), (2,), 0),
+        StoredTensor(("odd",), DTYPES["float32"], (20,), (2,), 4),
     )
     head, tail, even, odd = scan([Extent(source, 0, 160, "x", views)], verify=True).tensors
     assert (head.low, head.high, head.stats) == (0.0, 4.0, None)
@@ -98,14 +107,14 @@ def test_the_index_of_a_transposed_tensor() -> None:
     base = torch.zeros(3, 4)
     base[2, 1] = torch.inf
     source = BytesSource(base.numpy().tobytes(), name="x")
-    stored = StoredTensor(("t",), torch.float32, (4, 3), (1, 4))
+    stored = StoredTensor(("t",), DTYPES["float32"], (4, 3), (1, 4))
     result = scan([Extent(source, 0, 48, "x", (stored,))], verify=True).tensors[0]
     assert result.first_index == (1, 2)
 
 
 def test_a_wrong_crc_names_the_tensor() -> None:
     source = BytesSource(bytes(16), name="x")
-    stored = StoredTensor(("model", "weight"), torch.float32, (4,), (1,))
+    stored = StoredTensor(("model", "weight"), DTYPES["float32"], (4,), (1,))
     extent = Extent(source, 0, 16, "a/data/0", (stored,), crc32=1)
     problem = scan([extent], verify=True).problems[0]
     assert (problem.code, problem.tensor) == ("NT908", "model.weight")
@@ -116,6 +125,6 @@ def test_a_wrong_crc_names_the_tensor() -> None:
 def test_integers_are_not_read_without_verification(tmp_path: Path) -> None:
     read: list[int] = []
     source = BytesSource(bytes(80), name="x")
-    stored = StoredTensor(("t",), torch.int64, (10,), (1,))
+    stored = StoredTensor(("t",), DTYPES["int64"], (10,), (1,))
     scan([Extent(source, 0, 80, "x", (stored,), crc32=0)], verify=False, on_bytes=read.append)
     assert not read

@@ -11,19 +11,19 @@ from nantrap.checkpoints.audit.contents import Contents, UnreadableError
 from nantrap.checkpoints.audit.dcp import read_items
 from nantrap.checkpoints.audit.facts import facts_of
 from nantrap.checkpoints.audit.filesystem import filesystem_of
-from nantrap.checkpoints.audit.judge import judge_dtypes, judge_numbers, judge_tensor
+from nantrap.checkpoints.audit.judge import judge_dtypes, judge_numbers, judge_plain_numbers, judge_tensor
 from nantrap.checkpoints.audit.last_good import family_of, in_order_of_time, newest_healthy
 from nantrap.checkpoints.audit.layouts import Checkpoint, Unit, find_checkpoints, misplaced
 from nantrap.checkpoints.audit.manifest import check_hash
 from nantrap.checkpoints.audit.ranks import Ranks
 from nantrap.checkpoints.audit.readers import read_contents
+from nantrap.checkpoints.audit.readers.nantrap_file import check_seal
 from nantrap.checkpoints.audit.roles import default_role, role_of_path
 from nantrap.checkpoints.audit.scan import OnBytes, scan
 from nantrap.checkpoints.audit.source import Source
 from nantrap.checkpoints.audit.trust import problems_of_imports
 from nantrap.checkpoints.audit.verdict import AuditReport, CheckpointAudit, Problem
 from nantrap.errors import UsageError
-from nantrap.finite import dtype_name
 
 MANY = 8
 """A family of more checkpoints than this, larger together than `LARGE_BYTES`, is bisected rather than read whole."""
@@ -204,15 +204,19 @@ def _judge(unit: Unit, contents: Contents, *, verify: bool, workers: int | None,
     seen = scan(contents.extents, verify=verify, workers=workers, on_bytes=on_bytes)
     fallback = unit.role or default_role(contents.tree)
     problems = [*contents.problems, *seen.problems, *problems_of_imports(contents.imports)]
+    if verify:
+        problems += check_seal(contents, seen.crcs)
     dtypes: dict[str, int] = {}
     for result in seen.tensors:
         role = role_of_path(result.tensor.path, default=fallback)
         problems += judge_tensor(result, role)
         if role == "model" and result.tensor.shape:
-            dtype = dtype_name(result.tensor.dtype)
+            dtype = result.tensor.dtype.name
             dtypes[dtype] = dtypes.get(dtype, 0) + 1
     facts = facts_of(contents.tree, {result.tensor.name: result for result in seen.tensors})
-    problems += judge_numbers(facts.numbers)
+    known = judge_numbers(facts.numbers)
+    named = {problem.tensor for problem in known}
+    problems += [*known, *(p for p in judge_plain_numbers(contents.numbers, fallback) if p.tensor not in named)]
     if unit.role == "rng":
         facts.shown.pop("step", None)  # Accelerate's counts micro-batches since the last update, not training steps
     return _FileAudit(

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-
+from nantrap.checkpoints.audit.dtypes import DType
 from nantrap.checkpoints.audit.source import Source
+from nantrap.checkpoints.audit.trust import NOTHING, Imports
 from nantrap.checkpoints.audit.verdict import Problem
 
 
@@ -28,7 +28,7 @@ class StoredTensor:
     """A tensor in a file. `offset` counts bytes from the begin of its extent, `stride` counts elements."""
 
     path: tuple[str, ...]
-    dtype: torch.dtype
+    dtype: DType
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int = 0
@@ -53,7 +53,7 @@ class StoredTensor:
     @property
     def is_dense(self) -> bool:
         """Whether its elements are exactly the memory it spans, in whatever order."""
-        return self.span == self.numel
+        return self.span == self.numel and 0 not in self.stride
 
     @property
     def end(self) -> int:
@@ -71,7 +71,10 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Consecutive bytes of a file, with the tensors they hold and the CRC-32 they should have."""
+    """Consecutive bytes of a file, with the tensors they hold and the CRC-32 they should have.
+
+    `is_sealed`: their CRC-32 is needed for a checksum over several extents.
+    """
 
     source: Source
     offset: int
@@ -79,6 +82,7 @@ class Extent:
     label: str
     tensors: tuple[StoredTensor, ...] = ()
     crc32: int | None = None
+    is_sealed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,15 +90,18 @@ class Contents:
     """A file as its reader sees it.
 
     `names` has every tensor, also those that share their bytes with another and stand in no extent twice; `tree` is
-    the saved object, `imports` what it wants to import.
+    the saved object, `imports` what loading it would run, make and name,
+    `numbers` the plain numbers in it that are not finite, `seal` the text and the CRC-32 of a checksum over all.
     """
 
     format: str
     extents: tuple[Extent, ...] = ()
     names: tuple[str, ...] = ()
     tree: object = None
-    imports: tuple[str, ...] = ()
+    imports: Imports = NOTHING
     problems: tuple[Problem, ...] = ()
+    numbers: tuple[tuple[tuple[str, ...], float], ...] = ()
+    seal: tuple[str, str] | None = None
 
 
 def row_major(shape: tuple[int, ...]) -> tuple[int, ...]:

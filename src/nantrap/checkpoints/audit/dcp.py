@@ -13,7 +13,7 @@ from nantrap.checkpoints.audit.filesystem import Entry, FileSystem
 from nantrap.checkpoints.audit.pickles import Call, PickleError, read_pickle
 from nantrap.checkpoints.audit.readers import read_contents
 from nantrap.checkpoints.audit.source import SliceSource, Source
-from nantrap.checkpoints.audit.trust import problems_of_imports
+from nantrap.checkpoints.audit.trust import NOTHING, judge, problems_of_imports
 from nantrap.checkpoints.audit.verdict import Problem
 
 
@@ -38,7 +38,7 @@ def plan_of(files: FileSystem, metadata: Entry) -> tuple[dict[str, list[Item]], 
         return {}, [Problem(code, f".metadata is not whole: {error}", file=metadata.name)]
     except OSError as error:
         return {}, [Problem("NT912", f".metadata could not be read: {error.strerror}", file=metadata.name)]
-    return plan, list(problems_of_imports(pickle.names))
+    return plan, list(problems_of_imports(judge(pickle)))
 
 
 def _items(value: object) -> dict[str, list[Item]]:
@@ -74,8 +74,9 @@ def _label(index: dict[object, object]) -> str:
 def read_items(source: Source, items: Sequence[Item]) -> Contents:
     """All items of one `.distcp` file as one."""
     extents: list[Extent] = []
-    imports: dict[str, None] = {}
+    imports = NOTHING
     problems: list[Problem] = []
+    numbers: list[tuple[tuple[str, ...], float]] = []
     tree: dict[str, object] = {}
     names: list[str] = []
     for item in items:
@@ -96,10 +97,12 @@ def read_items(source: Source, items: Sequence[Item]) -> Contents:
             continue
         path = tuple(item.name.split("."))
         extents += [_renamed(extent, path) for extent in inner.extents]
-        imports.update(dict.fromkeys(inner.imports))
+        imports += inner.imports
         names += [".".join((*path, *([name] if name else []))) for name in inner.names]
+        problems += inner.problems
+        numbers += [((*path, *keys), value) for keys, value in inner.numbers]
         _put(tree, path, inner.tree)
-    return Contents("dcp", tuple(extents), tuple(names), tree, tuple(imports), tuple(problems))
+    return Contents("dcp", tuple(extents), tuple(names), tree, imports, tuple(problems), tuple(numbers))
 
 
 def _renamed(extent: Extent, path: tuple[str, ...]) -> Extent:

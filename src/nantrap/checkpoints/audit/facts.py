@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from nantrap.checkpoints.audit.pickles import Call
+from nantrap.checkpoints.audit.readers.torch_tensors import number_of
 from nantrap.checkpoints.audit.scan import TensorScan
 from nantrap.checkpoints.audit.verdict import Role
 
@@ -29,7 +30,7 @@ def facts_of(tree: object, scans: Mapping[str, TensorScan]) -> Facts:
     facts = Facts()
     if isinstance(tree, dict):
         step = next((_whole(tree[key]) for key in _STEP_KEYS if key in tree), None)
-        epoch = _number(tree.get("epoch"))
+        epoch = number_of(tree.get("epoch"))
         if step is not None:
             facts.shown["step"] = step
         if epoch is not None and math.isfinite(epoch):
@@ -52,7 +53,7 @@ def facts_of_trainer_state(text: str) -> dict[str, Any]:
         return {}
     if not isinstance(state, dict):
         return {}
-    facts = {"step": _whole(state.get("global_step")), "epoch": _number(state.get("epoch"))}
+    facts = {"step": _whole(state.get("global_step")), "epoch": number_of(state.get("epoch"))}
     return {key: value for key, value in facts.items() if value is not None and math.isfinite(value)}
 
 
@@ -63,7 +64,7 @@ def _optimizer(path: str, node: Mapping[Any, Any], scans: Mapping[str, TensorSca
         if not isinstance(group, dict):
             continue
         name = _join(path, f"param_groups.{position}.lr")
-        rate = _number(group.get("lr"))
+        rate = number_of(group.get("lr"))
         if rate is None and name in scans and scans[name].stats is None:
             rate = scans[name].low
         if rate is not None:
@@ -78,14 +79,14 @@ def _optimizer(path: str, node: Mapping[Any, Any], scans: Mapping[str, TensorSca
     ]
     states = node.get("state")
     if isinstance(states, dict):
-        counts += [n for s in states.values() if isinstance(s, dict) and (n := _number(s.get("step"))) is not None]
+        counts += [n for s in states.values() if isinstance(s, dict) and (n := number_of(s.get("step"))) is not None]
     counts = [count for count in counts if math.isfinite(count)]
     if counts:
         facts.shown.setdefault("optimizer_step", int(max(counts)))
 
 
 def _scaler(path: str, node: Mapping[Any, Any], facts: Facts) -> None:
-    scale = _number(node["scale"])
+    scale = number_of(node["scale"])
     if scale is not None:
         facts.numbers.append((_join(path, "scale"), "scaler", scale))
         facts.shown.setdefault("scale", _shown(scale))
@@ -97,7 +98,7 @@ def _scheduler(path: str, node: Mapping[Any, Any], facts: Facts) -> None:
         facts.shown.setdefault("scheduler_step", last_epoch)
     for key, label in (("_last_lr", "scheduler_lr"), ("base_lrs", "base_lr")):
         values = node.get(key)
-        rates = [n for v in values if (n := _number(v)) is not None] if isinstance(values, list) else []
+        rates = [n for v in values if (n := number_of(v)) is not None] if isinstance(values, list) else []
         if rates:
             facts.shown.setdefault(label, [_shown(rate) for rate in dict.fromkeys(rates)])
             facts.numbers += [(_join(path, f"{key}.{i}"), "scheduler", rate) for i, rate in enumerate(rates)]
@@ -110,7 +111,7 @@ def _mappings(tree: object) -> Iterator[tuple[str, Mapping[Any, Any]]]:
     while pending:
         path, node = pending.pop()
         if isinstance(node, Call):
-            node = node.state if isinstance(node.state, dict) else node.pairs
+            node = node.state if isinstance(node.state, dict) else node.pairs or {}
         if len(path) > _DEPTH or not isinstance(node, (dict, list)) or id(node) in seen:
             continue
         seen.add(id(node))
@@ -126,17 +127,8 @@ def _join(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _number(value: object) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return math.inf
-
-
 def _whole(value: object) -> int | None:
-    number = _number(value)
+    number = number_of(value)
     return int(number) if number is not None and math.isfinite(number) else None
 
 

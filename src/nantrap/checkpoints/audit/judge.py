@@ -8,22 +8,25 @@ float32 norms beside bfloat16 weights, float8 weights at their limit.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Final
 
-import torch
-
+from nantrap.checkpoints.audit.dtypes import DTYPES
+from nantrap.checkpoints.audit.roles import role_of_path
 from nantrap.checkpoints.audit.scan import TensorScan
 from nantrap.checkpoints.audit.verdict import Problem, Role, Severity
-from nantrap.finite import dtype_name, limit_of
+from nantrap.incident.wording import escaped
 
-_ABSURD: Final[Mapping[torch.dtype, float]] = {
+_ROOT = math.sqrt(DTYPES["float32"].largest)
+_ABSURD: Final[Mapping[str, float]] = {
     # Beyond the root of float32's limit a square overflows: no activation, norm or second moment survives it.
-    torch.float64: math.sqrt(limit_of(torch.float32)),
-    torch.float32: math.sqrt(limit_of(torch.float32)),
-    torch.bfloat16: math.sqrt(limit_of(torch.float32)),
+    "float64": _ROOT,
+    "float32": _ROOT,
+    "bfloat16": _ROOT,
     # float16 ends at 65504; a weight of nine tenths of that overflows in the first sum.
-    torch.float16: 0.9 * limit_of(torch.float16),
+    "float16": 0.9 * DTYPES["float16"].largest,
 }
 
 _SQUARES: Final = frozenset(
@@ -42,9 +45,9 @@ def judge_tensor(scan: TensorScan, role: Role) -> list[Problem]:
     last = tensor.name.rpartition(".")[2]
     problems = []
     absmax = max(abs(scan.low), abs(scan.high))
-    if absmax > _ABSURD.get(tensor.dtype, math.inf) and not _is_finite_mask(scan):
+    if absmax > _ABSURD.get(tensor.dtype.name, math.inf) and not _is_finite_mask(scan):
         severity: Severity = "error" if role in ("model", "ema") else "warning"
-        text = f"absmax {absmax:.3g} in {dtype_name(tensor.dtype)}"
+        text = f"absmax {absmax:.3g} in {tensor.dtype.name}"
         problems.append(_problem("NT903", text, scan, role, severity))
     if last in _SQUARES and (role == "optimizer" or last == "running_var") and scan.low < 0:
         text = f"least value {scan.low:.3g}, but {last} is a mean of squares"
@@ -86,6 +89,52 @@ def judge_numbers(numbers: Iterable[tuple[str, Role, float]]) -> list[Problem]:
     return problems
 
 
+_SCORES: Final = re.compile(
+    r".*(loss|metric|score|best|acc|history|log|eval|val_|valid|perplexity|ppl|fid|bleu|time|patience|monitor|running|"
+    r"limit|bound|min|max|clip|threshold).*",
+    re.IGNORECASE,
+)
+"""Keys under which a number is a measurement or a limit: it may be anything, and training does not start from it."""
+
+
+def judge_plain_numbers(numbers: Iterable[tuple[tuple[str, ...], float]], fallback: Role) -> list[Problem]:
+    """Python and numpy numbers, in lists or alone, that are not finite.
+
+    NaN in the state that training goes on from is an error, elsewhere a warning. Inf alone is often meant: the best
+    score so far, no limit.
+    """
+    problems: dict[tuple[str, str], Problem] = {}
+    for path, value in numbers:
+        role = role_of_path(path, default=fallback)
+        keys = [key for key in path if not key.isdecimal()]
+        last = keys[-1] if keys else ""
+        of_state = role in (*_STATE, "scheduler") and not any(_SCORES.fullmatch(key) for key in keys[-2:])
+        in_list = bool(path) and path[-1].isdecimal()
+        if math.isinf(value) and not (of_state and in_list):
+            continue
+        # a list is one finding, named by its first bad element
+        where = ".".join(path[:-1] if in_list else path)
+        kind = "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+        known = problems.get((where, kind))
+        if known is not None:
+            field = {"NaN": "nan", "+Inf": "posinf", "-Inf": "neginf"}[kind]
+            problems[where, kind] = replace(known, **{field: getattr(known, field) + 1})
+            continue
+        name = escaped(".".join(path)) or "the saved number"
+        severity: Severity = "error" if of_state and (in_list or last not in ("", "epoch")) else "warning"
+        problems[where, kind] = Problem(
+            "NT901" if kind == "NaN" else "NT902",
+            f"{name} is {kind}",
+            severity=severity,
+            tensor=name,
+            role=role,
+            nan=int(kind == "NaN"),
+            posinf=int(kind == "+Inf"),
+            neginf=int(kind == "-Inf"),
+        )
+    return list(problems.values())
+
+
 def _nonfinite(scan: TensorScan, role: Role) -> Problem | None:
     stats = scan.stats
     assert stats is not None
@@ -113,7 +162,7 @@ def _is_mask(scan: TensorScan) -> bool:
 
 def _is_finite_mask(scan: TensorScan) -> bool:
     """The same mask with the dtype's least value in place of `-inf`."""
-    return scan.low == -limit_of(scan.tensor.dtype) and scan.high in (0.0, scan.low)
+    return scan.low == -scan.tensor.dtype.largest and scan.high in (0.0, scan.low)
 
 
 def _should_vary(scan: TensorScan, role: Role, last: str) -> bool:
@@ -129,7 +178,7 @@ def _problem(code: str, text: str, scan: TensorScan, role: Role, severity: Sever
     stats = scan.stats
     return Problem(
         code,
-        f"{scan.tensor.name}: {text}",
+        f"{escaped(scan.tensor.name)}: {text}",
         severity=severity,
         tensor=scan.tensor.name,
         role=role,
@@ -138,5 +187,5 @@ def _problem(code: str, text: str, scan: TensorScan, role: Role, severity: Sever
         neginf=stats.neginf if stats else 0,
         first_index=scan.first_index,
         shape=scan.tensor.shape,
-        dtype=dtype_name(scan.tensor.dtype),
+        dtype=scan.tensor.dtype.name,
     )

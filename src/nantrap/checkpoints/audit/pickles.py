@@ -1,18 +1,27 @@
 """A pickle is read here, never run.
 
-`pickletools` knows the opcodes; this module follows them with a stack and a memo, as an unpickler does, but a global
-becomes a `Name`, and what an unpickler would call becomes a `Call` that remembers function and arguments.
-Nothing is imported, nothing is called, no attribute is set: `os.system("rm -rf /")` comes out as
-`Call(Name("os.system"), ("rm -rf /",))`. Dictionaries, lists, tuples, numbers and strings come out as themselves.
+This module follows the opcodes with a stack and a memo, as an unpickler does, but a global becomes a `Name`, and what
+an unpickler would call becomes a `Call` that remembers function and arguments. Nothing is imported, nothing is called,
+no attribute is set: `os.system("rm -rf /")` comes out as `Call(Name("os", "system"), ("rm -rf /",))`. Dictionaries,
+lists, tuples, numbers and strings come out as themselves. `trust` judges what was found.
+
+Where Python's unpickler would raise, this one may raise or go on, but it never sees less: every global, every call and
+every object that gets a state is recorded.
 """
 
 from __future__ import annotations
 
 import io
 import pickletools
+import struct
+from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import IO, Any
+from dataclasses import dataclass
+from typing import IO, Any, Final
+
+MOST_WORK: Final = 16_000_000
+"""Opcodes, with containers counted four times: about 400 MB of objects, and a few seconds."""
+_LONGEST_LINE = 1 << 20
 
 
 class PickleError(ValueError):
@@ -23,22 +32,36 @@ class PickleError(ValueError):
         self.truncated = truncated
 
 
+class TooLargeError(PickleError):
+    """The pickle would take more memory or time than an audit may."""
+
+
 @dataclass(frozen=True, slots=True)
 class Name:
-    """A global the pickle asked for: `collections.OrderedDict`."""
+    """A global the pickle asked for: module `collections`, qualified name `OrderedDict`."""
 
-    full: str
+    module: str
+    qualname: str
+
+    @property
+    def full(self) -> str:
+        """`collections.OrderedDict`."""
+        return f"{self.module}.{self.qualname}"
 
 
 @dataclass(slots=True, eq=False)
 class Call:
-    """What an unpickler would have called, with everything the pickle then put into the result."""
+    """What an unpickler would have called, with everything the pickle then put into the result.
+
+    `how` is the opcode: `reduce` calls the function, `new` makes an instance with `cls.__new__` alone.
+    """
 
     function: object
     arguments: tuple[object, ...]
+    how: str = "reduce"
     state: object = None
-    items: list[object] = field(default_factory=list)
-    pairs: dict[object, object] = field(default_factory=dict)
+    items: list[object] | None = None
+    pairs: dict[object, object] | None = None
 
     def is_call_of(self, *names: str) -> bool:
         """Whether the function is one of these globals."""
@@ -54,302 +77,489 @@ class Persistent:
 
 @dataclass(frozen=True, slots=True)
 class Pickle:
-    """One pickle: its value, and the globals it named, in the order of their first use.
+    """One pickle: its value, and what an unpickler would do to make it.
 
-    `embedded` are the calls that would load a further pickle from bytes, as every tensor in a plain pickle does.
-    `all_embedded` is false if that function is used in any way but called directly: it may load more than is known.
+    Attributes:
+        value: the saved object, with `Call` in place of what would be called.
+        names: the globals it names, in the order of their first use.
+        calls: every call, in the order of the unpickler; empty containers are left out.
+        builds: every object that would be given a state, with the state.
+        offences: what no pickler writes (a global that is given a state), in words.
     """
 
     value: object
-    names: tuple[str, ...]
-    embedded: tuple[Call, ...] = ()
-    all_embedded: bool = True
+    names: tuple[Name, ...]
+    calls: tuple[Call, ...] = ()
+    builds: tuple[tuple[object, object], ...] = ()
+    offences: tuple[str, ...] = ()
 
 
-def read_pickle(stream: bytes | IO[bytes]) -> Pickle:
-    """Follow one pickle to its end. The stream is left right behind it."""
-    machine = _Machine()
+def read_pickle(stream: bytes | IO[bytes], *, size: int | None = None) -> Pickle:
+    """Follow one pickle to its end. The stream is left right behind it.
+
+    Args:
+        stream: the bytes, or a file that is open at the begin of the pickle.
+        size: no argument can be longer than this many bytes; by default those that are there.
+    """
     file = io.BytesIO(stream) if isinstance(stream, bytes) else stream
+    machine = _Machine(file, len(stream) if isinstance(stream, bytes) else size)
     try:
-        _follow(file, machine)
-        return Pickle(machine.stack[-1], tuple(machine.names), tuple(machine.loads), machine.all_loads_known())
+        value = machine.run()
     except PickleError:
         raise
     except (IndexError, KeyError) as error:
         raise PickleError(f"the pickle takes something that was never put there: {error}") from error
     except (ValueError, TypeError, OverflowError, UnicodeError) as error:
-        exhausted = "exhausted" in str(error) or "not enough" in str(error) or "expected" in str(error)
-        raise PickleError(str(error), truncated=exhausted) from error
+        raise PickleError(str(error)) from error
+    return Pickle(value, tuple(machine.names), tuple(machine.calls), tuple(machine.builds), tuple(machine.offences))
 
 
-_VALUES = frozenset((
-    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
-    "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8", "BYTEARRAY8", "UNICODE", "BINUNICODE",
-    "SHORT_BINUNICODE", "BINUNICODE8",
+_MAPPINGS = frozenset((
+    Name("collections", "OrderedDict"), Name("collections", "defaultdict"), Name("collections", "Counter"),
+    Name("builtins", "dict"),
 ))  # fmt: skip
-LOADER = "torch.storage._load_from_bytes"
-_NOTHING = frozenset(("PROTO", "FRAME", "STOP", "READONLY_BUFFER"))
-_MAPPINGS = frozenset(("collections.OrderedDict", "collections.defaultdict", "builtins.dict"))
-_SEQUENCES = frozenset(("builtins.set", "builtins.frozenset", "builtins.list", "builtins.tuple"))
+_SEQUENCES = frozenset((
+    Name("builtins", "set"), Name("builtins", "frozenset"), Name("builtins", "list"), Name("builtins", "tuple"),
+    Name("collections", "deque"),
+))  # fmt: skip
+_SIZE = Name("torch", "Size")
+_ENCODE = Name("_codecs", "encode")
+_BYTES = frozenset((Name("builtins", "bytes"), Name("builtins", "bytearray")))
+GETATTR = Name("builtins", "getattr")
 
 
 class _Machine:
     """The stack, the memo and the marks of one pickle."""
 
-    def __init__(self) -> None:
-        self.stack: list[Any] = []
-        self.names: dict[str, None] = {}
-        self._memo: dict[int, Any] = {}
+    def __init__(self, file: IO[bytes], size: int | None) -> None:
+        self.names: dict[Name, None] = {}
+        self.calls: list[Call] = []
+        self.builds: list[tuple[object, object]] = []
+        self.offences: dict[str, None] = {}
+        self._file = file
+        self._size = 1 << 62 if size is None else size
+        self._stack: list[Any] = []
         self._marks: list[list[Any]] = []
-        self.loads: list[Call] = []
-        self._loader_uses = 0
+        self._memo: dict[int, Any] = {}
+        self._known: dict[tuple[str, str], Name] = {}
+        self._protocol = 0
+        self._work = 0
 
-    def all_loads_known(self) -> bool:
-        return len(self.loads) == self._loader_uses
+    def run(self) -> object:
+        read, handlers, code = self._file.read, _HANDLERS, b""
+        while code != b".":
+            code = read(1)
+            handler = handlers.get(code)
+            if handler is None:
+                words = f"opcode {code!r} is unknown" if code else "the pickle is exhausted before its end"
+                raise PickleError(words, truncated=not code)
+            self._work += 1
+            handler(self)
+            if self._work > MOST_WORK:
+                raise TooLargeError("the pickle describes more objects than are read (about 400 MB of them)")
+        return self._stack[-1]
 
-    # Values and the memo.
+    # Arguments.
 
-    def _value(self, argument: Any) -> None:
-        self.stack.append(argument)
+    def _bytes(self, count: int) -> bytes:
+        if count < 0:
+            raise PickleError(f"an argument has a negative length ({count})")
+        data = self._file.read(count) if count <= self._size else b""
+        if len(data) < count:
+            raise PickleError(f"not enough data: expected {count:,} bytes", truncated=True)
+        self._work += count >> 5
+        return data
 
-    def _none(self, _: Any) -> None:
-        self.stack.append(None)
+    def _line(self) -> bytes:
+        line = self._file.readline(_LONGEST_LINE)
+        if not line.endswith(b"\n"):
+            raise PickleError("not enough data: a line does not end", truncated=len(line) < _LONGEST_LINE)
+        return line[:-1]
 
-    def _newtrue(self, _: Any) -> None:
-        self.stack.append(True)
+    def _number(self, layout: struct.Struct) -> int:
+        value: int = layout.unpack(self._bytes(layout.size))[0]
+        return value
 
-    def _newfalse(self, _: Any) -> None:
-        self.stack.append(False)
+    # Values.
 
-    def _put(self, argument: int) -> None:
-        self._memo[argument] = self.stack[-1]
+    def _proto(self) -> None:
+        self._protocol = self._bytes(1)[0]
+        if self._protocol > 5:
+            raise PickleError(f"pickle protocol {self._protocol} is unknown")
 
-    _binput = _long_binput = _put
+    def _frame(self) -> None:
+        self._bytes(8)
 
-    def _memoize(self, _: Any) -> None:
-        self._memo[len(self._memo)] = self.stack[-1]
+    def _stop(self) -> None:
+        if self._marks:
+            raise PickleError("the pickle ends inside of a mark")
 
-    def _get(self, argument: int) -> None:
-        self._push(self._memo[argument])
+    def _none(self) -> None:
+        self._stack.append(None)
 
-    _binget = _long_binget = _get
+    def _newtrue(self) -> None:
+        self._stack.append(True)
 
-    def _nothing(self, _: Any) -> None:
+    def _newfalse(self) -> None:
+        self._stack.append(False)
+
+    def _int(self) -> None:
+        text = self._line()
+        self._stack.append({b"00": False, b"01": True}[text] if text in (b"00", b"01") else int(text))
+
+    def _binint(self) -> None:
+        self._stack.append(self._number(_I4))
+
+    def _binint1(self) -> None:
+        self._stack.append(self._bytes(1)[0])
+
+    def _binint2(self) -> None:
+        self._stack.append(self._number(_U2))
+
+    def _long(self) -> None:
+        self._stack.append(int(self._line().rstrip(b"L")))
+
+    def _long1(self) -> None:
+        self._stack.append(int.from_bytes(self._bytes(self._bytes(1)[0]), "little", signed=True))
+
+    def _long4(self) -> None:
+        self._stack.append(int.from_bytes(self._bytes(self._number(_I4)), "little", signed=True))
+
+    def _float(self) -> None:
+        self._stack.append(float(self._line()))
+
+    def _binfloat(self) -> None:
+        self._stack.append(_F8.unpack(self._bytes(8))[0])
+
+    def _string(self) -> None:
+        text = self._line().strip()
+        if len(text) < 2 or text[:1] != text[-1:] or text[:1] not in b"'\"":
+            raise PickleError("a STRING has no quotes around it")
+        import codecs
+
+        self._stack.append(codecs.escape_decode(text[1:-1])[0].decode("utf-8", "replace"))
+
+    def _binstring(self) -> None:
+        self._stack.append(self._bytes(self._number(_I4)).decode("utf-8", "replace"))
+
+    def _short_binstring(self) -> None:
+        self._stack.append(self._bytes(self._bytes(1)[0]).decode("utf-8", "replace"))
+
+    def _binbytes(self) -> None:
+        self._stack.append(self._bytes(self._number(_U4)))
+
+    def _short_binbytes(self) -> None:
+        self._stack.append(self._bytes(self._bytes(1)[0]))
+
+    def _binbytes8(self) -> None:
+        self._stack.append(self._bytes(self._number(_U8)))
+
+    _bytearray8 = _binbytes8
+
+    def _unicode(self) -> None:
+        self._stack.append(self._line().decode("raw-unicode-escape"))
+
+    def _binunicode(self) -> None:
+        self._stack.append(self._bytes(self._number(_U4)).decode("utf-8", "surrogatepass"))
+
+    def _short_binunicode(self) -> None:
+        self._stack.append(self._bytes(self._bytes(1)[0]).decode("utf-8", "surrogatepass"))
+
+    def _binunicode8(self) -> None:
+        self._stack.append(self._bytes(self._number(_U8)).decode("utf-8", "surrogatepass"))
+
+    def _readonly_buffer(self) -> None:
         pass
+
+    # The memo.
+
+    def _put(self) -> None:
+        self._memo[int(self._line())] = self._stack[-1]
+
+    def _binput(self) -> None:
+        self._memo[self._bytes(1)[0]] = self._stack[-1]
+
+    def _long_binput(self) -> None:
+        self._memo[self._number(_U4)] = self._stack[-1]
+
+    def _memoize(self) -> None:
+        self._memo[len(self._memo)] = self._stack[-1]
+
+    def _get(self) -> None:
+        self._stack.append(self._memo[int(self._line())])
+
+    def _binget(self) -> None:
+        self._stack.append(self._memo[self._bytes(1)[0]])
+
+    def _long_binget(self) -> None:
+        self._stack.append(self._memo[self._number(_U4)])
 
     # Marks: `MARK` puts the stack aside and begins a new one; what needs a mark takes all of it.
 
-    def _mark(self, _: Any) -> None:
-        self._marks.append(self.stack)
-        self.stack = []
+    def _mark(self) -> None:
+        self._marks.append(self._stack)
+        self._stack = []
 
     def _since_mark(self) -> list[Any]:
-        items, self.stack = self.stack, self._marks.pop()
+        items, self._stack = self._stack, self._marks.pop()
         return items
 
-    def _pop(self, _: Any) -> None:
-        if self.stack:
-            self.stack.pop()
+    def _pop(self) -> None:
+        if self._stack:
+            self._stack.pop()
         else:
             self._since_mark()
 
-    def _pop_mark(self, _: Any) -> None:
+    def _pop_mark(self) -> None:
         self._since_mark()
 
-    def _dup(self, _: Any) -> None:
-        self._push(self.stack[-1])
-
-    def _push(self, value: Any) -> None:
-        self._loader_uses += isinstance(value, Name) and value.full == LOADER
-        self.stack.append(value)
+    def _dup(self) -> None:
+        self._stack.append(self._stack[-1])
 
     # Containers.
 
-    def _empty_tuple(self, _: Any) -> None:
-        self.stack.append(())
+    def _empty_tuple(self) -> None:
+        self._stack.append(())
 
-    def _tuple(self, _: Any) -> None:
+    def _tuple(self) -> None:
         items = self._since_mark()
-        self.stack.append(tuple(items))
+        self._work += 3
+        self._stack.append(tuple(items))
 
-    def _tuple1(self, _: Any) -> None:
+    def _tuple1(self) -> None:
         self._join(1)
 
-    def _tuple2(self, _: Any) -> None:
+    def _tuple2(self) -> None:
         self._join(2)
 
-    def _tuple3(self, _: Any) -> None:
+    def _tuple3(self) -> None:
         self._join(3)
 
     def _join(self, count: int) -> None:
-        if len(self.stack) < count:
+        if len(self._stack) < count:
             raise IndexError("tuple")
-        self.stack[-count:] = [tuple(self.stack[-count:])]
+        self._work += 3
+        self._stack[-count:] = [tuple(self._stack[-count:])]
 
-    def _empty_list(self, _: Any) -> None:
-        self.stack.append([])
+    def _empty_list(self) -> None:
+        self._work += 3
+        self._stack.append([])
 
-    def _list(self, _: Any) -> None:
+    def _list(self) -> None:
         items = self._since_mark()
-        self.stack.append(items)
+        self._work += 3
+        self._stack.append(items)
 
-    _frozenset = _list
+    def _frozenset(self) -> None:
+        self._tuple()  # hashable, as the real one is
+
     _empty_set = _empty_list
 
-    def _append(self, _: Any) -> None:
-        item = self.stack.pop()
-        _extend(self.stack[-1], [item])
+    def _append(self) -> None:
+        item = self._stack.pop()
+        self._extend(self._stack[-1], [item])
 
-    def _appends(self, _: Any) -> None:
+    def _appends(self) -> None:
         items = self._since_mark()
-        _extend(self.stack[-1], items)
+        self._extend(self._stack[-1], items)
 
     _additems = _appends
 
-    def _empty_dict(self, _: Any) -> None:
-        self.stack.append({})
+    def _empty_dict(self) -> None:
+        self._work += 3
+        self._stack.append({})
 
-    def _dict(self, _: Any) -> None:
+    def _dict(self) -> None:
         items = self._since_mark()
-        self.stack.append(_update({}, items))
+        self._stack.append(self._update({}, items))
 
-    def _setitem(self, _: Any) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        _update(self.stack[-1], [key, value])
+    def _setitem(self) -> None:
+        value, key = self._stack.pop(), self._stack.pop()
+        self._update(self._stack[-1], [key, value])
 
-    def _setitems(self, _: Any) -> None:
+    def _setitems(self) -> None:
         items = self._since_mark()
-        _update(self.stack[-1], items)
+        self._update(self._stack[-1], items)
 
     # Globals and what would be done with them.
 
-    def _global(self, argument: str) -> None:
-        module, _, name = argument.partition(" ")
-        self._push(self._named(module, name))
+    def _global(self) -> None:
+        module, name = self._line().decode("utf-8"), self._line().decode("utf-8")
+        self._stack.append(self._named(module, name))
 
-    def _stack_global(self, _: Any) -> None:
-        name, module = self.stack.pop(), self.stack.pop()
-        self._push(self._named(str(module), str(name)))
+    def _stack_global(self) -> None:
+        name, module = self._stack.pop(), self._stack.pop()
+        if not (isinstance(name, str) and isinstance(module, str)):
+            raise PickleError("a global whose name is no text")
+        self._stack.append(self._named(module, name))
 
     def _named(self, module: str, name: str) -> Name:
-        full = f"{'builtins' if module == '__builtin__' else module}.{name}"
-        self.names[full] = None
-        return Name(full)
+        """The name as an unpickler resolves it: pickles up to protocol 2 may use the modules of Python 2."""
+        if self._protocol < 3:
+            module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
+        return self._noted(module, name)
 
-    def _ext(self, argument: int) -> None:
-        self.stack.append(self._named("copyreg", f"extension {argument}"))
-
-    _ext1 = _ext2 = _ext4 = _ext
-
-    def _reduce(self, _: Any) -> None:
-        arguments, function = self.stack.pop(), self.stack.pop()
-        result = _construct(function, arguments)
-        if isinstance(result, Call) and result.is_call_of(LOADER):
-            self.loads.append(result)
-        self.stack.append(result)
-
-    _newobj = _reduce
-
-    def _newobj_ex(self, _: Any) -> None:
-        keywords, arguments, function = self.stack.pop(), self.stack.pop(), self.stack.pop()
-        call = Call(function, _as_tuple(arguments), state=keywords)
-        self.stack.append(call)
-
-    def _inst(self, argument: str) -> None:
-        arguments = self._since_mark()
-        module, _, name = argument.partition(" ")
-        self._push(self._named(module, name))
-        self.stack.append(_construct(self.stack.pop(), tuple(arguments)))
-
-    def _obj(self, _: Any) -> None:
-        function, *arguments = self._since_mark()
-        self.stack.append(_construct(function, tuple(arguments)))
-
-    def _build(self, _: Any) -> None:
-        state = self.stack.pop()
-        if isinstance(self.stack[-1], Call):
-            self.stack[-1].state = state
-
-    def _persid(self, argument: str) -> None:
-        self.stack.append(Persistent(argument))
-
-    def _binpersid(self, _: Any) -> None:
-        self.stack.append(Persistent(self.stack.pop()))
-
-
-def _follow(file: IO[bytes], machine: _Machine) -> None:
-    """All opcodes up to `STOP`: `pickletools.genops` at twice its speed, since a large file has a million of them."""
-    read, code = file.read, b""
-    while code != b".":
-        code = read(1)
-        found = _OPCODES.get(code)
+    def _noted(self, module: str, name: str) -> Name:
+        found = self._known.get((module, name))
         if found is None:
-            raise PickleError(f"opcode {code!r} is unknown" if code else "exhausted before its end", truncated=not code)
-        read_argument, handler = found
-        handler(machine, read_argument(file) if read_argument is not None else None)
+            self._work += 8
+            found = self._known[module, name] = Name(module, name)
+            self.names[found] = None
+        return found
+
+    def _ext(self, code: int) -> None:
+        self.offences[f"it uses entry {code} of the copyreg extension registry"] = None
+        self._stack.append(self._noted("copyreg", f"extension {code}"))
+
+    def _ext1(self) -> None:
+        self._ext(self._bytes(1)[0])
+
+    def _ext2(self) -> None:
+        self._ext(self._number(_U2))
+
+    def _ext4(self) -> None:
+        self._ext(self._number(_I4))
+
+    def _reduce(self) -> None:
+        arguments, function = self._stack.pop(), self._stack.pop()
+        self._stack.append(self._called(function, _as_tuple(arguments), "reduce"))
+
+    def _newobj(self) -> None:
+        arguments, function = self._stack.pop(), self._stack.pop()
+        self._stack.append(self._called(function, _as_tuple(arguments), "new"))
+
+    def _newobj_ex(self) -> None:
+        keywords, arguments, function = self._stack.pop(), self._stack.pop(), self._stack.pop()
+        given = (*_as_tuple(arguments), *(keywords.values() if isinstance(keywords, dict) else (keywords,)))
+        self._stack.append(self._called(function, given, "new"))
+
+    def _inst(self) -> None:
+        module, name = self._line().decode("utf-8"), self._line().decode("utf-8")
+        arguments = tuple(self._since_mark())
+        self._stack.append(self._called(self._named(module, name), arguments, "reduce"))
+
+    def _obj(self) -> None:
+        function, *arguments = self._since_mark()
+        self._stack.append(self._called(function, tuple(arguments), "reduce"))
+
+    def _called(self, function: object, given: tuple[object, ...], how: str) -> object:
+        """What the call stands for: containers as plain ones, everything else as a `Call`. All are recorded."""
+        self._work += 6
+        if isinstance(function, Name):
+            if not given and function in _MAPPINGS:
+                return {}
+            if function == GETATTR and len(given) == 2 and isinstance(given[0], Name) and isinstance(given[1], str):
+                # The way pickles up to protocol 3 name what is inside of a class; judged like the dotted name.
+                return self._noted(given[0].module, f"{given[0].qualname}.{given[1]}")
+        call = Call(function, given, how)
+        self.calls.append(call)
+        return self._plain(call) if isinstance(function, Name) else call
+
+    def _plain(self, call: Call) -> object:
+        """The plain container that a call makes, or the call."""
+        function, given = call.function, call.arguments
+        first = given[0] if given else None
+        if function in _MAPPINGS:
+            pairs = given[-1]
+            if isinstance(pairs, dict):
+                self._spend(len(pairs))
+                return dict(pairs)
+            flat = pairs if isinstance(pairs, (list, tuple)) else ()
+            return self._update({}, [part for pair in flat for part in _as_tuple(pair)])
+        if function in _SEQUENCES:
+            items = first if isinstance(first, (list, tuple)) else ()
+            self._spend(len(items))
+            return tuple(items) if function == Name("builtins", "frozenset") else list(items)
+        if function == _SIZE and isinstance(first, tuple):
+            return first
+        if function == _ENCODE and isinstance(first, str) and given[1:] == ("latin1",):
+            self._spend(len(first) >> 5)
+            return first.encode("latin1")  # how protocol 2 writes bytes
+        if function in _BYTES:
+            if not given:
+                return b""
+            if isinstance(first, bytes) and len(given) == 1:
+                return first
+            if isinstance(first, str) and given[1:] in (("latin-1",), ("latin1",)):
+                self._spend(len(first) >> 5)
+                return first.encode("latin1")
+        return call
+
+    def _build(self) -> None:
+        state = self._stack.pop()
+        target = self._stack[-1]
+        self.builds.append((target, state))
+        if isinstance(target, Call):
+            target.state = state
+
+    def _persid(self) -> None:
+        self._stack.append(Persistent(self._line().decode("utf-8")))
+
+    def _binpersid(self) -> None:
+        self._work += 3
+        self._stack.append(Persistent(self._stack.pop()))
+
+    def _next_buffer(self) -> None:
+        raise PickleError("opcode NEXT_BUFFER has no place in a checkpoint")
+
+    # What is put into containers and objects.
+
+    def _spend(self, count: int) -> None:
+        """A copy costs as much as it has items, or a few bytes of pickle could copy gigabytes."""
+        self._work += count
+        if self._work > MOST_WORK:
+            raise TooLargeError("the pickle describes more objects than are read (about 400 MB of them)")
+
+    def _extend(self, target: object, items: Iterable[object]) -> None:
+        if isinstance(target, list):
+            target.extend(items)
+        elif isinstance(target, Call):
+            if target.items is None:
+                target.items = []
+            target.items.extend(items)
+        elif isinstance(target, Name):
+            self.offences[f"it appends to {target.full}"] = None
+        else:
+            raise PickleError(f"the pickle appends to a {type(target).__name__}")
+
+    def _update(self, target: object, items: list[object]) -> object:
+        if len(items) % 2:
+            raise PickleError("the pickle sets a key without a value")
+        if isinstance(target, Name):
+            self.offences[f"it sets items of {target.full}"] = None
+            return target
+        if isinstance(target, Call) and target.pairs is None:
+            target.pairs = {}
+        mapping = target.pairs if isinstance(target, Call) else target
+        if not isinstance(mapping, dict):
+            raise PickleError(f"the pickle sets keys of a {type(target).__name__}")
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            if isinstance(key, tuple) and not _is_flat(key):
+                raise PickleError("the pickle uses a deeply nested tuple as a key")
+            mapping[key] = value
+        self._spend(len(items))
+        return target
 
 
-def _handler(name: str) -> Callable[[_Machine, Any], None]:
-    def refuse(machine: _Machine, argument: Any) -> None:
-        raise PickleError(f"opcode {name} has no place in a checkpoint")
+_U2, _U4, _U8, _I4 = (struct.Struct(layout) for layout in ("<H", "<I", "<Q", "<i"))
+_F8 = struct.Struct(">d")
 
-    method = "_value" if name in _VALUES else "_nothing" if name in _NOTHING else f"_{name.lower()}"
-    handler: Callable[[_Machine, Any], None] = getattr(_Machine, method, refuse)
-    return handler
-
-
-_OPCODES = {
-    opcode.code.encode("latin1"): (opcode.arg.reader if opcode.arg is not None else None, _handler(opcode.name))
-    for opcode in pickletools.opcodes
+_HANDLERS: Final[dict[bytes, Callable[[_Machine], None]]] = {
+    opcode.code.encode("latin1"): getattr(_Machine, f"_{opcode.name.lower()}") for opcode in pickletools.opcodes
 }
-
-
-def _construct(function: object, arguments: object) -> object:
-    """What the call stands for: containers as plain ones, everything else as a `Call`."""
-    given = _as_tuple(arguments)
-    if isinstance(function, Name):
-        if function.full in _MAPPINGS:
-            pairs = given[-1] if given and isinstance(given[-1], (list, dict)) else []
-            flat = pairs.items() if isinstance(pairs, dict) else pairs
-            return _update({}, [part for pair in flat for part in _as_tuple(pair)])
-        if function.full in _SEQUENCES:
-            return list(given[0]) if given and isinstance(given[0], (list, tuple)) else []
-        if function.full == "torch.Size" and given:
-            return given[0]
-        if function.full == "_codecs.encode" and isinstance(given[0], str) and given[1:] == ("latin1",):
-            return given[0].encode("latin1")  # how protocol 2 writes bytes
-        if function.full == "builtins.bytes" and not given:
-            return b""
-    return Call(function, given)
 
 
 def _as_tuple(value: object) -> tuple[object, ...]:
     return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
-def _extend(target: object, items: Iterable[object]) -> None:
-    if isinstance(target, list):
-        target.extend(items)
-    elif isinstance(target, Call):
-        target.items.extend(items)
-    else:
-        raise PickleError(f"the pickle appends to a {type(target).__name__}")
-
-
-def _update(target: object, items: list[object]) -> object:
-    if len(items) % 2:
-        raise PickleError("the pickle sets a key without a value")
-    mapping = target.pairs if isinstance(target, Call) else target
-    if not isinstance(mapping, dict):
-        raise PickleError(f"the pickle sets keys of a {type(target).__name__}")
-    for key, value in zip(items[::2], items[1::2], strict=True):
-        if isinstance(key, tuple) and not _is_flat(key):
-            raise PickleError("the pickle uses a deeply nested tuple as a key")
-        mapping[key] = value
-    return target
-
-
-def _is_flat(key: tuple[object, ...], depth: int = 4) -> bool:
-    """Hashing follows nested tuples on the C stack, so a forged key a million levels deep would end the process."""
-    parts = [part for part in key if isinstance(part, tuple)]
-    return not parts or (depth > 0 and all(_is_flat(part, depth - 1) for part in parts))
+def _is_flat(key: tuple[object, ...]) -> bool:
+    """Hashing follows nested tuples on the C stack: a forged key, a million levels deep, would end the process."""
+    level: list[object] = [key]
+    for _ in range(6):
+        level = [part for inner in level if isinstance(inner, tuple) for part in inner]
+        if not level:
+            return True
+        if len(level) > 10_000:
+            return False
+    return not any(isinstance(part, tuple) for part in level)

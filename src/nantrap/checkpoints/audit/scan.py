@@ -1,52 +1,48 @@
 """Read every tensor of a file once, in the order of the file, and say what it holds.
 
-Each worker reads four megabytes into its own buffer and looks at them while they lie in the processor's cache:
-`aminmax` for the values (33 GB/s, NaN and Inf show in the result), then CRC-32 for the bytes. Reading, `aminmax` and
-numpy release the GIL, so several workers keep several cores busy. Values are counted exactly only in a chunk that
-raised the alarm.
+Each worker reads a few megabytes into its own buffer and looks at them while they lie in the processor's cache: two
+integer reductions for the values (`dtypes`), then CRC-32 for the bytes. Reading and numpy release the GIL, so several
+workers keep several cores busy. Values are counted exactly only in a chunk that raised the alarm.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
-from queue import SimpleQueue
 
 import numpy as np
 
 from nantrap.checkpoints.audit.contents import Extent, StoredTensor
 from nantrap.checkpoints.audit.crc32 import ROOM, Bytes, Checksum, combine
 from nantrap.checkpoints.audit.jobs import GROUP_BYTES, Group, Job, Piece, jobs_of, share
-from nantrap.checkpoints.audit.small import Placed, look_at_many
-from nantrap.checkpoints.audit.tally import Tally, TensorScan, can_be_cut, look_at_whole
+from nantrap.checkpoints.audit.tally import Placed, Tally, TensorScan, look_at_many, look_at_view
 from nantrap.checkpoints.audit.verdict import Problem
+from nantrap.incident.wording import escaped
 
 __all__ = ["FileScan", "OnBytes", "TensorScan", "default_workers", "scan"]
 
-_CHUNK_BYTES = 4 << 20
-"""A multiple of every item size; small enough for the last level of cache, large enough that Python is not felt."""
+_CHUNK_BYTES = 2 << 20
+"""A multiple of every item size; small enough for a core's cache, large enough that Python is not felt."""
 
 OnBytes = Callable[[int], None]
 
 
 @dataclass(frozen=True, slots=True)
 class FileScan:
-    """All tensors of a file, and what is wrong with its bytes."""
+    """All tensors of a file, what is wrong with its bytes, and the CRC-32 of sealed extents by their label."""
 
     tensors: tuple[TensorScan, ...]
     problems: tuple[Problem, ...]
+    crcs: dict[str, int] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class _Seen:
-    """What one job saw of an extent. `crc` is of `size` bytes; both are of no use where the file became shorter.
-
-    `strided` are the tensors that cannot be looked at in pieces.
-    """
+    """What one job saw of an extent. `crc` is of `size` bytes; both are of no use where the file became shorter."""
 
     extent: Extent
     size: int
@@ -54,58 +50,107 @@ class _Seen:
     is_short: bool = False
     tallies: list[Tally] = field(default_factory=list)
     done: list[TensorScan] = field(default_factory=list)
-    strided: list[StoredTensor] = field(default_factory=list)
 
 
 def scan(
     extents: Iterable[Extent], *, verify: bool, workers: int | None = None, on_bytes: OnBytes | None = None
 ) -> FileScan:
     """Look at all tensors. `verify` also checks each CRC-32 the file keeps, which needs every byte."""
-    jobs = list(jobs_of(extent for extent in extents if _must_be_read(extent, verify=verify)))
+    wanted = (part for extent in extents for part in _simplified(extent) if _must_be_read(part, verify=verify))
+    jobs = list(jobs_of(wanted))
     most = max(1, workers or default_workers())
     batches = list(share(jobs, most))
     count = max(1, min(most, len(batches)))
+    # Fresh buffers would cost a page fault for every 4 KiB of each chunk; each worker keeps its own.
+    room = ROOM + min(max(GROUP_BYTES, _CHUNK_BYTES), max((job.size for job in jobs), default=0))
 
-    # Fresh buffers would cost a page fault for every 4 KiB of each; these stay warm.
-    room = max(GROUP_BYTES, _CHUNK_BYTES)
-    largest = min(room, max((job.size for job in jobs), default=0))
-    buffers: SimpleQueue[Bytes] = SimpleQueue()
-    for _ in range(count):
-        buffers.put(np.empty(ROOM + largest, np.uint8))
+    def look(batch: list[Job], buffer: Bytes) -> list[_Seen]:
+        return [seen for job in batch for seen in _look(job, buffer, verify=verify, on_bytes=on_bytes)]
 
-    def look(batch: list[Job]) -> list[_Seen]:
-        buffer = buffers.get()
-        try:
-            return [seen for job in batch for seen in _look(job, buffer, verify=verify, on_bytes=on_bytes)]
-        finally:
-            buffers.put(buffer)
-
-    if count == 1:
-        results = [look(batch) for batch in batches]
-    else:
-        with ThreadPoolExecutor(count, thread_name_prefix="nantrap-audit") as pool:
-            results = list(pool.map(look, batches))
+    results = _in_threads(look, batches, count, room)
     tensors: list[TensorScan] = []
     problems: list[Problem] = []
+    crcs: dict[str, int] = {}
     everything = (seen for result in results for seen in result)
     for _, pieces in groupby(everything, key=lambda seen: id(seen.extent)):
-        _conclude(list(pieces), tensors, problems, verify=verify)
-    return FileScan(tuple(tensors), tuple(problems))
+        _conclude(list(pieces), tensors, problems, crcs, verify=verify)
+    return FileScan(tuple(tensors), tuple(problems), crcs)
+
+
+def _in_threads(
+    look: Callable[[list[Job], Bytes], list[_Seen]], batches: list[list[Job]], count: int, room: int
+) -> list[list[_Seen]]:
+    """The results of all batches, in their order, by so many threads; the first error of any is raised."""
+    results: list[list[_Seen]] = [[] for _ in batches]
+    waiting = iter(range(len(batches)))
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        buffer = np.empty(room, np.uint8)
+        for number in waiting:  # a range's iterator may be shared: `next` holds the GIL
+            if errors:
+                return
+            try:
+                results[number] = look(batches[number], buffer)
+            except BaseException as error:  # raised below, in the caller's thread
+                errors.append(error)
+
+    others = [threading.Thread(target=work, name="nantrap-audit") for _ in range(count - 1)]
+    for thread in others:
+        thread.start()
+    work()
+    for thread in others:
+        thread.join()
+    if errors:
+        raise errors[0]
+    return results
 
 
 def default_workers() -> int:
     """As many as this process may use cores, shared among the ranks of this machine, at most four."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE") or 1)
+    text = os.environ.get("LOCAL_WORLD_SIZE") or ""
+    ranks = int(text) if text.isdecimal() else 1
     return max(1, min(4, cores // max(ranks, 1)))
 
 
+def _simplified(extent: Extent) -> Iterator[Extent]:
+    """The extent with each of its bytes in few tensors.
+
+    Thousands of views may share a storage, each as large as all of it: then the storage is looked at once, under the
+    name of the first of them. A tensor that begins between two values gets an extent of its own.
+    """
+    floats = [tensor for tensor in extent.tensors if _has_floats(tensor)]
+    odd = [tensor for tensor in floats if tensor.offset % tensor.dtype.itemsize]
+    for tensor in odd[:_MOST_VIEWS]:
+        start, size = extent.offset + tensor.offset, tensor.end - tensor.offset
+        yield Extent(extent.source, start, size, extent.label, (replace(tensor, offset=0),))
+    even = [tensor for tensor in floats if tensor not in odd] if odd else floats
+    spanned = sum(tensor.end - tensor.offset for tensor in even)
+    if len(even) > _MOST_VIEWS and spanned > 4 * extent.size:
+        covers: dict[str, StoredTensor] = {}
+        for tensor in even:
+            known = covers.setdefault(tensor.dtype.name, tensor)
+            begin, end = min(known.offset, tensor.offset), max(known.end, tensor.end)
+            length = (end - begin) // tensor.dtype.itemsize
+            covers[tensor.dtype.name] = StoredTensor(known.path, known.dtype, (length,), (1,), begin)
+        even = list(covers.values())
+    yield replace(extent, tensors=tuple(even))
+
+
+_MOST_VIEWS = 64
+
+
 def _must_be_read(extent: Extent, *, verify: bool) -> bool:
-    return (verify and extent.crc32 is not None) or any(_has_floats(t) for t in extent.tensors)
+    return (verify and _has_crc(extent)) or any(_has_floats(t) for t in extent.tensors)
+
+
+def _has_crc(extent: Extent) -> bool:
+    return extent.crc32 is not None or extent.is_sealed
 
 
 def _has_floats(tensor: StoredTensor) -> bool:
-    return (tensor.dtype.is_floating_point or tensor.dtype.is_complex) and 0 not in tensor.shape
+    return tensor.dtype.has_nan and 0 not in tensor.shape
 
 
 def _look(job: Job, buffer: Bytes, *, verify: bool, on_bytes: OnBytes | None) -> Iterator[_Seen]:
@@ -122,12 +167,10 @@ def _look_at_piece(piece: Piece, buffer: Bytes, *, verify: bool, on_bytes: OnByt
     seen = _Seen(extent, piece.size)
     spans = []
     for tensor in filter(_has_floats, extent.tensors):
-        if not can_be_cut(tensor):
-            seen.strided.append(tensor)
-        elif tensor.offset < piece.end and tensor.end > piece.begin:
+        if tensor.offset < piece.end and tensor.end > piece.begin:
             spans.append((tensor, tensor.offset, tensor.end))
     seen.tallies = [Tally(tensor) for tensor, _, _ in spans]
-    checksum = Checksum(buffer, piece.size) if verify and extent.crc32 is not None else None
+    checksum = Checksum(buffer, piece.size) if verify and _has_crc(extent) else None
     for begin in range(piece.begin, piece.end, _CHUNK_BYTES):
         end = min(begin + _CHUNK_BYTES, piece.end)
         chunk = buffer[ROOM : ROOM + end - begin].data
@@ -137,8 +180,7 @@ def _look_at_piece(piece: Piece, buffer: Bytes, *, verify: bool, on_bytes: OnByt
         for (tensor, first, last), tally in zip(spans, seen.tallies, strict=True):
             low, high = max(first, begin), min(last, end)
             if low < high:
-                itemsize = tensor.dtype.itemsize
-                tally.look(buffer, ROOM + low - begin, (high - low) // itemsize, (low - first) // itemsize)
+                tally.look(buffer[ROOM + low - begin : ROOM + high - begin], (low - first) // tensor.dtype.itemsize)
         if checksum is not None:
             checksum.update(end - begin)  # destroys the chunk
         if on_bytes is not None:
@@ -162,37 +204,34 @@ def _look_at_group(group: Group, buffer: Bytes, *, verify: bool) -> Iterator[_Se
         if begin + extent.size > got:
             seen.is_short = True
             continue
-        if verify and extent.crc32 is not None:
+        if verify and _has_crc(extent):
             seen.crc = zlib.crc32(view[begin : begin + extent.size])
         for tensor in filter(_has_floats, extent.tensors):
-            if can_be_cut(tensor):
-                placed.append(Placed(tensor, begin + tensor.offset, begin + tensor.end))
-                owners.append(seen)
-            else:
-                seen.strided.append(tensor)
+            placed.append(Placed(tensor, begin + tensor.offset, begin + tensor.end))
+            owners.append(seen)
     for seen, result in zip(owners, look_at_many(buffer, placed), strict=True):
         seen.done.append(result)
     return iter(every)
 
 
-def _conclude(pieces: list[_Seen], tensors: list[TensorScan], problems: list[Problem], *, verify: bool) -> None:
+def _conclude(
+    pieces: list[_Seen], tensors: list[TensorScan], problems: list[Problem], crcs: dict[str, int], *, verify: bool
+) -> None:
     """Put together what the pieces of one extent gave."""
     extent = pieces[0].extent
-    wholes = [look_at_whole(extent, tensor) for tensor in pieces[0].strided]
-    if any(piece.is_short for piece in pieces) or None in wholes:
-        message = f"the file became shorter while it was read: {extent.label} is not whole"
-        problems.append(Problem("NT909", message))
+    short = Problem("NT909", f"the file became shorter while it was read: {escaped(extent.label)} is not whole")
+    if any(piece.is_short for piece in pieces):
+        problems.append(short)
         return
     crc = pieces[0].crc
     for piece in pieces[1:]:
         crc = combine(crc, piece.crc, piece.size)
+    if extent.is_sealed:
+        crcs[extent.label] = crc
     if verify and extent.crc32 is not None and crc != extent.crc32:
-        names = ", ".join(tensor.name for tensor in extent.tensors[:3])
-        message = f"{extent.label} does not match its CRC-32: bytes were changed after they were saved"
+        names = ", ".join(escaped(tensor.name) for tensor in extent.tensors[:3])
+        message = f"{escaped(extent.label)} does not match its CRC-32: bytes were changed after they were saved"
         problems.append(Problem("NT908", message, tensor=names or None))
-    if not wholes and not pieces[0].tallies and len(pieces) == 1:
-        tensors += pieces[0].done  # of one group, already in order
-        return
     tallies: dict[int, Tally] = {}
     for tally in (tally for piece in pieces for tally in piece.tallies):
         known = tallies.setdefault(id(tally.tensor), tally)
@@ -200,5 +239,12 @@ def _conclude(pieces: list[_Seen], tensors: list[TensorScan], problems: list[Pro
             known.add(tally)
     found = {id(result.tensor): result for piece in pieces for result in piece.done}
     found |= {key: tally.result() for key, tally in tallies.items()}
-    found |= {id(result.tensor): result for result in wholes if result is not None}
-    tensors += [found[id(tensor)] for tensor in extent.tensors if id(tensor) in found]
+    for tensor in extent.tensors:
+        result = found.get(id(tensor))
+        if result is not None and result.stats is not None and not tensor.is_dense:
+            result = look_at_view(extent, tensor)  # the alarm may come from between its elements
+            if result is None:
+                problems.append(short)
+                return
+        if result is not None:
+            tensors.append(result)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
-import torch
+import numpy as np
 
 from nantrap.checkpoints.audit.contents import Extent, StoredTensor
-from nantrap.finite import dtype_name, first_nonfinite_index, readable, tensor_stats
+from nantrap.checkpoints.audit.dtypes import Bytes, DType, count, extremes, many_extremes
 from nantrap.incident import TensorStats
 
-_PLAIN = frozenset((torch.float16, torch.bfloat16, torch.float32, torch.float64))
-"""What `aminmax` takes as it is; to ask for more would cost a tenth of a chunk's time."""
+_BLOCK_BYTES = 8 << 20
+"""A view with gaps is counted in blocks that span about this much of the file."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +45,18 @@ class Tally:
     neginf: int = 0
     first: int | None = None
 
-    def look(self, buffer: Any, offset: int, count: int, before: int) -> None:
-        """Look at `count` values at byte `offset` of `buffer`; `before` of the tensor's values lie before them."""
-        values = torch.frombuffer(buffer, dtype=self.tensor.dtype, count=count, offset=offset)
-        dense = values if self.tensor.dtype in _PLAIN else readable(values)
-        if dense is None:
-            return  # a dtype that knows no NaN
-        low, high = (float(extreme) for extreme in torch.aminmax(dense))
-        if math.isfinite(low) and math.isfinite(high):
-            self._widen(low, high)
+    def look(self, data: Bytes, before: int) -> None:
+        """Look at the values in `data`; `before` of the tensor's values lie before them."""
+        seen = extremes(data, self.tensor.dtype)
+        if seen.finite:
+            self._widen(seen.low, seen.high)
             return
-        stats = tensor_stats(values)  # slow and exact
-        index = first_nonfinite_index(values)
-        assert index is not None
-        first = before + index[0]
-        if stats.min is not None and stats.max is not None:
-            self._widen(stats.min, stats.max)
-        self.nan += stats.nan
-        self.posinf += stats.posinf
-        self.neginf += stats.neginf
-        self.first = first if self.first is None else min(self.first, first)
+        found = count(data, self.tensor.dtype)
+        self._widen(found.low, found.high)
+        self.nan += found.nan
+        self.posinf += found.posinf
+        self.neginf += found.neginf
+        self._first(before + found.first)
 
     def add(self, other: Tally) -> None:
         """Take over what another worker saw of the same tensor."""
@@ -72,7 +65,7 @@ class Tally:
         self.posinf += other.posinf
         self.neginf += other.neginf
         if other.first is not None:
-            self.first = other.first if self.first is None else min(self.first, other.first)
+            self._first(other.first)
 
     def result(self) -> TensorScan:
         """The verdict, once all pieces were seen."""
@@ -81,7 +74,7 @@ class Tally:
         some_are_finite = self.low <= self.high
         stats = TensorStats(
             shape=self.tensor.shape,
-            dtype=dtype_name(self.tensor.dtype),
+            dtype=self.tensor.dtype.name,
             numel=self.tensor.numel,
             nan=self.nan,
             posinf=self.posinf,
@@ -94,24 +87,98 @@ class Tally:
     def _widen(self, low: float, high: float) -> None:
         self.low, self.high = min(self.low, low), max(self.high, high)
 
-
-def can_be_cut(tensor: StoredTensor) -> bool:
-    """Whether any piece of its bytes, cut between values, holds values of this tensor and nothing else."""
-    return tensor.is_dense and tensor.offset % tensor.dtype.itemsize == 0
+    def _first(self, position: int) -> None:
+        self.first = position if self.first is None else min(self.first, position)
 
 
-def look_at_whole(extent: Extent, tensor: StoredTensor) -> TensorScan | None:
-    """A strided view into a larger storage: what lies between its elements is not its own, so it is built to count.
+class Placed(NamedTuple):
+    """A tensor whose bytes lie at `begin` to `end` of a buffer."""
 
-    `None` if the file became shorter meanwhile.
+    tensor: StoredTensor
+    begin: int
+    end: int
+
+
+def look_at_many(buffer: Bytes, placed: Sequence[Placed]) -> list[TensorScan]:
+    """One result for each of many small tensors, in the same order. Counts exactly only those that raise the alarm."""
+    results: dict[int, TensorScan] = {}
+    for dtype in {item.tensor.dtype for item in placed}:
+        for run in _runs(placed, dtype):
+            base, end = placed[run[0]].begin, placed[run[-1]].end
+            edges = [(edge - base) // dtype.part for n in run for edge in (placed[n].begin, placed[n].end)][:-1]
+            for number, seen in zip(run, many_extremes(_aligned(buffer[base:end]), dtype, edges), strict=True):
+                if seen.finite:
+                    results[number] = TensorScan(placed[number].tensor, seen.low, seen.high)
+    for number, item in enumerate(placed):
+        if number not in results:
+            tally = Tally(item.tensor)
+            tally.look(_aligned(buffer[item.begin : item.end]), 0)
+            results[number] = tally.result()
+    return [results[number] for number in range(len(placed))]
+
+
+def _aligned(data: Bytes) -> Bytes:
+    """numpy reads values at odd addresses slowly, and small tensors lie anywhere."""
+    return data if data.ctypes.data % 8 == 0 else data.copy()
+
+
+def _runs(placed: Sequence[Placed], dtype: DType) -> Iterator[list[int]]:
+    """Numbers of tensors of one dtype that ascend without overlap and lie a whole number of values apart."""
+    if dtype.nan is not None:
+        return
+    run: list[int] = []
+    for number, item in enumerate(placed):
+        if item.tensor.dtype != dtype:
+            continue
+        if run and (item.begin < placed[run[-1]].end or (item.begin - placed[run[0]].begin) % dtype.part):
+            yield run
+            run = []
+        run.append(number)
+    if run:
+        yield run
+
+
+def look_at_view(extent: Extent, tensor: StoredTensor) -> TensorScan | None:
+    """Count a view with gaps or overlaps exactly: what lies between its elements is not its own.
+
+    Repeated elements (a stride of 0) are counted once. `None` if the file became shorter meanwhile.
     """
-    data = bytearray(extent.source.read(extent.offset + tensor.offset, tensor.end - tensor.offset))
-    if len(data) < tensor.end - tensor.offset:
-        return None
-    values = torch.frombuffer(data, dtype=tensor.dtype).as_strided(tensor.shape, tensor.stride)
-    stats = tensor_stats(values)
-    low = math.inf if stats.min is None else stats.min
-    high = -math.inf if stats.max is None else stats.max
-    if stats.nonfinite == 0:
-        return TensorScan(tensor, low, high)
-    return TensorScan(tensor, low, high, stats, first_nonfinite_index(values))
+    axes = [(size, step) for size, step in zip(tensor.shape, tensor.stride, strict=True) if size > 1 and step > 0]
+    axes.sort(key=lambda axis: -axis[1])
+    total = Tally(tensor)
+    if math.prod(size for size, _ in axes) > 8 * tensor.span:
+        axes = [(tensor.span, 1)]  # so much overlap that every element between is its own
+    itemsize = tensor.dtype.itemsize
+    for first, block in _blocks(0, axes, _BLOCK_BYTES // itemsize):
+        span = 1 + sum((size - 1) * step for size, step in block)
+        offset = extent.offset + tensor.offset + first * itemsize
+        data = np.frombuffer(extent.source.read(offset, span * itemsize), np.uint8)
+        if len(data) < span * itemsize:
+            return None
+        items = np.lib.stride_tricks.as_strided(
+            data, (*(size for size, _ in block), itemsize), (*(step * itemsize for _, step in block), 1)
+        )
+        tally = Tally(tensor)
+        tally.look(np.ascontiguousarray(items).reshape(-1), 0)
+        if tally.first is not None:
+            index = np.unravel_index(tally.first, tuple(size for size, _ in block))
+            tally.first = first + sum(int(i) * step for i, (_, step) in zip(index, block, strict=True))
+        total.add(tally)
+    return total.result()
+
+
+def _blocks(first: int, axes: list[tuple[int, int]], most: int) -> Iterator[tuple[int, list[tuple[int, int]]]]:
+    """Cut a view into blocks that span at most `most` elements: where each begins, and its axes."""
+    span = 1 + sum((size - 1) * step for size, step in axes)
+    if span <= most or not axes:
+        yield first, axes
+        return
+    (size, step), inner = axes[0], axes[1:]
+    inner_span = 1 + sum((s - 1) * t for s, t in inner)
+    if inner_span > most:
+        for number in range(size):
+            yield from _blocks(first + number * step, inner, most)
+        return
+    at_once = max(1, (most - inner_span) // step + 1)
+    for number in range(0, size, at_once):
+        yield first + number * step, [(min(at_once, size - number), step), *inner]

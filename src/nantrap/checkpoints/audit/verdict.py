@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
-Severity = Literal["error", "warning"]
+Severity = Literal["error", "warning", "note"]
 Role = Literal["model", "optimizer", "scheduler", "scaler", "ema", "rng", "callbacks", "other"]
 
 SCHEMA: Final = "nantrap.audit/1"
@@ -49,7 +49,7 @@ HELP: Final[Mapping[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong. An `error` makes the checkpoint unhealthy, a `warning` does not."""
+    """One thing that is wrong. An `error` makes the checkpoint unhealthy, a `warning` or a `note` does not."""
 
     code: str
     message: str

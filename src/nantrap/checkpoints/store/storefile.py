@@ -27,12 +27,13 @@ from torch import Tensor
 from nantrap._version import __version__
 from nantrap.checkpoints.audit.contents import Contents, UnreadableError
 from nantrap.checkpoints.audit.readers import safetensors
+from nantrap.checkpoints.audit.readers.nantrap_file import line_of
 from nantrap.checkpoints.audit.source import LocalSource, Source
 from nantrap.checkpoints.store.gate import refuse_nonfinite
-from nantrap.checkpoints.store.packing import Packer, unpack
 from nantrap.checkpoints.store.parts import restore
 from nantrap.errors import FormatError, UsageError
 from nantrap.record.durable import put_in_place, written_beside
+from nantrap.record.structure import Packer, unpack
 
 MARK: Final = "nantrap.checkpoint"
 VERSION: Final = "1"
@@ -107,8 +108,8 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
             if not extent.tensors:
                 raise FormatError(f"{path}: tensor {extent.label} has a dtype that is not written here")
             stored = extent.tensors[0]
-            crc = zlib.crc32(_line(extent.label, stored.dtype, stored.shape), crc)
-            tensor = torch.empty(stored.shape, dtype=stored.dtype)
+            crc = zlib.crc32(line_of(extent.label, stored.dtype.name, stored.shape), crc)
+            tensor = torch.empty(stored.shape, dtype=getattr(torch, stored.dtype.name))
             view = _bytes_of(tensor)
             if source.read_into(extent.offset, view) != extent.size:
                 raise FormatError(f"{path}: tensor {extent.label} is cut short")
@@ -149,7 +150,7 @@ def _write(file: BinaryIO, structure: str, tensors: Mapping[str, Tensor]) -> Wri
         tensor = tensors[name]
         begin, end = end, end + tensor.numel() * tensor.itemsize
         entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
-        crc = zlib.crc32(_line(name, tensor.dtype, tuple(tensor.shape)), crc)
+        crc = zlib.crc32(line_of(name, str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape)), crc)
         crc = zlib.crc32(_bytes_of(_own(tensor, copy=False)), crc)
     metadata = {MARK: VERSION, "structure": structure, "crc32": f"{crc:08x}"}
     text = json.dumps({"__metadata__": metadata, **entries}, separators=(",", ":")).encode()
@@ -165,11 +166,6 @@ def _write(file: BinaryIO, structure: str, tensors: Mapping[str, Tensor]) -> Wri
         digest.update(view)
         size += len(view)
     return Written(size, digest.hexdigest())
-
-
-def _line(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> bytes:
-    """What the checksum covers of the table of tensors."""
-    return f"{name} {dtype} {shape}\n".encode()
 
 
 def _own(tensor: Tensor, *, copy: bool = True) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from nantrap.checkpoints.audit.contents import Contents, UnreadableError
-from nantrap.checkpoints.audit.readers import nantrap_file, plain_pickle, safetensors, torch_legacy, torch_zip
+from nantrap.checkpoints.audit.readers import nantrap_file, pickled, safetensors, torch_zip
 from nantrap.checkpoints.audit.source import Source
 
 HEAD_BYTES = 64
@@ -27,10 +27,9 @@ class Reader(NamedTuple):
 
 READERS: list[Reader] = [
     Reader("torch", torch_zip.recognise, torch_zip.read),
-    Reader("torch-legacy", torch_legacy.recognise, torch_legacy.read),
     Reader("nantrap", nantrap_file.recognise, nantrap_file.read),
     Reader("safetensors", safetensors.recognise, safetensors.read),
-    Reader("pickle", plain_pickle.recognise, plain_pickle.read),
+    Reader("pickle", pickled.recognise, pickled.read),
 ]
 """Asked in this order; the first that recognises the file reads it."""
 

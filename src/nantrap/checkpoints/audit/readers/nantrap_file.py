@@ -1,15 +1,20 @@
-"""The files of a `CheckpointStore`: safetensors whose header also holds the rest of the state as JSON."""
+"""The files of a `CheckpointStore`: safetensors whose header also holds the rest of the state, and a checksum."""
 
 from __future__ import annotations
 
 import json
+import zlib
+from collections.abc import Mapping
 from dataclasses import replace
 
 from nantrap.checkpoints.audit.contents import Contents, UnreadableError
+from nantrap.checkpoints.audit.crc32 import combine
 from nantrap.checkpoints.audit.readers import safetensors
 from nantrap.checkpoints.audit.source import Source
-from nantrap.checkpoints.store.packing import plain
+from nantrap.checkpoints.audit.verdict import Problem
 from nantrap.errors import FormatError
+from nantrap.incident.wording import escaped
+from nantrap.record.structure import unpack
 
 _HEAD = b'{"__metadata__":{"nantrap.checkpoint":'
 
@@ -25,14 +30,39 @@ def read(source: Source) -> Contents:
     metadata = contents.tree["metadata"] if isinstance(contents.tree, dict) else {}
     try:
         described = json.loads(metadata["structure"])
-        tree = {name: plain(value) for name, value in described["state"].items()}
+        tree = {name: unpack(value, None) for name, value in described["state"].items()}
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError, FormatError) as error:
-        raise UnreadableError("NT908", f"the description of the state in the header is damaged: {error!r}") from error
+        text = f"the description of the state in the header is damaged: {escaped(repr(error))}"
+        raise UnreadableError("NT908", text) from error
     extents = tuple(
-        replace(extent, tensors=tuple(replace(t, path=_path(extent.label)) for t in extent.tensors))
+        replace(extent, is_sealed=True, tensors=tuple(replace(t, path=_path(extent.label)) for t in extent.tensors))
         for extent in contents.extents
     )
-    return replace(contents, format="nantrap", extents=extents, tree=tree)
+    seal = (str(metadata.get("structure")), str(metadata.get("crc32")))
+    return replace(contents, format="nantrap", extents=extents, tree=tree, seal=seal)
+
+
+def check_seal(contents: Contents, crcs: Mapping[str, int]) -> list[Problem]:
+    """One problem if names, dtypes, shapes or bytes are not those that were written. `crcs` are of the extents."""
+    if contents.seal is None or contents.problems:
+        return []  # what is wrong with the header was said
+    structure, expected = contents.seal
+    crc = zlib.crc32(structure.encode())
+    for extent in contents.extents:
+        if extent.label not in crcs or not extent.tensors:
+            return []  # the file became shorter meanwhile, and that was said
+        tensor = extent.tensors[0]
+        crc = zlib.crc32(line_of(extent.label, tensor.dtype.name, tensor.shape), crc)
+        crc = combine(crc, crcs[extent.label], extent.size)
+    if f"{crc:08x}" == expected:
+        return []
+    text = "its bytes or its header do not match their checksum: the file was changed after it was saved"
+    return [Problem("NT908", text)]
+
+
+def line_of(name: str, dtype: str, shape: tuple[int, ...]) -> bytes:
+    """What the checksum covers of the table of tensors."""
+    return f"{name} torch.{dtype} {shape}\n".encode()
 
 
 def _path(name: str) -> tuple[str, ...]:

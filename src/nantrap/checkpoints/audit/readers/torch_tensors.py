@@ -1,30 +1,50 @@
-"""The tensors inside a torch pickle: what `_rebuild_tensor_v2` and its kin would build, without building."""
+"""The tensors inside a torch pickle: what `_rebuild_tensor_v2` and its kin would build, without building.
+
+Also what else can hold a NaN: numpy arrays, storages saved by themselves, and plain Python numbers.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
-import torch
+import numpy as np
 
 from nantrap.checkpoints.audit.contents import StoredTensor, UnreadableError, row_major
+from nantrap.checkpoints.audit.dtypes import DTYPES, DType
+from nantrap.checkpoints.audit.known_names import LOADER
 from nantrap.checkpoints.audit.pickles import Call, Name, Persistent
-from nantrap.finite import dtype_name
+from nantrap.checkpoints.audit.verdict import Problem
+from nantrap.incident.wording import escaped
 
 _STORAGE_DTYPES = {
-    "Float": torch.float32, "Double": torch.float64, "Half": torch.float16, "BFloat16": torch.bfloat16,
-    "Long": torch.int64, "Int": torch.int32, "Short": torch.int16, "Char": torch.int8, "Byte": torch.uint8,
-    "Bool": torch.bool, "ComplexFloat": torch.complex64, "ComplexDouble": torch.complex128,
-    "QInt8": torch.int8, "QUInt8": torch.uint8, "QInt32": torch.int32, "QUInt4x2": torch.uint8,
-    "QUInt2x4": torch.uint8, "Untyped": torch.uint8,
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16", "Long": "int64",
+    "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool", "ComplexFloat": "complex64",
+    "ComplexDouble": "complex128", "QInt8": "qint8", "QUInt8": "quint8", "QInt32": "qint32", "QUInt4x2": "quint4x2",
+    "QUInt2x4": "quint2x4", "Untyped": "bytes",
 }  # fmt: skip
 
-_NUMPY_DTYPES = {
-    "f2": torch.float16, "f4": torch.float32, "f8": torch.float64, "c8": torch.complex64, "c16": torch.complex128,
+_ALIASES = {
+    "half": "float16", "float": "float32", "double": "float64", "long": "int64", "int": "int32", "short": "int16",
+    "cfloat": "complex64", "cdouble": "complex128", "chalf": "complex32",
 }  # fmt: skip
 
 _REBUILD = tuple(f"torch._utils._rebuild_{name}" for name in ("tensor", "tensor_v2", "tensor_v3", "qtensor"))
-_NUMPY_ARRAY = tuple(f"numpy.{core}.multiarray._reconstruct" for core in ("core", "_core"))
+_NUMPY_ARRAY = tuple(
+    f"numpy.{core}.{module}._reconstruct"
+    for core in ("core", "_core")
+    for module in ("multiarray", "_multiarray_umath")
+)
+_NUMPY_BUFFER = ("numpy.core.numeric._frombuffer", "numpy._core.numeric._frombuffer")
+_NUMPY_SCALAR = ("numpy.core.multiarray.scalar", "numpy._core.multiarray.scalar")
+_PYTHON_ARRAY = "array._array_reconstructor"
+
+MOST_NUMBERS = 1000
+"""More numbers that are not finite than this are counted and not named."""
+_DEEPEST = 48
+"""So many keys of a path are kept; a forged file may nest a million."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +52,7 @@ class Storage:
     """A storage by its key in the file; `first` counts the elements of the view before its begin."""
 
     key: str
-    dtype: torch.dtype
+    dtype: DType
     numel: int
     first: int = 0
 
@@ -47,6 +67,22 @@ class TensorInStorage:
 
 
 Resolve = Callable[[object], Storage]
+Path = tuple[str, ...]
+
+
+@dataclass(slots=True)
+class Found:
+    """Everything in a saved object that can hold a NaN.
+
+    Attributes:
+        tensors: tensors, arrays and storages.
+        numbers: Python and numpy numbers that are not finite, by their path; at most `MOST_NUMBERS`.
+        problems: what could not be looked into.
+    """
+
+    tensors: list[TensorInStorage] = field(default_factory=list)
+    numbers: list[tuple[Path, float]] = field(default_factory=list)
+    problems: list[Problem] = field(default_factory=list)
 
 
 def storage_of(reference: object) -> Storage:
@@ -55,74 +91,135 @@ def storage_of(reference: object) -> Storage:
     if not (isinstance(identity, tuple) and len(identity) >= 5 and identity[0] == "storage"):
         raise UnreadableError("NT908", "a tensor in the pickle refers to no storage")
     kind, key, numel = identity[1], identity[2], identity[4]
-    if not (isinstance(kind, Name) and isinstance(numel, int)):
-        raise UnreadableError("NT908", f"storage {key} in the pickle has no type or no size")
+    if not (isinstance(kind, Name) and isinstance(numel, int) and 0 <= numel < 1 << 60):
+        raise UnreadableError("NT908", f"storage {escaped(str(key))} in the pickle has no type or no size")
     view = identity[5] if len(identity) > 5 else None
     first = view[1] if isinstance(view, tuple) and len(view) > 1 and isinstance(view[1], int) else 0
     return Storage(str(key), dtype_of_storage(kind), numel, first)
 
 
-def dtype_of_storage(kind: Name) -> torch.dtype:
-    """`torch.float32` for `torch.FloatStorage`."""
-    short = kind.full.rpartition(".")[2].removesuffix("Storage")
+def dtype_of_storage(kind: Name) -> DType:
+    """`float32` for `torch.FloatStorage`."""
+    short = kind.qualname.removesuffix("Storage")
     dtype = _STORAGE_DTYPES.get(short)
     if dtype is None:
-        raise UnreadableError("NT908", f"the pickle names a storage type that torch does not have: {kind.full}")
-    return dtype
+        text = f"the pickle names a storage type that torch does not have: {escaped(kind.full)}"
+        raise UnreadableError("NT908", text)
+    return DTYPES[dtype]
 
 
-def find_tensors(tree: object, resolve: Resolve = storage_of) -> Iterator[TensorInStorage]:
-    """Every tensor in the saved object, in the order it was saved, each container visited once.
+def number_of(value: object) -> float | None:
+    """A Python or numpy number as a float; `None` for anything else."""
+    if isinstance(value, Call) and value.is_call_of(*_NUMPY_SCALAR):
+        array = _described(value.arguments[1] if len(value.arguments) > 1 else None, value.arguments[0], ())
+        return float(array.real.reshape(-1)[0]) if array is not None and array.size else None
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf
+
+
+def find_tensors(tree: object, resolve: Resolve = storage_of) -> Found:
+    """Everything in the saved object that can hold a NaN, in the order it was saved, each container visited once.
 
     Iterative and with a memory of what was seen: a forged pickle may be nested a million levels deep or hold itself.
     """
+    found = Found()
     seen: set[int] = set()
-    pending: list[tuple[tuple[str, ...], object]] = [((), tree)]
+    in_tensors: set[int] = set()
+    pending: list[tuple[Path, object]] = [((), tree)]
+    bare: list[tuple[Path, Any]] = []
     while pending:
         path, node = pending.pop()
+        if node is None or isinstance(node, (str, bytes, int, Name)):
+            continue
+        if isinstance(node, float):
+            _add_number(found, path, node)
+            continue
         if isinstance(node, Call):
-            found = _tensor_of(node, path, resolve)
-            if found is not None:
-                yield found
+            if _add_tensor(found, node, path, resolve):
+                in_tensors.add(id(node.arguments[0]) if node.arguments else 0)
                 continue
-        if isinstance(node, (str, bytes, int, float, type(None))) or id(node) in seen:
+            if node.is_call_of(*_NUMPY_SCALAR):
+                number = number_of(node)
+                if number is not None:
+                    _add_number(found, path, number)
+                continue
+        if id(node) in seen:
             continue
         seen.add(id(node))
-        pending.extend(reversed(list(_children(path, node))))
+        if isinstance(node, Persistent) or (isinstance(node, Call) and node.is_call_of(LOADER)):
+            bare.append((path, node))
+        else:
+            pending.extend(reversed(_children(path, node)))
+    for path, node in bare:
+        if id(node) not in in_tensors:
+            _add_storage(found, path, node, resolve)
+    return found
 
 
-def _children(path: tuple[str, ...], node: object) -> Iterator[tuple[tuple[str, ...], object]]:
+def _add_number(found: Found, path: Path, value: float) -> None:
+    if not math.isfinite(value) and len(found.numbers) < MOST_NUMBERS:
+        found.numbers.append((path, value))
+
+
+def _below(path: Path, key: str) -> Path:
+    """The path one level deeper; beyond `_DEEPEST` levels the middle is left out."""
+    return (*path, key) if len(path) < _DEEPEST else (*path[:8], "…", *path[-8:], key)
+
+
+def _children(path: Path, node: object) -> list[tuple[Path, object]]:
     if isinstance(node, dict):
-        for key, value in node.items():
-            yield (*path, _label(key)), value
-    elif isinstance(node, (list, tuple)):
-        for position, value in enumerate(node):
-            yield (*path, str(position)), value
-    elif isinstance(node, Call):
+        return [(_below(path, _label(key)), value) for key, value in node.items() if _can_hold(value)]
+    if isinstance(node, (list, tuple)):
+        return [(_below(path, str(position)), value) for position, value in enumerate(node) if _can_hold(value)]
+    if isinstance(node, Call):
         # A parameter, a sparse tensor or a subclass is named like what it wraps; `state` holds attributes.
-        for argument in node.arguments:
-            parts = argument if isinstance(argument, tuple) else (argument,)
-            for part in parts:
-                yield path, part
-        yield path, node.state
-        yield from _children(path, node.items)
-        yield from _children(path, node.pairs)
+        parts = [part for a in node.arguments for part in (a if isinstance(a, tuple) else (a,))]
+        inner = [(path, part) for part in (*parts, node.state) if _can_hold(part)]
+        return [*inner, *_children(path, node.items), *_children(path, node.pairs)]
+    return []
+
+
+def _can_hold(value: object) -> bool:
+    """Whether there is anything to look for in a value; most are finite numbers and text."""
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    return not (value is None or isinstance(value, (str, bytes, int, Name)))
 
 
 def _label(key: object) -> str:
     return str(key) if isinstance(key, (str, int, float)) else type(key).__name__
 
 
-def _tensor_of(call: Call, path: tuple[str, ...], resolve: Resolve) -> TensorInStorage | None:
+def _add_tensor(found: Found, call: Call, path: Path, resolve: Resolve) -> bool:
+    """Note the tensor or array that the call makes; false if it makes none."""
     if call.is_call_of(*_REBUILD):
-        return _torch_tensor(call, path, resolve)
+        found.tensors.append(_torch_tensor(call, path, resolve))
+        return True
     if call.is_call_of(*_NUMPY_ARRAY):
-        return _numpy_array(call, path)
-    return None
+        state = call.state
+        if not (isinstance(state, tuple) and len(state) == 5):
+            return False  # filled by a subclass, or not at all
+        shape, described, raw = state[1], state[2], state[4]
+        if not isinstance(raw, bytes):
+            return False  # an array of objects: they are walked through
+        return _add_array(found, path, raw, described, shape)
+    if call.is_call_of(*_NUMPY_BUFFER) and len(call.arguments) >= 3:
+        raw, described, shape = call.arguments[:3]
+        return isinstance(raw, bytes) and _add_array(found, path, raw, described, shape)
+    if call.is_call_of(_PYTHON_ARRAY) and len(call.arguments) == 4 and isinstance(call.arguments[3], bytes):
+        code = call.arguments[1]
+        kind = {"f": "<f4", "d": "<f8"}.get(code) if isinstance(code, str) else None
+        size = len(call.arguments[3])
+        return kind is not None and _add_array(found, path, call.arguments[3], kind, (size // int(kind[2]),))
+    return False
 
 
-def _torch_tensor(call: Call, path: tuple[str, ...], resolve: Resolve) -> TensorInStorage:
-    name = ".".join(path)
+def _torch_tensor(call: Call, path: Path, resolve: Resolve) -> TensorInStorage:
+    name = escaped(".".join(path))
     if len(call.arguments) < 4:
         raise UnreadableError("NT908", f"tensor {name} is described by too few arguments")
     storage = resolve(call.arguments[0])
@@ -130,7 +227,7 @@ def _torch_tensor(call: Call, path: tuple[str, ...], resolve: Resolve) -> Tensor
     dtype = storage.dtype
     if call.is_call_of("torch._utils._rebuild_tensor_v3") and len(call.arguments) > 6:
         dtype = _named_dtype(call.arguments[6], name)
-    if not (isinstance(first, int) and first >= 0 and _are_sizes(shape) and _are_sizes(stride)):
+    if not (isinstance(first, int) and 0 <= first < 1 << 60 and _are_sizes(shape) and _are_sizes(stride)):
         raise UnreadableError("NT908", f"tensor {name} has a shape that cannot be")
     assert isinstance(shape, tuple)
     assert isinstance(stride, tuple)
@@ -140,30 +237,84 @@ def _torch_tensor(call: Call, path: tuple[str, ...], resolve: Resolve) -> Tensor
     return TensorInStorage(StoredTensor(path, dtype, shape, stride, offset), storage)
 
 
-def _named_dtype(value: object, name: str) -> torch.dtype:
-    dtype = getattr(torch, value.full.removeprefix("torch."), None) if isinstance(value, Name) else None
-    if not isinstance(dtype, torch.dtype):
-        raise UnreadableError("NT908", f"tensor {name} has a dtype that this torch does not know: {value}")
+def _named_dtype(value: object, name: str) -> DType:
+    text = value.qualname if isinstance(value, Name) and value.module == "torch" else ""
+    dtype = DTYPES.get(_ALIASES.get(text, text))
+    if dtype is None:
+        known = escaped(value.full) if isinstance(value, Name) else type(value).__name__
+        raise UnreadableError("NT908", f"tensor {name} has a dtype that is not known here: {known}")
     return dtype
 
 
 def _are_sizes(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(size, int) and size >= 0 for size in value)
+    return (
+        isinstance(value, tuple)
+        and len(value) <= 64
+        and all(isinstance(size, int) and 0 <= size < 1 << 60 for size in value)
+    )
 
 
-def _numpy_array(call: Call, path: tuple[str, ...]) -> TensorInStorage | None:
-    """A float array of numpy, which stands in the pickle: the state is (version, shape, dtype, fortran, bytes)."""
-    state = call.state
-    if not (isinstance(state, tuple) and len(state) == 5 and isinstance(state[4], bytes)):
-        return None
-    shape, described, raw = state[1], state[2], state[4]
-    code = described.arguments[0] if isinstance(described, Call) and described.arguments else None
-    dtype = _NUMPY_DTYPES.get(code) if isinstance(code, str) else None
-    if dtype is None or not _are_sizes(shape):
-        return None
+def _add_array(found: Found, path: Path, raw: bytes, described: object, shape: object) -> bool:
+    """A float array of numpy, which stands in the pickle. One that cannot be read is a finding."""
+    if not _are_sizes(shape):
+        return True
     assert isinstance(shape, tuple)
-    tensor = StoredTensor(path, dtype, shape, row_major(shape))
-    return TensorInStorage(tensor, None, raw) if tensor.end == len(raw) else None
+    array = _described(raw, described, shape)
+    if array is None:
+        return True
+    name = {"f2": "float16", "f4": "float32", "f8": "float64", "c8": "complex64", "c16": "complex128"}.get(
+        f"{array.dtype.kind}{array.dtype.itemsize}"
+    )
+    if name is None:
+        return True  # integers, text
+    data = array.astype(array.dtype.newbyteorder("<"), copy=False).tobytes()
+    found.tensors.append(TensorInStorage(StoredTensor(path, DTYPES[name], shape, row_major(shape)), None, data))
+    return True
+
+
+def _described(raw: object, described: object, shape: tuple[int, ...]) -> Any:
+    """The numpy array in these bytes, if its dtype is a plain number; wider floats become float64."""
+    code = described.arguments[0] if isinstance(described, Call) and described.arguments else described
+    if not (isinstance(code, str) and isinstance(raw, bytes)) or code.lstrip("<>|=")[:1] not in (
+        "f",
+        "c",
+        "i",
+        "u",
+        "b",
+    ):
+        return None
+    order = "<"
+    if isinstance(described, Call) and isinstance(described.state, tuple) and len(described.state) > 1:
+        order = described.state[1] if described.state[1] in ("<", ">") else "<"
+    if code[0] in "<>|=":
+        order = code[0] if code[0] in "<>" else "<"
+        code = code[1:]
+    try:
+        dtype = np.dtype(f"{order}{code}")
+    except TypeError:
+        return None
+    if dtype.itemsize * math.prod(shape) != len(raw):
+        return None
+    array = np.frombuffer(raw, dtype)
+    if dtype.itemsize > (16 if dtype.kind == "c" else 8):
+        with np.errstate(over="ignore"):
+            array = array.astype("<c16" if dtype.kind == "c" else "<f8")
+    return array
+
+
+def _add_storage(found: Found, path: Path, node: object, resolve: Resolve) -> None:
+    """A storage that was saved by itself and belongs to no tensor."""
+    try:
+        storage = resolve(node)
+    except UnreadableError:
+        return  # a module of the old format, or another reference that holds no numbers
+    name = escaped(".".join(path)) or f"storage {escaped(storage.key)}"
+    if storage.dtype.kind == "raw":
+        text = f"{name} is an untyped storage: its {storage.numel:,} bytes have no dtype, and were not judged"
+        found.problems.append(Problem("NT912", text, severity="warning", tensor=name))
+    shape = (storage.numel,)
+    offset = storage.first * storage.dtype.itemsize
+    found.tensors.append(TensorInStorage(StoredTensor(path, storage.dtype, shape, (1,), offset), storage))
 
 
 def checked(tensor: StoredTensor, room: int, label: str) -> StoredTensor:
@@ -171,7 +322,7 @@ def checked(tensor: StoredTensor, room: int, label: str) -> StoredTensor:
     if tensor.offset < 0 or tensor.end > room:
         raise UnreadableError(
             "NT909",
-            f"tensor {tensor.name} ({dtype_name(tensor.dtype)}, {tensor.end:,} bytes) does not fit into {label}, "
-            f"which holds {room:,} bytes",
+            f"tensor {escaped(tensor.name)} ({tensor.dtype.name}, {tensor.end:,} bytes) does not fit into "
+            f"{escaped(label)}, which holds {room:,} bytes",
         )
     return tensor

@@ -6,17 +6,20 @@ read straight from the file. The zip's directory keeps a CRC-32 of every record,
 
 from __future__ import annotations
 
-import struct
-import zipfile
+import re
 import zlib
 
 from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError
-from nantrap.checkpoints.audit.pickles import PickleError, read_pickle
+from nantrap.checkpoints.audit.pickles import PickleError, TooLargeError, read_pickle
 from nantrap.checkpoints.audit.readers.torch_tensors import TensorInStorage, checked, find_tensors
-from nantrap.checkpoints.audit.source import BytesSource, Source, as_file
+from nantrap.checkpoints.audit.readers.zip_directory import read_directory
+from nantrap.checkpoints.audit.source import BytesSource, Source
+from nantrap.checkpoints.audit.trust import NOTHING, Imports, judge
+from nantrap.incident.wording import escaped
 
-_LOCAL_HEADER = struct.Struct("<4s22xHH")
-_MAX_PICKLE = 1 << 30
+_MAX_PICKLE = 256 << 20
+_MAX_CODE = 64 << 20
+_SCRIPT_REACHES_OUT = re.compile(rb"\b(from_file|_load_for_lite_interpreter|load_library|torch\.save|torch\.load)\b")
 
 
 def recognise(head: bytes) -> bool:
@@ -26,77 +29,90 @@ def recognise(head: bytes) -> bool:
 
 def read(source: Source) -> Contents:
     """Where everything lies in the archive."""
-    records = _records(source)
-    names = [name for name in records if name.rpartition("/")[2] == "data.pkl" and name.count("/") <= 1]
-    if not names:
+    records, prefix = _records(source)
+    if f"{prefix}data.pkl" not in records:
         raise UnreadableError("NT911", "a zip archive without data.pkl: torch.save did not write it")
-    prefix = names[0].removesuffix("data.pkl")
     byteorder = records.get(f"{prefix}byteorder")
-    if byteorder and source.read(byteorder.offset, byteorder.size) == b"big":
+    if byteorder and source.read(byteorder.offset, min(byteorder.size, 16)) == b"big":
         raise UnreadableError("NT912", "written on a big-endian machine, which this reader does not understand")
-    pickled = _checked_pickle(source, records[names[0]])
+    pickled = _checked_pickle(source, records[f"{prefix}data.pkl"])
     try:
         pickle = read_pickle(pickled)
+    except TooLargeError as error:
+        raise UnreadableError("NT912", f"data.pkl was not read: {error}") from error
     except PickleError as error:
-        raise UnreadableError("NT908", f"{names[0]} is damaged: {error}") from error
+        raise UnreadableError("NT908", f"data.pkl is damaged: {error}") from error
+    is_script = f"{prefix}constants.pkl" in records
     placed: dict[str, list[StoredTensor]] = {name: [] for name in records}
     extra: list[Extent] = []
-    tensor_names: list[str] = []
-    for found in find_tensors(pickle.value):
-        tensor_names.append(found.tensor.name)
-        if found.storage is None:
-            extra.append(_embedded(found))
+    found = find_tensors(pickle.value)
+    for item in found.tensors:
+        if item.storage is None:
+            extra.append(_embedded(item))
             continue
-        record = f"{prefix}data/{found.storage.key}"
+        record = f"{prefix}data/{item.storage.key}"
         if record not in records:
-            raise UnreadableError(
-                "NT908", f"tensor {found.tensor.name} lies in record {record}, which the archive does not have"
-            )
-        placed[record].append(checked(found.tensor, records[record].size, f"record {record}"))
+            name = escaped(item.tensor.name)
+            text = f"tensor {name} lies in record {escaped(record)}, which the archive does not have"
+            raise UnreadableError("NT908", text)
+        placed[record].append(checked(item.tensor, records[record].size, f"record {record}"))
     extents = [
         Extent(e.source, e.offset, e.size, e.label, _distinct(placed[name]), e.crc32) for name, e in records.items()
     ]
     return Contents(
-        format=_format(pickle.value, is_script=f"{prefix}constants.pkl" in records),
+        format=_format(pickle.value, is_script=is_script),
         extents=(*sorted(extents, key=lambda extent: extent.offset), *extra),
-        names=tuple(tensor_names),
+        names=tuple(item.tensor.name for item in found.tensors),
         tree=pickle.value,
-        imports=pickle.names,
+        imports=_script(source, records) if is_script else judge(pickle),
+        problems=tuple(found.problems),
+        numbers=tuple(found.numbers),
     )
 
 
-def _records(source: Source) -> dict[str, Extent]:
-    """The records by name, each with the place of its bytes."""
-    try:
-        with as_file(source) as file, zipfile.ZipFile(file) as archive:
-            infos = archive.infolist()
-    except zipfile.BadZipFile as error:
-        raise UnreadableError(
-            "NT909", f"the zip archive has no readable directory at its end ({error}): the file is cut short"
-        ) from error
+def _records(source: Source) -> tuple[dict[str, Extent], str]:
+    """The records by name, each with the place of its bytes, and the folder they are all in.
+
+    torch takes the first record's folder for the archive's name, and looks for `data.pkl` there.
+    """
+    listed = read_directory(source)
     records = {}
-    for info in infos:
-        header = source.read(info.header_offset, _LOCAL_HEADER.size)
-        if len(header) < _LOCAL_HEADER.size or not header.startswith(b"PK\x03\x04"):
-            raise UnreadableError("NT908", f"record {info.filename} does not begin where the directory says")
-        _, name_length, extra_length = _LOCAL_HEADER.unpack(header)
-        if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-            raise UnreadableError("NT911", f"record {info.filename} is compressed: torch.save did not write it")
-        offset = info.header_offset + _LOCAL_HEADER.size + name_length + extra_length
-        if offset + info.file_size > source.size:
-            raise UnreadableError("NT909", f"record {info.filename} ends behind the end of the file")
-        records[info.filename] = Extent(source, offset, info.file_size, info.filename, crc32=info.CRC)
-    return records
+    prefix = f"{listed[0].name.partition('/')[0]}/" if listed and "/" in listed[0].name else ""
+    for record in listed:
+        if record.is_compressed:
+            text = f"record {escaped(record.name)} is compressed, and was not read: torch.save did not write it"
+            raise UnreadableError("NT912", text)
+        if not record.name.startswith(prefix):
+            text = f"record {escaped(record.name)} is outside of {escaped(prefix)}: torch.save did not write it"
+            raise UnreadableError("NT910", text)
+        records[record.name] = Extent(source, record.offset, record.size, record.name, crc32=record.crc32)
+    return records, prefix
 
 
 def _checked_pickle(source: Source, record: Extent) -> bytes:
     """The pickle's bytes; their CRC is always checked, since everything else is read by what they say."""
     if record.size > _MAX_PICKLE:
-        raise UnreadableError("NT912", f"{record.label} holds {record.size:,} bytes; more than 1 GiB is not read")
+        text = f"{escaped(record.label)} holds {record.size:,} bytes; more than {_MAX_PICKLE >> 20} MiB are not read"
+        raise UnreadableError("NT912", text)
     data = source.read(record.offset, record.size)
     if zlib.crc32(data) != record.crc32:
-        raise UnreadableError("NT908", f"{record.label}, which describes all tensors, does not match its CRC-32")
+        text = f"{escaped(record.label)}, which describes all tensors, does not match its CRC-32"
+        raise UnreadableError("NT908", text)
     return data
+
+
+def _script(source: Source, records: dict[str, Extent]) -> Imports:
+    """What the TorchScript code in the archive would do: `torch.load` hands it to `torch.jit.load`, no pickle is run.
+
+    The language has no way out of torch but a few operations that reach files; `__setstate__` runs while it loads.
+    """
+    run: dict[str, str] = {}
+    for name, record in records.items():
+        if name.endswith(".py") and "/code/" in name:
+            code = source.read(record.offset, min(record.size, _MAX_CODE))
+            for match in _SCRIPT_REACHES_OUT.finditer(code):
+                run[f"TorchScript {match[1].decode()}"] = "reaches files"
+    return Imports(run) if run else NOTHING
 
 
 def _embedded(found: TensorInStorage) -> Extent:
@@ -107,7 +123,7 @@ def _embedded(found: TensorInStorage) -> Extent:
 
 def _distinct(tensors: list[StoredTensor]) -> tuple[StoredTensor, ...]:
     """Tied weights are the same bytes under several names: the first name stands for all."""
-    same = {(t.offset, t.dtype, t.shape, t.stride): t for t in reversed(tensors)}
+    same = {(t.offset, t.dtype.name, t.shape, t.stride): t for t in reversed(tensors)}
     return tuple(reversed(same.values()))
 
 

@@ -1,0 +1,228 @@
+"""Names that checkpoints have, as exact pairs of module and qualified name, and names that no checkpoint needs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Final
+
+from nantrap.checkpoints.audit.pickles import Name
+from nantrap.checkpoints.audit.torch_classes import TORCH_CLASSES
+
+
+def _words(text: str) -> list[str]:
+    return text.split()
+
+
+def _pairs(table: Mapping[str, str]) -> frozenset[Name]:
+    return frozenset(Name(module, name) for module, names in table.items() for name in names.split())
+
+
+LOADER: Final = "torch.storage._load_from_bytes"
+LOADER_NAME: Final = Name("torch.storage", "_load_from_bytes")
+
+_TENSORS = "Float Double Half BFloat16 Long Int Short Char Byte Bool"
+_STORAGES = f"{_TENSORS} ComplexFloat ComplexDouble QInt8 QUInt8 QInt32 QUInt4x2 QUInt2x4 Untyped Typed"
+_STORAGE_NAMES = " ".join(f"{kind}Storage" for kind in _STORAGES.split(" "))
+_TENSOR_NAMES = " ".join(f"{kind}Tensor" for kind in _TENSORS.split(" "))
+
+VALUES: Final = _pairs({
+    "torch": (
+        f"{_STORAGE_NAMES} {_TENSOR_NAMES} bool half float double int long short cfloat cdouble chalf uint8 int8 "
+        "int16 int32 int64 uint16 uint32 uint64 float16 bfloat16 float32 float64 complex32 complex64 complex128 "
+        "qint8 quint8 qint32 quint4x2 quint2x4 float8_e4m3fn float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz "
+        "float8_e8m0fnu float4_e2m1fn_x2 bits1x8 bits2x4 bits4x2 bits8 bits16 int1 int2 int3 int4 int5 int6 int7 "
+        "uint1 uint2 uint3 uint4 uint5 uint6 uint7 strided sparse_coo sparse_csr sparse_csc sparse_bsr sparse_bsc "
+        "jagged per_tensor_affine per_tensor_symmetric per_channel_affine per_channel_symmetric "
+        "per_channel_affine_float_qparams contiguous_format channels_last channels_last_3d preserve_format dtype "
+        "layout memory_format qscheme"
+    ),
+    "torch.cuda": f"{_STORAGE_NAMES} {_TENSOR_NAMES}",
+    "torch.sparse": _TENSOR_NAMES,
+    "torch.cuda.sparse": _TENSOR_NAMES,
+    "torch.storage": f"{_STORAGE_NAMES} _TypedStorage _UntypedStorage _LegacyStorage",
+    "builtins": "Ellipsis NotImplemented type object property staticmethod classmethod memoryview BaseException",
+    "typing": (
+        "Any Union Optional List Dict Tuple Set FrozenSet Callable Literal Type Sequence Mapping Iterable "
+        "Iterator MutableMapping MutableSequence ClassVar Final Annotated Generic TypeVar NamedTuple DefaultDict "
+        "OrderedDict Counter Deque Collection Container Hashable Sized Generator NoReturn Never Text AnyStr"
+    ),
+    "numpy": (
+        "ndarray bool_ bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 intc uintc longlong ulonglong intp "
+        "uintp float16 float32 float64 float128 longdouble complex64 complex128 complex256 clongdouble str_ "
+        "bytes_ object_ void datetime64 timedelta64 generic number integer floating inexact matrix recarray "
+        "record memmap"
+    ),
+    "zoneinfo": "ZoneInfo",
+    "collections.abc": "Mapping MutableMapping Sequence MutableSequence Iterable Iterator Callable Hashable Set",
+})  # fmt: skip
+"""Constants and types that data name. Calling them is not expected."""
+
+CLASSES: Final = _pairs({
+    **TORCH_CLASSES,
+    "torch": "Size device Tensor Generator",
+    "torch._C": "Generator",
+    "torch.torch_version": "TorchVersion",
+    "torch.amp.grad_scaler": "GradScaler OptState _MultiDeviceReplicator",
+    "torch.cuda.amp.grad_scaler": "GradScaler OptState",
+    "torch.utils.data.dataset": "Subset TensorDataset ConcatDataset",
+    "torch.utils.data.sampler": (
+        "RandomSampler SequentialSampler BatchSampler SubsetRandomSampler WeightedRandomSampler"
+    ),
+    "torch.distributed.checkpoint.metadata": (
+        "Metadata TensorStorageMetadata BytesStorageMetadata ChunkStorageMetadata TensorProperties MetadataIndex "
+        "StorageMeta _MEM_FORMAT_ENCODING"
+    ),
+    "torch.distributed.checkpoint.filesystem": "_StorageInfo _StoragePrefix SerializationFormat",
+    "torch.distributed.checkpoint.planner": "SavePlan LoadPlan WriteItem WriteItemType TensorWriteData",
+    "torch.distributed._shard.sharded_tensor.metadata": (
+        "ShardedTensorMetadata TensorProperties MEM_FORMAT_ENCODING ShardMetadata"
+    ),
+    "torch.distributed._shard.sharded_tensor.api": "ShardedTensor",
+    "torch.distributed._shard.sharded_tensor.shard": "Shard",
+    "torch.distributed._shard.metadata": "ShardMetadata",
+    "torch.distributed._shard.sharding_spec.api": "EnumerableShardingSpec",
+    "torch.distributed._shard.sharding_spec.chunk_sharding_spec": "ChunkShardingSpec",
+    "torch.distributed.remote_device": "_remote_device",
+    "torch.distributed.tensor": "DTensor",
+    "torch.distributed.tensor._api": "DTensor",
+    "torch.distributed._tensor.api": "DTensor",
+    "torch.distributed.tensor._dtensor_spec": "DTensorSpec TensorMeta",
+    "torch.distributed._tensor._dtensor_spec": "DTensorSpec TensorMeta",
+    "torch.distributed._tensor.placement_types": "DTensorSpec TensorMeta Shard Replicate Partial _Partial Placement",
+    "torch.distributed.tensor.placement_types": "Shard Replicate Partial _StridedShard Placement MaskPartial",
+    "torch.distributed.device_mesh": "DeviceMesh",
+    "torch.distributed._mesh_layout": "_MeshLayout",
+    "torch.distributed.fsdp._common_utils": "FSDPMeshInfo",
+    "builtins": (
+        "set frozenset list dict tuple int float bool str bytes bytearray complex slice range object enumerate "
+        "zip reversed ArithmeticError AssertionError AttributeError BlockingIOError BrokenPipeError BufferError "
+        "ChildProcessError ConnectionError EOFError Exception FileExistsError FileNotFoundError "
+        "FloatingPointError ImportError IndexError InterruptedError IsADirectoryError KeyError KeyboardInterrupt "
+        "LookupError MemoryError ModuleNotFoundError NameError NotADirectoryError NotImplementedError OSError "
+        "OverflowError PermissionError RecursionError ReferenceError RuntimeError RuntimeWarning StopIteration "
+        "SyntaxError SystemError TimeoutError TypeError UnicodeDecodeError UnicodeError UserWarning ValueError "
+        "Warning ZeroDivisionError"
+    ),
+    "collections": "OrderedDict Counter deque ChainMap UserDict UserList UserString defaultdict",
+    "datetime": "date datetime time timedelta timezone",
+    "decimal": "Decimal Context",
+    "fractions": "Fraction",
+    "uuid": "UUID SafeUUID",
+    "ipaddress": "IPv4Address IPv6Address IPv4Network IPv6Network IPv4Interface IPv6Interface",
+    "pathlib": "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath",
+    "pathlib._local": "Path PosixPath WindowsPath PurePath PurePosixPath PureWindowsPath",
+    "argparse": "Namespace",
+    "types": "SimpleNamespace",
+    "random": "Random",
+    "string": "Template Formatter",
+    "time": "struct_time",
+    "re": "RegexFlag",
+    "enum": "auto",
+    "http": "HTTPStatus",
+    "signal": "Signals",
+    "logging": "Logger RootLogger",
+    "dataclasses": "_MISSING_TYPE Field InitVar _KW_ONLY_TYPE _HAS_DEFAULT_FACTORY_CLASS",
+    "inspect": "Signature Parameter _ParameterKind _empty",
+    "itertools": "count chain repeat islice",
+    "operator": "attrgetter itemgetter methodcaller",
+    "_io": "BytesIO StringIO",
+    "numpy": "dtype poly1d random.RandomState",
+    "numpy.dtypes": (
+        "Float16DType Float32DType Float64DType Int8DType Int16DType Int32DType Int64DType UInt8DType UInt16DType "
+        "UInt32DType UInt64DType BoolDType Complex64DType Complex128DType StrDType BytesDType ObjectDType "
+        "StringDType"
+    ),
+    "numpy.random.mtrand": "RandomState",
+    "numpy.random._generator": "Generator",
+    "numpy.random._mt19937": "MT19937",
+    "numpy.random._pcg64": "PCG64 PCG64DXSM",
+    "numpy.random._philox": "Philox",
+    "numpy.random._sfc64": "SFC64",
+    "numpy.random.bit_generator": "SeedSequence",
+    "lightning.fabric.utilities.data": "AttributeDict",
+    "lightning_fabric.utilities.data": "AttributeDict",
+    "lightning.pytorch.utilities.parsing": "AttributeDict",
+    "pytorch_lightning.utilities.parsing": "AttributeDict",
+    "lightning.pytorch.core.mixins.hparams_mixin": "AttributeDict",
+    "transformers.training_args": "TrainingArguments ParallelMode OptimizerNames",
+    "transformers.training_args_seq2seq": "Seq2SeqTrainingArguments",
+    "transformers.trainer_utils": (
+        "IntervalStrategy EvaluationStrategy SaveStrategy HubStrategy SchedulerType FSDPOption "
+        "RemoveColumnsCollator"
+    ),
+    "transformers.debug_utils": "DebugOption",
+    "transformers.trainer_pt_utils": "AcceleratorConfig",
+    "transformers.trainer_callback": "TrainerState TrainerControl",
+    "accelerate.state": "PartialState AcceleratorState GradientState DistributedType",
+    "accelerate.utils.dataclasses": (
+        "DistributedType PrecisionType ComputeEnvironment DynamoBackend LoggerType RNGType "
+        "SageMakerDistributedType DataLoaderConfiguration ProjectConfiguration GradientAccumulationPlugin "
+        "TorchDynamoPlugin DeepSpeedPlugin FullyShardedDataParallelPlugin DDPCommunicationHookType"
+    ),
+    "omegaconf.dictconfig": "DictConfig",
+    "omegaconf.listconfig": "ListConfig",
+    "omegaconf.base": "Metadata ContainerMetadata SCMode",
+    "omegaconf.nodes": (
+        "AnyNode StringNode IntegerNode FloatNode BooleanNode PathNode BytesNode EnumNode InterpolationResultNode"
+    ),
+})  # fmt: skip
+"""Classes whose making and filling sets attributes and does nothing else."""
+
+FUNCTIONS: Final = _pairs({
+    "torch._utils": (
+        "_rebuild_tensor _rebuild_tensor_v2 _rebuild_tensor_v3 _rebuild_parameter _rebuild_parameter_with_state "
+        "_rebuild_qtensor _rebuild_sparse_tensor _rebuild_sparse_csr_tensor _rebuild_nested_tensor "
+        "_rebuild_meta_tensor_no_storage _rebuild_wrapper_subclass _rebuild_device_tensor_from_numpy "
+        "_rebuild_device_tensor_from_cpu_tensor _rebuild_xla_tensor"
+    ),
+    "torch.serialization": "_get_layout",
+    "numpy.core.multiarray": "scalar",
+    "numpy._core.multiarray": "scalar",
+    "numpy.core.numeric": "_frombuffer",
+    "numpy._core.numeric": "_frombuffer",
+    "re": "_compile",
+    "logging": "getLogger",
+    "zoneinfo": "ZoneInfo._unpickle",
+    "pandas._libs.internals": "_unpickle_block",
+    "pandas._libs.tslibs.timestamps": "_unpickle_timestamp",
+    "pandas._libs.tslibs.timedeltas": "_timedelta_unpickle",
+})  # fmt: skip
+"""Functions that build data from plain arguments."""
+
+
+HARMLESS_MODULES: Final = frozenset((
+    "math", "cmath", "operator", "_operator", "functools", "itertools", "collections", "collections.abc", "typing",
+    "enum", "dataclasses", "datetime", "decimal", "fractions", "numbers", "statistics", "random", "re", "string",
+    "textwrap", "time", "calendar", "uuid", "pathlib", "json", "json.encoder", "json.decoder", "copy", "abc", "heapq",
+    "bisect", "logging", "argparse", "types", "array", "colorsys", "unicodedata", "difflib", "pprint", "zlib",
+))  # fmt: skip
+"""Modules of the standard library whose functions may be named, as a sort key is. None reaches the system."""
+
+HARMLESS_BUILTINS: Final = frozenset(_words(
+    "abs all any ascii bin bool bytes callable chr divmod enumerate filter float format hash hex id int "
+    "isinstance issubclass iter len list map max min next oct ord pow print range repr reversed round set "
+    "sorted str sum super tuple zip"
+))  # fmt: skip
+
+GADGETS: Final = frozenset(_words(
+    "IPython aiohttp ansible bdb celery cffi click cloudpickle code cython dask dill distributed distutils "
+    "docker fabric fire fsspec git hypothesis importlib_metadata invoke jedi jinja2 joblib jsonpickle jupyter "
+    "keras mako numba numexpr paramiko pdb pexpect pip pkg_resources plumbum prompt_toolkit psutil py_compile "
+    "pyximport ray requests setuptools sh sympy tensorflow tornado traitlets typer urllib3 yaml zmq httpx "
+    "nantrap pytest _pytest pluggy networkx pygments parso huggingface_hub mpmath nt posix"
+))  # fmt: skip
+"""Packages in which a name that runs commands, loads code or opens files is never far: only known names pass."""
+
+TORCH_THAT_RUNS: Final = re.compile(
+    r"torch\.(hub|jit|package|utils\.(cpp_extension|model_zoo|_config_module|collect_env|bottleneck|_strobelight|data\."
+    r"datapipes|show_pickle|benchmark|file_baton|hipify)|_dynamo|_inductor|_strobelight|multiprocessing|"
+    r"distributed\.(run|launch|launcher|elastic|rpc|nn)|fx|export|_export|onnx|testing|_C|ops|_ops|classes|_classes|"
+    r"compiler|_functorch|_vendor|_lazy|library|csrc)(\.|$)"
+)
+NUMPY_THAT_RUNS: Final = re.compile(r"numpy\.(testing|f2py|distutils|lib|compat|ctypeslib|_pyinstaller|tests)(\.|$)")
+RUNS: Final = frozenset((
+    Name("torch", "load"), Name("torch.serialization", "load"), LOADER_NAME, Name("torch", "compile"),
+    Name("numpy", "load"), Name("numpy", "fromfile"), Name("numpy", "save"), Name("numpy", "savez"),
+    Name("numpy", "memmap"), Name("pandas", "read_pickle"), Name("pandas", "eval"),
+))  # fmt: skip
