@@ -8,6 +8,7 @@ import nantrap
 
 NAMES = {
     "Action",
+    "Alerts",
     "Cause",
     "CheckpointStore",
     "Evidence",

@@ -27,8 +27,10 @@ if TYPE_CHECKING:
     from nantrap.guard import Policy as Policy
     from nantrap.guard import replay as replay
     from nantrap.locate import probe as probe
+    from nantrap.record.alerts import Alerts as Alerts
 
 _LAZY = {
+    "Alerts": "nantrap.record.alerts",
     "CheckpointStore": "nantrap.checkpoints",
     "audit": "nantrap.checkpoints.audit",
     "explain": "nantrap.causes",
@@ -46,6 +48,7 @@ _LAZY_MODULES = frozenset({"checkpoints", "ops"})
 
 __all__ = [
     "Action",
+    "Alerts",
     "Cause",
     "CheckpointStore",
     "Evidence",

@@ -41,6 +41,8 @@ def test_a_run_folder_with_ranks_incidents_and_evaluations(tmp_path: Path) -> No
                  "incident": incident})  # fmt: skip
     book.append({"kind": "eval", "step": 3, "metrics": {"accuracy": 0.5}})
     book.append({"kind": "something new", "step": 3})
+    book.append({"step": 4, "event": "incident_begins", "phase": "forward", "loss": float("nan")})
+    book.append({"step": 4, "event": "eval", "metrics": {"accuracy": 0.75}, "epoch": 1})
     book.close()
     write_bundle(tmp_path, Incident(step=3, rank=0, phase="forward", module="attn", op="aten._softmax"), text="x")
 
@@ -56,8 +58,10 @@ def test_a_run_folder_with_ranks_incidents_and_evaluations(tmp_path: Path) -> No
     assert record.ACTIONS[run.main.action[3]] == "skip"
     (event,) = run.main.events()
     assert (event.step, event.action, event.cause, event.module) == (3, "skip", "softmax_fully_masked_row", "attn")
-    assert run.evaluations["accuracy"].value.tolist() == [0.5]
-    assert run.evaluations["accuracy"].step.tolist() == [3]
+    assert run.evaluations["accuracy"].value.tolist() == [0.5, 0.75]
+    assert [(mark.event, mark.step) for mark in run.marks] == [("something new", 3), ("incident_begins", 4)]
+    assert run.evaluations["accuracy"].step.tolist() == [3, 4]
+    assert [(mark.event, mark.step) for mark in run.marks] == [("something new", 3), ("incident_begins", 4)]
     assert [folder.incident.step for folder in run.incidents if folder.incident] == [3]
     assert run.problems == ()
     assert run.modified > 0

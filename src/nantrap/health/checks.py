@@ -151,6 +151,14 @@ def incidents(window: Window) -> Iterator[Finding]:
     phase = window.series.labels("incident.phase")
     rows = np.empty(0, dtype=np.int64) if phase is None else phase.row[window.rows[phase.row]]
     evidence: dict[str, Any] = {"incidents": len(rows)}
+    marks = window.run.marks
+    exceptions = [mark for mark in marks if mark.event == "exception"]
+    if exceptions:
+        words = f"{count(len(exceptions), 'exception')} in a step, the last at step {exceptions[-1].step:,}"
+        yield Finding("exceptions", "warn", words, {"exceptions": len(exceptions)})
+    if marks and marks[-1].event == "incident_begins" and marks[-1].row >= len(window.series):
+        words = f"the run ended while the failure of step {marks[-1].step:,} was being diagnosed"
+        yield Finding("ended", "warn", words, {"step": marks[-1].step})
     if not len(rows):
         yield Finding("incidents", "pass", "no incident", evidence)
         return

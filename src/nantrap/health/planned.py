@@ -99,6 +99,8 @@ def _loss(window: Window, wish: Literal["falls", "stable"] | Limits) -> Iterator
 
 def _incidents(window: Window, most: int) -> Iterator[Finding]:
     for finding in incidents(window):
+        if finding.check not in ("incidents", "log_lines"):
+            continue
         amount = int(finding.evidence.get("incidents", finding.evidence.get("lines", 0)))
         outcome: Literal["pass", "fail"] = "pass" if amount <= most else "fail"
         yield Finding(

@@ -9,7 +9,7 @@ from nantrap.record.durable import write_atomically
 from nantrap.record.history import History, StepRecord
 from nantrap.record.journal import Journal
 from nantrap.record.reader import JournalLine, journal_paths, read_journal
-from nantrap.record.run import IncidentFolder, Run, open_run
+from nantrap.record.run import IncidentFolder, Mark, Run, open_run
 from nantrap.record.run_info import write_run_info
 from nantrap.record.sampling import Envelope, downsample, envelope
 from nantrap.record.series import ACTIONS, Event, Segment, Series
@@ -26,6 +26,7 @@ __all__ = [
     "Journal",
     "JournalLine",
     "Labels",
+    "Mark",
     "Material",
     "Note",
     "Run",

@@ -12,7 +12,7 @@ import json
 import os
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -26,8 +26,9 @@ from nantrap.record.sources import JsonLines, Records, Source, TextLines
 from nantrap.record.textlog import Note
 
 _JOURNAL = re.compile(r"journal-r(\d+)\.jsonl$")
-_ALWAYS = frozenset({"kind", "action", "incident", "metrics"})
+_ALWAYS = frozenset({"kind", "event", "action", "incident", "metrics"})
 _MOST_PROBLEMS = 20
+_MOST_MARKS = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,11 +40,29 @@ class IncidentFolder:
     error: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A line of the journal that is no step: `incident_begins` (a diagnosis), `exception`.
+
+    Attributes:
+        event: what it says.
+        step: the step it belongs to.
+        row: the row of the steps that comes after it.
+        fields: the whole line.
+    """
+
+    event: str
+    step: int
+    row: int
+    fields: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+
 class _Stream:
     """One source and the tables it fills: the steps, and the evaluations among them."""
 
-    def __init__(self, source: Source, rank: int, wanted: Callable[[str], bool] | None) -> None:
+    def __init__(self, source: Source, rank: int, wanted: Callable[[str], bool] | None, *, own: bool = False) -> None:
         self.source = source
+        self._own = own
         self._rank = rank
         self._wanted = wanted
         self._clear()
@@ -52,6 +71,7 @@ class _Stream:
         self._steps, self._evaluations = Table(self._wanted), Table()
         self.series = Series(self._steps, rank=self._rank)
         self.evaluations = Series(self._evaluations, rank=self._rank)
+        self.marks: list[Mark] = []
         self.source.problems.clear()
 
     def refresh(self) -> bool:
@@ -67,13 +87,22 @@ class _Stream:
         if isinstance(records, Block):
             self._steps.extend_block(records)
             return
-        steps: Records = records
-        if any("kind" in record for record in records):
-            steps = [record for record in records if record.get("kind") in (None, "step")]
-            for record in records:
-                metrics = record.get("metrics")
-                if record.get("kind") == "eval" and isinstance(metrics, dict):
-                    self._evaluations.extend([{**metrics, "step": record.get("step", 0)}])
+        steps: list[Mapping[str, Any]] = []
+        for record in records:
+            event = record.get("event") or record.get("kind")
+            metrics = record.get("metrics")
+            if event is None or event == "step":
+                steps.append(record)
+            elif event == "eval" and isinstance(metrics, dict):
+                self._evaluations.extend([{**metrics, "step": record.get("step", 0)}])
+            elif self._own:  # a line beside the steps
+                if len(self.marks) < _MOST_MARKS:
+                    step = record.get("step")
+                    self.marks.append(
+                        Mark(str(event), step if isinstance(step, int) else -1, self._steps.rows + len(steps), record)
+                    )
+            else:  # another tool's own field of that name
+                steps.append(record)
         if steps:
             self._steps.extend(steps)
 
@@ -140,6 +169,11 @@ class Run:
             return (-1 if folder.incident is None else folder.incident.step), folder.path.name
 
         return tuple(sorted(self._incidents.values(), key=place))
+
+    @property
+    def marks(self) -> tuple[Mark, ...]:
+        """Lines of the lowest rank's journal that are no steps: the begin of a diagnosis, an exception."""
+        return tuple(self._streams[self.ranks[0]].marks)
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -209,7 +243,7 @@ class Run:
             changed = True
         for rank, path in _journals(self.path).items():  # a rank that came late
             if rank not in self._streams:
-                self._streams[rank] = _Stream(JsonLines(path, wanted=self._wanted), rank, self._wanted)
+                self._streams[rank] = _Stream(JsonLines(path, wanted=self._wanted), rank, self._wanted, own=True)
         return changed
 
 
@@ -238,7 +272,7 @@ def open_run(path: str | os.PathLike[str], *, columns: Collection[str] | None = 
         return Run(
             place,
             "nantrap",
-            {rank: _Stream(JsonLines(file, wanted=wanted), rank, wanted) for rank, file in journals.items()},
+            {rank: _Stream(JsonLines(file, wanted=wanted), rank, wanted, own=True) for rank, file in journals.items()},
             wanted,
         )
     log = find_log(place)

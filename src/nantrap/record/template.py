@@ -55,7 +55,7 @@ def template_of(line: str, wanted: Callable[[str], bool] | None = None) -> Templ
         record = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(record, dict) or "kind" in record:
+    if not isinstance(record, dict) or "kind" in record or "event" in record:
         return None
     names: list[str] = []
     texts: dict[str, str] = {}

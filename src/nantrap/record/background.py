@@ -1,0 +1,68 @@
+"""Work that must not hold a training loop up: a daemon thread that takes items one after the other."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any
+
+_MOST_WAITING = 20_000
+
+
+class Background:
+    """Hands items to a function in a thread of its own. Holds the items that wait.
+
+    The thread starts with the first item. When too many wait, new ones are dropped and counted, unless they matter.
+
+    Args:
+        handle: called with each item, in the thread; what it raises is lost.
+        most: so many items may wait.
+    """
+
+    def __init__(self, handle: Callable[[Any], None], *, most: int = _MOST_WAITING) -> None:
+        self.dropped = 0
+        self._handle = handle
+        self._most = most
+        self._items: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def put(self, item: Any, *, matters: bool = False) -> None:
+        """Add an item; returns at once."""
+        if self._closed:
+            return
+        if not matters and self._items.qsize() >= self._most:
+            self.dropped += 1
+            return
+        self._items.put(item)
+        if self._thread is None:
+            self._thread = threading.Thread(
+                target=_work, args=(self._items, self._handle), name="nantrap-background", daemon=True
+            )
+            self._thread.start()
+            # a daemon thread is cut off at the end of the interpreter: let this one finish its items before
+            atexit.register(self.close)
+
+    def close(self, *, timeout: float = 10.0) -> bool:
+        """Wait until all items are handled, at most `timeout` seconds. True if they were. May be called again."""
+        thread = self._thread
+        if not self._closed:
+            self._closed = True
+            self._items.put(_END)
+        atexit.unregister(self.close)
+        if thread is None:
+            return True
+        thread.join(timeout)
+        return not thread.is_alive()
+
+
+_END = object()
+
+
+def _work(items: queue.SimpleQueue[Any], handle: Callable[[Any], None]) -> None:
+    while (item := items.get()) is not _END:
+        with contextlib.suppress(Exception):  # also a warning that the user turned into an error
+            handle(item)
