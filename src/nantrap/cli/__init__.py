@@ -20,7 +20,7 @@ from nantrap.errors import NantrapError
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Final = (
-    "run", "demo", "audit", "check", "plot", "watch", "preflight", "data", "report", "replay", "explain",
+    "run", "demo", "preflight", "data", "audit", "check", "report", "plot", "watch", "serve", "replay", "explain",
 )  # fmt: skip
 """The commands in the order of the help. Each is a module of this package with a class of its name, capitalised."""
 

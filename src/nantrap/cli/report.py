@@ -29,6 +29,9 @@ class Report:
             help="default: html, or by FILE's name",
         )
         parser.add_argument("--json", action="store_true", help="the same as --format json")
+        parser.add_argument(
+            "--expect", metavar="stages.yaml", help="check a run stage by stage, as `nantrap check` does"
+        )
         parser.add_argument("--force", action="store_true", help="overwrite FILE if it exists")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -39,7 +42,7 @@ class Report:
         kind = "json" if arguments.json else arguments.format
         if kind is None:
             kind = _SUFFIXES.get(Path(output).suffix.lower(), "html") if output else "html"
-        report = make_report(arguments.path, kind, beside=output is None)
+        report = make_report(arguments.path, kind, beside=output is None, expect=arguments.expect)
         if output == "-" or (output is None and kind != "html"):
             sys.stdout.write(report.text)
             return 0

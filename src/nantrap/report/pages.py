@@ -65,13 +65,14 @@ def run_context(view: RunView) -> dict[str, Any]:
     """What the template of a run needs beside the view."""
     present = {"stages": bool(view.stages), "evaluation": bool(view.evaluations) or len(view.ranks) > 1}
     titles = (
-        ("curves", "Curves"), ("causes", "Causes"), ("stages", "Stages"), ("evaluation", "Evaluation, ranks"),
+        ("curves", "Curves"), ("causes", "Causes"), ("stages", "Checks"), ("evaluation", "Evaluation, ranks"),
         ("files", "Files and settings"),
     )  # fmt: skip
     return {
         "view": view,
         "charts": run_charts(view),
         "legend": legend(view),
+        "has_plan": any(stage.stage != "whole run" for stage in view.stages),
         "sections": [(ident, title) for ident, title in titles if present.get(ident, True)],
     }
 
@@ -102,10 +103,10 @@ def render(template: str, *, script: str = "", extra_style: str = "", **context:
 
 def content_policy(style: str, script: str = "") -> str:
     """The content security policy of a page that holds this style and this script."""
-    parts = ["default-src 'none'", f"style-src {_sha256(style)}", "base-uri 'none'", "form-action 'none'"]
+    parts = ["default-src 'none'", f"style-src {_sha256(style)}", "base-uri 'none'"]
     if script:
-        parts += [f"script-src {_sha256(script)}", "connect-src 'self'"]
-    return "; ".join(parts)
+        return "; ".join([*parts, "form-action 'self'", f"script-src {_sha256(script)}", "connect-src 'self'"])
+    return "; ".join([*parts, "form-action 'none'"])
 
 
 @functools.cache

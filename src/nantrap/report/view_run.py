@@ -9,11 +9,11 @@ from typing import Any
 
 import numpy as np
 
+from nantrap.health import Expectations, judge
 from nantrap.incident import BY_SLUG, Incident
 from nantrap.record import ACTIONS, Column, Event, Run, Series
 from nantrap.report import wording as words
 from nantrap.report.numbers import count, percent, value
-from nantrap.report.surroundings import read_json
 from nantrap.report.view_incident import Verdict, environment, verdict_of
 
 _MOST_EVENTS = 200_000
@@ -80,7 +80,7 @@ class RankRow:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One check of one stage, as `nantrap check --expect` found it."""
+    """One check of the whole run or of one stage of the plan."""
 
     stage: str
     check: str
@@ -127,8 +127,13 @@ class RunView:
     segments: int
 
 
-def view_run(run: Run) -> RunView:
-    """The view of a run or of a log that nantrap did not write. Nothing in it depends on the clock."""
+def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
+    """The view of a run or of a log that nantrap did not write. Nothing in it depends on the clock.
+
+    Args:
+        run: as `record.open_run` gave it.
+        expect: the plan against which its stages are checked.
+    """
     series = run.main
     action = series.action
     events = series.events(limit=_MOST_EVENTS)
@@ -175,7 +180,7 @@ def view_run(run: Run) -> RunView:
         evaluations=rows,
         evaluation_loss=evaluation_loss,
         ranks=_ranks(run, incidents),
-        stages=_stages(run),
+        stages=_stages(run, expect),
         environment=environment(run.info),
         files=_files(run),
         problems=run.problems[:5],
@@ -414,27 +419,18 @@ def _agrees(lead: Series, series: Series) -> str:
     return "always" if not len(differs) else f"differs from step {int(series.step[differs[0]]):,} on"
 
 
-def _stages(run: Run) -> tuple[Stage, ...]:
-    """What `nantrap check --expect` left beside the journal, if anything."""
-    if run.kind != "nantrap":
+def _stages(run: Run, expect: Expectations | None) -> tuple[Stage, ...]:
+    """The checks of the whole run, then those of each stage of the plan."""
+    if not len(run.main):
         return ()
-    document = read_json(run.path / "check.json")
-    found = document.get("checks", document.get("stages"))
-    stages = []
-    verdicts = {"pass": ("ok", "✓"), "warn": ("warn", "▲"), "fail": ("bad", "✖")}
-    for entry in found if isinstance(found, list) else ():
-        if isinstance(entry, Mapping):
-            word = str(entry.get("verdict", entry.get("status", "")))
-            tone, sign = verdicts.get(word, ("muted", "?"))
-            stages.append(
-                Stage(
-                    str(entry.get("stage", "")),
-                    str(entry.get("check", "")),
-                    str(entry.get("found", "")),
-                    Verdict(tone, sign, word),
-                )
-            )
-    return tuple(stages[:60])
+    verdict = judge(run, expect=expect, now=run.modified)
+    found = [("whole run", finding) for finding in verdict.findings]
+    found += [(f"{stage.name} ({stage.span}, {stage.state})", f) for stage in verdict.stages for f in stage.findings]
+    signs = {"pass": ("ok", "✓"), "warn": ("warn", "▲"), "fail": ("bad", "✖"), "unknown": ("muted", "?")}
+    return tuple(
+        Stage(name, f.check.replace("_", " "), f.summary, Verdict(*signs[f.outcome], f.outcome))
+        for name, f in found[:80]
+    )
 
 
 def _files(run: Run) -> tuple[tuple[str, int], ...]:

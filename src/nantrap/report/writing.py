@@ -5,18 +5,19 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from nantrap.errors import FormatError, UsageError
+from nantrap.health import read_expectations
 from nantrap.incident import Incident
 from nantrap.record import Run, open_run, write_atomically
 from nantrap.report import formats
 from nantrap.report.pages import incident_page, run_page
 from nantrap.report.surroundings import surroundings
 from nantrap.report.view_incident import IncidentView, view_incident
-from nantrap.report.view_run import RunView, view_run
+from nantrap.report.view_run import RunView, Stage, view_run
 
 FORMATS = ("html", "md", "json", "junit", "github", "sarif")
 REPORT = "report.html"
@@ -81,24 +82,32 @@ def read_incident(folder: Path) -> Incident:
         raise FormatError(f"{file}: {error}") from None
 
 
-def make_report(path: str | os.PathLike[str], kind: str = "html", *, beside: bool = True) -> Report:
+def make_report(
+    path: str | os.PathLike[str],
+    kind: str = "html",
+    *,
+    beside: bool = True,
+    expect: str | os.PathLike[str] | None = None,
+) -> Report:
     """The report on a run, a log or an incident in one of `FORMATS`.
 
     Args:
         path: the folder of a run or of an incident, an `incident.json`, a journal or a log.
         kind: the format.
         beside: whether the page will lie in the folder it reports on, so that it can link to the files there.
+        expect: a plan (YAML) against which the stages of a run are checked.
     """
     place = Path(path)
     if place.name == "incident.json" and place.is_file():
         place = place.parent
     if (place / "incident.json").is_file():
-        view = read_incident_view(place)
-        return Report(_incident_formats[kind](view, beside), place / REPORT, f"step {view.incident.step:,}")
+        shown = read_incident_view(place)
+        return Report(_incident_report(shown, kind, beside), place / REPORT, f"step {shown.incident.step:,}")
     run = open_run(place)
     folder = place if place.is_dir() else place.parent
     name = REPORT if place.is_dir() else f"{place.name}.{REPORT}"
-    return Report(_run_formats[kind](run, beside and place.is_dir()), folder / name, run.name)
+    view = view_run(run, expect=read_expectations(expect) if expect is not None else None)
+    return Report(_run_report(run, view, kind, beside and place.is_dir()), folder / name, run.name)
 
 
 def save(report: Report, place: Path, *, force: bool = False) -> None:
@@ -130,34 +139,28 @@ def _run_incidents(run: Run) -> list[tuple[str, Incident]]:
     return [(folder.path.name, folder.incident) for folder in run.incidents if folder.incident is not None]
 
 
-def _run_problems(run: Run) -> tuple[RunView, tuple[formats.Problem, ...]]:
-    view = view_run(run)
-    return view, formats.problems_of_run(view, _run_incidents(run))
+def _incident_report(view: IncidentView, kind: str, links: bool) -> str:
+    if kind == "html":
+        return incident_page(view, links=links)
+    if kind == "md":
+        return formats.incident_markdown(view)
+    if kind == "json":
+        return formats.incident_json(view)
+    return _problems(f"step {view.incident.step}", formats.problems_of_incident(view.incident), kind, ())
 
 
-def _run_junit(run: Run, beside: bool) -> str:
-    view, problems = _run_problems(run)
-    stages = [(f"{s.stage}: {s.check}", s.found, s.verdict.tone != "bad") for s in view.stages]
-    return formats.junit(view.name, problems, stages=stages)
+def _run_report(run: Run, view: RunView, kind: str, links: bool) -> str:
+    if kind == "html":
+        return run_page(view, links=links)
+    if kind == "md":
+        return formats.run_markdown(view)
+    if kind == "json":
+        return formats.run_json(view)
+    return _problems(view.name, formats.problems_of_run(view, _run_incidents(run)), kind, view.stages)
 
 
-def _incident_junit(view: IncidentView, beside: bool) -> str:
-    return formats.junit(f"step {view.incident.step}", formats.problems_of_incident(view.incident))
-
-
-_incident_formats: Mapping[str, Callable[[IncidentView, bool], str]] = {
-    "html": lambda view, beside: incident_page(view, links=beside),
-    "md": lambda view, beside: formats.incident_markdown(view),
-    "json": lambda view, beside: formats.incident_json(view),
-    "junit": _incident_junit,
-    "github": lambda view, beside: formats.github(formats.problems_of_incident(view.incident)),
-    "sarif": lambda view, beside: formats.sarif(formats.problems_of_incident(view.incident)),
-}
-_run_formats: Mapping[str, Callable[[Run, bool], str]] = {
-    "html": lambda run, beside: run_page(view_run(run), links=beside),
-    "md": lambda run, beside: formats.run_markdown(view_run(run)),
-    "json": lambda run, beside: formats.run_json(view_run(run)),
-    "junit": _run_junit,
-    "github": lambda run, beside: formats.github(_run_problems(run)[1]),
-    "sarif": lambda run, beside: formats.sarif(_run_problems(run)[1]),
-}
+def _problems(name: str, problems: Sequence[formats.Problem], kind: str, stages: Sequence[Stage]) -> str:
+    if kind == "junit":
+        checks = [(f"{stage.stage}: {stage.check}", stage.found, stage.verdict.tone != "bad") for stage in stages]
+        return formats.junit(name, problems, stages=checks)
+    return formats.github(problems) if kind == "github" else formats.sarif(problems)

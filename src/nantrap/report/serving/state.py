@@ -67,61 +67,61 @@ class Recent:
 
 
 @dataclass(frozen=True, slots=True)
-class Health:
+class State:
     """A word for the state, a sentence that says why, and a sign and a tone for the eye."""
 
-    state: str
+    word: str
     reason: str
 
     @property
     def sign(self) -> str:
         """The sign beside the word."""
-        return _SIGNS[self.state][1]
+        return _SIGNS[self.word][1]
 
     @property
     def tone(self) -> str:
         """`bad`, `warn`, `ok` or `muted`."""
-        return _SIGNS[self.state][0]
+        return _SIGNS[self.word][0]
 
     @property
     def rank(self) -> int:
         """Small for what needs attention."""
-        return ORDER.index(self.state)
+        return ORDER.index(self.word)
 
 
-def health(recent: Recent) -> Health:
+def state_of(recent: Recent) -> State:
     """The state of a run, the worst that is true of it."""
     if not recent.actions:
-        return Health("unknown", "no step yet")
+        return State("unknown", "no step yet")
     if recent.actions[-1] == "stop":
-        return Health("stopped", "the guard stopped the run")
+        return State("stopped", "the guard stopped the run")
     done = recent.total is not None and recent.steps >= recent.total
     usual = recent.milliseconds / 1000
     patience = max(_STALLED_LEAST_SECONDS, _STALLED_FACTOR * usual)
     if done or recent.ended:
-        return Health("finished", "all steps are done" if done else "the run has ended")
+        return State("finished", "all steps are done" if done else "the run has ended")
     if recent.age > patience:
         if recent.alive is False:
-            return Health("dead", "its process is gone and it did not say that it ended")
+            return State("dead", "its process is gone and it did not say that it ended")
         said = f"no step for {recent.age:,.0f} s" + (f", usually {usual:.1f} s" if usual else "")
-        return Health("stalled", said)
+        return State("stalled", said)
     return _running(recent)
 
 
-def _running(recent: Recent) -> Health:
+def _running(recent: Recent) -> State:
     applied = [loss for loss, action in zip(recent.losses, recent.actions, strict=True) if action == "apply"]
     bad = sum(1 for loss in applied if not math.isfinite(loss))
     if applied and bad:
-        return Health("diverging", f"the loss of {bad} of the last {len(applied)} applied steps is not finite")
+        return State("diverging", f"the loss of {bad} of the last {len(applied)} applied steps is not finite")
     if recent.best is not None and len(applied) >= 20 and recent.best > 0:
         now = median(applied[-20:])
         if now > _DIVERGING * recent.best:
-            return Health("diverging", f"the loss is {now / recent.best:.1f} times its best")
+            return State("diverging", f"the loss is {now / recent.best:.1f} times its best")
     skipped = sum(1 for action in recent.actions if action in ("skip", "rollback"))
     if skipped >= max(3, _SKIPPING * len(recent.actions)):
-        return Health("skipping", f"{skipped} of the last {len(recent.actions)} steps were skipped")
+        return State("skipping", f"{skipped} of the last {len(recent.actions)} steps were skipped")
     if "rollback" in recent.actions:
-        return Health("recovering", "rolled back a short while ago")
+        return State("recovering", "rolled back a short while ago")
     if recent.since_incident is not None and recent.since_incident <= 10 * RECENT:
-        return Health("incidents", f"last incident {recent.since_incident:,} steps ago")
-    return Health("healthy", "no incident of late" if recent.incidents else "no incident")
+        return State("incidents", f"last incident {recent.since_incident:,} steps ago")
+    return State("healthy", "no incident of late" if recent.incidents else "no incident")

@@ -1,0 +1,379 @@
+"""The pages and events of the live server. Read-only: it opens files for reading and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import json
+import math
+import time
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from nantrap.errors import NantrapError
+from nantrap.incident import BY_SLUG
+from nantrap.record import open_run
+from nantrap.report.charts import spark
+from nantrap.report.numbers import duration, value
+from nantrap.report.pages import incident_context, render, resource, run_context
+from nantrap.report.serving.guarding import Guarded
+from nantrap.report.serving.index import BUCKET, Index, Summary, incident_folders
+from nantrap.report.serving.journals import Row, appended, finite_or_none, tail, window
+from nantrap.report.serving.metrics import CONTENT_TYPE, metrics
+from nantrap.report.serving.results import results_of
+from nantrap.report.serving.standing import standing_charts
+from nantrap.report.surroundings import read_json
+from nantrap.report.view_incident import environment
+from nantrap.report.view_run import view_run
+from nantrap.report.visible import visible
+from nantrap.report.wording import VERBS
+from nantrap.report.writing import read_incident_view
+
+_MOST_LISTED = 200
+_RAW_STEPS = 4 * BUCKET * 4
+_SLICES = 4
+_LARGEST_REPORT = 400_000_000
+_SIGNS = {"skip": ("bad", "✖"), "rollback": ("bad", "↶"), "stop": ("bad", "✖"), "apply": ("warn", "▲")}
+
+
+class Live:
+    """The application. Holds the index of runs and how often it looks for changes.
+
+    Args:
+        index: the runs.
+        interval: seconds between two looks at a file; small in tests.
+    """
+
+    def __init__(self, index: Index, *, interval: float = 1.0) -> None:
+        self._index = index
+        self._interval = interval
+        self._stopping = asyncio.Event()
+        self._stop_scan = False
+
+    def application(self, *, hosts: tuple[str, ...], token: str | None = None) -> Guarded:
+        """The application with its guard."""
+        routes = [
+            Route("/", self.list_page),
+            Route("/events", self.list_events),
+            Route("/run/{ident}", self.run_page),
+            Route("/run/{ident}/events", self.run_events),
+            Route("/run/{ident}/report", self.report_page),
+            Route("/run/{ident}/incident/{name}", self.incident_page),
+            Route("/api/runs", self.runs_json),
+            Route("/api/run/{ident}/series", self.series_json),
+            Route("/metrics", self.metrics_text),
+            Route("/healthz", self.health_text),
+        ]
+        return Guarded(Starlette(routes=routes, lifespan=self._lifespan), hosts=hosts, token=token)
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        self._stopping = asyncio.Event()
+        await run_in_threadpool(self._index.discover)
+        scanning = asyncio.create_task(self._scan())
+        try:
+            yield
+        finally:
+            self._stopping.set()
+            await scanning
+
+    async def _scan(self) -> None:
+        """In the background: look for new runs, and gather the curves of journals that grew."""
+        while not self._stopping.is_set():
+            more = False
+            with contextlib.suppress(OSError, ValueError):
+                await run_in_threadpool(self._index.discover)
+                more = await run_in_threadpool(self._index.scan)
+            await self._wait(0.05 if more else 5 * self._interval)
+
+    async def _wait(self, seconds: float) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._stopping.wait(), seconds)
+
+    # ---- pages
+
+    async def list_page(self, request: Request) -> Response:
+        """The list of runs, the ones that need attention first."""
+        query = request.query_params.get("q", "")[:200]
+        found = await run_in_threadpool(self._listed, query)
+        text = _live_page(
+            "live_list.html.j2",
+            root=str(self._index.root), query=query, heading=_heading(found), runs=found[:_MOST_LISTED],
+            hidden=max(0, len(found) - _MOST_LISTED), spark=spark, codes=_codes(), ago=_ago,
+        )  # fmt: skip
+        return HTMLResponse(text)
+
+    async def run_page(self, request: Request) -> Response:
+        """One run: its curves, its events, its settings."""
+        ident = request.path_params["ident"]
+        summary = await run_in_threadpool(self._index.summary, ident)
+        if summary is None:
+            return _missing()
+        return HTMLResponse(await run_in_threadpool(self._run_text, summary))
+
+    def _run_text(self, summary: Summary) -> str:
+        journals = sorted(summary.path.glob("journal-r*.jsonl"))
+        rows = tail(journals[0]) if journals else []
+        counts = self._index.counts(summary.ident)
+        codes = _codes()
+        groups = [(codes.get(slug, "NT000"), slug, n) for slug, n in sorted(counts.causes.items(), key=lambda i: -i[1])]
+        return _live_page(
+            "live_run.html.j2",
+            run=summary, facts=_facts(summary, self._index), charts=standing_charts(rows),
+            feed=_feed(rows, summary.path), groups=groups[:12], ranks=_ranks(journals),
+            results=results_of(summary.path), environment=environment(read_json(summary.path / "run.json")),
+        )  # fmt: skip
+
+    async def report_page(self, request: Request) -> Response:
+        """The report on a run, made now."""
+        ident = request.path_params["ident"]
+        folder = self._index.folder(ident)
+        if folder is None:
+            return _missing()
+        size = sum(path.stat().st_size for path in folder.glob("journal-r*.jsonl"))
+        if size > _LARGEST_REPORT:
+            return PlainTextResponse(f"this journal is large; run: nantrap report {visible(str(folder))}", 413)
+
+        def text() -> str:
+            view = view_run(open_run(folder))
+            return render(
+                "live_document.html.j2", body="run_body.html.j2", ident=ident, run_name=folder.name, title="report",
+                links=True, live=True, incident_link=lambda name: f"/run/{ident}/incident/{name}", **run_context(view),
+            )  # fmt: skip
+
+        try:
+            return HTMLResponse(await run_in_threadpool(text))
+        except NantrapError as error:
+            return PlainTextResponse(visible(str(error)), 422)
+
+    async def incident_page(self, request: Request) -> Response:
+        """The page of an incident."""
+        ident = request.path_params["ident"]
+        folder = await run_in_threadpool(self._index.incident_folder, ident, request.path_params["name"])
+        if folder is None:
+            return _missing()
+
+        def text() -> str:
+            view = read_incident_view(folder)
+            title = f"{view.said.code}, step {view.incident.step:,}"
+            return render(
+                "live_document.html.j2", body="incident_body.html.j2", ident=ident, run_name=view.run_name, title=title,
+                links=False, **incident_context(view),
+            )  # fmt: skip
+
+        try:
+            return HTMLResponse(await run_in_threadpool(text))
+        except NantrapError as error:
+            return PlainTextResponse(visible(str(error)), 422)
+
+    # ---- data
+
+    async def runs_json(self, request: Request) -> Response:
+        """The list as JSON."""
+        found = await run_in_threadpool(self._listed, request.query_params.get("q", "")[:200])
+        return JSONResponse(
+            {"heading": _heading(found), "runs": [summary.to_dict() for summary in found[:_MOST_LISTED]]}
+        )
+
+    async def series_json(self, request: Request) -> Response:
+        """Curves of a range of steps: every step of a short range, stored columns of a long one."""
+        ident = request.path_params["ident"]
+        summary = await run_in_threadpool(self._index.summary, ident)
+        if summary is None:
+            return _missing()
+        try:
+            first = max(0, int(request.query_params.get("first", max(0, summary.step - 599))))
+            last = min(summary.step, int(request.query_params.get("last", summary.step)))
+        except ValueError:
+            return PlainTextResponse("first and last are whole numbers", 400)
+        if last < first:
+            return PlainTextResponse("first is after last", 400)
+        if last - first < _RAW_STEPS:
+            rows = await run_in_threadpool(window, _journal(summary), first, last)
+            return JSONResponse(_raw(rows, first, last))
+        for _ in range(_SLICES):  # the rest is gathered in the background
+            if not await run_in_threadpool(self._index.scan_run, ident):
+                break
+        return JSONResponse(await run_in_threadpool(self._index.curves, ident, first, last))
+
+    async def metrics_text(self, request: Request) -> Response:
+        """For Prometheus."""
+
+        def text() -> str:
+            return metrics((summary, self._index.counts(summary.ident)) for summary in self._index.summaries())
+
+        return PlainTextResponse(await run_in_threadpool(text), headers={"Content-Type": CONTENT_TYPE})
+
+    async def health_text(self, request: Request) -> Response:
+        """Whether the server answers."""
+        return PlainTextResponse("ok\n")
+
+    # ---- events
+
+    async def list_events(self, request: Request) -> Response:
+        """The list again whenever something in it changed."""
+        query = request.query_params.get("q", "")[:200]
+
+        async def events() -> AsyncIterator[str]:
+            earlier = ""
+            while not self._stopping.is_set() and not await request.is_disconnected():
+                found = await run_in_threadpool(self._listed, query)
+                message = {"heading": _heading(found), "runs": [s.to_dict() for s in found[:_MOST_LISTED]]}
+                text = json.dumps(message, allow_nan=False)
+                yield f"data: {text}\n\n" if text != earlier else ": still here\n\n"
+                earlier = text
+                await self._wait(2 * self._interval)
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    async def run_events(self, request: Request) -> Response:
+        """New steps of a run as they are written."""
+        ident = request.path_params["ident"]
+        summary = await run_in_threadpool(self._index.summary, ident)
+        if summary is None:
+            return _missing()
+        try:
+            after = int(request.query_params.get("after", summary.step))
+        except ValueError:
+            return PlainTextResponse("after is a whole number", 400)
+        journal = _journal(summary)
+
+        async def events() -> AsyncIterator[str]:
+            rows = [row for row in await run_in_threadpool(tail, journal) if row.step > after]
+            offset = journal.stat().st_size
+            quiet = 0
+            while not self._stopping.is_set() and not await request.is_disconnected():
+                now = await run_in_threadpool(self._index.summary, ident)
+                if now is not None and (rows or quiet % 10 == 0):
+                    yield f"data: {json.dumps(_message(now, rows, self._index), allow_nan=False)}\n\n"
+                else:
+                    yield ": still here\n\n"
+                quiet = 0 if rows else quiet + 1
+                await self._wait(self._interval)
+                rows, offset = await run_in_threadpool(appended, journal, offset)
+
+        return StreamingResponse(events(), media_type="text/event-stream")
+
+    def _listed(self, query: str) -> list[Summary]:
+        wanted = query.lower().split()
+        found = self._index.summaries()
+        return [s for s in found if all(word in f"{s.name} {s.state.word} {s.incident}".lower() for word in wanted)]
+
+
+def _live_page(template: str, **context: Any) -> str:
+    return render(template, script=resource("live.js"), extra_style=resource("live.css"), **context)
+
+
+def _missing() -> Response:
+    return PlainTextResponse("there is no such run or incident here", 404)
+
+
+def _journal(summary: Summary) -> Path:
+    return min(summary.path.glob("journal-r*.jsonl"), key=lambda p: (len(p.name), p.name))
+
+
+@functools.cache
+def _codes() -> Mapping[str, str]:
+    return {slug: entry.code for slug, entry in BY_SLUG.items()}
+
+
+def _ago(modified: float) -> str:
+    return f"{duration(time.time() - modified)} ago"
+
+
+def _heading(found: list[Summary]) -> str:
+    counted: dict[str, int] = {}
+    for summary in found:
+        counted[summary.state.word] = counted.get(summary.state.word, 0) + 1
+    states = ", ".join(f"{number:,} {word}" for word, number in counted.items())
+    return f"{len(found):,} run{'' if len(found) == 1 else 's'}" + (f": {states}" if states else "")
+
+
+def _facts(summary: Summary, index: Index) -> list[tuple[str, str, str]]:
+    counts = index.counts(summary.ident)
+    speed = f"{1000 / summary.milliseconds:.2f} / s" if summary.milliseconds > 0 else "unknown"
+    facts = [
+        ("step", "step", f"{summary.step:,}"),
+        ("loss", "loss", value(summary.loss, 4)),
+        ("gradient norm", "norm", value(summary.grad_norm, 4)),
+        ("learning rate", "lr", value(summary.lr, 3)),
+        ("applied, last steps", "applied", f"{summary.recent_applied:,} of {summary.recent:,}"),
+        ("not applied", "skipped", f"{counts.skipped + counts.rollbacks + counts.stops:,}"),
+        ("rollbacks", "rollbacks", f"{counts.rollbacks:,}"),
+        ("speed", "speed", speed),
+    ]
+    if summary.scale is not None:
+        facts.insert(4, ("loss scale", "scale", value(summary.scale, 4)))
+    return facts
+
+
+def _message(summary: Summary, rows: list[Row], index: Index) -> dict[str, Any]:
+    return {
+        "run": summary.to_dict(),
+        "facts": {ident: text for _, ident, text in _facts(summary, index)},
+        "rows": [[r.step, r.action, {n: finite_or_none(v) for n, v in r.numbers.items()}] for r in rows[-2000:]],
+        "events": [_event(row, "") for row in rows if row.incident or row.action != "apply"][-40:],
+    }
+
+
+def _feed(rows: list[Row], run: Path) -> list[dict[str, Any]]:
+    """The last events: those at the end of the journal, and the incidents before it that have a folder."""
+    folders: dict[int, Path] = {}
+    for folder in incident_folders(run):
+        number = folder.name.partition("-")[0]
+        if number.isdigit():
+            folders.setdefault(int(number), folder)
+    events = []
+    for row in rows:
+        if row.incident or row.action != "apply":
+            known = folders.pop(row.step, None)
+            events.append(_event(row, known.name if known is not None else ""))
+    for step, folder in sorted(folders.items())[-40:]:
+        found = read_json(folder / "incident.json")
+        causes = found.get("causes")
+        first = causes[0] if isinstance(causes, list) and causes and isinstance(causes[0], dict) else {}
+        told = {"cause": first.get("slug"), "module": found.get("module"), "op": found.get("op")}
+        events.append(_event(Row(step, str(found.get("action", "skip")), {}, incident=told), folder.name))
+    return sorted(events, key=lambda event: -int(event["step"]))[:40]
+
+
+def _event(row: Row, folder: str) -> dict[str, Any]:
+    tone, sign = _SIGNS.get(row.action, ("warn", "▲"))
+    cause = str(row.incident.get("cause") or "")
+    entry = BY_SLUG.get(cause)
+    where = [str(row.incident[name]) for name in ("module", "op") if row.incident.get(name)]
+    said = [entry.title if entry is not None else cause, ", ".join(where)]
+    return {
+        "step": row.step, "tone": tone, "sign": sign, "code": visible(entry.code if entry else "incident"),
+        "did": VERBS.get(row.action, "recorded"), "text": visible("; ".join(part for part in said if part)),
+        "folder": folder,
+    }  # fmt: skip
+
+
+def _ranks(journals: list[Path]) -> list[tuple[int, str, str, str]]:
+    ranks = []
+    for rank, journal in enumerate(journals[:64]):
+        rows = tail(journal, most_bytes=32 * 1024)
+        if rows:
+            middle = sorted(row.milliseconds for row in rows)[len(rows) // 2]
+            loss = value(rows[-1].numbers.get("loss", math.nan), 4)
+            ranks.append((rank, f"{rows[-1].step:,}", loss, f"{middle:,.0f}"))
+    return ranks
+
+
+def _raw(rows: list[Row], first: int, last: int) -> dict[str, Any]:
+    columns: dict[str, list[list[Any]]] = {}
+    for row in rows:
+        for name, number in row.numbers.items():
+            good = finite_or_none(number)
+            columns.setdefault(name, []).append([row.step, good, good, good, int(good is not None), int(good is None)])
+    marks = [[r.step, r.action, str(r.incident.get("cause") or "")] for r in rows if r.incident or r.action != "apply"]
+    return {"first": first, "last": last, "width": 1, "columns": columns, "marks": marks}

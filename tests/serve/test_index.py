@@ -1,0 +1,156 @@
+"""The index of runs: found, summarised from the end of a journal, gathered in slices, and only a cache."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from nantrap.report.serving.index import BUCKET, Index
+from nantrap.report.serving.journals import appended, tail, window
+from nantrap.report.serving.state import Recent, state_of
+from report.runs import line, skipped, usual_run, write_run
+
+
+def opened(root: Path, cache: Path | None = None) -> Index:
+    index = Index(root, cache=cache)
+    index.discover()
+    return index
+
+
+def only(index: Index) -> str:
+    (summary,) = index.summaries()
+    return summary.ident
+
+
+def test_runs_are_found_at_any_depth_and_a_run_itself_too(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", [line(0)])
+    write_run(tmp_path / "group" / "b", [line(0)])
+    (tmp_path / "empty").mkdir()
+    write_run(tmp_path / ".hidden" / "c", [line(0)])
+    assert sorted(summary.name for summary in opened(tmp_path).summaries()) == ["a", "group/b"]
+    assert [summary.name for summary in opened(tmp_path / "a").summaries()] == ["a"]
+
+
+def test_a_summary_says_what_the_list_shows(tmp_path: Path) -> None:
+    index = opened(usual_run(tmp_path / "exp1"))
+    (summary,) = index.summaries()
+    assert (summary.step, summary.recent, summary.recent_applied) == (299, 300, 296)
+    assert (summary.incident, summary.incident_step) == ("fp16_forward_overflow", 42)
+    assert summary.scale == 1024.0
+    assert json.dumps(summary.to_dict(), allow_nan=False)
+
+
+def test_curves_keep_the_spike_and_count_what_is_not_finite(tmp_path: Path) -> None:
+    lines = [line(step, math.nan if step == 900 else 70.0 if step == 1234 else 1.0) for step in range(3000)]
+    lines[77] = skipped(77)
+    index = opened(write_run(tmp_path / "exp1", lines))
+    ident = only(index)
+    while index.scan_run(ident, most_bytes=20_000):
+        pass
+    curves = index.curves(ident, 0, 2999)
+    loss = {entry[0]: entry for entry in curves["columns"]["loss"]}
+    assert max(entry[3] for entry in loss.values()) == 70.0
+    assert loss[1234 // BUCKET * BUCKET][3] == 70.0
+    assert sum(entry[5] for entry in loss.values()) == 2
+    assert sum(entry[4] for entry in loss.values()) == 2998
+    assert [tuple(mark) for mark in curves["marks"]] == [(77, "skip", "softmax_fully_masked_row")]
+    assert curves["read"] == 1.0
+    counts = index.counts(ident)
+    assert (counts.steps, counts.applied, counts.skipped, counts.incidents) == (3000, 2999, 1, 1)
+
+
+def test_only_what_was_appended_is_read_again(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "runs" / "exp1", [line(step) for step in range(100)])
+    cache = tmp_path / "cache.sqlite"
+    first = opened(tmp_path / "runs", cache)
+    first.scan()
+    first.close()
+    journal = run / "journal-r0.jsonl"
+    content = journal.read_bytes()
+    journal.write_bytes(b"x" * (len(content) - 1) + b"\n")  # what was read is not looked at again
+    with journal.open("a") as file:
+        file.write(json.dumps(line(100)) + "\n" + '{"step": 101, "lo')
+    second = opened(tmp_path / "runs", cache)
+    second.scan()
+    assert second.counts(only(second)).steps == 101
+    with journal.open("a") as file:
+        file.write('ss": 2.0}\n')
+    second.scan()
+    assert second.counts(only(second)).steps == 102, "half a line waits until it is whole"
+
+
+def test_a_journal_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+    run = write_run(tmp_path / "exp1", [line(step) for step in range(50)])
+    index = opened(tmp_path)
+    index.scan()
+    os.replace(write_run(tmp_path / "other" / "x", [line(0)]) / "journal-r0.jsonl", run / "journal-r0.jsonl")
+    index.scan()
+    assert index.counts(only(index)).steps == 1
+
+
+@pytest.mark.parametrize("content", [b"this is no database", b""])
+def test_a_damaged_cache_is_thrown_away(content: bytes, tmp_path: Path) -> None:
+    write_run(tmp_path / "exp1", [line(0)])
+    cache = tmp_path / "cache" / "serve.sqlite"
+    cache.parent.mkdir()
+    cache.write_bytes(content)
+    index = opened(tmp_path, cache)
+    index.scan()
+    assert index.counts(only(index)).steps == 1
+    index.close()
+    with sqlite3.connect(cache) as database:
+        assert database.execute("SELECT COUNT(*) FROM scans").fetchone() == (1,)
+
+
+def test_the_end_and_the_middle_of_a_journal(tmp_path: Path) -> None:
+    journal = write_run(tmp_path, [line(step, float(step)) for step in range(30_000)]) / "journal-r0.jsonl"
+    last = tail(journal, most_bytes=10_000)
+    assert last[-1].step == 29_999
+    assert len(last) < 200
+    assert [row.step for row in window(journal, 17_000, 17_005)] == list(range(17_000, 17_006))
+    assert [row.step for row in window(journal, 0, 2)] == [0, 1, 2]
+    assert window(journal, 40_000, 50_000) == []
+    rows, offset = appended(journal, journal.stat().st_size - 5)
+    assert rows == []
+    assert offset <= journal.stat().st_size
+
+
+def test_lines_that_are_no_steps_are_passed_over(tmp_path: Path) -> None:
+    journal = tmp_path / "journal-r0.jsonl"
+    journal.write_text('{"kind": "eval", "step": 3}\n[1]\n{"step": "x"}\nnonsense\n{"step": 1, "loss": "inf"}\n{"st')
+    (row,) = tail(journal)
+    assert (row.step, row.numbers) == (1, {"loss": math.inf})
+
+
+APPLIED = ["apply"] * 50
+
+
+@pytest.mark.parametrize(
+    ("recent", "word"),
+    [
+        (Recent([], []), "unknown"),
+        (Recent([1.0] * 50, APPLIED), "healthy"),
+        (Recent([1.0] * 50, [*APPLIED[:-1], "stop"], age=9999), "stopped"),
+        (Recent([1.0] * 50, APPLIED, age=61), "stalled"),
+        (Recent([1.0] * 50, APPLIED, age=61, milliseconds=60_000), "healthy"),
+        (Recent([1.0] * 50, APPLIED, age=61, alive=False), "dead"),
+        (Recent([1.0] * 50, APPLIED, age=61, alive=False, ended=True), "finished"),
+        (Recent([1.0] * 50, APPLIED, steps=50, total=50), "finished"),
+        (Recent([1.0] * 49 + [math.nan], APPLIED), "diverging"),
+        (Recent([9.0] * 50, APPLIED, best=1.0), "diverging"),
+        (Recent([math.nan] * 10 + [1.0] * 40, ["skip"] * 10 + APPLIED[10:]), "skipping"),
+        (Recent([1.0] * 50, [*APPLIED[:-4], "rollback", *APPLIED[:3]]), "recovering"),
+        (Recent([1.0] * 50, APPLIED, incidents=1, since_incident=200), "incidents"),
+        (Recent([1.0] * 50, APPLIED, incidents=1, since_incident=20_000), "healthy"),
+    ],
+)
+def test_the_state_of_a_run(recent: Recent, word: str) -> None:
+    found = state_of(recent)
+    assert found.word == word
+    assert found.reason
+    assert found.sign
