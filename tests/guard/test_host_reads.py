@@ -74,7 +74,7 @@ def quiet_net() -> nn.Module:
 @pytest.fixture
 def as_on_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take the way that a loss on a device takes: nothing is read before the end of the step."""
-    monkeypatch.setattr("nantrap.guard.accumulate.reads_at_once", lambda loss: False)
+    monkeypatch.setattr("nantrap.guard.collect.reads_at_once", lambda loss: False)
 
 
 def guarded(form: str, run: Run, **options: Any) -> Any:

@@ -118,7 +118,7 @@ def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(tmp_path: Path) ->
     data = bytearray(newest.read_bytes())
     data[-1] ^= 1
     newest.write_bytes(bytes(data))
-    with pytest.warns(RuntimeWarning, match=r"step-000004\.safetensors could not be gone back to: .*SHA-256"):
+    with pytest.warns(RuntimeWarning, match=r"cannot go back to step-000004\.safetensors: .*SHA-256"):
         outcome = guard.attempt(run.forward, poison(run.batches[5]))
     assert outcome.action is Action.ROLLBACK
     assert_same_state(without_rates(at_two), without_rates(state_of(run)))
@@ -132,7 +132,7 @@ def test_nothing_whole_to_go_back_to_stops_with_everything_as_before(tmp_path: P
     before = state_of(run, rng=False)
     (tmp_path / "step-000002.safetensors").write_bytes(b"")
     with (
-        pytest.warns(RuntimeWarning, match="could not be gone back to"),
+        pytest.warns(RuntimeWarning, match="cannot go back to"),
         pytest.raises(nantrap.NonFiniteError, match="no older state could be restored") as caught,
     ):
         guard.attempt(run.forward, poison(run.batches[5]))

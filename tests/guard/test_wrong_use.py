@@ -116,7 +116,7 @@ def test_attempt_inside_a_window() -> None:
     model, optimizer = linear()
     guard = Guard(model, optimizer)
     guard.backward(model(torch.ones(1, 2)).sum())
-    with pytest.raises(nantrap.UsageError, match=r"inside a window that guard\.backward began; call guard\.step"):
+    with pytest.raises(nantrap.UsageError, match=r"inside a step that guard\.backward began; call guard\.step"):
         guard.attempt(lambda b: model(b).sum(), torch.ones(1, 2))
     assert guard.step().applied
 

@@ -15,9 +15,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from nantrap.guard.foreign import ForeignLoop
 from nantrap.incident import Incident
 from nantrap.launch.attach import attached
+from nantrap.launch.loop import ScriptLoop
 from nantrap.launch.settings import Settings
 
 NAN = float("nan")
@@ -253,7 +253,7 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, R
         yield request.param, seeded
 
 
-def guarded(run: Run, bad: int | None, tmp_path: Path) -> tuple[Result, list[ForeignLoop]]:
+def guarded(run: Run, bad: int | None, tmp_path: Path) -> tuple[Result, list[ScriptLoop]]:
     with attached(Settings(run_dir=str(tmp_path / "run"), quiet=True)) as attachment:
         return run(bad), list(attachment.loops)
 

@@ -34,7 +34,8 @@ def torchrun(*command: str) -> list[str]:
 def journals(run_dir: Path) -> list[list[dict[str, Any]]]:
     assert sorted(path.name for path in run_dir.glob("journal-*")) == ["journal-r0.jsonl", "journal-r1.jsonl"]
     files = [run_dir / f"journal-r{rank}.jsonl" for rank in range(2)]
-    return [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
+    lines = [[json.loads(line) for line in path.read_text().splitlines()] for path in files]
+    return [[line for line in each if "kind" not in line] for each in lines]
 
 
 def check(folder: Path, ended: subprocess.CompletedProcess[str]) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -40,10 +41,35 @@ except ImportError:  # torch < 2.6 has the two halves only inside clip_grad_norm
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The total 2-norm, bit for bit as `torch.nn.utils.clip_grad_norm_` computes it; stays on the device."""
     with torch.no_grad():
-        if any(gradient.is_sparse for gradient in gradients):
-            gradients = [g.coalesce().values() if g.is_sparse else g for g in gradients]
-        norm = get_total_norm(gradients)
-        return norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+        for gradient in gradients:
+            if gradient.__class__ is not Tensor or gradient.is_sparse:
+                return _norm_of_mixed(gradients)
+        return get_total_norm(gradients)
+
+
+def whole_norm(norm: Tensor) -> Tensor:
+    """A norm as a plain tensor. That of sharded gradients is a `DTensor`, which the ranks put together here."""
+    whole: Tensor = norm.full_tensor() if hasattr(norm, "full_tensor") else norm
+    return whole
+
+
+def _norm_of_mixed(gradients: Sequence[Tensor]) -> Tensor:
+    """The norm where gradients are sparse, sharded, or both sharded and plain (tensor parallel layers)."""
+    dense = [g.coalesce().values() if g.is_sparse else g for g in gradients]
+    groups = list(_by_mesh(dense).values())
+    if len(groups) == 1:
+        return whole_norm(get_total_norm(groups[0]))
+    norms = [whole_norm(get_total_norm(group)) for group in groups]
+    total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(norms[0].device) for norm in norms]))
+    return total
+
+
+def _by_mesh(tensors: Sequence[Tensor]) -> dict[Any, list[Tensor]]:
+    """Plain tensors together, and sharded ones by the mesh they are sharded over."""
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(getattr(tensor, "device_mesh", None), []).append(tensor)
+    return groups
 
 
 def clip_with_norm(parameters: Sequence[Tensor], *, max_norm: float, total: Tensor, known: float | None = None) -> None:
@@ -57,7 +83,8 @@ def clip_with_norm(parameters: Sequence[Tensor], *, max_norm: float, total: Tens
             assert parameter.grad is not None
             parameter.grad.mul_(coefficient.to(parameter.grad.device))
         parameters = [p for p in parameters if p.grad is not None and not p.grad.is_sparse]
-    clip_grads_with_norm_(parameters, max_norm, total)
+    for group in _by_mesh(parameters).values():
+        clip_grads_with_norm_(group, max_norm, total)
 
 
 def exact_norm(gradients: Sequence[Tensor]) -> float:

@@ -9,6 +9,7 @@ another rate. Large models keep one anchor, small ones two, so that there is alw
 from __future__ import annotations
 
 import copy
+import math
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ from nantrap import finite
 from nantrap.guard.buffers import BufferShadow
 from nantrap.guard.scaling import Scaling
 from nantrap.guard.snapshot import UpdateSnapshot, state_bytes
-from nantrap.locate import RngState, tensors_of
+from nantrap.guard.torch_private import buffers_of
+from nantrap.locate import RngState
 
 _TWO_BELOW_BYTES = 64 * 2**20
 _BATCH_BYTES = 64 * 2**20
@@ -37,6 +39,7 @@ class Attempt:
     batches: tuple[Any, ...]
     rng: RngState
     applied: bool = True
+    nbytes: int = 0
 
 
 @dataclass(slots=True)
@@ -54,10 +57,14 @@ class Anchor:
     factor: float = 1.0
     rng: RngState | None = None
 
+    finite: bool | None = None
+
     def usable(self) -> bool:
-        """Whether it was finite, and the optimizer still has the same groups. Reads the device."""
-        buffers = [kept for holder, name, _, kept in self.extras.buffers if (id(holder), name) not in self.exempt]
-        return self.snapshot.fits() and not finite.any_nonfinite([*self.snapshot.copies, *buffers])
+        """Whether it was finite, and the optimizer still has the same groups. Reads the device when first asked."""
+        if self.finite is None:
+            buffers = [kept for holder, name, _, kept in self.extras.buffers if (id(holder), name) not in self.exempt]
+            self.finite = not finite.any_nonfinite([*self.snapshot.copies, *buffers])
+        return self.snapshot.fits() and self.finite
 
 
 @dataclass(slots=True)
@@ -70,7 +77,8 @@ class Extras:
     @classmethod
     def take(cls, modules: list[nn.Module], owned: set[int]) -> Extras:
         """Copies of what the modules hold beside the parameters in `owned`."""
-        holders = {id(m._buffers): m._buffers for module in modules for m in module.modules()}
+        tables = [buffers_of(m) for module in modules for m in module.modules()]
+        holders = {id(table): table for table in tables}
         buffers = [
             (holder, name, tensor, None if tensor is None else tensor.detach().clone())
             for holder in holders.values()
@@ -120,30 +128,34 @@ class Anchors:
         self._ring: deque[Anchor] = deque()
         self.attempts: deque[Attempt] = deque()
         self._attempt_bytes = 0
-        self._due = 0
+        self.due: float = 0 if every else math.inf
+        """From which step on the next anchor is taken."""
         self._size = 0
         self.factor = 1.0
         """By what rollbacks have lowered the rates; each anchor knows what it was in its time."""
 
+    @property
+    def keeps_attempts(self) -> bool:
+        """Whether steps are worth remembering: there is an older state from which they can be driven again."""
+        return bool(self._ring)
+
     def begin_step(self, step: int) -> None:
         """Before a step: take an anchor when one is due."""
-        if self._every and step >= self._due:
-            self._due = step + self._every
+        if self._every and step >= self.due:
+            self.due = step + self._every
             self._take(step)
 
     def remember(self, attempt: Attempt) -> None:
         """Keep a step that can be driven again, as far as the memory for batches goes."""
         if not self._every or not self._ring:
             return
-        size = sum(t.nbytes for batch in attempt.batches for _, t in tensors_of(batch))
         self.attempts.append(attempt)
-        self._attempt_bytes += size
+        self._attempt_bytes += attempt.nbytes
         while self.attempts and (self._attempt_bytes > _BATCH_BYTES or self.attempts[0].step < self._ring[0].step):
-            old = self.attempts.popleft()
-            self._attempt_bytes -= sum(t.nbytes for batch in old.batches for _, t in tensors_of(batch))
+            self._attempt_bytes -= self.attempts.popleft().nbytes
 
     def candidates(self) -> list[Anchor]:
-        """The anchors that can be gone back to, newest first."""
+        """The anchors to which the run can go back, newest first."""
         return [anchor for anchor in reversed(self._ring) if anchor.usable()]
 
     def restore(self, anchor: Anchor) -> None:
@@ -171,7 +183,8 @@ class Anchors:
             self._ring.pop()
         self.attempts.clear()
         self._attempt_bytes = 0
-        self._due = now + self._every if now else 0
+        if self._every:
+            self.due = now + self._every if now else 0
 
     def _take(self, step: int) -> None:
         size = state_bytes(self._parameters, self._optimizer)
@@ -185,10 +198,11 @@ class Anchors:
             anchor = self.capture(step)
         self._ring.append(anchor)
         while self.attempts and self.attempts[0].step < self._ring[0].step:
-            self.attempts.popleft()
+            self._attempt_bytes -= self.attempts.popleft().nbytes
 
     def _fill(self, anchor: Anchor, step: int) -> None:
         anchor.step, anchor.rollbacks, anchor.factor = step, 0, self.factor
+        anchor.finite = None
         anchor.rng = RngState.capture()
         anchor.snapshot.take()
         anchor.extras = Extras.take(self._modules, {id(p) for p in self._parameters})

@@ -12,13 +12,13 @@ dropped, to the `mark` set after the last good one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _NormBase
 
 from nantrap import finite
+from nantrap.guard.torch_private import NormalisationLayer, buffers_of, copy_all, version
 
 _SMALL = 4096
 """Up to this many values a buffer is copied in each step rather than asked whether it was written."""
@@ -27,19 +27,13 @@ _SMALL = 4096
 class BufferShadow:
     """Holds a copy of each buffer, and the version at which the copy was made."""
 
-    def __init__(self, root: nn.Module) -> None:
+    def __init__(self, root: nn.Module, also: Sequence[tuple[str, nn.Module]] = ()) -> None:
         self._slots: list[tuple[dict[str, Tensor | None], str, str]] = []
         self._uncounted: list[bool] = []
-        seen: set[tuple[int, str]] = set()
-        for path, module in root.named_modules():
-            for name in module._buffers:
-                if (id(module._buffers), name) not in seen:
-                    seen.add((id(module._buffers), name))
-                    self._slots.append((module._buffers, name, f"{path}.{name}" if path else name))
-                    buffer = module._buffers[name]
-                    # an inference tensor has no version to ask for
-                    small = buffer is not None and (buffer.numel() <= _SMALL or buffer.is_inference())
-                    self._uncounted.append(small or isinstance(module, _NormBase))
+        self._seen: set[tuple[int, str]] = set()
+        self._find("", root)
+        for prefix, module in also:
+            self._find(prefix, module)
         self._tensors: list[Tensor | None] = []
         self._versions: list[int] = []
         self._copies: list[Tensor | None] = []
@@ -50,6 +44,32 @@ class BufferShadow:
     def __bool__(self) -> bool:
         return bool(self._slots)
 
+    def add(self, prefix: str, module: nn.Module) -> bool:
+        """Follow the buffers of one more module from now on. Returns whether it has any that were not followed yet."""
+        before = len(self._slots)
+        self._find(prefix, module)
+        for holder, name, _ in self._slots[before:]:
+            tensor = holder.get(name)
+            index = len(self._tensors)
+            self._tensors.append(tensor)
+            self._copies.append(None if tensor is None else tensor.detach().clone())
+            self._versions.append(version(tensor))
+            if tensor is not None and finite.any_nonfinite([tensor]):
+                self._exempt.add(index)
+        return len(self._slots) > before
+
+    def _find(self, prefix: str, root: nn.Module) -> None:
+        for path, module in root.named_modules(prefix=prefix):
+            holder = buffers_of(module)
+            for name, buffer in holder.items():
+                if (id(holder), name) in self._seen:
+                    continue
+                self._seen.add((id(holder), name))
+                self._slots.append((holder, name, f"{path}.{name}" if path else name))
+                # an inference tensor has no version to ask for
+                small = buffer is not None and (buffer.numel() <= _SMALL or buffer.is_inference())
+                self._uncounted.append(small or isinstance(module, NormalisationLayer))
+
     def adopt(self) -> None:
         """Take the buffers as they are now for good: the user may write them between steps."""
         if not self._slots:
@@ -59,7 +79,7 @@ class BufferShadow:
         if not self._tensors:
             self._tensors = current
             self._copies = [None if t is None else t.detach().clone() for t in current]
-            self._versions = [_version(t) for t in current]
+            self._versions = [version(t) for t in current]
             self._exempt = {i for i, t in enumerate(current) if t is not None and finite.any_nonfinite([t])}
             return
         self._copy(self._changed(current), current)
@@ -116,18 +136,20 @@ class BufferShadow:
             changed = self._changed(current)
             self._mark = [(i, t, None if t is None else t.detach().clone()) for i in changed for t in (current[i],)]
 
-    def restore(self, *, uncounted: bool = False) -> None:
+    def restore(self, *, uncounted: bool = False, keep_mark: bool = False) -> None:
         """Put every buffer back as it was at the last `adopt`, object and contents.
 
         Args:
             uncounted: do not count it as a write: a graph that holds a buffer may still be run backward.
+            keep_mark: `restore_mark` may still be asked for, by a replay of the micro-batch that failed.
         """
-        self._mark = None
+        if not keep_mark:
+            self._mark = None
         for i in self._changed(self._current()):
             original, copy = self._tensors[i], self._copies[i]
             self._put(i, original, copy, uncounted=uncounted)
             if original is not None:
-                self._versions[i] = _version(original)
+                self._versions[i] = version(original)
 
     def restore_mark(self) -> None:
         """Put every buffer back as it was at the last `mark`, or at the last `adopt` if there was none since."""
@@ -149,6 +171,16 @@ class BufferShadow:
             for i, tensor, copy in now:
                 self._put(i, tensor, copy)
             self._mark = mark
+
+    def differing(self) -> list[str]:
+        """The buffers that are not as they were at the last `adopt`, bit for bit. Reads the device."""
+        names = []
+        for i, tensor in enumerate(self._current()):
+            original, copy = self._tensors[i], self._copies[i]
+            same = tensor is original and (tensor is None or copy is None or _same_bits(tensor, copy))
+            if not same:
+                names.append(self._slots[i][2])
+        return names
 
     def keep_where(self, bad: Tensor) -> None:
         """Without reading `bad` (1.0 or 0.0 on the device): restore where it is 1, adopt where it is 0."""
@@ -180,7 +212,7 @@ class BufferShadow:
         return [
             i
             for i, tensor in enumerate(current)
-            if uncounted[i] or tensor is not tensors[i] or (tensor is not None and _version(tensor) != versions[i])
+            if uncounted[i] or tensor is not tensors[i] or (tensor is not None and version(tensor) != versions[i])
         ]
 
     def _copy(self, changed: list[int], current: list[Tensor | None]) -> None:
@@ -192,7 +224,7 @@ class BufferShadow:
             if tensor is None:
                 self._copies[i], self._versions[i] = None, 0
                 continue
-            self._versions[i] = _version(tensor)
+            self._versions[i] = version(tensor)
             if copy is None or copy.shape != tensor.shape or copy.dtype != tensor.dtype or copy.device != tensor.device:
                 self._copies[i] = tensor.detach().clone()
             else:
@@ -200,8 +232,13 @@ class BufferShadow:
                 sources.append(tensor)
         if targets:
             with torch.no_grad():
-                torch._foreach_copy_(targets, sources)
+                copy_all(targets, sources)
 
 
-def _version(tensor: Tensor | None) -> int:
-    return 0 if tensor is None or tensor.is_inference() else tensor._version
+def _same_bits(tensor: Tensor, copy: Tensor) -> bool:
+    """Whether two tensors hold the same values; NaN counts as equal to NaN."""
+    if tensor.shape != copy.shape or tensor.dtype != copy.dtype:
+        return False
+    if tensor.layout != torch.strided or tensor.is_quantized:
+        return True  # no comparison is defined
+    return bool(((tensor == copy) | ((tensor != tensor) & (copy != copy))).all())

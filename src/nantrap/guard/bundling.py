@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
+from nantrap.guard.drafts import Draft
 from nantrap.guard.policy import Policy
 from nantrap.incident import Incident
 from nantrap.locate import FailedStep, Location, RngState
@@ -16,25 +17,26 @@ from nantrap.record.structure import flatten
 from nantrap.report import render_incident
 
 
-def bundle_incident(
-    run_dir: str | os.PathLike[str], incident: Incident, failed: FailedStep, location: Location, policy: Policy
-) -> Incident:
-    """Write the bundle and return the incident that knows its place. A full disk is noted, never raised."""
-    if policy.bundle == "off":
+def write_incident(run_dir: str | os.PathLike[str], incident: Incident, draft: Draft, policy: Policy) -> Incident:
+    """Write the bundle of a final incident and return the incident with its place. A full disk is noted, not raised."""
+    if policy.bundle == "off" or not draft.worth_a_bundle:
         return incident
-    material = None
-    if policy.bundle == "full":
-        material = _material(failed, location, data=policy.bundle_data, limit_bytes=policy.bundle_bytes)
-        if material.nbytes > policy.bundle_bytes:
-            note = f"the bundle would take {material.nbytes:,} bytes, more than bundle_bytes: written without the state"
-            incident, material = replace(incident, notes=(*incident.notes, note)), None
     try:
         path = write_bundle(
-            run_dir, incident, text=render_incident(incident), material=material, most=policy.max_bundles
+            run_dir, incident, text=render_incident(incident), material=draft.material, most=policy.max_bundles
         )
     except OSError as error:
         return replace(incident, notes=(*incident.notes, f"the bundle could not be written: {error.strerror or error}"))
     return replace(incident, bundle=os.fspath(path))
+
+
+def material_of(failed: FailedStep, location: Location, *, data: bool, limit_bytes: int) -> tuple[Material | None, str]:
+    """What a replay needs, copied before the state changes; `None` and the reason if it is too large."""
+    material = _material(failed, location, data=data, limit_bytes=limit_bytes)
+    if material.nbytes > limit_bytes:
+        note = f"the bundle would take {material.nbytes:,} bytes, more than bundle_bytes: written without the state"
+        return None, note
+    return material, ""
 
 
 def _material(failed: FailedStep, location: Location, *, data: bool, limit_bytes: int) -> Material:

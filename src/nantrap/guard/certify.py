@@ -17,40 +17,65 @@ is 0 and 0.999 is 1. What has no proof here is stepped carefully: copy, step, re
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.optim import Optimizer
 
+from nantrap.guard.torch_private import step_hooks_of
+
 _SAFE_DTYPES = frozenset({torch.float32, torch.float64})
-_LARGEST_NORM = 1e15
-"""Squared, times 1e3 steps of a growing sum, still far below float32's 3.4e38."""
+LARGEST_NORM = 1e15
+"""Up to this gradient norm the proofs hold: squared, times 1e3 steps of a growing sum, it is far below 3.4e38."""
+_LARGEST_RATE = 1e6
+_LARGEST_SHRINKAGE = 2.0
+"""Weight decay multiplies weights by 1 - lr·decay, which must not exceed 1 in magnitude."""
+_CONSTANTS = ("betas", "eps", "weight_decay", "momentum", "dampening", "alpha", "centered", "lr_decay")
 
 
-def update_is_provably_finite(optimizer: Optimizer) -> bool:
-    """Whether a step on gradients below `norm_bound()` cannot create a non-finite value, given finite state."""
-    if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
-        return False  # a hook may write anything
+@dataclass(frozen=True, slots=True)
+class GroupLimits:
+    """Of one parameter group: up to which learning rate the proof holds, and the constants it was made for."""
+
+    largest_rate: float
+    constants: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Certificate:
+    """The proof that no update can create a non-finite value, while gradients stay below `LARGEST_NORM`.
+
+    It holds for finite parameters and state, without hooks around the optimizer's step, and for learning rates and
+    constants as the groups say.
+    """
+
+    groups: tuple[GroupLimits, ...]
+
+
+def certify(optimizer: Optimizer) -> Certificate | None:
+    """The certificate of an optimizer as it is now, or `None` if there is no proof for it."""
+    before, after = step_hooks_of(optimizer)
     prove = _PROOFS.get(type(optimizer))
-    if prove is None:
-        return False
+    if before or after or prove is None:  # a hook may write anything
+        return None
+    limits: list[GroupLimits] = []
     for group in optimizer.param_groups:
         if not all(parameter.dtype in _SAFE_DTYPES for parameter in group["params"]):
-            return False
+            return None
         rate = group["lr"]
-        if isinstance(rate, torch.Tensor) or not 0 <= rate < 1e6 or not prove(group):
-            return False
-    return True
-
-
-def norm_bound() -> float:
-    """Up to this gradient norm the proofs hold."""
-    return _LARGEST_NORM
+        if isinstance(rate, torch.Tensor) or not 0 <= rate < _LARGEST_RATE or not prove(group):
+            return None
+        decay = group.get("weight_decay", 0)
+        largest = min(_LARGEST_RATE, _LARGEST_SHRINKAGE / decay) if decay else _LARGEST_RATE
+        constants = tuple((key, group[key]) for key in _CONSTANTS if key in group)
+        limits.append(GroupLimits(largest, constants))
+    return Certificate(tuple(limits))
 
 
 def _ordinary_decay(group: dict[str, Any]) -> bool:
     decay = group.get("weight_decay", 0)
-    return bool(0 <= decay < 1e3 and group["lr"] * decay <= 2)
+    return bool(0 <= decay < 1e3 and group["lr"] * decay <= _LARGEST_SHRINKAGE)
 
 
 def _adam(group: dict[str, Any]) -> bool:

@@ -6,32 +6,35 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from nantrap import finite
 from nantrap.errors import UsageError
-from nantrap.guard.conclude import accept, refuse
-from nantrap.guard.diagnose import Observed
+from nantrap.guard.driver import Driver
+from nantrap.guard.judge import Flags, Kind, judge
 from nantrap.guard.loss import LossLike, as_loss
+from nantrap.guard.observation import observe
 from nantrap.guard.outcome import Outcome
+from nantrap.guard.parts import Parts
 from nantrap.guard.rates import current_rates
+from nantrap.guard.reading import Reading
 from nantrap.guard.snapshot import UpdateSnapshot
+from nantrap.guard.step import accept, bad_reading, contain, refuse
 from nantrap.guard.window import Micro, Window
+from nantrap.incident import Action
 from nantrap.locate import RngState
-
-if TYPE_CHECKING:
-    from nantrap.guard.guard import Guard
 
 
 def attempt_with_closure(
-    guard: Guard, fn: Callable[[Any], LossLike], batch: Any, rng: RngState, more: tuple[Any, ...]
+    parts: Parts, driver: Driver, fn: Callable[[Any], LossLike], batch: Any, rng: RngState, more: tuple[Any, ...]
 ) -> Outcome:
     """`optimizer.step(closure)`, exactly as in the plain loop: gradients are not clipped between its evaluations."""
-    if more or guard._scaling.enabled:
+    optimizer, members = parts.protected.optimizer, parts.protected.members
+    if more or driver.scaling.enabled:
         raise UsageError(
-            f"{type(guard.optimizer).__name__} takes one batch a step and no GradScaler: it evaluates the loss "
+            f"{type(optimizer).__name__} takes one batch a step and no GradScaler: it evaluates the loss "
             "several times and compares the values"
         )
     window = Window(started=time.perf_counter())
@@ -39,51 +42,70 @@ def attempt_with_closure(
     norms: list[Tensor] = []
 
     def closure() -> Tensor:
-        guard._members.clear_gradients()
+        members.clear_gradients()
         micro = Micro(as_loss(fn(batch)), 1.0, batch, fn, rng)
         micro.loss.total.backward()
         if not evaluations:
             micro.values = finite.read(micro.loss.scalars())
-            norms.append(finite.gradient_norm(guard._members.gradients()))
+            norms.append(finite.gradient_norm(members.gradients()))
         evaluations.append(micro)
         return micro.loss.total.detach()
 
-    snapshot = UpdateSnapshot(guard._members.parameters, guard.optimizer)
+    snapshot = UpdateSnapshot(members.parameters, optimizer)
     snapshot.take()
-    rates = current_rates(guard.optimizer)
-    guard.optimizer.step(closure)  # type: ignore[arg-type]
-    first = evaluations[0]
-    window.micros = [first]
-    return judge_evaluations(guard, window, first, finite.read(norms)[0], snapshot, rates=rates)
+    rates = current_rates(optimizer)
+    optimizer.step(closure)  # type: ignore[arg-type]
+    window.micros = [evaluations[0]]
+    return judge_evaluations(parts, driver, window, finite.read(norms)[0], snapshot, rates)
 
 
 def judge_evaluations(
-    guard: Guard,
-    window: Window,
-    first: Micro,
-    norm: float,
-    snapshot: UpdateSnapshot,
-    *,
-    rates: tuple[float, ...] | None = None,
+    parts: Parts, driver: Driver, window: Window, norm: float, snapshot: UpdateSnapshot, rates: tuple[float, ...]
 ) -> Outcome:
     """After an optimizer evaluated the loss as it liked: keep the result, or go back to the copy taken before.
 
     A line search may try points where the loss overflows and turn back; what counts is the start and the result.
+
+    Args:
+        parts: the collaborators of the step.
+        driver: who makes the update.
+        window: the step, with its first evaluation.
+        norm: the gradient norm of the first evaluation.
+        snapshot: parameters and optimizer state before the step.
+        rates: the learning rates in force.
     """
-    undone = guard._update.findings("state")
-    bad = first.bad or bool(undone) or not math.isfinite(norm)
-    verdict = guard._agreement.decide(origin=bad, harmful=True)
-    if verdict.bad:
-        snapshot.restore()
-        observed = Observed(
-            guard._step,
-            first,
-            first.values or [],
-            norm,
-            update=[] if first.bad or not math.isfinite(norm) else [replace(f, phase="optimizer") for f in undone],
-            rank=verdict.first_rank,
-            local=guard._agreement.rank in verdict.bad_ranks,
-        )
-        return refuse(guard, window, observed, {})
-    window.count(first)
-    return accept(guard, window, norm, {}, current_rates(guard.optimizer) if rates is None else rates)
+    first = window.micros[0]
+    made = parts.protected.findings("state")
+    start_bad = first.bad or not math.isfinite(norm)
+    verdict = parts.ranks.agree(Flags(origin=start_bad or bool(made), harmful=True))
+    if not verdict.bad:
+        window.count(first)
+        reading = Reading(norm, window.loss, window.terms, rates)
+        return accept(parts, driver, window, reading)
+    decision = judge(verdict, parts.policy)
+    result = UpdateSnapshot(parts.protected.members.parameters, parts.protected.optimizer)
+    if decision.kind is Kind.OBSERVE:
+        result.take()
+    snapshot.restore()
+    update = [] if start_bad else [replace(found, phase="optimizer") for found in made]
+    observation = observe(
+        parts.protected,
+        first,
+        norm,
+        verdict=verdict,
+        update=update,
+        agreed=True,
+        copy_gradients=not driver.owns_gradients,
+    )
+    reading = bad_reading(window, Reading(norm, math.nan, {}, rates), observation)
+    if decision.kind is Kind.OBSERVE:
+        with parts.protected.buffers.kept():
+            draft = parts.diagnosis.draft(observation)
+        result.restore()
+        parts.protected.buffers.adopt()
+        driver.advance(applied=True)
+        incident = parts.recorder.finish(draft, Action.APPLY, "the policy only observes")
+        return parts.recorder.end(window, reading, Action.APPLY, incident)
+    contain(parts, driver)
+    draft = parts.diagnosis.draft(observation)
+    return refuse(parts, driver, window, reading, draft, decision)

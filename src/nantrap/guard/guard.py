@@ -1,74 +1,63 @@
-"""`Guard`: the facade. Detects by one flag a step, contains, and hands a failed step on to be located and explained.
-
-What happens to a step is told in `accumulate` (its micro-batches), `conclude` (its end), `rollback`, and `ledger` (what
-is written down); `late` and `closure` are the two other ways to make one.
-"""
+"""`Guard`: the facade. Checks its arguments, collects a step, and hands it to `run_step`."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import sys
 import weakref
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
-from torch.optim.optimizer import _global_optimizer_pre_hooks
 
-from nantrap import finite
 from nantrap.errors import UsageError
-from nantrap.guard.accumulate import add_micro, begin_window, drop, settle
-from nantrap.guard.anchors import Anchors, Attempt
-from nantrap.guard.buffers import BufferShadow
+from nantrap.guard.anchors import Attempt
 from nantrap.guard.closure import attempt_with_closure
-from nantrap.guard.conclude import conclude, refuse_batch
-from nantrap.guard.console import Console, summary_text
-from nantrap.guard.diagnose import Diagnosis
-from nantrap.guard.ema import ema_modules, ema_update
-from nantrap.guard.headroom import Headroom
-from nantrap.guard.keeping import Keeper, Keeping
-from nantrap.guard.ladder import Ladder, Tally
+from nantrap.guard.collect import Collector
+from nantrap.guard.driver import OwnLoop
+from nantrap.guard.ema import ema_update
+from nantrap.guard.exceptions import contain_exception, explain_exception, no_loss
+from nantrap.guard.judge import Flags
 from nantrap.guard.late import LateSteps
-from nantrap.guard.ledger import Ledger
 from nantrap.guard.loss import LossLike, as_loss
-from nantrap.guard.members import Members
+from nantrap.guard.micro_batches import drop
 from nantrap.guard.outcome import Outcome
+from nantrap.guard.parts import make_parts
 from nantrap.guard.policy import Policy
-from nantrap.guard.raised import contain_exception, explain_exception, no_loss
-from nantrap.guard.ranks import Agreement
-from nantrap.guard.scaling import Scaling
-from nantrap.guard.spikes import Spikes
-from nantrap.guard.update import Update, needs_closure
-from nantrap.guard.watch import Watch, WatchSpec
-from nantrap.guard.window import Micro, Window
-from nantrap.incident import Action, Finding, Incident
-from nantrap.locate import RngState, RootCall, batch_findings, clear_probes, finding, tensors_of
-from nantrap.locate.calls import watch_parts
-from nantrap.locate.hooks import Hook
-from nantrap.locate.source import user_place
-from nantrap.locate.step import is_replaying
+from nantrap.guard.progress import Tally
+from nantrap.guard.protected import needs_closure
+from nantrap.guard.recorder import Recorder, as_metrics, summary_text
+from nantrap.guard.recovery import Recovery
+from nantrap.guard.step import refuse_batch, run_step
+from nantrap.guard.torch_private import version
+from nantrap.guard.watch import WatchSpec
+from nantrap.guard.window import Micro
+from nantrap.incident import Finding, Incident
+from nantrap.locate import RngState, batch_findings, tensors_of
 from nantrap.record import History
 
 if TYPE_CHECKING:
     from nantrap.checkpoints import CheckpointStore
+    from nantrap.checkpoints.store.resume import ResumeFinding
+    from nantrap.checkpoints.store.store import LoadedCheckpoint
+
+PathLike = str | os.PathLike[str]
 _guarded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
 def is_guarded(optimizer: Optimizer) -> bool:
-    """Whether somebody made a guard for this optimizer himself, so that nobody else should."""
+    """Whether a `Guard` was made for this optimizer, so that `nantrap run` leaves it alone."""
     return optimizer in _guarded
 
 
-class Guard(Keeping):
+class Guard:
     """Guards one model and one optimizer. Nothing non-finite reaches weights, optimizer state, buffers or averages.
 
-    State held: the current window of micro-batches, a copy of written buffers, at most one copy of parameters and
-    optimizer state (see `Policy.undo`, `Policy.anchor_every`), the last steps, and the open journal. A context
-    manager; `close` removes every hook.
+    The guard collects a step (`collect`), then `run_step` decides what becomes of it. State held beside its parts: the
+    driver that makes the updates. A context manager; `close` removes every hook and prints the summary, which is
+    printed at the end of the program otherwise.
 
     Args:
         model: the model, also wrapped in `DistributedDataParallel` or `torch.compile`.
@@ -78,12 +67,15 @@ class Guard(Keeping):
         scaler: a `torch.amp.GradScaler`, used in the right order: unscale, check, clip, step, update.
         ema: averaged weights, updated after each applied step: an `AveragedModel`, anything with `update()` or
             `update(model)`, or a function without arguments.
-        max_grad_norm: clip to this total norm; `None` does not clip.
+        max_grad_norm: clip to this total norm; `None`, the default, does not clip.
         policy: what to check and what to do; see `Policy`.
         run_dir: where the journal and the incidents go; `None` writes nothing.
         watch: names of parameters or buffers to follow, as patterns (`"*.alpha"`), or a dict of pattern to `Limit`.
         store: a `CheckpointStore`: where `save` saves, and what a rollback takes when the anchors are used up.
-        save_every: save after every so many steps, into `store` or into `run_dir/checkpoints`; 0 for never.
+        save_every: save every this many steps, into `store` or into `run_dir/checkpoints`; 0 for never.
+        also: modules outside the model that take part in the step, e.g. a loss with buffers or parameters of its own.
+        process_group: the ranks that train this model, if neither DistributedDataParallel nor sharded parameters say so
+            (gradients that the script averages itself).
         quiet: print nothing.
 
     Example:
@@ -94,9 +86,6 @@ class Guard(Keeping):
         True
     """
 
-    _drives: ClassVar[bool] = True
-    """Whether the guard makes the step itself: it clears gradients, and nothing but its own backward fills them."""
-
     def __init__(
         self,
         model: nn.Module,
@@ -105,92 +94,74 @@ class Guard(Keeping):
         scheduler: Any = None,
         scaler: Any = None,
         ema: Any = None,
-        max_grad_norm: float | None = 1.0,
+        max_grad_norm: float | None = None,
         policy: Policy | None = None,
-        run_dir: str | os.PathLike[str] | None = None,
+        run_dir: PathLike | None = None,
         watch: WatchSpec = (),
         store: CheckpointStore | None = None,
         save_every: int = 0,
+        also: Sequence[nn.Module] = (),
+        process_group: Any = None,
         quiet: bool = False,
     ) -> None:
+        _check_arguments(
+            scheduler=scheduler, max_grad_norm=max_grad_norm, policy=policy, run_dir=run_dir, save_every=save_every
+        )
         self.policy = policy or Policy()
         self.model = model
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.run_dir = None if run_dir is None else os.fspath(run_dir)
-        if max_grad_norm is not None and not max_grad_norm > 0:
-            raise UsageError(f"Guard(max_grad_norm={max_grad_norm!r}): a positive number, or None not to clip")
-        if isinstance(scheduler, ReduceLROnPlateau):
-            raise UsageError(
-                "Guard(scheduler=ReduceLROnPlateau): it needs a metric, which the guard does not have; leave it out "
-                "and call scheduler.step(metric) yourself"
-            )
-        self._max_grad_norm = max_grad_norm
-        self._members = Members(model, optimizer, owned_only=not self._drives)
-        self._scaling = self._make_scaling(scaler)
-        self._ema = ema
-        self._ema_update = ema_update(ema, model)
-        self._ema_modules = ema_modules(ema)
-        self._agreement = Agreement()
-        self._buffers = BufferShadow(self._members.root)
-        self._update = Update(self._members, optimizer, self.policy, self._buffers)
-        self._headroom = Headroom(self._members.root, every=self.policy.headroom_every)
-        self._watch = Watch(watch, self._members.root)
-        self._ladder = Ladder(self.policy)
-        self._console = Console(quiet=quiet, rank=self._agreement.rank)
-        self._spikes = Spikes(self.policy)
-        self._anchors = Anchors(
-            self._members.parameters,
+        self._parts = make_parts(
+            model,
             optimizer,
-            [self._members.root, *self._ema_modules],
+            policy=self.policy,
+            also=_modules(also),
             scheduler=scheduler,
-            scaling=self._scaling,
+            scaler=scaler,
             ema=ema,
-            buffers=self._buffers,
-            every=self.policy.anchor_every if self.policy.sync == "step" else 0,
-            limit_bytes=self.policy.anchor_bytes,
+            max_grad_norm=max_grad_norm,
+            run_dir=run_dir,
+            watch=(watch,) if isinstance(watch, str) else watch,
+            store=store,
+            save_every=save_every,
+            quiet=quiet,
+            process_group=process_group,
         )
-        self._late = LateSteps(self) if self.policy.sync == "late" else None
-        self._closure_optimizer = needs_closure(optimizer)
-        # the others could not know which micro-batch one rank drops
-        self._drops_micro_batches = (
-            self.policy.micro_batches == "drop"
-            and self.policy.on_incident == "skip"
-            and self._late is None
-            and self._agreement.world_size == 1
+        average = ema_update(ema, model)
+        self._driver = OwnLoop(
+            self._parts.protected,
+            scaling=self._parts.scaling,
+            scheduler=scheduler,
+            average=average,
+            max_grad_norm=max_grad_norm,
         )
-        self._diagnosis = Diagnosis(self)
-        self._ranks_differ = False
-        self._step = 0
-        self._window: Window | None = None
-        self._root_call: RootCall | None = None
-        self._parts_watched = False
-        self._begun = False
-        self._attempting = False
+        self._late = (
+            LateSteps(self._parts, max_grad_norm=max_grad_norm, average=average) if self.policy.sync == "late" else None
+        )
+        self._evaluates_itself = needs_closure(optimizer)
         self._closed = False
-        self._ledger = Ledger(self, run_dir)
-        self._keeper = Keeper(self, store, save_every)
-        if self._drives:
-            _guarded.add(optimizer)
-        self._hooks = [
-            model.register_forward_pre_hook(Hook(self._before_forward), with_kwargs=True),
-            model.register_forward_hook(Hook(self._after_forward)),
-        ]
+        self._collector = Collector(model, self._parts, self._driver)
+        _guarded.add(optimizer)
+        # also without close(): when the guard is dropped, and at the end of the program
+        self._goodbye = weakref.finalize(self, _print_summary, self._parts.recorder, self._parts.recovery)
+
+    # ---- what is known of the run
 
     @property
     def history(self) -> History:
         """The last steps, as the journal has them."""
-        return self._ledger.history
+        return self._parts.recorder.history()
 
     @property
     def tally(self) -> Tally:
         """What the run did so far, in numbers."""
-        return self._ledger.tally
+        return self._parts.recorder.tally
 
     @property
     def last_incident(self) -> Incident | None:
         """The last incident of the run."""
-        return self._ledger.last_incident
+        return self._parts.recorder.last_incident
 
     # ---- the two-line form
 
@@ -204,27 +175,32 @@ class Guard(Keeping):
             loss: a scalar tensor, or a dict of named terms whose sum is the loss.
             retain_graph: as in `Tensor.backward`.
         """
-        self._require_open()
-        if self._closure_optimizer:
+        if self._closed:
+            raise _closed_error()
+        if self._evaluates_itself:
             raise UsageError(
                 f"{type(self.optimizer).__name__} evaluates the loss several times a step, so it cannot be used in the "
                 "two-line form; use guard.attempt(fn, batch)"
             )
-        micro = Micro(as_loss(loss), root_call=self._take_root_call())
-        add_micro(self, micro, given=loss, retain_graph=retain_graph)
+        collector = self._collector
+        micro = Micro(as_loss(loss), root_call=collector.take_root_call())
+        collector.add(micro, given=loss, retain_graph=retain_graph)
 
     def step(self) -> Outcome:
         """What was clip, scaler, `optimizer.step()`, `scheduler.step()` and `zero_grad()`."""
-        self._require_open()
-        window = self._window
+        if self._closed:
+            raise _closed_error()
+        window = self._collector.window
         if window is None:
             raise UsageError("guard.step() without guard.backward(loss) before it: there is no gradient to step on")
         try:
-            outcome = conclude(self, window) if self._late is None else self._late.step(window)
-            self._keeper.after_step(outcome)
+            late = self._late
+            outcome = run_step(self._parts, self._driver, window) if late is None else late.step(window)
+            if self._parts.recovery.acts_after_steps:
+                self._parts.recovery.after_step(outcome)
             return outcome
         finally:
-            self._end_step()
+            self._collector.end()
 
     # ---- full power
 
@@ -237,47 +213,158 @@ class Guard(Keeping):
             batch: anything `fn` takes.
             more: further micro-batches of the same step; each loss is divided by their number.
         """
-        self._require_open()
-        if self._window is not None:
-            raise UsageError("guard.attempt inside a window that guard.backward began; call guard.step() first")
-        self._attempting = True
-        self._begun = False  # a forward pass before this one, if there was any, was not part of the step
-        self._begin_step()
+        if self._closed:
+            raise _closed_error()
+        collector, parts = self._collector, self._parts
+        if collector.window is not None:
+            raise UsageError("guard.attempt inside a step that guard.backward began; call guard.step() first")
+        collector.attempting = True
+        collector.begin()
         rng = RngState.capture()
         batches = (batch, *more)
         try:
-            if self._closure_optimizer:
-                done = attempt_with_closure(self, fn, batch, rng, more)
-                self._keeper.after_step(done)
-                return done
+            if self._evaluates_itself:
+                outcome = attempt_with_closure(parts, self._driver, fn, batch, rng, more)
+                if parts.recovery.acts_after_steps:
+                    parts.recovery.after_step(outcome)
+                return outcome
             refused: frozenset[int] = frozenset()
             if self.policy.check_batch and self.policy.on_incident != "observe":
                 early, refused = self._check_batches(batches)
                 if early is not None:
                     return early
+            factor = 1.0 / len(batches)
+            size = 0
             for index, micro_batch in enumerate(batches):
                 if index in refused:
                     continue
-                self._before_micro()
+                if index:
+                    collector.before_micro()
                 before = RngState.capture() if index else rng
-                versions = {path: t._version for path, t in tensors_of(micro_batch) if not t.is_inference()}
+                versions = {}
+                for path, tensor in _tensors(micro_batch):
+                    versions[path] = version(tensor)
+                    size += tensor.nbytes
                 try:
                     given = fn(micro_batch)
                 except Exception as error:
                     micro = Micro(no_loss(), 1.0, micro_batch, fn, before, versions=versions, values=[])
-                    outcome = contain_exception(self, error, micro)
-                    if outcome is None:
+                    contained = contain_exception(parts, self._driver, collector, error, micro)
+                    if contained is None:
                         raise
-                    return outcome
-                micro = Micro(as_loss(given), 1.0 / len(batches), micro_batch, fn, before, versions=versions)
-                add_micro(self, micro, given=given)
+                    return contained
+                micro = Micro(as_loss(given), factor, micro_batch, fn, before, None, versions)
+                collector.add(micro, given=given)
             outcome = self.step()
-            attempt = Attempt(outcome.step, lambda b: as_loss(fn(b)).total, batches, rng, outcome.applied)
-            self._anchors.remember(attempt)
+            anchors = parts.recovery.anchors
+            if anchors.keeps_attempts:
+                attempt = Attempt(outcome.step, lambda b: as_loss(fn(b)).total, batches, rng, outcome.applied, size)
+                anchors.remember(attempt)
             return outcome
         finally:
-            self._attempting = False
-            self._end_step()
+            collector.attempting = False
+            if collector.begun:
+                collector.end()
+
+    def _check_batches(self, batches: tuple[Any, ...]) -> tuple[Outcome | None, frozenset[int]]:
+        """`Policy.check_batch`: refuse the step, or drop the bad micro-batches, before anything is computed."""
+        parts, collector = self._parts, self._collector
+        found = [batch_findings(batch) for batch in batches]
+        bad = [index for index, findings in enumerate(found) if findings]
+        verdict = parts.ranks.agree(Flags(origin=bool(bad), harmful=bool(bad)))
+        if not verdict.bad:
+            return None, frozenset()
+        window = collector.open()
+        if not parts.drops_micro_batches or len(bad) == len(batches):
+            findings = [f for each in found for f in each]
+            return refuse_batch(parts, self._driver, window, findings, verdict), frozenset()
+        for index in bad:
+            draft = parts.diagnosis.bad_batch(found[index])
+            drop(parts, window, draft, f"micro-batch {index + 1} dropped, the others stay")
+        return None, frozenset(bad)
+
+    # ---- where the loop is, and how well it does
+
+    def set_position(self, *, epoch: int | None = None, batch: int | None = None) -> None:
+        """Say where the training loop is, so that journal and messages can name epoch and batch beside the step.
+
+        Args:
+            epoch: number of the epoch.
+            batch: number of the batch in the epoch.
+        """
+        for name, value in (("epoch", epoch), ("batch", batch)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+                raise UsageError(f"guard.set_position({name}={value!r}): expected a whole number")
+        self._parts.progress.epoch, self._parts.progress.batch = epoch, batch
+
+    def log_eval(self, step: int | None, metrics: Mapping[str, float]) -> None:
+        """Write the results of an evaluation into the journal.
+
+        Args:
+            step: the step they belong to; `None` for the last one.
+            metrics: names and numbers, e.g. `{"val_loss": 0.31}`.
+        """
+        if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
+            raise UsageError(f"guard.log_eval(step={step!r}): expected the number of a step, or None for the last one")
+        last = max(0, self._parts.progress.step - 1)
+        self._parts.recorder.log_eval(last if step is None else step, as_metrics(metrics))
+
+    # ---- checkpoints
+
+    def save(
+        self,
+        path: PathLike | None = None,
+        *,
+        data_position: Any = None,
+        extras: Mapping[str, Any] | None = None,
+        pin: bool = False,
+    ) -> Path | None:
+        """Save model, optimizer, scheduler, scaler, averages, random streams and step: only if finite, in one go.
+
+        Args:
+            path: a file (safetensors, whatever its name; an older one is replaced), or `None` for the guard's store.
+            data_position: anything plain that says where the data are.
+            extras: more to keep, by name.
+            pin: in the store: never remove this one.
+
+        Returns:
+            Where it is; `None` on all ranks but the first, which do not write.
+
+        Raises:
+            NonFiniteError: something is not finite; nothing is written.
+        """
+        return self._parts.recovery.save(path, data_position=data_position, extras=extras, pin=pin)
+
+    def load(
+        self, resume: str | int | os.PathLike[str] = "last_good", *, rng: bool = True, strict: bool = True
+    ) -> LoadedCheckpoint:
+        """Load everything that `save` saved and go on at its step; see `CheckpointStore.load`.
+
+        Args:
+            resume: `"last_good"`, `"latest"`, a step, or the path of a file.
+            rng: put the random streams back.
+            strict: the keys of the model must fit exactly.
+        """
+        return self._parts.recovery.load(resume, rng=rng, strict=strict)
+
+    def check_resume(
+        self,
+        *,
+        lr: float | Iterable[float] | None = None,
+        expected_keys: Iterable[str] | None = None,
+        step: int | None = None,
+        take: str = "restored",
+    ) -> list[ResumeFinding]:
+        """After states were loaded: is the learning rate the configured one, is anything missing, does it fit together?
+
+        Args:
+            lr: the configured learning rate, at its peak: what the optimizer is made with, or the `max_lr` of a
+                one-cycle schedule; one number, or one for each parameter group.
+            expected_keys: the keys of the model's state that was loaded; a state dict will do.
+            step: the step at which the run goes on.
+            take: `"configured"` puts the configured learning rate in force, at the schedule's present place.
+        """
+        return self._parts.recovery.check_resume(lr=lr, expected_keys=expected_keys, step=step, take=take)
 
     # ---- on demand
 
@@ -288,32 +375,25 @@ class Guard(Keeping):
             What is non-finite; an empty list means all is well. Buffers that were non-finite from the start (masks)
             are not counted.
         """
-        found = self._update.findings("state")
-        found += [finding("buffer", name, t, "state") for name, t in self._buffers.names_of_bad()]
-        for module in self._ema_modules:
-            named = [*module.named_parameters(), *module.named_buffers()]
-            found += [finding("ema", n, t, "state") for n, t in named if finite.any_nonfinite([t])]
-        return found
+        return self._parts.protected.check()
 
     def summary(self) -> str:
         """What was applied, what was skipped and why, in a few lines."""
-        farewell = self._keeper.farewell()
-        return summary_text(self.tally, run_dir=self.run_dir) + (f"\n{farewell}" if farewell else "")
+        return _summary(self._parts.recorder, self._parts.recovery)
 
     def close(self) -> None:
         """Remove every hook, write the journal, print the summary if anything happened. May be called again."""
         if self._closed:
             return
         self._closed = True
-        for hook in self._hooks:
-            hook.remove()
+        self._collector.close()
         try:
             if self._late is not None:
                 self._late.settle()
         finally:
-            self._ledger.close()
-            self._keeper.close()
-            self._say_farewell()
+            self._parts.recorder.close()
+            self._parts.recovery.close()
+            self._goodbye()
 
     def __enter__(self) -> Guard:
         return self
@@ -321,114 +401,64 @@ class Guard(Keeping):
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             if error is not None:
-                explain_exception(self, error)
+                explain_exception(self._parts, self._collector, error)
         finally:
             self.close()
 
-    # ---- what a guard that does not drive its loop does otherwise
 
-    def _say_farewell(self) -> None:
-        if self.tally.incidents or self.tally.dropped_micro_batches:
-            self._console.say(self.summary())
-
-    def _repeat_update(self) -> None:
-        """An update that was undone to be looked at is taken again: the scaler's step is behind us."""
-        self.optimizer.step()
-
-    def _name_samples(self, incident: Incident, micro: Micro) -> Incident:
-        """The incident with the data set's own indices, where somebody knows them."""
-        return incident
-
-    def _known_incident(self, micro: Micro) -> Incident | None:
-        """The incident of another guard that saw the same loss."""
-        return None
-
-    def _remember_incident(self, micro: Micro, incident: Incident) -> None:
-        """For another guard that sees the same loss."""
-
-    def _make_scaling(self, scaler: Any) -> Scaling:
-        return Scaling(scaler, self.optimizer, self.policy)
-
-    def _gradient_norm(self) -> Tensor:
-        """The total norm of the gradients as they stand, on their device."""
-        return finite.gradient_norm(self._members.gradients())
-
-    def _norm_is_used(self) -> bool:
-        """Whether somebody may clip by the norm, the guard or a hook of the optimizer."""
-        hooks = getattr(self.optimizer, "_optimizer_step_pre_hooks", None)
-        return self._max_grad_norm is not None or bool(hooks) or bool(_global_optimizer_pre_hooks)
-
-    # ---- the beginning of a step
-
-    def _take_root_call(self) -> RootCall | None:
-        """The model's call that led to a loss, once."""
-        if self._root_call is None and not self._parts_watched:  # the model's parts are called, not the model
-            self._parts_watched = True
-            self._hooks += watch_parts(self._members.root, self._before_forward, self._after_forward)
-        call, self._root_call = self._root_call, None
-        return call
-
-    def _before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if self._attempting or is_replaying() or not torch.is_grad_enabled():
-            return
-        earlier = self._root_call
-        if earlier is not None and earlier.running and earlier.module is not module:
-            return  # a part of the model, inside the model's own call
-        self._begin_step()
-        self._before_micro()
-        place = user_place(sys._getframe(1))
-        call = RootCall(args, kwargs, RngState.capture(), _autocast_state(), module=module, place=place)
-        call.after(earlier)
-        self._root_call = call
-
-    def _after_forward(self, module: nn.Module, args: Any, output: Any) -> None:
-        call = self._root_call
-        if call is not None and call.module is module and not self._attempting and not is_replaying():
-            call.watch_output(output)
-
-    def _begin_step(self) -> None:
-        """Before the first forward pass of a step, of which there may be several (real and fake, two views)."""
-        if not self._begun:
-            self._begun = True
-            self._buffers.adopt()  # whatever was written since the last step was written by the user
-            self._headroom.begin(self._step)
-            if not self._ladder.in_a_row:  # amid a bad row an anchor would hold the very state to get away from
-                self._anchors.begin_step(self._step)
-
-    def _before_micro(self) -> None:
-        if self._window is not None and self._window.unsettled and self._drops_micro_batches:
-            settle(self, self._window)
-
-    def _end_step(self) -> None:
-        self._window = None
-        self._begun = False
-        clear_probes()
-
-    def _check_batches(self, batches: tuple[Any, ...]) -> tuple[Outcome | None, frozenset[int]]:
-        """`Policy.check_batch`: refuse the step, or drop the bad micro-batches, before anything is computed."""
-        found = [batch_findings(batch) for batch in batches]
-        bad = [index for index, findings in enumerate(found) if findings]
-        verdict = self._agreement.decide(origin=bool(bad), harmful=bool(bad))
-        if not verdict.bad:
-            return None, frozenset()
-        window = begin_window(self)
-        if not self._drops_micro_batches or len(bad) == len(batches):
-            return refuse_batch(self, window, [f for findings in found for f in findings], verdict), frozenset()
-        for index in bad:
-            incident = self._diagnosis.bad_batch(self._step, found[index], Action.APPLY, rank=self._agreement.rank)
-            drop(self, window, incident, f"micro-batch {index + 1} dropped, the others stay")
-        return None, frozenset(bad)
-
-    def _require_open(self) -> None:
-        if self._closed:
-            raise UsageError("this guard is closed; make a new one")
+def _summary(recorder: Recorder, recovery: Recovery) -> str:
+    restart = recovery.where_to_restart()
+    return summary_text(recorder.tally, run_dir=recorder.run_dir) + (f"\n{restart}" if restart else "")
 
 
-def _autocast_state() -> tuple[str, torch.dtype] | None:
-    if not torch._C._is_any_autocast_enabled():
-        return None
-    for kind in ("cuda", "cpu"):
-        with contextlib.suppress(RuntimeError):
-            if torch.is_autocast_enabled(kind):
-                return kind, torch.get_autocast_dtype(kind)
-    return None
+def _print_summary(recorder: Recorder, recovery: Recovery) -> None:
+    """At the end of a run in which anything happened."""
+    if recorder.tally.incidents or recorder.tally.dropped_micro_batches:
+        recorder.say(_summary(recorder, recovery))
+
+
+def _closed_error() -> UsageError:
+    return UsageError("this guard is closed; make a new one")
+
+
+def _tensors(batch: Any) -> Iterable[tuple[str, Tensor]]:
+    """Path and tensor of everything in a batch; the usual ones, a tensor or a pair of them, without a walk."""
+    if isinstance(batch, Tensor):
+        return (("batch", batch),)
+    if batch.__class__ is tuple or batch.__class__ is list:
+        found = []
+        for index, item in enumerate(batch):
+            if not isinstance(item, Tensor):
+                break
+            found.append((f"[{index}]", item))
+        else:
+            return found
+    return tensors_of(batch)
+
+
+def _modules(also: Any) -> Sequence[nn.Module]:
+    modules = [also] if isinstance(also, nn.Module) else list(also) if isinstance(also, (list, tuple)) else None
+    if modules is None or not all(isinstance(module, nn.Module) for module in modules):
+        raise UsageError(f"Guard(also={also!r}): expected a list of torch.nn.Module, e.g. also=[loss_module]")
+    return modules
+
+
+def _check_arguments(*, scheduler: Any, max_grad_norm: Any, policy: Any, run_dir: Any, save_every: Any) -> None:
+    """Refuse what cannot be right, by the name of the argument."""
+    if policy is not None and not isinstance(policy, Policy):
+        named = f"; for this one, Policy.{policy}()" if policy in ("strict", "observe") else ""
+        raise UsageError(f"Guard(policy={policy!r}): expected a nantrap.Policy{named}")
+    number = isinstance(max_grad_norm, (int, float)) and not isinstance(max_grad_norm, bool)
+    if max_grad_norm is not None and not (number and max_grad_norm > 0):
+        raise UsageError(f"Guard(max_grad_norm={max_grad_norm!r}): a positive number, or None not to clip")
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise UsageError(
+            "Guard(scheduler=ReduceLROnPlateau): it needs a metric, which the guard does not have; leave it out "
+            "and call scheduler.step(metric) yourself"
+        )
+    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
+        raise UsageError(f"Guard(scheduler={scheduler!r}): expected a learning rate scheduler with a step() method")
+    if run_dir is not None and not isinstance(run_dir, (str, os.PathLike)):
+        raise UsageError(f"Guard(run_dir={run_dir!r}): expected the path of a folder, or None to write nothing")
+    if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 0:
+        raise UsageError(f"Guard(save_every={save_every!r}): a number of steps, or 0 for never")

@@ -1,26 +1,12 @@
-"""The ladder: skip, roll back, stop. Counts what happened; never skips silently."""
+"""The ladder: skip, then roll back, then stop. Counts the incidents in a row and the recent ones."""
 
 from __future__ import annotations
 
-from collections import Counter, deque
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable
 
 from nantrap.guard.policy import Policy
 from nantrap.incident import Action
-
-
-@dataclass(slots=True)
-class Tally:
-    """What a run did so far."""
-
-    attempted: int = 0
-    applied: int = 0
-    incidents: int = 0
-    dropped_micro_batches: int = 0
-    scaler_probes: int = 0
-    rollbacks: int = 0
-    spikes: int = 0
-    causes: Counter[str] = field(default_factory=Counter)
 
 
 class Ladder:
@@ -31,15 +17,27 @@ class Ladder:
         self._recent: deque[int] = deque()
         self.in_a_row = 0
         self.rollbacks = 0
-        self._harmless_in_a_row = 0
+        self.harmless_in_a_row = 0
 
-    def decide(self, step: int, *, harmless: bool = False, no_way_back: str = "") -> tuple[Action, str]:
+    def is_at_the_end(self, step: int) -> bool:
+        """Whether an incident at `step` would no longer be skipped, but rolled back or stopped."""
+        policy = self._policy
+        if policy.on_incident != "skip" or policy.then == "stop":
+            return False
+        if self.in_a_row + 1 > policy.max_consecutive_skips:
+            return True
+        recent = sum(1 for each in self._recent if each > step - policy.window)
+        return policy.max_skips_in_window is not None and recent + 1 > policy.max_skips_in_window
+
+    def decide(
+        self, step: int, *, harmless: bool = False, no_way_back: Callable[[], str] = lambda: ""
+    ) -> tuple[Action, str]:
         """The rung for an incident at `step`, and why.
 
         Args:
             step: number of the step.
             harmless: only the loss was bad, its gradients were finite: skipped, never rolled back.
-            no_way_back: why a rollback is out of the question, if it is.
+            no_way_back: says why a rollback is out of the question, if it is; asked only when one is due.
         """
         policy = self._policy
         if policy.on_incident == "observe":
@@ -64,8 +62,8 @@ class Ladder:
             return Action.STOP, reason
         if self.rollbacks >= policy.max_rollbacks:
             return Action.STOP, f"{reason}, and {self.rollbacks} rollbacks are used up"
-        if no_way_back:
-            return Action.STOP, f"{reason}, and {no_way_back}"
+        if blocked := no_way_back():
+            return Action.STOP, f"{reason}, and {blocked}"
         self.rollbacks += 1
         self.in_a_row = 0
         self._recent.clear()
@@ -74,14 +72,14 @@ class Ladder:
     def applied(self) -> None:
         """A step was applied: the row ends."""
         self.in_a_row = 0
-        self._harmless_in_a_row = 0
+        self.harmless_in_a_row = 0
 
     def _decide_harmless(self) -> tuple[Action, str]:
         """A few batches without a label are normal; a whole window of them means that nothing is being learned."""
-        self._harmless_in_a_row += 1
-        if self._harmless_in_a_row > self._policy.window:
+        self.harmless_in_a_row += 1
+        if self.harmless_in_a_row > self._policy.window:
             return Action.STOP, (
-                f"{self._harmless_in_a_row} steps in a row had a non-finite loss and finite gradients: "
+                f"{self.harmless_in_a_row} steps in a row had a non-finite loss and finite gradients: "
                 "nothing was learned in any of them"
             )
         return Action.SKIP, "the gradients were finite: nothing to roll back"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -16,16 +16,20 @@ from nantrap.locate import unwrap
 class Members:
     """The guarded tensors, in the order in which `clip_grad_norm_(model.parameters())` would see them.
 
-    Parameters that the optimizer owns outside the model (a learnable loss) follow after the model's, named after
-    their group. State held: references and names only; `refresh` follows an optimizer that grows.
+    Parameters outside the model follow after the model's: those of further modules (a learnable loss), then those that
+    only the optimizer knows, named after their group. State held: references and names only; `refresh` follows an
+    optimizer that grows.
 
     Args:
         model: the model.
         optimizer: the optimizer.
+        also: further modules that take part in the step.
         owned_only: only what the optimizer owns is guarded; other parameters of the model are another optimizer's.
     """
 
-    def __init__(self, model: nn.Module, optimizer: Optimizer, *, owned_only: bool = False) -> None:
+    def __init__(
+        self, model: nn.Module, optimizer: Optimizer, *, also: Sequence[nn.Module] = (), owned_only: bool = False
+    ) -> None:
         if not isinstance(model, nn.Module):
             raise UsageError(f"Guard(model=...): expected a torch.nn.Module, got {type(model).__name__}")
         if not isinstance(optimizer, Optimizer):
@@ -38,6 +42,8 @@ class Members:
             raise UsageError(
                 f"Guard(model={type(self.root).__name__}): the model has no parameters, so there is nothing to guard"
             )
+        self.also = named_modules_beside(also)
+        """The further modules by name."""
         self._optimizer = optimizer
         self._owned_only = owned_only
         self.parameters: list[nn.Parameter] = []
@@ -55,11 +61,17 @@ class Members:
     def refresh(self) -> None:
         """Look again if the optimizer got another parameter group since (layers that are unfrozen later)."""
         groups = self._optimizer.param_groups
-        sizes = [len(group["params"]) for group in groups]
-        if sizes == self._sizes:
-            return
-        self._sizes = sizes
+        if len(groups) == len(self._sizes):
+            for group, size in zip(groups, self._sizes, strict=True):
+                if len(group["params"]) != size:
+                    break
+            else:
+                return
+        self._sizes = [len(group["params"]) for group in groups]
         named = dict(self.root.named_parameters())
+        owned = {id(parameter) for group in groups for parameter in group["params"]}
+        for prefix, module in self.also:  # what the optimizer does not move cannot be harmed by the step
+            named |= {f"{prefix}.{name}": p for name, p in module.named_parameters() if id(p) in owned}
         for name, parameter in named.items():
             if isinstance(parameter, UninitializedParameter):
                 raise UsageError(
@@ -74,7 +86,6 @@ class Members:
                     parameters.append(parameter)
         self._names = names
         self._known = parameters
-        owned = {id(parameter) for group in groups for parameter in group["params"]}
         guarded = [p for p in parameters if id(p) in owned] if self._owned_only else parameters
         self.parameters[:] = guarded  # in place: others hold this list
 
@@ -92,7 +103,12 @@ class Members:
 
     def gradients(self) -> list[Tensor]:
         """The gradients that exist now, in order."""
-        return [p.grad for p in self.parameters if p.grad is not None]
+        found = []
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            if gradient is not None:
+                found.append(gradient)
+        return found
 
     def clear_gradients(self) -> None:
         """Every gradient to `None`: the only value with which no optimizer moves anything."""
@@ -104,6 +120,19 @@ class Members:
         with torch.no_grad():
             for gradient in self.gradients():
                 gradient.zero_()
+
+
+def named_modules_beside(modules: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
+    """Modules outside the model with a name each: that of their class, with a number where it is taken."""
+    named: dict[str, nn.Module] = {}
+    for module in modules:
+        base = name = type(module).__name__.lower()
+        number = 1
+        while name in named:
+            number += 1
+            name = f"{base}{number}"
+        named[name] = module
+    return list(named.items())
 
 
 def optimizer_tensors(optimizer: Optimizer, names: Members) -> Iterator[tuple[str, str, Tensor]]:

@@ -1,4 +1,4 @@
-"""`Policy`: what the guard checks, what it does about it, and how much of it a run may need. Frozen; says no early."""
+"""`Policy`: what the guard checks, what it does about it, and its budgets. Frozen; validates its arguments."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ class Policy:
         }
         for name, allowed in choices.items():
             value = getattr(self, name)
-            if value not in allowed:
+            if not isinstance(value, str) or value not in allowed:
                 raise UsageError(f"Policy({name}={value!r}): choose one of {', '.join(allowed)}")
         least: dict[str, float] = {
             "max_consecutive_skips": 0,
@@ -132,12 +132,14 @@ class Policy:
             "max_bundles": 1,
         }
         for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise UsageError(f"Policy({name}={getattr(self, name)!r}): must be at least {bound}")
-        if self.max_skips_in_window is not None and self.max_skips_in_window < 0:
-            raise UsageError(f"Policy(max_skips_in_window={self.max_skips_in_window!r}): must be at least 0")
-        if self.max_skips_in_window is not None and self.max_skips_in_window < 0:
-            raise UsageError(f"Policy(max_skips_in_window={self.max_skips_in_window!r}): must be at least 0")
+            _check_number(name, getattr(self, name), least=bound, whole=name != "diagnose_seconds")
+        if self.max_skips_in_window is not None:
+            _check_number("max_skips_in_window", self.max_skips_in_window, least=0, whole=True)
+        for name in ("lr_backoff", "spike_threshold"):
+            _check_number(name, getattr(self, name), whole=False)
+        for name in ("check_batch", "bundle_data"):
+            if not isinstance(getattr(self, name), bool):
+                raise UsageError(f"Policy({name}={getattr(self, name)!r}): expected True or False")
         if not 0 < self.lr_backoff <= 1:
             raise UsageError(
                 f"Policy(lr_backoff={self.lr_backoff!r}): a factor above 0 and at most 1; 0.5 halves the rate"
@@ -154,3 +156,11 @@ class Policy:
     def observe(cls, **changes: Any) -> Policy:
         """Only report: every step is applied exactly as the plain loop would."""
         return replace(cls(on_incident="observe"), **changes)
+
+
+def _check_number(name: str, value: Any, *, least: float | None = None, whole: bool) -> None:
+    """Refuse what is no number, is NaN, or is below the least value that makes sense."""
+    if isinstance(value, bool) or not isinstance(value, int if whole else (int, float)) or value != value:
+        raise UsageError(f"Policy({name}={value!r}): expected a {'whole ' if whole else ''}number")
+    if least is not None and value < least:
+        raise UsageError(f"Policy({name}={value!r}): must be at least {least}")

@@ -1,101 +1,177 @@
-"""One decision for all ranks.
+"""One decision for all ranks that train the same model.
 
 A rank that skips alone pairs its next all-reduce with the others' previous one: no error at first, then a hang. So
-every rank contributes its flags and all act on the union, and the union tells on which rank it began.
+every rank contributes its flags and all act on the union. That runs over the model's own process group
+(DistributedDataParallel's, or the mesh of sharded parameters). A model that is neither replicated nor sharded belongs
+to its rank alone, and nothing is exchanged.
+
+A healthy run must never hang because of the guard. When the guard is made the ranks of the group greet each other
+through the group's store; if one of them has no guard, all stand down. Under `Join` the ranks that ran out of data
+answer only the model's own collectives, so nothing is exchanged either. In both cases a rank decides by its averaged
+gradients alone, which are the same on all ranks.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
+
+from nantrap.guard.judge import Flags, Verdict, combine
+from nantrap.guard.torch_private import default_store, is_joining
+
+HANDSHAKE_SECONDS = 60.0
+"""How long a rank waits for the others' guards when it makes its own."""
+
+_FIELDS = ("origin", "symptom", "harmful", "careful", "probing", "spike", "stop")
+_greetings: Counter[str] = Counter()
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What the ranks found together.
+class Ranks:
+    """The ranks that decide together. Holds their process group; with one process there is none.
 
-    Attributes:
-        bad: whether any rank found anything.
-        first_rank: the rank where it began; of several the first.
-        bad_ranks: all of them.
-        harmful: whether gradients or buffers are bad anywhere, and not only a loss.
-        careful: whether any rank must be able to undo its update; then all must.
-        contested: only symptoms, and on several ranks: averaging has spread what began on one of them.
+    Args:
+        model: the model as it is called, in its wrapper.
+        process_group: the group of the ranks that train this model, where the model does not tell (gradients that the
+            script averages itself); `None` to ask the model.
     """
 
-    bad: bool
-    first_rank: int
-    bad_ranks: tuple[int, ...]
-    harmful: bool = False
-    careful: bool = False
-    contested: bool = False
+    def __init__(self, model: nn.Module, *, process_group: Any = None) -> None:
+        started = dist.is_available() and dist.is_initialized()
+        self.rank: int = dist.get_rank() if started else 0
+        """This process among all, also where it decides alone: files are named by it."""
+        self.stands_down = ""
+        """Why the ranks do not talk although they train one model; empty while they do."""
+        self.replicated = type(model).__name__ == "DistributedDataParallel"
+        """Whether every rank holds the same parameters."""
+        self.differ = False
+        """Whether the ranks were found to hold different parameters although they should not."""
+        self._model = model
+        self._group = (process_group or group_of(model)) if started else None
+        members = [self.rank] if self._group is None else dist.get_process_group_ranks(self._group)
+        self.members: tuple[int, ...] = tuple(members)
+        self.together = len(self.members) > 1
+        """Whether there are other ranks to agree with."""
+        if self.together:
+            backend = str(dist.get_backend(self._group))
+            on_gpu = "nccl" in backend and torch.cuda.is_available()
+            self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
+            if not _greet(self.members, self.rank):
+                missing = "a rank of the model's process group has no guard, or did not make it in time"
+                self.stands_down = f"{missing}; each rank decides by the averaged gradients alone"
 
+    @property
+    def size(self) -> int:
+        """How many ranks decide together."""
+        return len(self.members)
 
-_GOOD = Verdict(bad=False, first_rank=0, bad_ranks=())
-_CAREFUL = Verdict(bad=False, first_rank=0, bad_ranks=(), careful=True)
+    @property
+    def talking(self) -> bool:
+        """Whether the ranks exchange anything now."""
+        return self.together and not self.stands_down and not is_joining(self._model)
 
+    def agree(self, flags: Flags) -> Verdict:
+        """The common verdict on a step, the same on every rank. Each rank calls it once in each step."""
+        if not self.together:
+            return combine({self.rank: flags})
+        if not self.talking:
+            # what only this rank knows must not decide: the averaged gradients are the same everywhere
+            common = Flags(symptom=flags.symptom, harmful=flags.symptom, careful=flags.careful, probing=flags.probing)
+            return combine({self.rank: common})
+        own = [float(getattr(flags, name)) for name in _FIELDS]
+        rows = self._gathered(torch.tensor(own, device=self._device)).tolist()
+        return combine({rank: Flags(*map(bool, row)) for rank, row in zip(self.members, rows, strict=True)})
 
-class Agreement:
-    """Knows rank and world size, and reduces flags. With one process it costs a comparison."""
+    def all(self, ok: bool) -> bool:
+        """Whether something went well on every rank. Each rank calls it."""
+        if not self.talking:
+            return ok
+        flag = torch.tensor([float(ok)], device=self._device)
+        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._group)
+        return bool(flag.item())
 
-    def __init__(self) -> None:
-        self.active = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank() if self.active else 0
-        self.world_size = dist.get_world_size() if self.active else 1
-        if self.active:
-            backend = dist.get_backend()
-            self._device = (
-                torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
-            )
+    def share(self, own: Any) -> dict[int, Any]:
+        """What every rank has to say, by rank. Each rank calls it; for after a failure."""
+        if not self.talking:
+            return {self.rank: own}
+        gathered: list[Any] = [None] * self.size
+        dist.all_gather_object(gathered, own, group=self._group)
+        return dict(zip(self.members, gathered, strict=True))
 
-    def decide(self, *, origin: bool, symptom: bool = False, harmful: bool = False, careful: bool = False) -> Verdict:
-        """The common verdict.
-
-        Averaged gradients are bad everywhere, so the ranks with a bad loss of their own are named first.
-
-        Args:
-            origin: this rank's own loss, batch, buffers or update are bad.
-            symptom: only its gradients are.
-            harmful: see `Verdict`.
-            careful: see `Verdict`.
-        """
-        if self.world_size == 1:
-            bad = origin or symptom
-            if not (bad or harmful):  # every healthy step comes by here
-                return _CAREFUL if careful else _GOOD
-            return Verdict(bad, self.rank, (self.rank,) if bad else (), harmful, careful)
-        flags = torch.zeros(4, self.world_size, device=self._device)
-        flags[:, self.rank] = torch.tensor([origin, symptom, harmful, careful], dtype=flags.dtype)
-        dist.all_reduce(flags)
-        rows = flags.tolist()
-        guilty = guilty_ranks(rows)
-        contested = len(guilty) > 1 and not any(rows[0])
-        return Verdict(bool(guilty), guilty[0] if guilty else 0, guilty, any(rows[2]), any(rows[3]), contested)
+    def first_of(self, own: Any) -> Any:
+        """What the first rank has to say, on every rank."""
+        return self.share(own)[self.members[0]]
 
     def checksums(self, parameters: Sequence[Tensor]) -> tuple[float, ...]:
         """One number for the parameters of each rank: equal parameters give equal numbers, bit for bit."""
-        sums = torch.zeros(self.world_size, dtype=torch.float64, device=self._device)
         own = [p.detach().double().sum() + 3 * p.detach().double().abs().sum() for p in parameters]
-        sums[self.rank] = torch.stack([value.to(self._device) for value in own]).sum()
-        dist.all_reduce(sums)
-        return tuple(sums.tolist())
+        total = torch.stack([value.to(self._device) for value in own]).sum().reshape(1)
+        return tuple(self._gathered(total).flatten().tolist())
 
-    def reduce_flags(self, origin: Tensor, symptom: Tensor) -> Tensor:
-        """Origins and symptoms of all ranks as a (2, ranks) tensor on the device, without reading them."""
+    def gather_flags(self, origin: Tensor, symptom: Tensor) -> Tensor:
+        """Origin and symptom of each rank as a (ranks, 2) tensor on the device, without reading them."""
         own = torch.stack([origin, symptom]).float()
-        if self.world_size == 1:
-            return own.unsqueeze(1)
-        flags = torch.zeros(2, self.world_size, device=self._device)
-        flags[:, self.rank] = own.to(self._device)
-        dist.all_reduce(flags)
-        return flags.to(own.device)
+        if not self.talking:
+            return own.unsqueeze(0)
+        return self._gathered(own.to(self._device)).to(own.device)
+
+    def _gathered(self, own: Tensor) -> Tensor:
+        """The rows of all ranks, by one all-reduce of a table in which each rank fills its own row."""
+        table = torch.zeros(self.size, own.numel(), dtype=own.dtype, device=self._device)
+        table[self.members.index(self.rank)] = own
+        dist.all_reduce(table, group=self._group)
+        return table
 
 
-def guilty_ranks(rows: Sequence[Sequence[float]]) -> tuple[int, ...]:
-    """The ranks where it began: those with an origin, or, if there is none, those with a symptom."""
-    origins, symptoms = ([rank for rank, flag in enumerate(row) if flag] for row in rows[:2])
-    return tuple(origins or symptoms)
+def group_of(model: nn.Module) -> Any:
+    """The process group over which a model is replicated or sharded; `None` if it is neither."""
+    group = getattr(model, "process_group", None)
+    if isinstance(group, dist.ProcessGroup):  # DistributedDataParallel, FullyShardedDataParallel
+        return group
+    for parameter in model.parameters():
+        mesh = getattr(parameter, "device_mesh", None)
+        if mesh is not None:
+            return _group_of_mesh(mesh)
+    for module in model.modules():
+        inner = getattr(module, "process_group", None)
+        if isinstance(inner, dist.ProcessGroup):
+            return inner
+        if isinstance(module, nn.SyncBatchNorm) and dist.get_world_size() > 1:
+            return dist.group.WORLD
+    return None
+
+
+def _group_of_mesh(mesh: Any) -> Any:
+    """The group of all ranks of a device mesh."""
+    if mesh.ndim == 1:
+        return mesh.get_group()
+    ranks = sorted(mesh.mesh.flatten().tolist())
+    if len(ranks) == dist.get_world_size():
+        return dist.group.WORLD
+    return dist.new_group(ranks, use_local_synchronization=True)
+
+
+def _greet(members: tuple[int, ...], rank: int) -> bool:
+    """Whether every rank of the group makes a guard now. All ranks get the same answer.
+
+    Whoever sees all greetings first writes "yes", whoever waits too long writes "no"; the first one to write decides.
+    """
+    store = default_store()
+    if store is None:
+        return True
+    name = "-".join(map(str, members))
+    _greetings[name] += 1
+    prefix = f"nantrap/{name}/{_greetings[name]}"
+    store.set(f"{prefix}/{rank}", "here")
+    answer = "yes"
+    try:
+        store.wait([f"{prefix}/{each}" for each in members], timedelta(seconds=HANDSHAKE_SECONDS))
+    except (RuntimeError, ValueError):
+        answer = "no"
+    decided = store.compare_set(f"{prefix}/answer", "", answer)
+    return bytes(decided) == b"yes"

@@ -7,6 +7,8 @@ from typing import Any
 from torch import Tensor
 from torch.optim import Optimizer
 
+from nantrap.guard.torch_private import inner_schedulers
+
 
 def current_rates(optimizer: Optimizer) -> tuple[float, ...]:
     """The rate of each parameter group."""
@@ -29,5 +31,5 @@ def scale_rates(optimizer: Optimizer, scheduler: Any, factor: float) -> None:
 def _schedulers(scheduler: Any) -> list[Any]:
     if scheduler is None:
         return []
-    nested = getattr(scheduler, "_schedulers", [])
+    nested = inner_schedulers(scheduler)
     return [scheduler, *(s for inner in nested for s in _schedulers(inner))]

@@ -1,4 +1,4 @@
-"""GradScaler in the right order, and its normal probing told from a real failure.
+"""A `GradScaler`, its scale, and its normal search for one told from a real failure.
 
 A scaler begins with a scale of 65,536 and halves it at each overflow until gradients fit: the first skipped steps of
 every fp16 run are normal. A forward pass that gives NaN looks the same to it; it then halves the scale for ever, down
@@ -15,19 +15,21 @@ from torch.optim import SGD, Optimizer
 
 from nantrap.errors import UsageError
 from nantrap.guard.policy import Policy
+from nantrap.guard.torch_private import force_overflow, forget_unscaling, scale_of, scaler_tensors
 
 
 class Scaling:
-    """Wraps a scaler that may be absent or disabled. Holds the scale as last read, and the overflows in a row."""
+    """A scaler that may be absent or disabled. Holds the scale as last read, and the overflows in a row."""
 
     def __init__(self, scaler: Any, optimizer: Optimizer, policy: Policy) -> None:
         if scaler is not None and not all(hasattr(scaler, name) for name in ("scale", "unscale_", "step", "update")):
             raise UsageError(f"Guard(scaler=...): expected a torch.amp.GradScaler, got {type(scaler).__name__}")
-        self._scaler = scaler
-        self._optimizer = optimizer
-        self._policy = policy
+        self.scaler = scaler
+        """The scaler that was given, or `None`."""
         self.enabled = scaler is not None and bool(scaler.is_enabled())
         self.probes_in_a_row = 0
+        self._optimizer = optimizer
+        self._policy = policy
         self._value: float | None = None
         if self.enabled and policy.sync == "late":
             raise UsageError(
@@ -35,58 +37,31 @@ class Scaling:
                 'use sync="step"'
             )
 
-    @property
-    def scaler(self) -> Any:
-        """The scaler that was given, or `None`."""
-        return self._scaler
-
-    def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the scale."""
-        if not self.enabled:
-            return loss
-        scaled: Tensor = self._scaler.scale(loss)
-        return scaled
-
-    def unscale(self) -> None:
-        """Divide the gradients by the scale, once, before they are looked at or clipped."""
-        if self.enabled:
-            self._scaler.unscale_(self._optimizer)
-
-    def step(self) -> None:
-        """The optimizer's step, through the scaler if there is one."""
-        if self.enabled:
-            self._scaler.step(self._optimizer)
-        else:
-            self._optimizer.step()
-
-    def update(self) -> None:
-        """After a step that was taken."""
-        if self.enabled:
-            self._scaler.update()
-            self.probes_in_a_row = 0
-
-    def probe(self) -> None:
-        """After an overflow: what the scaler does without us, lower its scale and leave the weights alone."""
-        if not self._would_leave_memory_uninitialised():
-            self._scaler.step(self._optimizer)
-        self._scaler.update()
-        self.probes_in_a_row += 1
-
-    def forget(self) -> None:
-        """This step never happened: the scaler keeps its scale, and may unscale again."""
-        if self.enabled:
-            self._scaler._per_optimizer_states.pop(id(self._optimizer), None)
+    def use(self, scaler: Any) -> None:
+        """The scaler of this step, where it is not known before: a script's own."""
+        self.scaler = scaler
+        self.enabled = scaler is not None and bool(scaler.is_enabled())
+        self._value = None
 
     def is_probing(self) -> bool:
         """Whether an overflow with a finite loss is the scaler's normal search."""
         return self.enabled and self.probes_in_a_row < self._policy.max_scaler_probes and (self.value() or 0.0) > 1.0
 
+    def overflow(self) -> None:
+        """Let the scaler take this step for an overflow; the ranks agreed that it is one."""
+        force_overflow(self.scaler, self._optimizer)
+        self.probes_in_a_row += 1
+
+    def forget(self) -> None:
+        """This step never happened: the scaler keeps its scale, and may unscale again."""
+        if self.enabled:
+            forget_unscaling(self.scaler, self._optimizer)
+
     # ---- the scale itself, without a host read of its own
 
     def scalar(self) -> Tensor | None:
         """The scale on the device, to be read together with the step's flag."""
-        scale = getattr(self._scaler, "_scale", None) if self.enabled else None
-        return scale.detach().reshape(()) if isinstance(scale, Tensor) else None
+        return scale_of(self.scaler) if self.enabled else None
 
     def note(self, value: float) -> None:
         """The scale as it was read for this step."""
@@ -95,32 +70,35 @@ class Scaling:
     def value(self) -> float | None:
         """The scale in force in this step, or `None` without a scaler."""
         if self.enabled and self._value is None:
-            self._value = float(self._scaler.get_scale())
+            self._value = float(self.scaler.get_scale())
         return self._value
 
     def capture(self) -> Any:
         """What `restore` needs, copied on the device; `None` without a scaler."""
         if not self.enabled:
             return None
-        kept = {name: getattr(self._scaler, name, None) for name in ("_scale", "_growth_tracker")}
-        if all(isinstance(value, Tensor) for value in kept.values()):
-            return {name: value.clone() for name, value in kept.items() if value is not None}
-        return self._scaler.state_dict()
+        tensors = scaler_tensors(self.scaler)
+        if tensors is None:
+            return self.scaler.state_dict()
+        return {name: value.clone() for name, value in tensors.items()}
 
     def restore(self, captured: Any) -> None:
         """The scale and its growth as they were at `capture`."""
-        if captured is None:
+        if captured is None or self.scaler is None:
             return
         if "_scale" not in captured:
-            self._scaler.load_state_dict(captured)
+            self.scaler.load_state_dict(captured)
             return
         for name, value in captured.items():
-            getattr(self._scaler, name).copy_(value)
+            getattr(self.scaler, name).copy_(value)
 
-    def _would_leave_memory_uninitialised(self) -> bool:
-        # Fused SGD with momentum makes its buffers by `empty_like` and fills them in the kernel, which a found_inf
-        # skips: the next good step then starts from whatever lay there. Without the call there is no buffer, and the
-        # next step makes a proper one.
+    def would_leave_memory_uninitialised(self) -> bool:
+        """Whether a step that the scaler skips would harm the next one.
+
+        Fused SGD with momentum makes its buffers by `empty_like` and fills them in the kernel, which a found_inf skips:
+        the next good step then starts from whatever lay there. Without the call there is no buffer, and the next step
+        makes a proper one.
+        """
         if type(self._optimizer) is not SGD:
             return False
         state = self._optimizer.state

@@ -15,6 +15,7 @@ from nantrap.incident import Finding
 
 _MAD_TO_SIGMA = 1.4826
 _RELATIVE_FLOOR = 0.02
+_MEASURE_EVERY = 16
 
 
 class SpikeDetector:
@@ -25,13 +26,13 @@ class SpikeDetector:
         self._threshold = threshold
         self._warmup = warmup
         self._seen = 0
-        self._limit = math.inf
+        self.limit = math.inf
         self._median = 0.0
         self._sigma = 0.0
 
     def score(self, value: float) -> float | None:
         """How many robust standard deviations `value` lies above the median, if that makes it a spike; else `None`."""
-        if not math.isfinite(value) or self._seen < self._warmup or value <= self._limit:
+        if not math.isfinite(value) or self._seen < self._warmup or value <= self.limit:
             return None
         self._measure()
         score = (value - self._median) / self._sigma
@@ -42,10 +43,16 @@ class SpikeDetector:
         if not math.isfinite(value):
             return
         self._seen += 1
-        self._recent.append(value if value < self._limit else self._limit)
-        # The limit is measured anew now and then only: between, it is one comparison a step.
-        if self._seen == self._warmup or (self._seen % 16 == 0 and self._seen >= self._warmup):
+        self._recent.append(value if value < self.limit else self.limit)
+        # The limit is measured anew now and then only: between, it is one comparison per step.
+        if self._seen == self._warmup or (self._seen % _MEASURE_EVERY == 0 and self._seen >= self._warmup):
             self._measure()
+
+    def steps_to_measure(self) -> int:
+        """After how many more values the limit changes."""
+        if self._seen < self._warmup:
+            return self._warmup - self._seen
+        return _MEASURE_EVERY - self._seen % _MEASURE_EVERY
 
     def _measure(self) -> None:
         ordered = sorted(self._recent)
@@ -55,20 +62,31 @@ class SpikeDetector:
         spread = _MAD_TO_SIGMA * deviations[middle]
         # a converged run has no spread: a change below two percent is never a spike
         self._sigma = max(spread, _RELATIVE_FLOOR * abs(self._median), 1e-12)
-        self._limit = self._median + self._threshold * self._sigma
+        self.limit = self._median + self._threshold * self._sigma
 
 
 class Spikes:
-    """Loss and gradient norm of a run under the policy. Holds a detector for each, and the skipped ones in a row."""
+    """Loss and gradient norm of a run under the policy. Holds a detector for each, and the skipped ones in a row.
+
+    A healthy step costs two comparisons with the limits and one append; the detectors are fed in blocks.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self._loss = self._detector()
         self._norm = self._detector()
         self._skipped_in_a_row = 0
+        self.fresh: list[tuple[float, float]] = []
+        """Loss and norm of the applied steps that the detectors have not seen yet."""
+        self.loss_limit = math.inf
+        self.norm_limit = math.inf
+        self.block = self._next_block()
+        """How many fresh steps are absorbed together."""
 
     def find(self, loss: float, norm: float) -> list[Finding]:
         """What lies far above its recent range."""
+        if self.fresh:
+            self.absorb()
         found = []
         for name, value, detector in (("loss", loss, self._loss), ("gradient norm", norm, self._norm)):
             score = detector.score(value)
@@ -82,11 +100,19 @@ class Spikes:
         self._skipped_in_a_row += 1
         return self._skipped_in_a_row <= self._policy.max_consecutive_skips
 
-    def applied(self, loss: float, norm: float) -> None:
-        """A step was applied with these values."""
-        self._skipped_in_a_row = 0
-        self._loss.add(loss)
-        self._norm.add(norm)
+    def absorb(self) -> None:
+        """Let the fresh steps into the statistic, and take the limits anew."""
+        if self.fresh:
+            self._skipped_in_a_row = 0
+        for loss, norm in self.fresh:
+            self._loss.add(loss)
+            self._norm.add(norm)
+        self.fresh.clear()
+        self.loss_limit, self.norm_limit = self._loss.limit, self._norm.limit
+        self.block = self._next_block()
+
+    def _next_block(self) -> int:
+        return min(self._loss.steps_to_measure(), self._norm.steps_to_measure())
 
     def _detector(self) -> SpikeDetector:
         policy = self._policy

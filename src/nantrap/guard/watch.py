@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from nantrap.errors import UsageError
+from nantrap.guard.torch_private import buffers_of, parameters_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +47,7 @@ class Watch:
         # by place and not by object: a forward pass may replace a buffer
         self._found: list[tuple[str, dict[str, Any], tuple[Limit, ...]]] = []
         self._warned: set[tuple[str, Limit]] = set()
-        candidates = [*_places(root, "_parameters"), *_places(root, "_buffers")]
+        candidates = [*_places(root, "parameters"), *_places(root, "buffers")]
         for pattern, limits in patterns.items():
             matches = [(name, holder) for name, holder in candidates if fnmatch.fnmatchcase(name, pattern)]
             if not matches:
@@ -83,8 +84,10 @@ class Watch:
 
 def _places(root: nn.Module, kind: str) -> list[tuple[str, dict[str, Any]]]:
     """Name and holder of every parameter or buffer that has a value, tied ones once."""
-    named = root.named_parameters() if kind == "_parameters" else root.named_buffers()
-    return [(name, getattr(root.get_submodule(name.rpartition(".")[0]), kind)) for name, t in named if t.numel()]
+    parameters = kind == "parameters"
+    named = root.named_parameters() if parameters else root.named_buffers()
+    table = parameters_of if parameters else buffers_of
+    return [(name, table(root.get_submodule(name.rpartition(".")[0]))) for name, t in named if t.numel()]
 
 
 def _scalar(tensor: Tensor) -> Tensor:

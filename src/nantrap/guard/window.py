@@ -9,14 +9,30 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from nantrap.guard.drafts import Draft
 from nantrap.guard.loss import Loss
-from nantrap.incident import Finding, Incident
+from nantrap.guard.torch_private import add_all
+from nantrap.incident import Finding
 from nantrap.locate import RngState, RootCall
+
+_NO_VERSIONS: dict[str, int] = {}
 
 
 @dataclass(slots=True)
 class Micro:
-    """One backward pass: its loss, and by what it can be run again."""
+    """One backward pass: its loss, and by what it can be run again.
+
+    Attributes:
+        loss: the loss with its graph, and its terms.
+        factor: what the loss is multiplied by before backward.
+        batch: the micro-batch, in `attempt`.
+        forward: computes the loss of a batch, in `attempt`.
+        rng: the random streams before the forward pass, in `attempt`.
+        root_call: the model's call, in the two-line form and under `nantrap run`.
+        versions: how often the tensors of the batch had been written before the forward pass.
+        values: the loss and its terms as read; `None` before they were read, empty if there was no loss.
+        evidence: what a walk through the live graph found, or what the loss's own nodes saved.
+    """
 
     loss: Loss
     factor: float = 1.0
@@ -24,7 +40,7 @@ class Micro:
     forward: Any = None
     rng: RngState | None = None
     root_call: RootCall | None = None
-    versions: dict[str, int] = field(default_factory=dict)
+    versions: dict[str, int] = field(default_factory=lambda: _NO_VERSIONS)
     values: list[float] | None = None
     evidence: Any = None
 
@@ -36,7 +52,22 @@ class Micro:
 
 @dataclass(slots=True)
 class Window:
-    """The step that is being made. If it is `whole`, its gradients add up in the parameters as the loop has it."""
+    """The micro-batches of the step that is being made.
+
+    Attributes:
+        started: when, by `time.perf_counter`.
+        whole: the gradients add up in the parameters, as in the plain loop, and are never kept apart.
+        micros: the micro-batches.
+        settled: how many of them were judged one by one.
+        buffers_unjudged: the buffers of a settled micro-batch could not be judged with it.
+        good: how many of them are in `loss`.
+        dropped: how many take no part in the step.
+        loss: the sum of the good losses.
+        terms: the sum of their terms by name.
+        accumulated: the gradients of the settled ones.
+        drafts: the incidents of the dropped ones, and what was done, in words.
+        findings: loss terms that were dropped.
+    """
 
     started: float
     whole: bool = False
@@ -48,7 +79,7 @@ class Window:
     loss: float = 0.0
     terms: dict[str, float] = field(default_factory=dict)
     accumulated: list[Tensor | None] | None = None
-    incidents: list[tuple[Incident, str]] = field(default_factory=list)
+    drafts: list[tuple[Draft, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
 
     @property
@@ -62,10 +93,10 @@ class Window:
         return not self.whole and bool(self.settled or self.dropped)
 
     def count(self, micro: Micro) -> None:
-        """A good micro-batch: its loss and terms enter those of the step."""
+        """A micro-batch whose loss and terms enter those of the step."""
         assert micro.values is not None
         self.good += 1
-        if not micro.values:  # nobody saw its loss
+        if not micro.values:  # its loss was not seen
             self.loss = math.nan
             return
         self.loss += micro.values[0] * micro.factor
@@ -73,7 +104,7 @@ class Window:
             self.terms[name] = self.terms.get(name, 0.0) + value * micro.factor
 
     def stash(self, parameters: list[nn.Parameter]) -> None:
-        """Add the gradients that stand in the parameters to those kept aside, and clear them."""
+        """Add the gradients that are in the parameters to those kept aside, and clear them."""
         fresh = [p.grad for p in parameters]
         for parameter in parameters:
             parameter.grad = None
@@ -94,7 +125,7 @@ class Window:
                 sources.append(gradient)
         if targets:
             with torch.no_grad():
-                torch._foreach_add_(targets, sources)
+                add_all(targets, sources)
 
     def unstash(self, parameters: list[nn.Parameter], *, scale: float) -> None:
         """Put the kept gradients back, multiplied by `scale` where micro-batches were dropped."""

@@ -230,10 +230,19 @@ class Incident:
     """One failed step: what was seen, where it began, why, and what was done.
 
     The names are the same in `incident.json`. `notes` says in words what could not be established.
+
+    `rank` is the rank that wrote this incident, `origin_rank` the one where it began (`None` if that is not known), and
+    `bad_ranks` are all ranks that saw something bad. `restored` says whether the state was checked and found to be as
+    before the step; `None` where that was not the aim (an applied step, a rollback). `epoch` and `batch` are known
+    where the training loop says them (`Guard.set_position`).
     """
 
     step: int
     rank: int = 0
+    origin_rank: int | None = None
+    bad_ranks: tuple[int, ...] = ()
+    epoch: int | None = None
+    batch: int | None = None
     phase: Phase = "forward"
     module: str | None = None
     op: str | None = None
@@ -257,8 +266,14 @@ class Incident:
     headroom: Mapping[str, float] = field(default_factory=_nothing)
     same_as: int | None = None
     bundle: str | None = None
+    restored: bool | None = None
     notes: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+    @property
+    def cause(self) -> Cause | None:
+        """The best explanation, or `None`: the first of `causes`."""
+        return self.causes[0] if self.causes else None
 
     @property
     def site(self) -> Site:

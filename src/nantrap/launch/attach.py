@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from nantrap import finite
-from nantrap.guard.console import Console
 from nantrap.launch import children, gradients, loaders, optimizers, resuming, saving, scalers, schedules
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
@@ -19,7 +17,7 @@ class Attachment:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         batches = loaders.Batches()
-        self.loops = Loops(settings, Console(quiet=settings.quiet).say, batches)
+        self.loops = Loops(settings, batches)
         self._patches = Patches()
         scaled = scalers.Scaled()
         optimizers.install(self._patches, self.loops)
@@ -38,11 +36,7 @@ class Attachment:
 
     def bad_state(self) -> list[str]:
         """The names of the guarded parameters and buffers that are not finite now."""
-        bad: list[str] = []
-        for loop in self.loops:
-            bad += [name for name, parameter in loop._members.named() if finite.any_nonfinite([parameter.detach()])]
-            bad += [name for name, _ in loop._buffers.names_of_bad()]
-        return bad
+        return [name for loop in self.loops for name in loop.bad_state()]
 
 
 @contextlib.contextmanager

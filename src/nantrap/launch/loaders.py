@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from nantrap.launch.patches import Patches
+from nantrap.launch.torch_private import LoaderIterator
 from nantrap.locate import tensors_of
 
 _REMEMBERED = 8
@@ -77,13 +77,11 @@ def install(patches: Patches, batches: Batches) -> None:
         _drawn(self).clear()  # workers that persist: what was drawn ahead in the last epoch is thrown away
         return original(self, *args, **kwargs)
 
-    patches.wrap_all(_BaseDataLoaderIter, "_reset", reset)
-    patches.wrap(_BaseDataLoaderIter, "_next_index", next_index)
-    patches.wrap(_BaseDataLoaderIter, "__next__", following)
+    patches.wrap_all(LoaderIterator, "_reset", reset)
+    patches.wrap(LoaderIterator, "_next_index", next_index)
+    patches.wrap(LoaderIterator, "__next__", following)
 
 
 def _drawn(iterator: Any) -> deque[Any]:
-    queue: deque[Any] | None = vars(iterator).get("_nantrap_drawn")
-    if queue is None:
-        queue = iterator._nantrap_drawn = deque()
+    queue: deque[Any] = vars(iterator).setdefault("_nantrap_drawn", deque())
     return queue

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,13 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nantrap.errors import NantrapError
-from nantrap.guard.foreign import ForeignLoop
 from nantrap.guard.guard import is_guarded
 from nantrap.launch.loaders import Batches
+from nantrap.launch.loop import ScriptLoop
 from nantrap.launch.roots import find_root, owns_some
 from nantrap.launch.settings import Settings
 from nantrap.locate.step import is_replaying
+from nantrap.report import write_line
 
 
 @dataclass(slots=True)
@@ -41,7 +42,7 @@ class Entry:
 
     optimizer: weakref.ref[Optimizer]
     configured: tuple[float, ...]
-    loop: ForeignLoop | None = None
+    loop: ScriptLoop | None = None
     hopeless: str = ""
     resumed: bool = False
     schedulers: list[weakref.ref[Any]] = field(default_factory=list)
@@ -52,24 +53,27 @@ class Loops:
 
     Args:
         settings: of the run.
-        say: prints a line.
         batches: what the data loaders gave.
     """
 
-    def __init__(self, settings: Settings, say: Callable[[str], None], batches: Batches) -> None:
+    def __init__(self, settings: Settings, batches: Batches) -> None:
         self.settings = settings
-        self.say = say
         self.batches = batches
         self.run_dir: Path | None = None
         self.has_children = False
         self._entries: dict[int, Entry] = {}
-        self._kept: list[ForeignLoop] = []
+        self._kept: list[ScriptLoop] = []
         self._busy = False
         self._plain_call: Any = None
 
-    # ---- who is there
+    def say(self, text: str) -> None:
+        """Print a line, unless the run is quiet."""
+        if not self.settings.quiet:
+            write_line(f"nantrap: {text}")
 
-    def __iter__(self) -> Iterator[ForeignLoop]:
+    # ---- which optimizers there are
+
+    def __iter__(self) -> Iterator[ScriptLoop]:
         """Every guard there was, in the order they were made."""
         return iter(self._kept)
 
@@ -98,7 +102,7 @@ class Loops:
         """Whether what happens now is the guard's own doing: a replay, a diagnosis, an update."""
         return self._busy or is_replaying() or any(loop.busy for loop in self._kept)
 
-    def loop_of(self, optimizer: Optimizer) -> ForeignLoop | None:
+    def loop_of(self, optimizer: Optimizer) -> ScriptLoop | None:
         """The guard of an optimizer, made now if it was not made yet."""
         entry = self.entry(optimizer)
         if entry is None or is_guarded(optimizer):
@@ -107,7 +111,7 @@ class Loops:
             self._make(entry, called=None)
         return entry.loop
 
-    def loops_below(self, loss: Tensor) -> list[ForeignLoop]:
+    def loops_below(self, loss: Tensor) -> list[ScriptLoop]:
         """The guards whose parameters a loss reaches; with one optimizer there is nothing to look for."""
         entries = [entry for entry in self.entries() if entry.loop is not None]
         if len(entries) <= 1:
@@ -116,15 +120,15 @@ class Loops:
         return [
             entry.loop
             for entry in entries
-            if entry.loop is not None and any(id(p) in reached for p in entry.loop._members.parameters)
+            if entry.loop is not None and any(id(p) in reached for p in entry.loop.parameters)
         ]
 
-    def loop_owning(self, parameters: Iterable[Tensor]) -> ForeignLoop | None:
+    def loop_owning(self, parameters: Iterable[Tensor]) -> ScriptLoop | None:
         """The guard of which these are all the parameters that have a gradient, at least."""
         given = {id(parameter) for parameter in parameters}
         for entry in self.entries():
             if entry.loop is not None:
-                with_gradient = [id(p) for p in entry.loop._members.parameters if p.grad is not None]
+                with_gradient = [id(p) for p in entry.loop.parameters if p.grad is not None]
                 if with_gradient and all(each in given for each in with_gradient):
                     return entry.loop
         return None
@@ -173,7 +177,7 @@ class Loops:
             return  # lazy: the next call will tell
         self._busy = True
         try:
-            entry.loop = ForeignLoop(
+            entry.loop = ScriptLoop(
                 root,
                 optimizer,
                 policy=self.settings.policy(),

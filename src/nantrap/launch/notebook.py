@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from nantrap.launch.attach import Attachment
 from nantrap.launch.settings import Settings, read_settings
 from nantrap.launch.summary import Summary, print_summary
+from nantrap.launch.torch_private import is_scheduled, mark_scheduled, mark_stepped
 
 _attached: list[tuple[Attachment, Settings]] = []
 _own_steps: list[tuple[weakref.ref[Optimizer], Any]] = []
@@ -46,15 +47,15 @@ def _reach_through_schedule(reference: weakref.ref[Optimizer]) -> None:
     """A schedule gives its optimizer a `step` that calls the class's as it was then: let it call the one of now."""
     optimizer = reference()
     own = None if optimizer is None else vars(optimizer).get("step")
-    if not hasattr(own, "_wrapped_by_lr_sched"):
+    if not is_scheduled(own):
         return
 
     def step(*args: Any, **kwargs: Any) -> Any:
         living = reference()
         assert living is not None
-        living._opt_called = True  # type: ignore[attr-defined]  # what the schedule looks for
+        mark_stepped(living)
         return type(living).step(living, *args, **kwargs)
 
-    step._wrapped_by_lr_sched = True  # type: ignore[attr-defined]
+    mark_scheduled(step)
     _own_steps.append((reference, own))
     optimizer.step = step  # type: ignore[union-attr,method-assign]

@@ -51,7 +51,7 @@ def look_at_resume(loops: Loops, optimizer: Optimizer) -> None:
 
     entry.resumed = False
     scheduler = next((s for ref in entry.schedulers if (s := ref()) is not None), None)
-    model: nn.Module = entry.loop._members.root
+    model: nn.Module = entry.loop.parts.protected.root
     rates = entry.configured if len(entry.configured) == len(optimizer.param_groups) else None
     for found in check_resume(model=model, optimizer=optimizer, scheduler=scheduler, lr=rates):
         loops.say(f"resume: {found}")

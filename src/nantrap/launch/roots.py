@@ -12,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
 
+from nantrap.launch.torch_private import children_of, has_child, own_parameters
 from nantrap.locate import unwrap
 
 
@@ -27,7 +28,7 @@ class Parts(nn.Module):
 
     def _free_name(self, wanted: str) -> str:
         name, number = wanted, 1
-        while name in self._modules:
+        while has_child(self, name):
             number += 1
             name = f"{wanted}{number}"
         return name
@@ -66,10 +67,9 @@ def _outermost(wanted: set[int]) -> list[nn.Module]:
     alive = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and "_modules" in vars(thing)]
     parents: dict[int, list[nn.Module]] = {}
     for module in alive:
-        for child in module._modules.values():
-            if child is not None:
-                parents.setdefault(id(child), []).append(module)
-    waiting = [m for m in alive if any(id(p) in wanted for p in m._parameters.values() if p is not None)]
+        for child in children_of(module):
+            parents.setdefault(id(child), []).append(module)
+    waiting = [m for m in alive if any(id(p) in wanted for p in own_parameters(m))]
     seen = {id(module) for module in waiting}
     roots: list[nn.Module] = []
     for module in waiting:  # grows while it is walked

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from types import TracebackType
 
 from nantrap.errors import NonFiniteError
-from nantrap.guard.raised import explain_exception
 from nantrap.launch.attach import Attachment, attached
 from nantrap.launch.children import came_from_guard
 from nantrap.launch.script import NoProgramError, Program
@@ -55,7 +54,7 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
     except BaseException as error:
         _show(error)
         for loop in attachment.loops:
-            explain_exception(loop, error)
+            loop.explain(error)
         return STOPPED if came_from_guard(error) else 1
     return 0
 

@@ -62,7 +62,7 @@ def _place(loops: Loops, obj: Any, where: Any) -> Any:
         return where
     is_path = isinstance(where, (str, os.PathLike))
     path = Path(where) if is_path else Path("a checkpoint")
-    allowed = tuple(f"*{name}" for loop in loops for name in loop._buffers.exempt_names())
+    allowed = tuple(f"*{name}" for loop in loops for name in loop.parts.protected.buffers.exempt_names())
     bad = bad_values(obj, allow=allowed)
     if not bad:
         return where
@@ -80,7 +80,7 @@ def _place(loops: Loops, obj: Any, where: Any) -> Any:
 
 
 def _is_guarded_state(loops: Loops, obj: Any) -> bool:
-    names = {name for loop in loops for name, _ in loop._members.named()}
+    names = {name for loop in loops for name, _ in loop.parts.protected.members.named()}
     return bool(names) and any(_is_state(value, names) for value in _values(obj, _DEPTH))
 
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 from torch.amp import GradScaler
-from torch.amp.grad_scaler import OptState
 from torch.optim import Optimizer
 
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
+from nantrap.launch.torch_private import divides_by_scale, forget_step, has_seen_gradients, is_not_unscaled
 
 
 class Scaled:
@@ -49,17 +49,16 @@ def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
         loop = None if not self.is_enabled() or loops.looks_away() else loops.loop_of(inner)
         if loop is None:
             return run()
-        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
-        ready = self._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
+        fused = divides_by_scale(optimizer)
+        ready = is_not_unscaled(self, optimizer)
         if ready and not fused:
             self.unscale_(optimizer)  # what the step would do first
         return loop.step(run, scaler=self, still_scaled=ready and fused)
 
     def update(original: Any, self: GradScaler, new_scale: Any = None) -> None:
-        recorded = any(state["found_inf_per_device"] for state in self._per_optimizer_states.values())
         refused = any(loop.refused for loop in loops)
-        if self.is_enabled() and new_scale is None and not recorded and refused:
-            self._per_optimizer_states.clear()  # the step never happened, and the scale stays
+        if self.is_enabled() and new_scale is None and refused and not has_seen_gradients(self):
+            forget_step(self)  # the step never happened, and the scale stays
             return
         original(self, new_scale)
 

@@ -50,7 +50,7 @@ def install(patches: Patches, loops: Loops) -> None:
 
     def averaged(original: Any, self: AveragedModel, model: Any) -> None:
         source = unwrap(model)
-        if not any(loop.refused and loop._members.root is source for loop in loops):
+        if not any(loop.refused and loop.parts.protected.root is source for loop in loops):
             original(self, model)
 
     patches.wrap(LRScheduler, "__init__", made)

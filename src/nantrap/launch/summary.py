@@ -85,7 +85,7 @@ class Summary:
             reports=_reports(run_dir),
             optimizers=len(loops),
             in_children=attachment.loops.has_children,
-            rank=loops[0]._agreement.rank if loops else 0,
+            rank=loops[0].parts.ranks.rank if loops else 0,
         )
 
     def lines(self, code: int) -> list[str]:

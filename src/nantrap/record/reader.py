@@ -65,6 +65,8 @@ def _read_file(path: Path, rank: int) -> Iterator[JournalLine]:
             except json.JSONDecodeError:
                 # half a line: the run crashed while it wrote, or is writing at this moment
                 continue
+            if isinstance(raw, dict) and raw.get("kind", "step") != "step":
+                continue  # not a step: an evaluation, or the beginning of an incident
             yield _line(raw, path, number, rank)
 
 

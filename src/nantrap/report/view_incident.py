@@ -285,6 +285,8 @@ def _did(incident: Incident) -> tuple[str, str]:
         Action.ROLLBACK: ("Rolled back.", "The last good state was restored."),
         Action.STOP: ("Stopped the run.", "The state is as it was before the step."),
     }[incident.action]
+    if incident.restored is False:
+        text = "Not everything is as it was before the step; see the notes."
     if incident.same_as is not None:
         text += f" It looks like step {incident.same_as:,}."
     return title, text

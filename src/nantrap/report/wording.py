@@ -22,6 +22,14 @@ _STATE_KINDS = ("gradient", "parameter", "buffer", "optimizer_state", "batch", "
 _SHOWN = 8
 
 
+def done_text(incident: Incident) -> str:
+    """What was done; that everything is as before is said only where it was not found to be otherwise."""
+    words = DONE[incident.action.value]
+    if incident.restored is False:
+        return words.partition(",")[0] + ", but not everything is as before (see the note)"
+    return words
+
+
 @dataclass(frozen=True, slots=True)
 class Note:
     """One line of facts: `= where: step 1,204, rank 0, forward`."""
@@ -91,7 +99,7 @@ def diagnostic(incident: Incident) -> Diagnostic:
         notes.append(Note("sample", samples_text(incident)))
     notes += _before(incident)
     notes += [Note("probe", probe_text(probe)) for probe in incident.probes]
-    notes.append(Note("did", DONE[incident.action.value]))
+    notes.append(Note("did", done_text(incident)))
     notes += [Note("note", visible(note)) for note in incident.notes[:3]]
     fix = cause.fix if cause is not None else None
     others = incident.causes[1:3]

@@ -1,0 +1,226 @@
+"""The step that is being collected: its forward passes as they are seen, and its backward passes.
+
+In the two-line form and under `nantrap run` the guard learns of a step by hooks of the model, and what is needed to run
+a forward pass again is noted there. `attempt` knows all of it beforehand, and the hooks do nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nantrap import finite
+from nantrap.guard.driver import Driver
+from nantrap.guard.loss import LossLike
+from nantrap.guard.micro_batches import drop_bad_terms, settle
+from nantrap.guard.parts import Parts
+from nantrap.guard.torch_private import is_any_autocast_on
+from nantrap.guard.window import Micro, Window
+from nantrap.locate import RngState, RootCall, clear_probes
+from nantrap.locate.autopsy import examine
+from nantrap.locate.calls import callable_parts
+from nantrap.locate.hooks import Hook
+from nantrap.locate.losspart import note_loss_part
+from nantrap.locate.source import user_place
+from nantrap.locate.step import is_replaying
+
+
+class Collector:
+    """Collects one step after another. Holds the open window, the model's last call, and the hooks.
+
+    Args:
+        model: the model as it is called.
+        parts: the collaborators of a step.
+        driver: who makes the update.
+        before_pass: asked before a forward pass is noted; a script's loop may say no.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        parts: Parts,
+        driver: Driver,
+        *,
+        before_pass: Callable[[nn.Module], bool] | None = None,
+    ) -> None:
+        self.window: Window | None = None
+        self.root_call: RootCall | None = None
+        self.begun = False
+        self.attempting = False
+        """A whole step is being attempted: its batch and its function are known, hooks note nothing."""
+        self._parts = parts
+        self._driver = driver
+        self._before_pass = before_pass
+        self._apart = driver.owns_gradients and parts.drops_micro_batches
+        self._reads_losses = parts.policy.sync == "step"
+        self._drops_terms = parts.policy.bad_terms == "drop"
+        self._parts_watched = False
+        self._handles: list[Any] = []
+        self._watch(model)
+
+    def close(self) -> None:
+        """Remove every hook."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    # ---- forward passes
+
+    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A module is about to be called: note what is needed to call it again."""
+        if self.attempting or not torch.is_grad_enabled() or is_replaying():
+            return
+        earlier = self.root_call
+        if earlier is not None and earlier.running and earlier.module is not module:
+            return  # a part of the model, inside the model's own call
+        if self._before_pass is not None and not self._before_pass(module):
+            return
+        if not self.begun:
+            self.begin()
+        if self._apart and self.window is not None:
+            self.before_micro()
+        autocast = _autocast_state() if is_any_autocast_on() else None
+        call = RootCall(
+            args, kwargs, RngState.capture(), autocast, module=module, place=user_place(inspect.currentframe())
+        )
+        if earlier is not None:
+            call.after(earlier)
+        self.root_call = call
+
+    def after_forward(self, module: nn.Module, output: Any) -> None:
+        """The call has ended: note where the model's part of the graph ends."""
+        call = self.root_call
+        if call is not None and call.running and call.module is module and not self.attempting and not is_replaying():
+            call.watch_output(output)
+
+    def take_root_call(self) -> RootCall | None:
+        """The model's call that led to a loss, once."""
+        call, self.root_call = self.root_call, None
+        if call is None and not self._parts_watched:  # the model's parts are called, not the model
+            self._parts_watched = True
+            for part in callable_parts(self._parts.protected.root):
+                self._watch(part)
+        return call
+
+    # ---- the step
+
+    def begin(self) -> None:
+        """Before the first forward pass of a step, of which there may be several (real and fake, two views)."""
+        self.begun = True
+        parts = self._parts
+        parts.protected.begin()
+        step = parts.progress.step
+        if parts.headroom is not None:
+            parts.headroom.begin(step)
+        # in the middle of a bad row an anchor would hold the very state to get away from
+        if step >= parts.recovery.anchors.due and not parts.ladder.in_a_row:
+            parts.recovery.anchors.begin_step(step)
+
+    def open(self) -> Window:
+        """The window of the step, made now if this is its first backward pass.
+
+        It begins without gradients: what another loss left in these parameters is not part of it.
+        """
+        window = self.window
+        if window is None:
+            owns = self._driver.owns_gradients
+            members = self._parts.protected.members
+            self._parts.protected.refresh()
+            if owns:
+                for parameter in members.parameters:
+                    parameter.grad = None
+            window = self.window = Window(time.perf_counter(), not owns)
+        return window
+
+    def before_micro(self) -> None:
+        """Before the forward pass of another micro-batch: the last one is judged by itself."""
+        window = self.window
+        if window is not None and self._apart and window.unsettled:
+            settle(self._parts, self._driver, window)
+
+    def add(self, micro: Micro, *, given: LossLike, retain_graph: bool = False) -> None:
+        """Backward of one micro-batch."""
+        window = self.window
+        if window is None:
+            window = self.open()
+        elif self._apart and window.unsettled:
+            # its forward pass was not seen (a submodule was called instead of the model): the buffers have moved on
+            settle(self._parts, self._driver, window, buffers=False)
+        window.micros.append(micro)
+        loss = micro.loss
+        total = loss.total
+        if self._reads_losses and (reads_at_once(total) or (self._drops_terms and loss.terms)):
+            micro.values = values = finite.read(loss.scalars()) if loss.terms else [total.item()]
+            if micro.bad:
+                if self._drops_terms:
+                    drop_bad_terms(self._parts, window, micro, given)
+                if micro.bad:
+                    micro.evidence = examine(micro.loss.total, micro.root_call)
+                total = micro.loss.total
+            elif micro.forward is None and values:
+                micro.evidence = note_loss_part(total, micro.root_call)
+        if micro.factor != 1.0:
+            total = total * micro.factor
+        scaling = self._driver.scaling
+        if scaling.enabled:
+            total = scaling.scaler.scale(total)
+        total.backward(retain_graph=retain_graph)
+
+    def end(self) -> None:
+        """The step is over, whatever became of it."""
+        self.window = None
+        self.begun = False
+        self._parts.protected.end()
+        clear_probes()
+
+    def _watch(self, module: nn.Module) -> None:
+        self._handles.append(module.register_forward_pre_hook(_Before(self), with_kwargs=True))
+        self._handles.append(module.register_forward_hook(_After(self)))
+
+
+class _Before(Hook):
+    """A hook that belongs to the guard's life, not to the model's: a copy of the model does not take it along."""
+
+    __slots__ = ("_collector",)
+
+    def __init__(self, collector: Collector) -> None:
+        super().__init__()
+        self._collector = weakref.ref(collector)
+
+    def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        collector = self._collector()
+        if collector is not None:
+            collector.before_forward(module, args, kwargs)
+
+
+class _After(Hook):
+    __slots__ = ("_collector",)
+
+    def __init__(self, collector: Collector) -> None:
+        super().__init__()
+        self._collector = weakref.ref(collector)
+
+    def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        collector = self._collector()
+        if collector is not None:
+            collector.after_forward(module, output)
+
+
+def reads_at_once(loss: Tensor) -> bool:
+    """On a CPU there is no device to wait for: the loss is read before backward frees its graph."""
+    return loss.device.type == "cpu"
+
+
+def _autocast_state() -> tuple[str, torch.dtype] | None:
+    for kind in ("cuda", "cpu"):
+        with contextlib.suppress(RuntimeError):
+            if torch.is_autocast_enabled(kind):
+                return kind, torch.get_autocast_dtype(kind)
+    return None

@@ -1,0 +1,457 @@
+"""From a bad step to the draft of an incident: where it began, and why. Runs only after a failure, and never raises."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import nn
+
+from nantrap import finite
+from nantrap.guard.anchors import Anchors
+from nantrap.guard.bundling import material_of
+from nantrap.guard.drafts import Draft, build_incident
+from nantrap.guard.headroom import Headroom
+from nantrap.guard.judge import Verdict
+from nantrap.guard.loss import as_loss
+from nantrap.guard.observation import Observation
+from nantrap.guard.policy import Policy
+from nantrap.guard.progress import Progress
+from nantrap.guard.protected import Protected
+from nantrap.guard.ranks import Ranks
+from nantrap.guard.rates import current_rates
+from nantrap.guard.scaling import Scaling
+from nantrap.guard.window import Micro, Window
+from nantrap.incident import Cause, Evidence, Finding, Fix, Incident
+from nantrap.locate import FailedStep, Location, locate
+from nantrap.record import History
+
+if TYPE_CHECKING:  # the rules are many: imported by the first failure
+    from nantrap.causes import Case, Explanation
+
+
+class Neighbours(Protocol):
+    """What is known beside the guard itself: the data loader's indices, and the guards of other optimizers."""
+
+    def name_samples(self, incident: Incident, micro: Micro) -> Incident:
+        """The incident with the dataset's own indices, where they are known."""
+
+    def known_incident(self, micro: Micro) -> Incident | None:
+        """The incident of another guard that saw the same loss."""
+
+    def remember_incident(self, micro: Micro, incident: Incident) -> None:
+        """For another guard that sees the same loss."""
+
+
+class Diagnosis:
+    """Turns observations into drafts. Counts those that look alike, so that a bad night stays fast.
+
+    Args:
+        model: the model as it is called, in its wrapper.
+        protected: the state of the run.
+        policy: how much to find out.
+        ranks: the ranks that train this model.
+        progress: where the run is.
+        scaling: the loss scale.
+        history: the last steps.
+        headroom: how near the outputs of modules came to their dtype's limit.
+        anchors: older states, for trials.
+        scheduler: the guard's scheduler, or `None`.
+        max_grad_norm: to what the guard clips.
+        keeps_bundles: whether incidents are written to disk.
+        begin: called when a diagnosis begins, so that a kill during it leaves a trace.
+        neighbours: what is known beside the guard.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        protected: Protected,
+        *,
+        policy: Policy,
+        ranks: Ranks,
+        progress: Progress,
+        scaling: Scaling,
+        history: Callable[[], History],
+        headroom: Headroom | None,
+        anchors: Anchors,
+        scheduler: Any,
+        max_grad_norm: float | None,
+        keeps_bundles: bool,
+        begin: Callable[[Incident], None],
+        neighbours: Neighbours | None = None,
+    ) -> None:
+        self._model = model
+        self._protected = protected
+        self._policy = policy
+        self._ranks = ranks
+        self._progress = progress
+        self._scaling = scaling
+        self._history = history
+        self._headroom = headroom
+        self._anchors = anchors
+        self._scheduler = scheduler
+        self._max_grad_norm = max_grad_norm
+        self._keeps_bundles = keeps_bundles
+        self._begin = begin
+        self._neighbours = neighbours
+        self._seen: Counter[tuple[str, ...]] = Counter()
+        self._first: dict[tuple[str, ...], Incident] = {}
+        self._poisoned_at: int | None = None
+
+    # ---- a failed step
+
+    def draft(self, observation: Observation) -> Draft:
+        """The draft of a failed step. Locates it once; the state is as before afterwards."""
+        draft = Draft(self._bare(observation))
+        self._begin(draft.incident)
+        local = self._ranks.rank in observation.verdict.bad_ranks
+        if local and not observation.spike:
+            self._explore(draft, observation)
+        if observation.agreed and self._ranks.talking:
+            self._hear_the_others(draft, observation.verdict)
+        elif not local:
+            draft.incident = replace(draft.incident, notes=(_elsewhere(observation.verdict.origin_rank),))
+        return draft
+
+    def draft_exception(self, micro: Micro, error: Exception) -> Draft | None:
+        """The draft of a step that an exception ended; `None` if nothing non-finite led to the exception."""
+        verdict = Verdict(bad=True, harmful=True, bad_ranks=(self._ranks.rank,))
+        observation = Observation(micro, [], 0.0, (), {}, verdict, raised=True)
+        draft = Draft(self._bare(observation))
+        untouched = self._protected.untouched()
+        failed = self._failed_step(observation)
+        try:
+            location = locate(failed, seconds=self._policy.diagnose_seconds)
+        except Exception:  # a diagnosis is worth less than the exception itself
+            return None
+        if location.op is None and location.phase not in ("data", "state"):
+            return None
+        self._begin(draft.incident)
+        try:
+            self._explain(draft, observation, failed, location, untouched=untouched)
+        except Exception as failure:
+            draft.notes.append(f"the diagnosis failed with {type(failure).__name__}: {failure}")
+        text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+        others = tuple(note for note in draft.incident.notes if text not in note)  # the replay ended with it, too
+        draft.incident = replace(draft.incident, notes=(f"the step ended with {text}", *others))
+        return draft
+
+    def finite_at_scale_one(self, micro: Micro) -> bool:
+        """Whether a micro-batch whose scaled gradients overflowed has finite ones without the scale."""
+        observation = Observation(micro, micro.values or [], math.nan, (), {}, Verdict())
+        failed = self._failed_step(observation)
+        if not failed.repeatable or failed.forward is None:
+            return True
+        try:
+            with failed.rewound():
+                failed.forward(failed.batch).backward()
+                return not finite.any_nonfinite([p.grad for p in failed.parameters.values()])
+        except Exception:  # a function that cannot be run again proves nothing
+            return True
+
+    # ---- incidents that need no replay
+
+    def bad_batch(self, findings: Sequence[Finding], verdict: Verdict | None = None) -> Draft:
+        """A batch that was found bad before the forward pass, here or on another rank."""
+        causes: tuple[Cause, ...] = ()
+        notes: tuple[str, ...] = ()
+        if findings:
+            first = findings[0]
+            described = first.stats.describe() if first.stats else ""
+            cause = Cause(
+                "bad_input_data",
+                proven=True,
+                confidence=1.0,
+                summary=f"the batch holds non-finite values: {first.name}",
+                evidence=(Evidence(f"{first.name}: {described}, before the forward pass"),),
+                fix=Fix(text=f"clean or drop the sample where the dataset makes {first.name}"),
+            )
+            causes = (cause,)
+        else:
+            notes = (_elsewhere(verdict.origin_rank if verdict else None),)
+        return Draft(
+            build_incident(
+                self._progress,
+                rank=self._ranks.rank,
+                verdict=verdict,
+                phase="data",
+                module="data",
+                findings=findings,
+                causes=causes,
+                samples=sorted({i for f in findings for i in f.samples}),
+                rates=current_rates(self._protected.optimizer),
+                notes=notes,
+            ),
+            worth_a_bundle=bool(findings),
+        )
+
+    def rank_divergence(self, checksums: tuple[float, ...]) -> Draft:
+        """The ranks hold different parameters. Nothing is run again: the numbers say it all."""
+        from nantrap.causes import Case, explain_case
+
+        protected = self._protected
+        incident = build_incident(
+            self._progress,
+            rank=self._ranks.rank,
+            verdict=Verdict(bad_ranks=self._ranks.members, contested=True),
+            phase="state",
+            rates=current_rates(protected.optimizer),
+        )
+        failed = FailedStep(
+            step=self._progress.step,
+            root=protected.root,
+            parameters=dict(protected.members.named()),
+            optimizer=protected.optimizer,
+            symptom="state",
+            loss=None,
+            loss_value=math.nan,
+            gradients={},
+            restore_buffers=protected.buffers.restore,
+        )
+        case = Case(failed, Location(phase="state"), incident, self._history(), checksums=checksums)
+        return Draft(_with_explanation(incident, explain_case(case, seconds=0.0)))
+
+    def dropped_terms(self, window: Window, loss: float, terms: dict[str, float]) -> Draft:
+        """A step that was applied without its bad loss terms."""
+        return Draft(
+            build_incident(
+                self._progress,
+                rank=self._ranks.rank,
+                phase="forward",
+                module="loss",
+                findings=window.findings,
+                loss=loss,
+                terms=terms,
+                rates=current_rates(self._protected.optimizer),
+                notes=("the bad terms were dropped, the good ones applied (Policy.bad_terms)",),
+            )
+        )
+
+    # ---- parts
+
+    def _explore(self, draft: Draft, observation: Observation) -> None:
+        """Locate and explain, as far as the policy asks for it and the run allows it."""
+        policy = self._policy
+        if self._poisoned_at is not None and finite.any_nonfinite(
+            [p.detach() for p in self._protected.members.parameters]
+        ):
+            words = f"the weights are non-finite since step {self._poisoned_at:,}, which was applied as it was"
+            draft.incident = replace(draft.incident, same_as=self._poisoned_at, notes=(words,))
+            return
+        if policy.on_incident == "observe" and not observation.harmless and self._poisoned_at is None:
+            self._poisoned_at = self._progress.step
+        if policy.diagnose == "off":
+            return
+        if self._ranks.together and _talks_in_forward(self._model):
+            note = "not run again: the model talks to the other ranks in its forward pass, and they have moved on"
+            draft.incident = replace(draft.incident, notes=(note,))
+            return
+        if self._neighbours is not None and (known := self._neighbours.known_incident(observation.micro)) is not None:
+            draft.incident = _like(draft.incident, known)
+            return
+        signature = _signature(draft.incident)
+        self._seen[signature] += 1
+        repeated = self._seen[signature] > policy.repeat_diagnoses and not observation.verdict.contested
+        if repeated and (known := self._first.get(signature)):
+            draft.incident = _like(draft.incident, known)
+            return
+        try:
+            untouched = self._protected.untouched()  # before a replay writes anything
+            failed = self._failed_step(observation)
+            location = locate(failed, seconds=policy.diagnose_seconds)
+            self._explain(draft, observation, failed, location, untouched=untouched)
+        except Exception as error:  # a diagnosis is worth less than the run
+            note = f"the diagnosis failed with {type(error).__name__}: {error}"
+            draft.incident = replace(draft.incident, notes=(*draft.incident.notes, note))
+            return
+        self._first.setdefault(signature, draft.incident)
+        if self._neighbours is not None:
+            self._neighbours.remember_incident(observation.micro, draft.incident)
+
+    def _explain(
+        self, draft: Draft, observation: Observation, failed: FailedStep, location: Location, *, untouched: bool
+    ) -> None:
+        policy = self._policy
+        incident = _with_location(draft.incident, location)
+        if self._neighbours is not None:
+            incident = self._neighbours.name_samples(incident, observation.micro)
+        if self._headroom is not None:
+            trend = self._headroom.trend(incident.module or "")
+            incident = replace(incident, headroom={str(step): round(bits, 2) for step, bits in trend})
+        draft.incident = incident
+        draft.worth_a_bundle = True
+        if policy.diagnose == "full":
+            from nantrap.causes import explain_case
+
+            case = self._case(failed, location, incident, untouched=untouched)
+            draft.incident = _with_explanation(incident, explain_case(case, seconds=policy.diagnose_seconds))
+        if self._keeps_bundles and policy.bundle == "full":
+            draft.material, note = material_of(
+                failed, location, data=policy.bundle_data, limit_bytes=policy.bundle_bytes
+            )
+            draft.notes += [note] if note else []
+
+    def _hear_the_others(self, draft: Draft, verdict: Verdict) -> None:
+        """Every rank says what it found; those that found nothing take over what the guilty one says."""
+        own = draft.incident
+        local = self._ranks.rank in verdict.bad_ranks
+        found = own.op is not None or own.module is not None
+        said = self._ranks.share(own.to_dict() if local and (found or not verdict.contested) else None)
+        guilty = tuple(rank for rank, words in said.items() if words is not None)
+        bad_ranks = guilty if verdict.contested and guilty else verdict.bad_ranks
+        # averaged gradients are bad everywhere: each rank has run its own part again, and whose was bad is guilty
+        origin = bad_ranks[0] if bad_ranks and (guilty or not verdict.contested) else None
+        if origin is not None and origin != self._ranks.rank and self._ranks.rank not in bad_ranks:
+            heard = Incident.from_dict(said[origin]) if said.get(origin) is not None else own
+            notes = (_elsewhere(origin), *(note for note in heard.notes if heard is not own))
+            own = replace(heard, rank=self._ranks.rank, notes=notes, epoch=own.epoch, batch=own.batch)
+            draft.worth_a_bundle, draft.material = False, None
+        draft.incident = replace(own, origin_rank=origin, bad_ranks=bad_ranks)
+
+    def _bare(self, observation: Observation) -> Incident:
+        values = observation.values
+        return build_incident(
+            self._progress,
+            rank=self._ranks.rank,
+            verdict=observation.verdict,
+            phase=observation.phase,
+            findings=observation.findings,
+            loss=values[0] if values else None,
+            terms=observation.micro.loss.named(list(values[1:])) if values else {},
+            norm=observation.norm,
+            rates=current_rates(self._protected.optimizer),
+        )
+
+    def _failed_step(self, observation: Observation) -> FailedStep:
+        protected, micro = self._protected, observation.micro
+        forward = None
+        if micro.forward is not None:
+            fn = micro.forward
+            forward = lambda batch: as_loss(fn(batch)).total  # noqa: E731
+        snapshot = protected.snapshot
+        undone = observation.update and snapshot is not None
+        return FailedStep(
+            step=self._progress.step,
+            root=protected.root,
+            parameters=dict(protected.members.known()),
+            optimizer=protected.optimizer,
+            symptom=observation.phase,
+            loss=micro.loss.total,
+            loss_value=observation.values[0] if observation.values else math.nan,
+            gradients=observation.gradients,
+            restore_buffers=protected.buffers.restore_mark,
+            loss_factor=micro.factor * (self._scaling.value() or 1.0),
+            forward=forward,
+            batch=micro.batch,
+            batch_versions=micro.versions,
+            rng=micro.rng,
+            root_call=micro.root_call,
+            restore_update=snapshot.restore if undone and snapshot is not None else None,
+            run_update=protected.optimizer.step if observation.update else None,
+            bad_buffers=tuple(f.name for f in observation.findings if f.kind == "buffer"),
+            norm_overflowed=any(f.kind == "grad_norm" for f in observation.findings),
+            evidence=micro.evidence,
+            quiet=lambda: _without_collectives(self._model),
+        )
+
+    def _case(self, failed: FailedStep, location: Location, incident: Incident, *, untouched: bool) -> Case:
+        from nantrap.causes import Case
+
+        return Case(
+            failed=failed,
+            location=location,
+            incident=incident,
+            history=self._history(),
+            scale=self._scaling.value(),
+            max_grad_norm=self._max_grad_norm,
+            anchors=self._anchors,
+            ema_modules=tuple(self._protected.averages),
+            scheduler=self._scheduler,
+            state_untouched=untouched,
+        )
+
+
+def _with_location(incident: Incident, location: Location) -> Incident:
+    batch = location.samples.guilty
+    if not batch and location.phase == "data":
+        batch = tuple(sorted({i for f in location.findings for i in f.samples}))
+    return replace(
+        incident,
+        phase=location.phase,
+        module=location.module,
+        op=location.op,
+        node=location.node,
+        source=location.source,
+        call=location.call,
+        findings=(*location.findings, *incident.findings),
+        samples=batch,
+        dataset_indices=location.samples.dataset_indices,
+        frames=location.frames,
+        probes=location.probes,
+        exact=location.exact,
+        notes=(*incident.notes, *location.notes),
+    )
+
+
+def _with_explanation(incident: Incident, explanation: Explanation) -> Incident:
+    return replace(
+        incident,
+        causes=explanation.causes,
+        refuted=explanation.refuted,
+        trials=explanation.trials,
+        notes=(*incident.notes, *explanation.notes),
+    )
+
+
+def _signature(incident: Incident) -> tuple[str, ...]:
+    """What can be told of an incident without running anything: two that agree in it are taken for the same."""
+    return (incident.phase, *sorted({f"{f.kind}:{f.name}" for f in incident.findings})[:8])
+
+
+def _like(incident: Incident, known: Incident) -> Incident:
+    """An incident that was seen before: its place and causes are taken over, and it refers back."""
+    return replace(
+        incident,
+        phase=known.phase,
+        module=known.module,
+        op=known.op,
+        node=known.node,
+        source=known.source,
+        # the summary speaks of another batch's samples and values; the title holds for both
+        causes=tuple(replace(cause, proven=False, summary=cause.title) for cause in known.causes),
+        same_as=known.step,
+        notes=(f"looks like the incident of step {known.step:,} and was not diagnosed anew",),
+    )
+
+
+def _elsewhere(rank: int | None) -> str:
+    return "it began on another rank" if rank is None else f"it began on rank {rank}; see that rank's incident"
+
+
+def _talks_in_forward(model: nn.Module) -> bool:
+    """Whether a forward pass on one rank alone would wait for the others: synchronised statistics, sharded weights."""
+    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
+        return True
+    if any("FullyShardedDataParallel" in type(m).__name__ or "FSDP" in type(m).__name__ for m in model.modules()):
+        return True
+    return any(hasattr(parameter, "to_local") for parameter in model.parameters())
+
+
+@contextlib.contextmanager
+def _without_collectives(model: Any) -> Iterator[None]:
+    """A replay on one rank must not wait for the others: DDP neither averages gradients nor broadcasts buffers."""
+    if type(model).__name__ != "DistributedDataParallel":
+        yield
+        return
+    forward_sync = model.require_forward_param_sync
+    model.require_forward_param_sync = False
+    try:
+        with model.no_sync():
+            yield
+    finally:
+        model.require_forward_param_sync = forward_sync

@@ -1,0 +1,141 @@
+"""Who makes the update of a step. The step engine hands a decision to its `Driver` and touches nothing itself.
+
+There are three kinds: the guard's own loop (`OwnLoop`, here), a script under `nantrap run` (in `launch`), and the
+adapters of frameworks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from nantrap import finite
+from nantrap.guard.protected import Protected
+from nantrap.guard.scaling import Scaling
+from nantrap.guard.torch_private import has_pre_hooks, mark_stepped
+
+
+class Driver(Protocol):
+    """Makes the update, or does not."""
+
+    owns_gradients: bool
+    """Whether gradients are the guard's: cleared before and after a step, and filled by its own backward only."""
+
+    max_grad_norm: float | None
+    """To what norm `clip` clips; `None` if it does not."""
+
+    scaling: Scaling
+    """The loss scale of the step."""
+
+    def norm(self) -> Tensor:
+        """The total norm of the gradients as they are, unscaled, before `clip`. Stays on the device."""
+
+    def norm_is_used(self) -> bool:
+        """Whether anything clips by the norm: then one that overflows would zero the update."""
+
+    def clip(self, norm: float) -> None:
+        """Clip the gradients, whose norm is known by now."""
+
+    def take_update(self) -> None:
+        """The optimizer's step, through the scaler if there is one."""
+
+    def probe(self) -> None:
+        """The same call in a step whose gradients overflow while the scaler searches its scale: it skips by itself."""
+
+    def repeat_update(self) -> None:
+        """Make an update again that was undone to look at it."""
+
+    def refuse_update(self) -> None:
+        """This step is not made: no gradient is left that could move anything."""
+
+    def advance(self, *, applied: bool) -> None:
+        """After the update, or after a step that a scaler left out: scaler, schedule, averages, gradients."""
+
+    def advance_schedule(self) -> None:
+        """The schedule moves although the step was refused (`Policy.scheduler_on_skip`)."""
+
+
+class OwnLoop:
+    """The driver of the guard's own forms: it clips, steps, advances the schedule and clears gradients."""
+
+    owns_gradients = True
+
+    def __init__(
+        self,
+        protected: Protected,
+        *,
+        scaling: Scaling,
+        scheduler: Any = None,
+        average: Callable[[], Any] | None = None,
+        max_grad_norm: float | None = None,
+    ) -> None:
+        self.scaling = scaling
+        self.max_grad_norm = max_grad_norm
+        self._members = protected.members
+        self._optimizer = protected.optimizer
+        self._scheduler = scheduler
+        self._average = average
+        self._norm: Tensor | None = None
+
+    def norm(self) -> Tensor:
+        """The norm of all gradients, which is also the flag of the step."""
+        if self.scaling.enabled:
+            self.scaling.scaler.unscale_(self._optimizer)
+        self._norm = norm = finite.gradient_norm(self._members.gradients())
+        return norm
+
+    def norm_is_used(self) -> bool:
+        """The guard clips by it, or a hook of the optimizer may."""
+        return self.max_grad_norm is not None or has_pre_hooks(self._optimizer)
+
+    def clip(self, norm: float) -> None:
+        """As `clip_grad_norm_` does, bit for bit."""
+        if self.max_grad_norm is None or norm + 1e-6 < self.max_grad_norm * (1 - 1e-6):
+            return  # the clamped coefficient is 1.0, and x * 1.0 is x
+        if self._norm is not None:
+            finite.clip_with_norm(self._members.parameters, max_norm=self.max_grad_norm, total=self._norm)
+
+    def take_update(self) -> None:
+        """The optimizer's step."""
+        if self.scaling.enabled:
+            self.scaling.scaler.step(self._optimizer)
+        else:
+            self._optimizer.step()
+
+    def probe(self) -> None:
+        """What the scaler does without us: it leaves the weights alone, and lowers its scale in `advance`."""
+        self.scaling.overflow()
+        if not self.scaling.would_leave_memory_uninitialised():
+            self.scaling.scaler.step(self._optimizer)
+
+    def repeat_update(self) -> None:
+        """The scaler's own step is behind us: the optimizer's alone."""
+        self._optimizer.step()
+
+    def refuse_update(self) -> None:
+        """Every gradient to `None`: the only value with which no optimizer moves anything."""
+        self._norm = None
+        self._members.clear_gradients()
+        self.scaling.forget()
+
+    def advance(self, *, applied: bool) -> None:
+        """Scaler, schedule and averages, and the next step begins without gradients."""
+        if self.scaling.enabled:
+            self.scaling.scaler.update()
+            if applied:
+                self.scaling.probes_in_a_row = 0
+        if self._scheduler is not None:
+            self._scheduler.step()
+        if applied and self._average is not None:
+            self._average()
+        self._norm = None
+        for parameter in self._members.parameters:
+            parameter.grad = None
+
+    def advance_schedule(self) -> None:
+        """The schedule alone."""
+        if self._scheduler is not None:
+            mark_stepped(self._optimizer)
+            self._scheduler.step()

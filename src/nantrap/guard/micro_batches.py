@@ -1,0 +1,96 @@
+"""Gradient accumulation: each micro-batch is judged by itself, and a bad one is dropped.
+
+Before the forward pass of the next micro-batch the gradients of the last one are looked at alone: good ones are kept
+aside, bad ones are dropped together with what their forward pass did to the buffers. It must be before: the next graph
+holds on to the buffers as it found them. At the end the good ones are added up in the order in which autograd would
+have added them, which gives the same bits as the plain loop.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from nantrap import finite
+from nantrap.guard.drafts import Draft
+from nantrap.guard.driver import Driver
+from nantrap.guard.judge import Verdict
+from nantrap.guard.loss import LossLike, as_loss, without_terms
+from nantrap.guard.observation import observe
+from nantrap.guard.parts import Parts
+from nantrap.guard.window import Micro, Window
+from nantrap.incident import Finding
+
+
+def settle(parts: Parts, driver: Driver, window: Window, *, buffers: bool = True) -> None:
+    """Judge the last micro-batch: keep its gradients aside if they are good, drop it if they are not.
+
+    Args:
+        parts: the collaborators of the step.
+        driver: who makes the update.
+        window: the step.
+        buffers: whether no other forward pass has begun since, so that the buffers are this micro-batch's doing.
+    """
+    protected = parts.protected
+    micro = window.micros[-1]
+    window.settled = len(window.micros)
+    window.buffers_unjudged = window.buffers_unjudged or not buffers
+    norm = finite.gradient_norm(protected.members.gradients())
+    suspects = protected.buffers.suspects() if buffers else []
+    scalars = [norm, finite.nonfinite_flag(suspects).to(norm.device)]
+    if micro.values is None:
+        scalars += micro.loss.scalars()
+    norm_value, flag, *values = finite.read(scalars)
+    micro.values = micro.values or values
+    buffers_bad = bool(flag) and bool(protected.buffers.names_of_bad())
+    # with a scaler an overflow of good losses is its normal search for a scale, which the whole step decides
+    gradients_bad = not math.isfinite(norm_value) and not driver.scaling.enabled
+    if not (micro.bad or buffers_bad or gradients_bad):
+        window.count(micro)
+        window.stash(protected.members.parameters)
+        if buffers:
+            protected.buffers.mark()
+        return
+    verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
+    observation = observe(protected, micro, norm_value, verdict=verdict, buffers_bad=buffers_bad)
+    protected.members.clear_gradients()
+    draft = parts.diagnosis.draft(observation)
+    drop(parts, window, draft, f"micro-batch {len(window.micros)} dropped, the others stay")
+    if buffers:
+        protected.buffers.restore_mark()
+
+
+def drop(parts: Parts, window: Window, draft: Draft, words: str) -> None:
+    """This micro-batch takes no part in the step."""
+    window.drafts.append((draft, words))
+    window.dropped += 1
+    parts.recorder.tally.dropped_micro_batches += 1
+
+
+def merge(parts: Parts, window: Window) -> None:
+    """The gradients of all good micro-batches together, weighted as if the dropped ones had never been."""
+    scale = 1.0
+    if window.dropped and parts.policy.micro_weight == "mean":
+        scale = (window.good + window.dropped) / window.good
+    window.loss *= scale
+    window.terms = {name: value * scale for name, value in window.terms.items()}
+    window.unstash(parts.protected.members.parameters, scale=scale)
+
+
+def drop_bad_terms(parts: Parts, window: Window, micro: Micro, given: LossLike) -> None:
+    """With `bad_terms="drop"`, the micro-batch goes on without its bad terms, if any are left."""
+    assert micro.values is not None
+    named = micro.loss.named(micro.values[1:])
+    bad = {name for name, value in named.items() if not math.isfinite(value)}
+    if not isinstance(given, Mapping) or not bad or len(bad) == len(named):
+        return
+    kept = without_terms(given, bad)
+    if not any(isinstance(term, Tensor) and term.requires_grad for term in kept.values()):
+        return
+    window.findings += [Finding("term", n, "forward", value=named[n], note="dropped") for n in sorted(bad)]
+    micro.loss = as_loss(kept)
+    micro.values = finite.read(micro.loss.scalars())
+    words = f"loss terms {', '.join(sorted(bad))} are bad and dropped"
+    parts.recorder.say(f"step {parts.progress.step:,}: {words}")

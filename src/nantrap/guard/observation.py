@@ -1,0 +1,127 @@
+"""What was seen of a bad step, noted before anything is put back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from nantrap import finite
+from nantrap.guard.judge import Verdict
+from nantrap.guard.protected import Protected
+from nantrap.guard.window import Micro
+from nantrap.incident import Finding, Phase
+from nantrap.locate import finding
+
+_MOST_FINDINGS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What was seen of a bad step, taken before anything is put back.
+
+    Attributes:
+        micro: the micro-batch at fault, or the last one.
+        values: its loss and terms as read.
+        norm: the gradient norm.
+        findings: what is non-finite, with statistics.
+        gradients: the gradients by parameter name.
+        verdict: what the ranks found.
+        update: the update created the non-finite values, and was undone.
+        spike: the step is finite and a spike.
+        raised: the forward pass ended with an exception.
+        harmless: only the loss is bad.
+        agreed: every rank is here, so they may tell each other what they find.
+    """
+
+    micro: Micro
+    values: Sequence[float]
+    norm: float
+    findings: tuple[Finding, ...]
+    gradients: Mapping[str, Tensor]
+    verdict: Verdict
+    update: bool = False
+    spike: bool = False
+    raised: bool = False
+    harmless: bool = False
+    agreed: bool = False
+
+    @property
+    def phase(self) -> Phase:
+        """The phase in which it was noticed."""
+        if self.update:
+            return "optimizer"
+        if self.raised or {f.kind for f in self.findings} & {"loss", "term", "buffer", "spike"}:
+            return "forward"
+        return "backward"
+
+
+def observe(
+    protected: Protected,
+    micro: Micro,
+    norm: float,
+    *,
+    verdict: Verdict,
+    buffers_bad: bool = False,
+    update: Sequence[Finding] = (),
+    spike: Finding | None = None,
+    harmless: bool = False,
+    agreed: bool = False,
+    copy_gradients: bool = False,
+) -> Observation:
+    """Note what is bad.
+
+    Args:
+        protected: the state of the run.
+        micro: the micro-batch at fault, or the last one.
+        norm: the gradient norm as read.
+        verdict: what the ranks found.
+        buffers_bad: whether the forward pass made buffers non-finite.
+        update: what the update made non-finite; it was undone.
+        spike: the value that is far outside its recent range.
+        harmless: only the loss is bad.
+        agreed: every rank is here.
+        copy_gradients: the gradients will be overwritten in place when the step is refused.
+    """
+    values = micro.values or []
+    found: list[Finding] = [] if spike is None else [spike]
+    found += update
+    if values:
+        named = micro.loss.named(values[1:])
+        found += [Finding("term", n, "forward", value=v) for n, v in named.items() if not math.isfinite(v)]
+        if not math.isfinite(values[0]):
+            found.append(Finding("loss", "loss", "forward", value=values[0]))
+    if not update and not math.isfinite(norm):
+        found += _bad_gradients(protected, norm, alone=not found)
+    if buffers_bad:
+        found += [finding("buffer", name, t, "forward") for name, t in protected.buffers.names_of_bad()]
+    gradients = {name: p.grad.detach() for name, p in protected.members.known() if p.grad is not None}
+    return Observation(
+        micro,
+        values,
+        norm,
+        tuple(found),
+        {name: grad.clone() for name, grad in gradients.items()} if copy_gradients else gradients,
+        verdict,
+        update=bool(update),
+        spike=spike is not None,
+        harmless=harmless,
+        agreed=agreed,
+    )
+
+
+def _bad_gradients(protected: Protected, norm: float, *, alone: bool) -> list[Finding]:
+    """The gradients that are non-finite; if all are finite, their norm, which overflowed."""
+    members = protected.members
+    bad = [
+        (name, parameter.grad)
+        for name, parameter in members.named()
+        if parameter.grad is not None and finite.any_nonfinite([parameter.grad])
+    ]
+    if bad or not alone:
+        return [finding("gradient", name, grad, "backward") for name, grad in bad[:_MOST_FINDINGS]]
+    exact = finite.exact_norm(members.gradients())
+    note = f"every gradient is finite, their norm is {exact:.4g}, which overflowed to {norm}"
+    return [Finding("grad_norm", "total gradient norm", "backward", value=norm, note=note)]

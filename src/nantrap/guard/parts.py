@@ -1,0 +1,198 @@
+"""The collaborators of a step, made once and handed to every function that makes one."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from torch.optim import Optimizer
+
+from nantrap import finite
+from nantrap.guard.anchors import Anchors
+from nantrap.guard.diagnosis import Diagnosis, Neighbours
+from nantrap.guard.ema import ema_modules
+from nantrap.guard.headroom import Headroom
+from nantrap.guard.ladder import Ladder
+from nantrap.guard.policy import Policy
+from nantrap.guard.progress import Progress
+from nantrap.guard.protected import Protected
+from nantrap.guard.ranks import Ranks
+from nantrap.guard.recorder import Recorder
+from nantrap.guard.recovery import Recovery
+from nantrap.guard.scaling import Scaling
+from nantrap.guard.spikes import Spikes
+from nantrap.guard.watch import Watch, WatchSpec
+
+if TYPE_CHECKING:
+    from nantrap.checkpoints import CheckpointStore
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a step needs. Each part has public methods and knows nothing of the guard that holds it.
+
+    Attributes:
+        policy: what to check and what to do.
+        progress: where the run is.
+        protected: everything a step may change.
+        scaling: the loss scale.
+        ranks: the ranks that decide together.
+        watch: watched values, or `None` without any.
+        spikes: the statistic of loss and gradient norm, or `None` if the policy does not look.
+        headroom: the early warning of overflows, or `None` if the policy does not ask for it.
+        ladder: skip, roll back, stop.
+        recovery: older states and checkpoints.
+        diagnosis: where and why.
+        recorder: journal, messages, tally.
+    """
+
+    policy: Policy
+    progress: Progress
+    protected: Protected
+    scaling: Scaling
+    ranks: Ranks
+    watch: Watch | None
+    spikes: Spikes | None
+    headroom: Headroom | None
+    ladder: Ladder
+    recovery: Recovery
+    diagnosis: Diagnosis
+    recorder: Recorder
+
+    @property
+    def drops_micro_batches(self) -> bool:
+        """Whether a bad micro-batch is dropped by itself; other ranks could not know which one this rank drops."""
+        policy = self.policy
+        return (
+            policy.micro_batches == "drop"
+            and policy.on_incident == "skip"
+            and policy.sync == "step"
+            and not self.ranks.together
+        )
+
+
+def make_parts(
+    model: nn.Module,
+    optimizer: Optimizer,
+    *,
+    policy: Policy,
+    also: Sequence[nn.Module] = (),
+    scheduler: Any = None,
+    scaler: Any = None,
+    ema: Any = None,
+    max_grad_norm: float | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    watch: WatchSpec = (),
+    store: CheckpointStore | None = None,
+    save_every: int = 0,
+    quiet: bool = False,
+    by: str = "guard",
+    process_group: Any = None,
+    neighbours: Neighbours | None = None,
+) -> Parts:
+    """The parts of a guard for one model and one optimizer; see `Guard` for the arguments."""
+    drives = by == "guard"
+    protected = Protected(
+        model,
+        optimizer,
+        policy=policy,
+        also=also,
+        averages=ema_modules(ema),
+        scheduler=scheduler,
+        owned_only=not drives,
+    )
+    progress = Progress()
+    scaling = Scaling(scaler, optimizer, policy)
+    ranks = Ranks(model, process_group=process_group)
+    watched = Watch(watch, protected.root) if watch else None
+    headroom = Headroom(protected.root, every=policy.headroom_every) if policy.headroom_every else None
+    anchors = Anchors(
+        protected.members.parameters,
+        optimizer,
+        protected.modules,
+        scheduler=scheduler,
+        scaling=scaling,
+        ema=ema,
+        buffers=protected.buffers,
+        every=policy.anchor_every if policy.sync == "step" else 0,
+        limit_bytes=policy.anchor_bytes,
+    )
+    recorder = Recorder(
+        progress,
+        policy=policy,
+        run_dir=run_dir,
+        rank=ranks.rank,
+        speaks=ranks.rank == ranks.members[0],
+        quiet=quiet,
+        by=by,
+        watch=watched,
+        headroom=headroom,
+    )
+    recovery = Recovery(
+        model,
+        protected,
+        anchors,
+        policy=policy,
+        ranks=ranks,
+        progress=progress,
+        tally=recorder.tally,
+        scaling=scaling,
+        average=ema,
+        store=store,
+        save_every=save_every,
+        run_dir=recorder.run_dir,
+    )
+    diagnosis = Diagnosis(
+        model,
+        protected,
+        policy=policy,
+        ranks=ranks,
+        progress=progress,
+        scaling=scaling,
+        history=recorder.history,
+        headroom=headroom,
+        anchors=anchors,
+        scheduler=scheduler,
+        max_grad_norm=max_grad_norm,
+        keeps_bundles=run_dir is not None,
+        begin=recorder.begin_incident,
+        neighbours=neighbours,
+    )
+    recorder.describe_run(_facts(protected, policy, ranks, scaling, max_grad_norm))
+    if ranks.stands_down:
+        recorder.say(ranks.stands_down)
+    return Parts(
+        policy,
+        progress,
+        protected,
+        scaling,
+        ranks,
+        watched,
+        None if policy.spikes == "off" else Spikes(policy),
+        headroom,
+        Ladder(policy),
+        recovery,
+        diagnosis,
+        recorder,
+    )
+
+
+def _facts(
+    protected: Protected, policy: Policy, ranks: Ranks, scaling: Scaling, max_grad_norm: float | None
+) -> dict[str, Any]:
+    """What `run.json` says of this run: an allow-list."""
+    parameters = protected.members.parameters
+    return {
+        "model": type(protected.root).__name__,
+        "parameters": sum(p.numel() for p in parameters),
+        "optimizer": type(protected.optimizer).__name__,
+        "precision": sorted({finite.dtype_name(p.dtype) for p in parameters}),
+        "devices": sorted({str(p.device) for p in parameters}),
+        "world_size": ranks.size,
+        "max_grad_norm": max_grad_norm,
+        "loss_scaler": scaling.enabled,
+        "policy": {name: getattr(policy, name) for name in policy.__slots__},
+    }

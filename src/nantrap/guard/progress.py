@@ -1,0 +1,29 @@
+"""Where the run is, and what it did so far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Progress:
+    """The number of the step that is being made, and the loop's own position where it says so."""
+
+    step: int = 0
+    epoch: int | None = None
+    batch: int | None = None
+
+
+@dataclass(slots=True)
+class Tally:
+    """What a run did so far, in numbers."""
+
+    attempted: int = 0
+    applied: int = 0
+    incidents: int = 0
+    dropped_micro_batches: int = 0
+    scaler_probes: int = 0
+    rollbacks: int = 0
+    spikes: int = 0
+    causes: Counter[str] = field(default_factory=Counter)

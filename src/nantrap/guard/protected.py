@@ -1,0 +1,286 @@
+"""Everything a step may change: put it back, is it as before, what is bad in it.
+
+Parameters and optimizer state change in the update, buffers in the forward pass, and so do parameters that a forward
+pass writes itself (a codebook, a clamp). The update runs plainly where it is provably finite (`certify`); elsewhere it
+is made carefully: copy, step, read, and undo if anything became non-finite.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from nantrap import finite
+from nantrap.guard.buffers import BufferShadow
+from nantrap.guard.certify import LARGEST_NORM, Certificate, certify
+from nantrap.guard.forward_writes import ForwardWrites
+from nantrap.guard.members import Members, optimizer_tensors
+from nantrap.guard.policy import Policy
+from nantrap.guard.snapshot import UpdateSnapshot
+from nantrap.guard.torch_private import count_writes, step_hooks_of, version_of
+from nantrap.incident import Finding, Phase
+from nantrap.locate import finding
+
+
+class Protected:
+    """The state of one model and one optimizer, and of whatever else takes part in their steps.
+
+    State held: a copy of the buffers, at most one copy of parameters and optimizer state (made when first needed), and
+    what proves that the state is finite. The state is *trusted* once it was read and found finite, until anything but
+    the optimizer writes it: every tensor counts its writes, and their sum is compared before each step.
+
+    Args:
+        model: the model, wrapped or not.
+        optimizer: its optimizer.
+        policy: how careful to be.
+        also: further modules with parameters or buffers that take part in the step.
+        averages: the modules that hold averaged weights.
+        scheduler: the scheduler that the guard steps, or `None`.
+        owned_only: guard only what the optimizer owns.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        policy: Policy,
+        also: Sequence[nn.Module] = (),
+        averages: Sequence[nn.Module] = (),
+        scheduler: Any = None,
+        owned_only: bool = False,
+    ) -> None:
+        self.members = Members(model, optimizer, also=also, owned_only=owned_only)
+        self.root = self.members.root
+        self.buffers = BufferShadow(self.root, self.members.also)
+        self.has_buffers = bool(self.buffers)
+        self.averages = list(averages)
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        self._policy = policy
+        self._snapshot: UpdateSnapshot | None = None
+        self._trusted: list[Tensor] = []
+        self._trusted_state: object = None
+        self._trusted_writes = -1
+        self._certificate: Certificate | None = None
+        self._steps_since_check = 0
+        self._check_every = policy.check_state_every or float("inf")
+        self._bad_before: list[Finding] = []
+        self._named_before: set[str] = set()
+        self._schedule_at_begin: Any = None
+        self.forward_writes = ForwardWrites(self.members.parameters, limit_bytes=policy.anchor_bytes)
+        self._sums: list[int] | None = None
+        self._not_restored: list[str] = []
+
+    @property
+    def modules(self) -> list[nn.Module]:
+        """Every module whose buffers belong to the state: the model, further ones, averages."""
+        return [self.root, *(module for _, module in self.members.also), *self.averages]
+
+    @property
+    def snapshot(self) -> UpdateSnapshot | None:
+        """The copy made before the last careful step."""
+        return self._snapshot
+
+    def add(self, name: str, module: nn.Module) -> None:
+        """One more module takes part in the step: its buffers are put back like the model's."""
+        if self.buffers.add(name, module):
+            self.members.also.append((name, module))
+            self.has_buffers = True
+
+    # ---- the beginning of a step
+
+    def begin(self) -> None:
+        """Before the first forward pass of a step: what is there now is what a refused step goes back to."""
+        if self.has_buffers:
+            self.buffers.adopt()  # whatever was written since the last step was written by the training script
+        self.forward_writes.begin()
+        if self.scheduler is not None:
+            self._schedule_at_begin = getattr(self.scheduler, "last_epoch", None)
+
+    def refresh(self) -> None:
+        """Follow an optimizer that got more parameters since; what is new is not trusted yet."""
+        before = len(self.members.parameters)
+        self.members.refresh()
+        if len(self.members.parameters) != before:
+            self._trusted_writes = -1
+
+    # ---- the update
+
+    def needs_care(self, norm: float) -> bool:
+        """Whether an update by gradients of this norm (after clipping) could create a non-finite value."""
+        if self._policy.undo != "auto":
+            return self._policy.undo == "always"
+        optimizer = self.optimizer
+        if (
+            self._steps_since_check + 1 >= self._check_every
+            or not norm <= LARGEST_NORM
+            or self._trusted_state is not optimizer.state
+            or sum(map(version_of, self._trusted)) != self._trusted_writes
+        ):
+            return True
+        certificate = self._certificate
+        if certificate is not None and step_hooks_of(optimizer) == ({}, {}):
+            for group, limits in zip(optimizer.param_groups, certificate.groups, strict=False):
+                rate = group["lr"]
+                if rate.__class__ is not float or not 0.0 <= rate <= limits.largest_rate:
+                    break
+                for key, value in limits.constants:
+                    if group.get(key) != value:
+                        break
+                else:
+                    continue
+                break
+            else:
+                if len(optimizer.param_groups) == len(certificate.groups):
+                    return False
+        self._certificate = certify(optimizer)
+        return self._certificate is None
+
+    def update(self, step: Callable[[], Any], *, careful: bool) -> list[Finding]:
+        """Run `step()`. Returns what it made non-finite, in which case everything is as before; else nothing.
+
+        What was bad before the step already and takes no part in it (a frozen parameter that is not used) is not the
+        step's doing; it is left alone, and `newly_bad_before` names it once.
+        """
+        self._steps_since_check += 1
+        if careful:
+            self.forward_writes.learn()
+        else:
+            step()
+            self._trusted_writes = sum(map(version_of, self._trusted))
+            return []
+        if self._snapshot is None:
+            self._snapshot = UpdateSnapshot(self.members.parameters, self.optimizer)
+        self._snapshot.take()
+        step()
+        self._steps_since_check = 0
+        # a hook of the optimizer may write buffers (averaged weights); those of the forward pass were judged before
+        if finite.any_nonfinite([*self._everything(), *self.buffers.suspects()]):
+            found = self.findings("optimizer")
+            found += [finding("buffer", name, t, "optimizer") for name, t in self.buffers.names_of_bad()]
+            self._trusted_writes = -1
+            if found:
+                self._snapshot.restore()
+            return found
+        self._trust()
+        self._certificate = certify(self.optimizer)
+        if self._policy.undo == "auto" and self._certificate is not None:
+            self._snapshot = None  # the memory is given back: from here on the proof holds
+        return []
+
+    def undo(self) -> None:
+        """Take back a careful update that was good here and bad on another rank."""
+        assert self._snapshot is not None
+        self._snapshot.restore()
+        self._trusted_writes = -1
+
+    # ---- containment
+
+    def restore(self) -> None:
+        """This step never happened: buffers, and what the forward pass wrote into parameters, as before it."""
+        self.buffers.restore(keep_mark=True)
+        if self._sums is None:
+            self._not_restored = [] if self.forward_writes.restore() else ["a parameter that the forward pass writes"]
+            self._sums = self._checksums()
+
+    def verify(self) -> list[str]:
+        """After `restore`: what is not as it was before the step, by name. Reads everything; for bad steps only."""
+        different = list(self._not_restored)
+        different += [f"buffer {name}" for name in self.buffers.differing()]
+        if self._sums is not None and self._checksums() != self._sums:
+            different.append("parameters, optimizer state or averages, which the diagnosis changed")
+        if self.scheduler is not None and self._policy.scheduler_on_skip == "hold":
+            now = getattr(self.scheduler, "last_epoch", None)
+            if self._schedule_at_begin is not None and now != self._schedule_at_begin:
+                different.append("the schedule")
+        return different
+
+    def end(self) -> None:
+        """The step is over, whatever became of it."""
+        self._sums = None
+        self._not_restored = []
+        self.forward_writes.end()
+
+    # ---- what is bad
+
+    def untouched(self) -> bool:
+        """Whether parameters and optimizer state were seen finite and only the optimizer wrote them since."""
+        same_state = self._trusted_state is self.optimizer.state
+        return same_state and count_writes(self._trusted) == self._trusted_writes
+
+    def newly_bad_before(self) -> list[Finding]:
+        """What was bad before the last careful step and was not named yet."""
+        found = [entry for entry in self._bad_before if entry.name not in self._named_before]
+        self._named_before.update(entry.name for entry in found)
+        self._bad_before = []
+        return found
+
+    def findings(self, phase: Phase) -> list[Finding]:
+        """What is non-finite, with statistics; in the phase `optimizer` only what the last careful step made so."""
+        named: list[tuple[str, str, Tensor]] = [("parameter", n, p) for n, p in self.members.named()]
+        named += [
+            ("optimizer_state", f"{key} of {name}", tensor)
+            for name, key, tensor in optimizer_tensors(self.optimizer, self.members)
+        ]
+        bad = [(kind, name, tensor) for kind, name, tensor in named if finite.any_nonfinite([tensor])]
+        if phase != "optimizer" or self._snapshot is None:
+            return [finding(kind, name, tensor, phase) for kind, name, tensor in bad]
+        made = [entry for entry in bad if self._snapshot.was_finite(entry[2])]
+        if not made:
+            self._bad_before = [finding(kind, name, tensor, "state") for kind, name, tensor in bad]
+        return [finding(kind, name, tensor, phase) for kind, name, tensor in made]
+
+    def check(self) -> list[Finding]:
+        """Look at everything now: parameters, optimizer state, buffers, averages."""
+        found = self.findings("state")
+        found += [finding("buffer", name, t, "state") for name, t in self.buffers.names_of_bad()]
+        for module in self.averages:
+            named = [*module.named_parameters(), *module.named_buffers()]
+            found += [finding("ema", n, t, "state") for n, t in named if finite.any_nonfinite([t])]
+        return found
+
+    # ---- parts
+
+    def _trust(self) -> None:
+        self._trusted = self._everything()
+        self._trusted_state = self.optimizer.state
+        self._trusted_writes = count_writes(self._trusted)
+
+    def _everything(self) -> list[Tensor]:
+        tensors: list[Tensor] = list(self.members.parameters)
+        tensors += [tensor for _, _, tensor in optimizer_tensors(self.optimizer, self.members)]
+        return tensors
+
+    def _checksums(self) -> list[int]:
+        """A number for each tensor that the diagnosis could touch: equal contents give equal numbers."""
+        tensors = [*self._everything(), *(t for module in self.averages for t in module.parameters())]
+        return [checksum(tensor) for tensor in tensors]
+
+
+def checksum(tensor: Tensor) -> int:
+    """A number that follows from a tensor's bits."""
+    dense = finite.readable(tensor)
+    if dense is None:
+        return hash(tuple(tensor.shape))
+    if not dense.is_contiguous():
+        dense = dense.contiguous()
+    size = dense.element_size()
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}.get(size, torch.uint8)
+    return int(dense.view(whole).sum(dtype=torch.int64))
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether `optimizer.step` evaluates the model itself (LBFGS and its kind)."""
+    if isinstance(optimizer, LBFGS):
+        return True
+    try:
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+    except (TypeError, ValueError):
+        return False
+    return closure is not None and closure.default is inspect.Parameter.empty

@@ -1,0 +1,307 @@
+"""What is written down, printed and counted: a journal line for each step, a message and a bundle for each incident.
+
+Everything said of an incident comes from one final object. The last steps are kept in memory for the rules that look at
+the past.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from nantrap.errors import UsageError
+from nantrap.guard.bundling import write_incident
+from nantrap.guard.drafts import Draft
+from nantrap.guard.headroom import Headroom
+from nantrap.guard.outcome import Outcome
+from nantrap.guard.policy import Policy
+from nantrap.guard.progress import Progress, Tally
+from nantrap.guard.reading import Reading
+from nantrap.guard.watch import Watch
+from nantrap.guard.window import Window
+from nantrap.incident import Action, Incident
+from nantrap.record import History, Journal, StepRecord, write_run_info
+from nantrap.report import one_line, render_incident, write_line
+
+_KEPT = 256
+
+
+class Recorder:
+    """Writes down what became of each step. Holds the last steps, the tally, the last incident and the open journal.
+
+    Args:
+        progress: where the run is; moved on by one with each step.
+        policy: what an incident leaves on disk.
+        run_dir: where journal and incidents go; `None` writes nothing.
+        rank: of this process, which names its files.
+        speaks: whether this rank prints; of those that decide together the first one does.
+        quiet: print nothing.
+        by: who makes the updates: `guard` or `script`.
+        watch: watched values, for their limits.
+        headroom: the early warning of overflows.
+    """
+
+    def __init__(
+        self,
+        progress: Progress,
+        *,
+        policy: Policy,
+        run_dir: str | os.PathLike[str] | None,
+        rank: int = 0,
+        speaks: bool = True,
+        quiet: bool = False,
+        by: str = "guard",
+        watch: Watch | None = None,
+        headroom: Headroom | None = None,
+    ) -> None:
+        self.tally = Tally()
+        self.last_incident: Incident | None = None
+        self.run_dir = None if run_dir is None else os.fspath(run_dir)
+        self._progress = progress
+        self._policy = policy
+        self._rank = rank
+        self._prints = speaks and not quiet
+        self._by = by
+        self._watch = watch
+        self._headroom = headroom
+        self._records: deque[StepRecord] = deque(maxlen=_KEPT)
+        self._first_rates: tuple[float, ...] = ()
+        self._journal = None if run_dir is None else Journal(run_dir, rank=rank)
+
+    def describe_run(self, facts: Mapping[str, Any]) -> None:
+        """Write `run.json`. A folder that cannot be written costs a warning, never the run."""
+        if self.run_dir is None or self._rank:
+            return
+        try:
+            write_run_info(self.run_dir, dict(facts))
+        except OSError as error:
+            warnings.warn(
+                f"nantrap: {self.run_dir}/run.json cannot be written: {error.strerror or error}. Training goes on",
+                RuntimeWarning,
+                stacklevel=5,
+            )
+
+    def history(self) -> History:
+        """The last steps, as the journal has them."""
+        history = History(_KEPT)
+        for record in self._records:
+            history.add(record)
+        if self._first_rates:
+            history.first_lr = self._first_rates
+        return history
+
+    # ---- the end of a step
+
+    def end(
+        self, window: Window, reading: Reading, action: Action = Action.APPLY, incident: Incident | None = None
+    ) -> Outcome:
+        """A step has ended: write it down, count it, and begin the next."""
+        progress, tally = self._progress, self.tally
+        step, applied = progress.step, action is Action.APPLY
+        self._write(step, window, reading, action, (time.perf_counter() - window.started) * 1e3, incident)
+        if self._headroom is not None:
+            for message in self._headroom.end(step, applied=applied):
+                self.say(f"step {step:,}: {message}")
+        if self._watch is not None and reading.watch:
+            for message in self._watch.exceeded(reading.watch, step):
+                self.say(f"step {step:,}: watched value {message}")
+        tally.attempted += 1
+        if applied:
+            tally.applied += 1
+        if incident is not None:
+            self._count(incident)
+        progress.step = step + 1
+        return Outcome(applied, action, step, reading.loss, reading.norm, incident, reading.terms)
+
+    def end_launched(
+        self,
+        step: int,
+        window: Window,
+        reading: Reading,
+        action: Action,
+        milliseconds: float,
+        incident: Incident | None,
+    ) -> None:
+        """A step that was launched earlier was read now (`Policy(sync="late")`)."""
+        self._write(step, window, reading, action, milliseconds, incident)
+        if action is Action.APPLY:
+            self.tally.applied += 1
+        if incident is not None:
+            self._count(incident)
+
+    # ---- incidents
+
+    def begin_incident(self, incident: Incident) -> None:
+        """A diagnosis begins: a short line, at once, so that a kill during it leaves a trace."""
+        if self._journal is not None:
+            line = {"step": incident.step, "kind": "incident_begins", "phase": incident.phase, "loss": incident.loss}
+            self._journal.append({**line, "found": [f"{f.kind} {f.name}" for f in incident.findings[:4]]})
+            self._journal.flush()
+
+    def finish(self, draft: Draft, action: Action, reason: str, *, restored: list[str] | None = None) -> Incident:
+        """The final incident: its bundle is written and its message printed."""
+        incident = draft.finish(action, restored=restored)
+        if self.run_dir is not None:
+            incident = write_incident(self.run_dir, incident, draft, self._policy)
+        self._print(incident, reason)
+        return incident
+
+    def finish_dropped(self, window: Window, action: Action = Action.APPLY) -> Incident | None:
+        """The incidents of dropped micro-batches. Returns the first of them."""
+        first: Incident | None = None
+        for draft, words in window.drafts:
+            draft.incident = replace(draft.incident, notes=(words, *draft.incident.notes))
+            incident = self.finish(draft, action, words)
+            first = first or incident
+        window.drafts = []
+        return first
+
+    def note_exception(self, draft: Draft, action: Action, reason: str) -> Incident:
+        """An incident that ended with an exception, which the guard lets pass."""
+        incident = self.finish(draft, action, reason)
+        self._count(incident)
+        if self._journal is not None:
+            self._journal.append({"step": incident.step, "kind": "exception", "incident": _short(incident)})
+            self._journal.flush()
+        return incident
+
+    # ---- other lines
+
+    def log_eval(self, step: int, metrics: Mapping[str, float]) -> None:
+        """A line with the results of an evaluation."""
+        if self._journal is not None:
+            line = {"step": step, "kind": "eval", "metrics": {str(k): float(v) for k, v in metrics.items()}}
+            self._journal.append({**line, **self._position()})
+
+    def say(self, text: str) -> None:
+        """One line of the guard's own."""
+        if self._prints:
+            write_line(f"nantrap: {text}")
+
+    def close(self) -> None:
+        """Write what is kept and close the journal."""
+        if self._journal is not None:
+            self._journal.close()
+
+    # ---- parts
+
+    def _write(
+        self,
+        step: int,
+        window: Window,
+        reading: Reading,
+        action: Action,
+        milliseconds: float,
+        incident: Incident | None,
+    ) -> None:
+        """One line in the journal and one record in the history."""
+        loss, norm, rates, scale = reading.loss, reading.norm, reading.rates, reading.scale
+        if not self._first_rates:
+            self._first_rates = rates
+        self._records.append(StepRecord(step, loss, norm, rates, action is Action.APPLY, scale))
+        journal = self._journal
+        if journal is None:
+            return
+        line: dict[str, Any] = {
+            "step": step,
+            "loss": loss,
+            "grad_norm": norm,
+            "lr": rates,
+            "action": action.value,
+            "by": self._by,
+            "ms": round(milliseconds, 3),
+        }
+        progress = self._progress
+        if progress.epoch is not None or progress.batch is not None:
+            line |= self._position()
+        if reading.terms:
+            line["terms"] = reading.terms
+        if scale is not None:
+            line["scale"] = scale
+        if reading.watch:
+            line["watch"] = reading.watch
+        if window.dropped:
+            line["dropped"] = window.dropped
+        if incident is not None:
+            line["incident"] = _short(incident)
+        journal.append(line)
+        if incident is not None:
+            journal.flush()
+
+    def _position(self) -> dict[str, int]:
+        known = {"epoch": self._progress.epoch, "batch": self._progress.batch}
+        return {name: value for name, value in known.items() if value is not None}
+
+    def _print(self, incident: Incident, reason: str) -> None:
+        if not self._prints:
+            return
+        write_line(f"nantrap: {one_line(incident, reason)}")
+        if incident.same_as is None and (incident.op or incident.causes):
+            write_line(render_incident(incident, color=None))
+
+    def _count(self, incident: Incident) -> None:
+        self.last_incident = incident
+        self.tally.incidents += 1
+        cause = incident.cause
+        unknown = "undiagnosed" if incident.same_as is None else f"after step {incident.same_as:,}"
+        self.tally.causes[cause.slug if cause is not None else unknown] += 1
+
+
+def _short(incident: Incident) -> dict[str, Any]:
+    cause = incident.cause
+    return {
+        "phase": incident.phase,
+        "module": incident.module,
+        "op": incident.op,
+        "cause": None if cause is None else cause.slug,
+    }
+
+
+def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
+    """The end of a run in a few lines: what was applied, what was skipped and why."""
+    share = 100.0 * tally.applied / tally.attempted if tally.attempted else 100.0
+    lines = [f"{tally.attempted:,} steps, {tally.applied:,} applied ({share:.1f} %)"]
+    skipped = tally.attempted - tally.applied - tally.scaler_probes
+    if tally.incidents:
+        counts = ((tally.incidents, "incident"), (skipped, "skipped step"), (tally.rollbacks, "rollback"))
+        lines.append(", ".join(f"{count:,} {noun}{'' if count == 1 else 's'}" for count, noun in counts))
+        for slug, count in tally.causes.most_common():
+            lines.append(f"  {count:,} × {slug}")
+    if tally.dropped_micro_batches:
+        lines.append(f"{tally.dropped_micro_batches:,} micro-batches dropped")
+    if tally.scaler_probes:
+        lines.append(f"{tally.scaler_probes:,} steps skipped by the GradScaler while it searched its scale (normal)")
+    if tally.spikes:
+        lines.append(f"{tally.spikes:,} spikes of loss or gradient norm")
+    if run_dir is not None:
+        lines.append(f"journal: {run_dir}")
+    return "\n".join(lines)
+
+
+def stop_message(incident: Incident, reason: str, restart: str = "") -> str:
+    """The text of `NonFiniteError`: what happened, where, what was done, what to do."""
+    lines = [one_line(incident, reason)]
+    if incident.restored:
+        lines.append("The step was not applied; parameters, optimizer state and buffers are as before it.")
+    else:
+        lines.append("The step was not applied.")
+    if incident.cause is not None and incident.cause.fix is not None:
+        lines.append(f"help: {incident.cause.fix.text}")
+    return "\n".join([*lines, restart] if restart else lines)
+
+
+def as_metrics(metrics: object) -> Mapping[str, float]:
+    """Check what `log_eval` was given."""
+    if not isinstance(metrics, Mapping):
+        raise UsageError(f"guard.log_eval(step, metrics): metrics is a dict of names to numbers, got {metrics!r}")
+    for name, value in metrics.items():
+        try:
+            float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise UsageError(f"guard.log_eval(step, metrics): {name}={value!r} is not a number") from None
+    return metrics

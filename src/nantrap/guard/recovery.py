@@ -1,0 +1,315 @@
+"""The way back: anchors in memory, checkpoints on disk, and the learning rates of a run that goes back.
+
+A rollback puts the whole state back to an anchor, or to a checkpoint of the store, with lower learning rates. Every
+state is used once. A run that diverges from it again has diverged twice at that place, so the next rollback takes an
+older state: an older anchor, then the store's checkpoints from the newest to the oldest. The data are not rewound: the
+batches that led here are behind.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+
+from nantrap import checkpoints
+from nantrap.errors import NantrapError, UsageError
+from nantrap.guard.anchors import Anchor, Anchors
+from nantrap.guard.outcome import Outcome
+from nantrap.guard.policy import Policy
+from nantrap.guard.progress import Progress, Tally
+from nantrap.guard.protected import Protected
+from nantrap.guard.ranks import Ranks
+from nantrap.guard.rates import current_rates, scale_rates
+from nantrap.guard.scaling import Scaling
+
+if TYPE_CHECKING:  # at run time where they are used: most runs save by other means
+    from nantrap.checkpoints.store.catalogue import SavedCheckpoint
+    from nantrap.checkpoints.store.resume import ResumeFinding
+    from nantrap.checkpoints.store.store import CheckpointStore, LoadedCheckpoint
+
+PathLike = str | os.PathLike[str]
+
+
+class Recovery:
+    """Saves, loads and goes back. Holds the store, when the next save is due, and which states were used already.
+
+    Args:
+        model: the model as it is called.
+        protected: the state of the run.
+        anchors: older states in memory.
+        policy: how often and how far to go back.
+        ranks: the ranks that train this model.
+        progress: where the run is.
+        tally: what the run did so far.
+        scaling: the loss scale.
+        average: the averaged weights as the user gave them.
+        store: where `save` saves.
+        save_every: save after every so many steps.
+        run_dir: where a store is made if there is none.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        protected: Protected,
+        anchors: Anchors,
+        *,
+        policy: Policy,
+        ranks: Ranks,
+        progress: Progress,
+        tally: Tally,
+        scaling: Scaling,
+        average: Any = None,
+        store: CheckpointStore | None = None,
+        save_every: int = 0,
+        run_dir: str | None = None,
+    ) -> None:
+        if store is None and save_every:
+            if run_dir is None:
+                raise UsageError(
+                    "Guard(save_every=...): where to? Give store=nantrap.CheckpointStore(folder), or run_dir="
+                )
+            store = checkpoints.CheckpointStore(Path(run_dir) / "checkpoints")
+        if store is not None and not isinstance(store, checkpoints.CheckpointStore):
+            raise UsageError(f"Guard(store={type(store).__name__}): expected a nantrap.CheckpointStore")
+        self.store = store
+        self.anchors = anchors
+        self.acts_after_steps = bool(save_every or policy.lr_recover_steps)
+        """Whether `after_step` has anything to do."""
+        self._model = model
+        self._protected = protected
+        self._policy = policy
+        self._ranks = ranks
+        self._progress = progress
+        self._tally = tally
+        self._scaling = scaling
+        self._average = average
+        self._every = save_every
+        self._due = save_every
+        self._used: set[str] = set()
+        self._older_than: int | None = None
+        self._lowest_factor = 1.0
+
+    # ---- saving and loading
+
+    @property
+    def parts(self) -> dict[str, Any]:
+        """What has a state, by the name of its section in a checkpoint."""
+        average = self._average
+        if average is not None and not (hasattr(average, "state_dict") and hasattr(average, "load_state_dict")):
+            averages = self._protected.averages
+            average = averages[0] if averages else None  # a plain function has nothing to save
+        return {
+            "model": self._model,
+            "optimizer": self._protected.optimizer,
+            "scheduler": self._protected.scheduler,
+            "scaler": self._scaling.scaler,
+            "ema": average,
+        }
+
+    def save(
+        self,
+        path: PathLike | None = None,
+        *,
+        data_position: Any = None,
+        extras: Mapping[str, Any] | None = None,
+        pin: bool = False,
+    ) -> Path | None:
+        """Write everything to `path`, or into the store. With several ranks the first one writes."""
+        from nantrap.checkpoints.store.parts import capture
+        from nantrap.checkpoints.store.storefile import save_alone
+
+        if path is None and self.store is None:
+            raise UsageError("guard.save() without a path needs a store: Guard(store=nantrap.CheckpointStore(folder))")
+        if self._ranks.rank:
+            return None
+        step = self._progress.step
+        state: dict[str, Any] = {"step": step, **capture(self.parts, rng=True)}
+        state |= {"data_position": data_position, "extras": dict(extras or {})}
+        state["guard"] = {"factor": self.anchors.factor}
+        allow = self._deliberate()
+        if path is not None:
+            return save_alone(path, state, step=step, allow=allow)
+        assert self.store is not None
+        return self.store.save_state(state, step=step, pin=pin, allow=allow)
+
+    def load(self, resume: str | int | os.PathLike[str], *, rng: bool, strict: bool) -> LoadedCheckpoint:
+        """Load everything that `save` saved and go on at its step."""
+        if self.store is not None:
+            loaded = self.store.load(resume, **self.parts, rng=rng, strict=strict)
+        elif isinstance(resume, int) or resume in ("last_good", "latest"):
+            raise UsageError(f"guard.load({resume!r}) needs a store: Guard(store=nantrap.CheckpointStore(folder))")
+        else:
+            from nantrap.checkpoints.store.storefile import load_alone
+
+            state = load_alone(resume, self.parts, rng=rng, strict=strict)
+            position, extras = state.get("data_position"), state.get("extras") or {}
+            loaded = checkpoints.LoadedCheckpoint(Path(resume), int(state["step"]), position, extras, state)
+        self.anchors.forget_after(-1)
+        self.anchors.factor = float(loaded.state.get("guard", {}).get("factor", 1.0))
+        self._protected.buffers.adopt()
+        self._progress.step = loaded.step
+        self._due = self._next_due()
+        self._older_than = None
+        self._lowest_factor = self.anchors.factor
+        return loaded
+
+    def check_resume(
+        self,
+        *,
+        lr: float | Iterable[float] | None,
+        expected_keys: Iterable[str] | None,
+        step: int | None,
+        take: str,
+    ) -> list[ResumeFinding]:
+        """Compare what was loaded with what was configured."""
+        return checkpoints.check_resume(
+            model=self._protected.root,
+            optimizer=self._protected.optimizer,
+            scheduler=self._protected.scheduler,
+            scaler=self._scaling.scaler,
+            lr=lr,
+            expected_keys=expected_keys,
+            step=step if step is not None else self._progress.step or None,
+            take=take,
+            lowered_by=self.anchors.factor,
+        )
+
+    def after_step(self, outcome: Outcome) -> None:
+        """A step has ended: the learning rates climb back, and a checkpoint is saved when one is due."""
+        if not outcome.applied:
+            return
+        self._raise_rates()
+        if self.store is None or not self._every or self._progress.step < self._due:
+            return
+        self._due = self._next_due()
+        try:
+            self.save()
+            self._older_than = None
+        except (NantrapError, OSError) as error:
+            _warn(f"step {outcome.step:,}: {error}. Training goes on")
+
+    def close(self) -> None:
+        """Wait for what is still being written; what went wrong with it is a warning, since others must close too."""
+        if self.store is not None:
+            try:
+                self.store.wait()
+            except (NantrapError, OSError) as error:
+                _warn(str(error))
+
+    # ---- going back
+
+    def no_way_back(self) -> str:
+        """Why a rollback is out of the question, or an empty string."""
+        if self._unused_anchors() or self._unused_checkpoints():
+            return ""
+        if self._tally.rollbacks:
+            return "there is no older state to go back to that was not tried already"
+        return "there is no older state to go back to"
+
+    def roll_back(self) -> tuple[bool, str]:
+        """Go back. Returns whether it was possible, and what was done, in words. Every rank calls it together."""
+        anchors = self.anchors
+        factor = anchors.factor * self._policy.lr_backoff
+        unused = self._unused_anchors()
+        # all ranks hold the same anchors, unless memory ran short on one of them: then none uses them
+        if self._ranks.all(bool(unused)):
+            anchor = unused[0]
+            anchor.rollbacks += 1
+            anchors.restore(anchor)
+            if self._policy.rollback_rng == "restore" and anchor.rng is not None:
+                anchor.rng.restore()
+            step, since, source = anchor.step, anchor.factor, ""
+        else:
+            restored = self._restore_checkpoint()
+            if restored is None:
+                return False, "; no older state could be restored"
+            loaded, since = restored
+            step, source = loaded.step, f" from {loaded.path.name}"
+        self._set_factor(factor, since=since)
+        self._lowest_factor = factor
+        self._older_than = step
+        anchors.forget_after(step if not source else -1, now=self._progress.step + 1)
+        self._protected.buffers.adopt()
+        self._tally.rollbacks += 1
+        rates = ", ".join(f"{rate:.4g}" for rate in current_rates(self._protected.optimizer)[:3])
+        return True, f"; state of step {step:,}{source}, lr now {rates}"
+
+    def where_to_restart(self) -> str:
+        """For the end of a run that was stopped: the last good checkpoint."""
+        if self.store is None:
+            return ""
+        unused = self._unused_checkpoints()
+        good = unused[0] if unused else self.store.last_good()
+        if good is None:
+            return f"no checkpoint was saved in {self.store.folder}"
+        note = ", from which the run diverged again" if good.path.name in self._used else ""
+        return f"last good checkpoint: {good.path} (step {good.step:,}){note}"
+
+    # ---- parts
+
+    def _unused_anchors(self) -> list[Anchor]:
+        return [anchor for anchor in self.anchors.candidates() if not anchor.rollbacks]
+
+    def _unused_checkpoints(self) -> list[SavedCheckpoint]:
+        """The checkpoints that were not gone back to yet, the newest first: older than what was tried before."""
+        if self.store is None:
+            return []
+        self.close()
+        try:
+            saved = self.store.checkpoints()
+        except (NantrapError, OSError) as error:
+            _warn(str(error))
+            return []
+        bound = self._progress.step + 1 if self._older_than is None else self._older_than
+        return [s for s in saved if not s.suspect and s.path.name not in self._used and s.step < bound]
+
+    def _restore_checkpoint(self) -> tuple[LoadedCheckpoint, float] | None:
+        """Load the newest checkpoint that is whole on every rank, and the factor its learning rates carry."""
+        before = self.anchors.capture(self._progress.step)
+        names = [saved.path.name for saved in self._unused_checkpoints()]
+        for name in self._ranks.first_of(names):
+            self._used.add(name)
+            loaded, reason = None, "there is no store on this rank"
+            if self.store is not None:
+                try:
+                    own = self._ranks.rank == 0 and self._policy.rollback_rng == "restore"
+                    loaded = self.store.load(self.store.folder / name, **self.parts, rng=own, fallback=False)
+                except (NantrapError, OSError) as error:
+                    reason = str(error)
+            if self._ranks.all(loaded is not None) and loaded is not None:
+                return loaded, float(loaded.state.get("guard", {}).get("factor", 1.0))
+            if loaded is None:
+                _warn(f"cannot go back to {name}: {reason}")
+            self.anchors.restore(before)
+        return None
+
+    def _next_due(self) -> int:
+        step = self._progress.step
+        return step - step % self._every + self._every if self._every else 0
+
+    def _deliberate(self) -> list[str]:
+        """Buffers that were non-finite from the start, in the model and in its average."""
+        names = self._protected.buffers.exempt_names()
+        return [pattern for name in names for pattern in (f"model.{name}", f"ema.{name}", f"ema.*.{name}")]
+
+    def _raise_rates(self) -> None:
+        """`lr_recover_steps`: the learning rates climb back by the same factor in each applied step."""
+        steps, factor = self._policy.lr_recover_steps, self.anchors.factor
+        if steps and factor < 1.0:
+            target = min(1.0, factor * self._lowest_factor ** (-1.0 / steps))
+            self._set_factor(1.0 if target > 1.0 - 1e-9 else target, since=factor)
+
+    def _set_factor(self, factor: float, *, since: float) -> None:
+        """Put `factor` in force, in a state whose learning rates carry the factor `since`."""
+        scale_rates(self._protected.optimizer, self._protected.scheduler, factor / since)
+        self.anchors.factor = factor
+
+
+def _warn(text: str) -> None:
+    warnings.warn(f"nantrap: {text}", RuntimeWarning, stacklevel=4)

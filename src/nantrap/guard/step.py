@@ -1,0 +1,442 @@
+"""One step from detection to record. The order is written here, in `run_step`, and nowhere else.
+
+    detect    read         everything the host wants to know of the step, in a single transfer
+    judge     decide       apply, probe, observe or refuse; all ranks the same
+    apply     make_update  clip, update, and undo it if it created non-finite values
+    contain   refuse       this step never happened
+    diagnose               a draft of the incident: where and why
+    act       act          skip, roll back or stop
+    record                 the incident is final: bundle, journal line, message, tally
+
+`refuse_batch` and `refuse_exception` enter in the middle: what they refuse never came to a gradient. The two other ways
+to make a step, late reads and closures, have files of their own and use the same parts.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from nantrap import finite
+from nantrap.errors import NonFiniteError
+from nantrap.guard.drafts import Draft
+from nantrap.guard.driver import Driver
+from nantrap.guard.judge import Decision, Flags, Kind, Verdict, apply, judge
+from nantrap.guard.micro_batches import merge, settle
+from nantrap.guard.observation import Observation, observe
+from nantrap.guard.outcome import Outcome
+from nantrap.guard.parts import Parts
+from nantrap.guard.rates import current_rates
+from nantrap.guard.reading import NOTHING, Reading
+from nantrap.guard.recorder import stop_message
+from nantrap.guard.window import Window
+from nantrap.incident import Action, Finding
+
+
+def run_step(parts: Parts, driver: Driver, window: Window) -> Outcome:
+    """Judge the step as a whole and do what follows from it."""
+    if (window.settled or window.dropped) and not gather(parts, driver, window):
+        return refuse_dropped(parts, driver, window)
+    reading = read(parts, driver, window)
+    decision = decide(parts, driver, window, reading)
+    if decision.kind is Kind.APPLY:
+        undone, verdict = make_update(parts, driver, window, reading, careful=decision.verdict.careful)
+        if verdict is None:
+            return accept(parts, driver, window, reading)
+        decision = judge(verdict, parts.policy)
+    elif decision.kind is Kind.PROBE:
+        return probe(parts, driver, window, reading)
+    else:
+        undone = []
+    observation = look(parts, driver, window, reading, decision, undone)
+    if decision.kind is Kind.OBSERVE:
+        return apply_anyway(parts, driver, window, reading, observation)
+    contain(parts, driver)
+    draft = parts.diagnosis.draft(observation)
+    return refuse(parts, driver, window, bad_reading(window, reading, observation), draft, decision)
+
+
+# ---- detect
+
+
+def gather(parts: Parts, driver: Driver, window: Window) -> bool:
+    """Join the gradients of micro-batches that were kept apart. Returns whether any of them is left."""
+    if window.separate:
+        if window.unsettled:
+            settle(parts, driver, window)
+        if not window.good:
+            return False
+        merge(parts, window)
+        return True
+    return bool(window.micros)
+
+
+def read(parts: Parts, driver: Driver, window: Window) -> Reading:
+    """Everything the host wants to know of this step, in a single transfer."""
+    protected, scaling = parts.protected, driver.scaling
+    norm = driver.norm()
+    groups = protected.optimizer.param_groups
+    rates = (float(groups[0]["lr"]),) if len(groups) == 1 else current_rates(protected.optimizer)
+    judged = window.separate and not window.buffers_unjudged if window.settled else False
+    suspects = protected.buffers.suspects() if protected.has_buffers and not judged else ()
+    micros = window.micros
+    if (
+        len(micros) == 1
+        and micros[0].values is not None
+        and not suspects
+        and parts.watch is None
+        and not scaling.enabled
+        and not window.settled
+    ):  # the usual case: nothing but the norm is left to read
+        micro = micros[0]
+        value = norm.item()
+        if not math.isfinite(value):
+            value = confirmed_norm(parts, driver, value)
+        values = micro.values
+        if not values:
+            return Reading(value, math.nan, NOTHING, rates)
+        terms = window_terms(window) if len(values) > 1 else NOTHING
+        return Reading(value, values[0] * micro.factor, terms, rates, guilty=micro if micro.bad else None)
+    return _read_all(parts, driver, window, norm, rates, suspects)
+
+
+def _read_all(
+    parts: Parts, driver: Driver, window: Window, norm: Tensor, rates: tuple[float, ...], suspects: Sequence[Tensor]
+) -> Reading:
+    """The same with watched values, written buffers, a loss scale, and losses that were not read yet."""
+    scaling, watch = driver.scaling, parts.watch
+    watched = watch.scalars() if watch is not None else []
+    unread = [micro for micro in window.micros if micro.values is None]
+    scale = scaling.scalar()
+    scalars = [norm, *watched]
+    scalars += [scale] if scale is not None else []
+    scalars += [finite.nonfinite_flag(suspects).to(norm.device)] if suspects else []
+    for micro in unread:
+        scalars += micro.loss.scalars()
+    values = iter(finite.read(scalars))
+    norm_value = next(values)
+    if not math.isfinite(norm_value):
+        norm_value = confirmed_norm(parts, driver, norm_value)
+    named = watch.named([next(values) for _ in watched]) if watch is not None else NOTHING
+    if scale is not None:
+        scaling.note(next(values))
+    buffers_bad = bool(suspects) and bool(next(values)) and bool(parts.protected.buffers.names_of_bad())
+    for micro in unread:
+        micro.values = [next(values) for _ in micro.loss.scalars()]
+    separate = window.separate
+    guilty = None if separate else next((micro for micro in window.micros if micro.bad), None)
+    if not separate:
+        for micro in window.micros:
+            window.count(micro)
+    return Reading(norm_value, window.loss, window.terms or NOTHING, rates, named, scaling.value(), buffers_bad, guilty)
+
+
+def window_terms(window: Window) -> dict[str, float]:
+    """The named loss terms of a step with one micro-batch."""
+    micro = window.micros[0]
+    named = micro.loss.named((micro.values or [])[1:])
+    return named if micro.factor == 1.0 else {name: value * micro.factor for name, value in named.items()}
+
+
+def confirmed_norm(parts: Parts, driver: Driver, norm: float) -> float:
+    """The norm in float64 where nothing clips by it.
+
+    A sum of squares that overflows harms nothing while every gradient is finite.
+    """
+    if driver.norm_is_used():
+        return norm
+    exact = finite.exact_norm(parts.protected.members.gradients())
+    return exact if math.isfinite(exact) else norm
+
+
+# ---- judge
+
+
+def decide(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Decision:
+    """What is done with the step. One exchange with the other ranks; none in a single process."""
+    limit = driver.max_grad_norm
+    norm, spikes = reading.norm, parts.spikes
+    careful = parts.protected.needs_care(norm if limit is None or norm < limit else limit)
+    norm_bad = not math.isfinite(norm)
+    local_bad = reading.guilty is not None or reading.buffers_bad
+    spike = (
+        spikes is not None
+        and (reading.loss > spikes.loss_limit or norm > spikes.norm_limit)
+        and not (norm_bad or local_bad)
+        and _is_skipped_spike(parts, reading)
+    )
+    if not (norm_bad or local_bad or spike or parts.ranks.together):
+        return apply(careful=careful)
+    probing = norm_bad and not local_bad and driver.scaling.is_probing() and _is_the_scale(parts, window)
+    flags = Flags(
+        origin=local_bad,
+        symptom=norm_bad and not probing,
+        harmful=(norm_bad and not probing) or reading.buffers_bad,
+        careful=careful,
+        probing=probing,
+        spike=spike,
+        stop=_cannot_go_back(parts),
+    )
+    decision = judge(parts.ranks.agree(flags), parts.policy)
+    if decision.spike and parts.spikes is not None and not parts.spikes.may_skip():
+        parts.recorder.say(f"step {parts.progress.step:,}: the spike lasts; the new level is accepted")
+        return Decision(Kind.APPLY, decision.verdict)
+    return decision
+
+
+def _is_skipped_spike(parts: Parts, reading: Reading) -> bool:
+    """A finite value far outside its range: reported here, or a reason to skip."""
+    assert parts.spikes is not None
+    found = parts.spikes.find(reading.loss, reading.norm)
+    parts.recorder.tally.spikes += len(found)
+    if found and parts.policy.spikes == "skip" and parts.policy.on_incident == "skip":
+        return True
+    for spike in found:
+        parts.recorder.say(f"step {parts.progress.step:,}: {spike.note}")
+    return False
+
+
+def _is_the_scale(parts: Parts, window: Window) -> bool:
+    """Whether the overflow is due to the loss scale: at a scale of 1 the same micro-batches are finite.
+
+    Only `attempt` can try; in the two-line form it is taken for the scaler's search until that lasts too long. Probes
+    are rare, so running the step once more costs a healthy run next to nothing.
+    """
+    if parts.ranks.together:
+        return True  # one rank would run its forward pass alone
+    with parts.protected.buffers.kept():
+        return all(parts.diagnosis.finite_at_scale_one(m) for m in window.micros if m.forward is not None)
+
+
+def _cannot_go_back(parts: Parts) -> bool:
+    """Whether this rank has no older state although a rollback would be next. All ranks are asked beforehand."""
+    at_the_end = parts.ranks.together and parts.ladder.is_at_the_end(parts.progress.step)
+    return at_the_end and bool(parts.recovery.no_way_back())
+
+
+# ---- apply
+
+
+def make_update(
+    parts: Parts, driver: Driver, window: Window, reading: Reading, *, careful: bool
+) -> tuple[list[Finding], Verdict | None]:
+    """Clip and step. If that made anything non-finite on any rank, it is undone on all of them.
+
+    Returns:
+        What it made non-finite here, and the verdict of the ranks; `None` if the update is good.
+    """
+    driver.clip(reading.norm)
+    protected = parts.protected
+    undone = protected.update(driver.take_update, careful=careful)
+    if not careful:
+        return undone, None
+    bad = bool(undone)
+    verdict = parts.ranks.agree(Flags(origin=bad, symptom=bad, harmful=bad, stop=_cannot_go_back(parts)))
+    if verdict.bad:
+        if not undone:
+            protected.undo()
+            undone = [Finding("parameter", f"rank {verdict.origin_rank}", "optimizer", note="on another rank")]
+        return undone, verdict
+    for found in protected.newly_bad_before():
+        parts.recorder.say(
+            f"step {parts.progress.step:,}: {found.kind.replace('_', ' ')} {found.name} was non-finite before this "
+            "step and takes no part in it; it is left alone"
+        )
+    if parts.ranks.together:
+        compare_ranks(parts, window)
+    return undone, None
+
+
+def compare_ranks(parts: Parts, window: Window) -> None:
+    """Averaged gradients are worth nothing if the weights they move differ. Checked after careful steps, said once."""
+    ranks = parts.ranks
+    if ranks.differ or not ranks.replicated or not ranks.talking:
+        return
+    sums = ranks.checksums(parts.protected.members.parameters)
+    if len(set(sums)) > 1:
+        ranks.differ = True
+        draft = parts.diagnosis.rank_divergence(sums)
+        window.drafts.append((draft, "the step was applied; it does not mend what differs"))
+
+
+def accept(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Outcome:
+    """After an update that stays: scaler, schedule, averages, statistics, record."""
+    if parts.protected.has_buffers:
+        parts.protected.buffers.adopt()
+    driver.advance(applied=True)
+    ladder, spikes = parts.ladder, parts.spikes
+    if ladder.in_a_row or ladder.harmless_in_a_row:
+        ladder.applied()
+    if spikes is not None:
+        spikes.fresh.append((reading.loss, reading.norm))
+        if len(spikes.fresh) >= spikes.block:
+            spikes.absorb()
+    incident = None
+    if window.drafts or window.findings:
+        incident = parts.recorder.finish_dropped(window)
+        if window.findings and incident is None:
+            draft = parts.diagnosis.dropped_terms(window, reading.loss, dict(reading.terms))
+            incident = draft.finish(Action.APPLY)
+    return parts.recorder.end(window, reading, Action.APPLY, incident)
+
+
+def probe(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Outcome:
+    """The scaler met an overflow while it searches its scale: exactly what it would do without us."""
+    driver.probe()
+    parts.protected.buffers.adopt()
+    driver.advance(applied=False)
+    parts.recorder.tally.scaler_probes += 1
+    incident = parts.recorder.finish_dropped(window, Action.SKIP)
+    return parts.recorder.end(window, reading, Action.SKIP, incident)
+
+
+def apply_anyway(parts: Parts, driver: Driver, window: Window, reading: Reading, observation: Observation) -> Outcome:
+    """The policy only observes: report, and do exactly what the plain loop would have done."""
+    with parts.protected.buffers.kept():
+        draft = parts.diagnosis.draft(observation)
+    if observation.update:
+        driver.repeat_update()
+    else:
+        driver.clip(math.nan)
+        driver.take_update()
+    parts.protected.buffers.adopt()
+    driver.advance(applied=True)
+    incident = parts.recorder.finish(draft, Action.APPLY, "the policy only observes")
+    return parts.recorder.end(window, bad_reading(window, reading, observation), Action.APPLY, incident)
+
+
+# ---- refuse: contain, diagnose, act, record
+
+
+def look(
+    parts: Parts, driver: Driver, window: Window, reading: Reading, decision: Decision, undone: Sequence[Finding]
+) -> Observation:
+    """Note what is bad, before anything is put back."""
+    verdict = decision.verdict
+    spike = None
+    if decision.spike:
+        found = parts.spikes.find(reading.loss, reading.norm) if parts.spikes is not None else []
+        note = f"a spike on rank {verdict.origin_rank}"
+        spike = found[0] if found else Finding("spike", "loss", "forward", note=note)
+    return observe(
+        parts.protected,
+        reading.guilty or window.micros[-1],
+        reading.norm,
+        verdict=verdict,
+        buffers_bad=reading.buffers_bad,
+        update=undone,
+        spike=spike,
+        harmless=decision.harmless,
+        agreed=True,
+        copy_gradients=not driver.owns_gradients,
+    )
+
+
+def contain(parts: Parts, driver: Driver) -> None:
+    """This step never happened: gradients, scaler, buffers, and what the forward pass wrote."""
+    driver.refuse_update()
+    parts.protected.restore()
+
+
+@dataclass(frozen=True, slots=True)
+class Act:
+    """What was done with a bad step, and why, in words."""
+
+    action: Action
+    reason: str
+
+
+def act(parts: Parts, driver: Driver, decision: Decision, *, blocked: str = "") -> Act:
+    """Skip, roll back or stop. A rollback that fails says so, and stops."""
+    if decision.spike:
+        return Act(Action.SKIP, "a spike, skipped by the policy")
+    verdict, ranks = decision.verdict, parts.ranks
+
+    def no_way_back() -> str:
+        if blocked or not ranks.talking:
+            return blocked or parts.recovery.no_way_back()
+        return (parts.recovery.no_way_back() or "another rank has no older state") if verdict.stop else ""
+
+    action, reason = parts.ladder.decide(parts.progress.step, harmless=decision.harmless, no_way_back=no_way_back)
+    if action is Action.ROLLBACK:
+        done, words = parts.recovery.roll_back()
+        return Act(Action.ROLLBACK if done else Action.STOP, reason + words)
+    if parts.policy.scheduler_on_skip == "advance":
+        driver.advance_schedule()
+    return Act(action, reason)
+
+
+def refuse(
+    parts: Parts,
+    driver: Driver,
+    window: Window,
+    reading: Reading,
+    draft: Draft,
+    decision: Decision,
+    *,
+    blocked: str = "",
+    words: str = "",
+) -> Outcome:
+    """The end of a refused step, which is contained and drafted by now: act, then record."""
+    parts.protected.restore()  # a replay may have left buffers at the beginning of a later micro-batch
+    acted = act(parts, driver, decision, blocked=blocked)
+    went_back = acted.action is Action.ROLLBACK
+    incident = parts.recorder.finish(
+        draft, acted.action, words + acted.reason, restored=None if went_back else parts.protected.verify()
+    )
+    outcome = parts.recorder.end(window, reading, acted.action, incident)
+    if acted.action is Action.STOP:
+        message = stop_message(incident, words + acted.reason, parts.recovery.where_to_restart())
+        raise NonFiniteError(message, incident=incident)
+    return outcome
+
+
+def refuse_dropped(parts: Parts, driver: Driver, window: Window) -> Outcome:
+    """Every micro-batch was dropped. They were diagnosed one by one; the first speaks for the step."""
+    contain(parts, driver)
+    (draft, _), *others = window.drafts
+    window.drafts = others
+    first = draft.incident
+    reading = Reading(
+        norm=math.nan if first.grad_norm is None else first.grad_norm,
+        loss=math.nan if first.loss is None else first.loss,
+        terms=dict(first.terms),
+        rates=current_rates(parts.protected.optimizer),
+        scale=driver.scaling.value(),
+    )
+    verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
+    decision = Decision(Kind.REFUSE, verdict)
+    words = f"all {window.dropped} micro-batches were bad; "
+    return refuse(parts, driver, window, reading, draft, decision, words=words)
+
+
+def refuse_batch(
+    parts: Parts, driver: Driver, window: Window, findings: Sequence[Finding], verdict: Verdict
+) -> Outcome:
+    """`check_batch` found it before the forward pass: nothing was computed. Going back would not mend the data."""
+    contain(parts, driver)
+    draft = parts.diagnosis.bad_batch(findings, verdict)
+    reading = Reading(rates=current_rates(parts.protected.optimizer), scale=driver.scaling.value())
+    decision = judge(verdict, parts.policy)
+    return refuse(parts, driver, window, reading, draft, decision, blocked="the batch is at fault, not the state")
+
+
+def refuse_exception(parts: Parts, driver: Driver, window: Window, draft: Draft, words: str) -> Outcome:
+    """A non-finite value led to an exception before there was a loss."""
+    contain(parts, driver)
+    reading = Reading(rates=current_rates(parts.protected.optimizer), scale=driver.scaling.value())
+    decision = Decision(Kind.REFUSE, Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,)))
+    return refuse(parts, driver, window, reading, draft, decision, words=f"{words}; ")
+
+
+def bad_reading(window: Window, reading: Reading, observation: Observation) -> Reading:
+    """The reading of a bad step: its loss and terms are those of the micro-batch at fault."""
+    if observation.spike or not observation.values or window.separate:
+        return reading
+    micro, values = observation.micro, observation.values
+    named = micro.loss.named(list(values[1:]))
+    terms = {name: value * micro.factor for name, value in named.items()}
+    return reading._replace(loss=values[0] * micro.factor, terms=terms)

@@ -1,0 +1,124 @@
+"""The private names of PyTorch that the guard relies on, and nothing else. Seen in torch 2.4 to 2.13.
+
+Each has a reason why no public name will do. Whatever is missing in another version is answered by the harmless case.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+from torch.optim import Optimizer
+from torch.optim.optimizer import _global_optimizer_pre_hooks
+
+NormalisationLayer = _NormBase
+"""Layers whose fused kernels write running statistics without counting the write."""
+
+version_of = operator.attrgetter("_version")
+"""How often a tensor was written in place. An attribute getter, because it runs for every parameter in every step."""
+
+step_hooks_of = operator.attrgetter("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+"""The hooks around an optimizer's step, which may write anything."""
+
+
+def count_writes(tensors: Sequence[Tensor]) -> int:
+    """How often any of these tensors was written in place."""
+    return sum(map(version_of, tensors))
+
+
+def version(tensor: Tensor | None) -> int:
+    """The version of a tensor; 0 for `None` and for an inference tensor, which has none."""
+    return 0 if tensor is None or tensor.is_inference() else int(tensor._version)
+
+
+def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
+    """The module's own table of buffers: a forward pass may replace an entry."""
+    return module._buffers
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The module's own table of parameters."""
+    return module._parameters
+
+
+def has_pre_hooks(optimizer: Optimizer) -> bool:
+    """Whether any hook runs before the optimizer's step: it may clip by the gradient norm."""
+    return bool(getattr(optimizer, "_optimizer_step_pre_hooks", None)) or bool(_global_optimizer_pre_hooks)
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy a list of tensors in one call."""
+    torch._foreach_copy_(targets, sources)
+
+
+def add_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Add a list of tensors to another in place, in one call."""
+    torch._foreach_add_(targets, sources)
+
+
+def is_any_autocast_on() -> bool:
+    """Whether an autocast region is active on any device."""
+    return bool(torch._C._is_any_autocast_enabled())
+
+
+# ---- GradScaler
+
+
+def scale_of(scaler: Any) -> Tensor | None:
+    """The scale on the device, so that it can be read together with other values."""
+    scale = getattr(scaler, "_scale", None)
+    return scale.detach().reshape(()) if isinstance(scale, Tensor) else None
+
+
+def scaler_tensors(scaler: Any) -> dict[str, Tensor] | None:
+    """The scale and its growth counter on the device; `None` before the scaler made them."""
+    kept = {name: getattr(scaler, name, None) for name in ("_scale", "_growth_tracker")}
+    return kept if all(isinstance(value, Tensor) for value in kept.values()) else None  # type: ignore[return-value]
+
+
+def forget_unscaling(scaler: Any, optimizer: Optimizer) -> None:
+    """The scaler takes the optimizer for one that was not unscaled yet, as before the step."""
+    states = getattr(scaler, "_per_optimizer_states", None)
+    if states is not None:
+        states.pop(id(optimizer), None)
+
+
+def force_overflow(scaler: Any, optimizer: Optimizer) -> None:
+    """Let the scaler take this step for an overflow, also where only another rank's shard overflowed."""
+    states = getattr(scaler, "_per_optimizer_states", None)
+    if states is not None and id(optimizer) in states:
+        for flag in states[id(optimizer)].get("found_inf_per_device", {}).values():
+            flag.fill_(1.0)
+
+
+# ---- schedulers, averages, distributed models
+
+
+def mark_stepped(optimizer: Optimizer) -> None:
+    """PyTorch warns of a schedule that advances before the first optimizer step; here the policy asks for it."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+
+
+def inner_schedulers(scheduler: Any) -> list[Any]:
+    """The schedulers inside a chained or sequential one."""
+    return list(getattr(scheduler, "_schedulers", []))
+
+
+def is_joining(model: nn.Module) -> bool:
+    """Whether the model runs under `Join`: ranks that ran out of data answer its collectives, and no others."""
+    config = getattr(model, "_join_config", None)
+    return bool(getattr(config, "enable", False))
+
+
+def default_store() -> Any:
+    """The key-value store that the process group was made with, or `None`."""
+    from torch.distributed import distributed_c10d
+
+    try:
+        return distributed_c10d._get_default_store()
+    except (AttributeError, RuntimeError, ValueError):
+        return None

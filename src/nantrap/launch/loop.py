@@ -1,0 +1,351 @@
+"""A training loop that is not ours: the script calls PyTorch, and the calls are told to a `ScriptLoop`.
+
+It uses the same parts and the same `run_step` as a `Guard`. What differs is its driver, which drives nothing: no
+gradient is cleared, no schedule stepped; the script's own `optimizer.step()` runs, or it does not.
+
+    the script calls           is told as                    what it does
+    model(x)                   (hooks of the collector)      notes inputs and random streams; buffers as before
+    loss.backward()            backward(loss, run)           reads the loss, walks the live graph if it is bad
+    clip_grad_norm_(...)       clipped(norm)                 saves a second pass over the gradients
+    optimizer.step()           step(run)                     judges; runs it, or not
+    scaler.step(optimizer)     step(run, scaler=...)         the same, and leaves the scaler its search for a scale
+    optimizer.step(closure)    step_with_closure(...)        the same, for optimizers that evaluate the loss themselves
+    optimizer.zero_grad()      cleared()                     what the script gives up takes no part any more
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import LBFGS, Optimizer
+
+from nantrap import finite
+from nantrap.errors import NonFiniteError
+from nantrap.guard.closure import judge_evaluations
+from nantrap.guard.collect import Collector, reads_at_once
+from nantrap.guard.exceptions import explain_exception, no_loss
+from nantrap.guard.judge import Verdict
+from nantrap.guard.loss import Loss
+from nantrap.guard.micro_batches import drop
+from nantrap.guard.observation import observe
+from nantrap.guard.outcome import Outcome
+from nantrap.guard.parts import make_parts
+from nantrap.guard.policy import Policy
+from nantrap.guard.progress import Tally
+from nantrap.guard.rates import current_rates
+from nantrap.guard.snapshot import UpdateSnapshot
+from nantrap.guard.step import run_step
+from nantrap.guard.window import Micro, Window
+from nantrap.incident import Incident
+from nantrap.launch.driver import ScriptDriver
+from nantrap.launch.torch_private import hook_tables
+from nantrap.locate.autopsy import examine
+from nantrap.locate.hooks import Hook
+from nantrap.locate.losspart import note_loss_part
+from nantrap.record import History
+
+_SHOWN = 16
+
+
+class ScriptLoop:
+    """Guards what one optimizer owns, in a loop that does not know of it.
+
+    State held: the parts and the driver of a step, whether the last step was refused, and the error with which the
+    guard stopped.
+
+    Args:
+        model: the outermost module that the optimizer's parameters belong to.
+        optimizer: the optimizer.
+        policy: what to check and what to do.
+        run_dir: where the journal and the incidents go.
+        quiet: print nothing.
+        find_indices: from the inputs of a forward pass to the dataset's indices of its samples, where they are known.
+        siblings: the guards of the script's other optimizers, which may share a loss with this one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: Optimizer,
+        *,
+        policy: Policy,
+        run_dir: str | os.PathLike[str] | None = None,
+        quiet: bool = False,
+        find_indices: Callable[[Any], tuple[int, ...]] | None = None,
+        siblings: Sequence[ScriptLoop] = (),
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.policy = policy
+        self.refused = False
+        self.stopped: NonFiniteError | None = None
+        self.busy = False
+        """Whether the guard is at work: calls that come now are its own."""
+        self._find_indices = find_indices
+        self._siblings = siblings
+        self.diagnosed: tuple[weakref.ref[Tensor], Incident] | None = None
+        """The loss and the incident of the last diagnosis, for a sibling that sees the same loss."""
+        self.parts = make_parts(
+            model, optimizer, policy=policy, run_dir=run_dir, quiet=quiet, by="script", neighbours=self
+        )
+        self._driver = ScriptDriver(self.parts.protected, self.parts.scaling)
+        self._collector = Collector(model, self.parts, self._driver, before_pass=self._before_pass)
+        self._micros_last_time = 1
+        self._in_backward = False
+
+    @property
+    def tally(self) -> Tally:
+        """What the run did so far, in numbers."""
+        return self.parts.recorder.tally
+
+    @property
+    def last_incident(self) -> Incident | None:
+        """The last incident of the run."""
+        return self.parts.recorder.last_incident
+
+    @property
+    def history(self) -> History:
+        """The last steps, as the journal has them."""
+        return self.parts.recorder.history()
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The guarded parameters."""
+        return self.parts.protected.members.parameters
+
+    # ---- what the script does
+
+    def backward(self, loss: Tensor, run: Callable[[], None]) -> None:
+        """The script's `loss.backward()`; `run` is the call itself. `loss` is without the scale of a scaler."""
+        self._driver.forget_norm()
+        collector = self._collector
+        window = collector.window or collector.open()
+        micro = Micro(Loss(loss, {}), root_call=collector.take_root_call())
+        if reads_at_once(loss):
+            micro.values = [loss.item()]
+            if micro.bad:
+                micro.evidence = examine(loss, micro.root_call)
+                if self._drops(window):
+                    self._drop(window, micro)
+                    return
+            else:
+                micro.evidence = note_loss_part(loss, micro.root_call)
+        window.micros.append(micro)
+        self._in_backward = True
+        try:
+            run()
+        finally:
+            self._in_backward = False
+
+    def clipped(self, norm: Tensor) -> None:
+        """The script clipped all gradients, and this was their norm before."""
+        self._driver.note_norm(norm)
+
+    def step(self, run: Callable[[], Any], *, scaler: Any = None, still_scaled: bool = False) -> Any:
+        """The script's `optimizer.step()` or `scaler.step(optimizer)`: `run()` if all is well, else nothing.
+
+        Args:
+            run: the call itself.
+            scaler: the scaler through which it comes.
+            still_scaled: the gradients still carry its scale; a fused optimizer divides them itself.
+        """
+        if self.stopped is not None:
+            self._refuse_again()
+        window = self._seen_window()
+        self._driver.prepare(run, scaler=scaler, still_scaled=still_scaled)
+        self.busy = True
+        try:
+            self._ended(run_step(self.parts, self._driver, window), window)
+        except NonFiniteError as error:
+            self.stopped, self.refused = error, True
+            raise
+        finally:
+            self._end()
+        return self._driver.result
+
+    def step_with_closure(self, run: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any]) -> Any:
+        """The script's `optimizer.step(closure)`; `run` takes the closure that is to be used."""
+        if self.stopped is not None:
+            self._refuse_again()
+        optimizer = self.optimizer
+        if type(optimizer).__module__.startswith("torch.optim") and not isinstance(optimizer, LBFGS):
+            # it would evaluate the closure once, before anything else: here it is judged before it is used
+            with torch.enable_grad():
+                value = closure()
+            self.step(lambda: run(lambda: value))
+            return value
+        return self._evaluated_step(run, closure)
+
+    def cleared(self) -> None:
+        """The script cleared the gradients. If that was in the middle of a step, the step was given up."""
+        if self._collector.window is not None and not self.busy:
+            self._collector.window = None
+            self._driver.forget_norm()
+            self._forget_bad_buffers()
+
+    def explain(self, error: BaseException) -> Incident | None:
+        """The script ended with an exception: say what was behind it, if a non-finite value was."""
+        return explain_exception(self.parts, self._collector, error)
+
+    def bad_state(self) -> list[str]:
+        """The names of the guarded parameters and buffers that are not finite now."""
+        protected = self.parts.protected
+        bad = [name for name, parameter in protected.members.named() if finite.any_nonfinite([parameter.detach()])]
+        return bad + [name for name, _ in protected.buffers.names_of_bad()]
+
+    def close(self) -> None:
+        """Remove every hook and write the journal. May be called again."""
+        self._collector.close()
+        self.parts.recorder.close()
+        self.parts.recovery.close()
+
+    @contextlib.contextmanager
+    def unhooked(self) -> Iterator[None]:
+        """While the model is written as a whole it carries no hook of ours."""
+        taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
+        for module in self.parts.protected.root.modules():
+            for hooks in hook_tables(module):
+                if any(isinstance(hook, Hook) for hook in hooks.values()):
+                    taken.append((hooks, dict(hooks)))
+                    for key in [key for key, hook in hooks.items() if isinstance(hook, Hook)]:
+                        del hooks[key]
+        try:
+            yield
+        finally:
+            for hooks, before in taken:
+                hooks.clear()
+                hooks.update(before)
+
+    # ---- what a diagnosis asks for
+
+    def name_samples(self, incident: Incident, micro: Micro) -> Incident:
+        """The incident with the dataset's own indices, where the data loader told them."""
+        call = micro.root_call
+        if incident.dataset_indices or self._find_indices is None or call is None:
+            return incident
+        indices = self._find_indices([(each.args, each.kwargs) for each in call.chain()])
+        if not indices:
+            return incident
+        if incident.samples and max(incident.samples) < len(indices):
+            return replace(incident, dataset_indices=tuple(indices[i] for i in incident.samples))
+        shown = ", ".join(map(str, indices[:_SHOWN])) + (", ..." if len(indices) > _SHOWN else "")
+        return replace(incident, notes=(*incident.notes, f"the batch was made of the dataset's samples {shown}"))
+
+    def known_incident(self, micro: Micro) -> Incident | None:
+        """The incident of a sibling that saw the same loss."""
+        for sibling in self._siblings:
+            known = sibling.diagnosed
+            if sibling is not self and known is not None and known[0]() is micro.loss.total:
+                return known[1]
+        return None
+
+    def remember_incident(self, micro: Micro, incident: Incident) -> None:
+        """For a sibling that sees the same loss."""
+        self.diagnosed = weakref.ref(micro.loss.total), incident
+
+    # ---- parts
+
+    def _before_pass(self, module: nn.Module) -> bool:
+        """Whether a forward pass is the script's: not a checkpointed part that backward runs once more."""
+        if self._in_backward:
+            return False
+        collector = self._collector
+        if collector.begun:
+            earlier = collector.root_call
+            if earlier is not None and earlier.module is module and not earlier.running:
+                self._forget_bad_buffers()
+            elif collector.window is not None and collector.window.micros:
+                self.parts.protected.buffers.mark()
+        return True
+
+    def _forget_bad_buffers(self) -> None:
+        """A forward pass that led nowhere has poisoned buffers: the script skipped its bad step, as far as it could."""
+        buffers = self.parts.protected.buffers
+        if not self._collector.begun or not buffers or not finite.any_nonfinite(buffers.suspects()):
+            return
+        bad = [name for name, _ in buffers.names_of_bad()]
+        if bad and self.policy.on_incident != "observe":
+            buffers.restore(uncounted=True)
+            others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            self.parts.recorder.say(
+                f"step {self.parts.progress.step:,}: a forward pass that was not trained on left non-finite values in "
+                f"buffer {bad[0]}{others}; they are as before it"
+            )
+
+    def _drops(self, window: Window) -> bool:
+        """Whether a bad micro-batch can be left out: its backward pass is not run, so the others' gradients stay."""
+        accumulates = bool(window.micros) or window.dropped or self._micros_last_time > 1
+        return bool(accumulates) and self.parts.drops_micro_batches
+
+    def _drop(self, window: Window, micro: Micro) -> None:
+        number = len(window.micros) + window.dropped + 1
+        parts = self.parts
+        self.busy = True
+        try:
+            verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
+            observation = observe(parts.protected, micro, 0.0, verdict=verdict, copy_gradients=True)
+            draft = parts.diagnosis.draft(observation)
+            drop(parts, window, draft, f"micro-batch {number} left out, the others stay")
+            parts.protected.buffers.restore_mark()
+        finally:
+            self.busy = False
+
+    def _seen_window(self) -> Window:
+        """The window of the step; if no backward pass was seen, one in which only the gradients tell."""
+        window = self._collector.window or self._collector.open()
+        if not window.micros and not window.dropped:
+            window.micros.append(Micro(no_loss(), values=[]))
+        return window
+
+    def _refuse_again(self) -> None:
+        """A script may swallow the error with which the guard stopped it: it may not go on all the same."""
+        assert self.stopped is not None
+        self._driver.refuse_update()
+        self.parts.protected.buffers.restore()
+        self._collector.end()
+        raise self.stopped
+
+    def _ended(self, outcome: Outcome, window: Window) -> None:
+        self.refused = not outcome.applied and outcome.incident is not None  # a scaler that probes goes on as ever
+        self._micros_last_time = len(window.micros) + window.dropped
+
+    def _end(self) -> None:
+        self.busy = False
+        self._driver.forget_norm()
+        self._collector.end()
+
+    def _evaluated_step(self, run: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any]) -> Any:
+        """An optimizer that evaluates the loss as often as it likes: a copy is taken, start and result are judged."""
+        members = self.parts.protected.members
+        norms: list[Tensor] = []
+
+        def watched() -> Any:
+            value = closure()
+            if not norms:
+                norms.append(finite.gradient_norm(members.gradients()))
+            return value
+
+        snapshot = UpdateSnapshot(members.parameters, self.optimizer)
+        snapshot.take()
+        rates = current_rates(self.optimizer)
+        taken = run(watched)
+        window = self._seen_window()
+        norm = finite.read(norms or [torch.zeros(())])[0]
+        self.busy = True
+        try:
+            first = window.micros[0]
+            first.values = finite.read(first.loss.scalars()) if first.values is None else first.values
+            self._ended(judge_evaluations(self.parts, self._driver, window, norm, snapshot, rates), window)
+        except NonFiniteError as error:
+            self.stopped, self.refused = error, True
+            raise
+        finally:
+            self._end()
+        return taken

@@ -1,0 +1,69 @@
+"""The private names of PyTorch that `nantrap run` relies on, and nothing else. Seen in torch 2.4 to 2.13."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch import nn
+from torch.amp.grad_scaler import OptState
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+LoaderIterator = _BaseDataLoaderIter
+"""What `iter(DataLoader)` gives, with or without workers."""
+
+
+def hook_tables(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
+    """The module's own tables of hooks before and after its forward pass."""
+    return module._forward_pre_hooks, module._forward_hooks
+
+
+def children_of(module: nn.Module) -> Iterator[nn.Module]:
+    """The modules directly below, also of a module whose `children` was overridden."""
+    return (child for child in module._modules.values() if child is not None)
+
+
+def own_parameters(module: nn.Module) -> Iterator[nn.Parameter]:
+    """The parameters that the module itself holds."""
+    return (parameter for parameter in module._parameters.values() if parameter is not None)
+
+
+def has_child(module: nn.Module, name: str) -> bool:
+    """Whether a name is taken."""
+    return name in module._modules
+
+
+def divides_by_scale(optimizer: Any) -> bool:
+    """Whether a fused optimizer takes the scale with it and divides gradients itself."""
+    return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
+
+
+def is_not_unscaled(scaler: Any, optimizer: Any) -> bool:
+    """Whether a scaler has not divided this optimizer's gradients yet in this step."""
+    return scaler._per_optimizer_states[id(optimizer)]["stage"] is OptState.READY
+
+
+def has_seen_gradients(scaler: Any) -> bool:
+    """Whether a scaler looked at any gradients since its last update; without that, its update fails."""
+    states = getattr(scaler, "_per_optimizer_states", {})
+    return any(state["found_inf_per_device"] for state in states.values())
+
+
+def forget_step(scaler: Any) -> None:
+    """The scaler takes the step for one that never happened; its scale stays."""
+    scaler._per_optimizer_states.clear()
+
+
+def mark_stepped(optimizer: Any) -> None:
+    """What a schedule looks for before it advances."""
+    optimizer._opt_called = True
+
+
+def is_scheduled(step: Any) -> bool:
+    """Whether a schedule has put its own wrapper around an optimizer's `step`."""
+    return hasattr(step, "_wrapped_by_lr_sched")
+
+
+def mark_scheduled(step: Any) -> None:
+    """Let a schedule take this `step` for one that it wrapped itself."""
+    step._wrapped_by_lr_sched = True
