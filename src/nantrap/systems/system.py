@@ -56,7 +56,9 @@ class Run:
         watch: names of values to follow, as `nantrap.Guard` takes them.
         max_grad_norm: clip to this norm; `None` does not clip.
         begin_epoch: called every `epoch_steps` steps.
+        step: the step that the loop is in.
         epoch_steps: how many steps an epoch has.
+        policy: settings of the guard's policy that differ from its own.
         notes: what nantrap said while the run was made, of a resume for example.
     """
 
@@ -73,6 +75,8 @@ class Run:
     max_grad_norm: float | None = 1.0
     begin_epoch: Callable[[Run], None] | None = None
     epoch_steps: int = 100
+    step: int = 0
+    policy: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
 
@@ -149,6 +153,7 @@ class Fault:
         module: where it must say that the fault began, as a pattern.
         op: the operation it must name.
         notice: a pattern that must be among the notes of the guarded run.
+        policy: settings of the guard's policy for this fault.
         processes: how many train together; then every run is made in a group of so many real processes.
     """
 
@@ -164,6 +169,7 @@ class Fault:
     module: str | None = None
     op: str | None = None
     notice: str | None = None
+    policy: Mapping[str, Any] = field(default_factory=dict)
     processes: int = 1
 
 
@@ -221,4 +227,6 @@ class System:
         parts: dict[str, Any] = {}
         if fault is not None and not repaired:
             parts = {**fault.parts, **(remedy.parts if remedy else {})}
-        return self.build(settings, parts, seed)
+        run = self.build(settings, parts, seed)
+        run.policy = fault.policy if fault is not None else {}
+        return run

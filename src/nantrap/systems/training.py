@@ -32,6 +32,7 @@ class Step(NamedTuple):
 def train(run: Run, *, steps: int, start: int = 0, guard: Guard | None = None) -> Iterator[Step]:
     """Train step by step. With a guard every step is its `attempt`; it may raise `NonFiniteError` to stop the run."""
     for number in range(start, start + steps):
+        run.step = number
         if run.begin_epoch is not None and number % run.epoch_steps == 0:
             run.begin_epoch(run)
         window = run.window(number)
@@ -54,7 +55,7 @@ def guard_of(run: Run, *, run_dir: Path | None = None, quiet: bool = False, **po
         ema=run.ema,
         max_grad_norm=run.max_grad_norm,
         watch=run.watch,
-        policy=Policy(**policy),
+        policy=Policy(**{**run.policy, **policy}),
         run_dir=run_dir,
         quiet=quiet,
     )

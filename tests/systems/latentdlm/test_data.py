@@ -33,7 +33,7 @@ def texts() -> Texts:
     return Texts(DataSettings())
 
 
-def test_the_standard_library_gives_enough_texts(texts: Texts) -> None:
+def test_the_grammar_gives_enough_texts(texts: Texts) -> None:
     assert len(texts.training.tokens) > 2000
     assert len(texts.held_out.tokens) == 96
     assert bool(texts.training.attention_mask.any(-1).all())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,7 @@ from nantrap.systems.script import main
 from nantrap.systems.training import guard_of, mean_of_last, total, train
 
 SYSTEM = load_system("latentdlm")
-SMALL = {"model.hidden_size": 32, "model.depth": 1, "training.batch_size": 4}
+SMALL = {"model.hidden_size": 32, "model.depth": 1, "training.train_batch_size": 4}
 
 
 @pytest.fixture(scope="module")
@@ -155,25 +156,63 @@ def test_accuracy_counts_bytes_and_nan_is_wrong() -> None:
 
 
 def test_it_learns() -> None:
-    """In 60 steps the loss falls from 6.8 to below 4, held out too, and a byte in five is guessed: more than spaces."""
+    """In 50 steps the loss falls from 6.8 to about 3, and 45 to 55 % of the bytes are guessed; spaces are 16 %."""
     run = SYSTEM.run()
     before = run.evaluate()
-    losses = [step.loss for step in train(run, steps=60)]
+    losses = [step.loss for step in train(run, steps=50)]
     after = run.evaluate()
     assert losses[0] > 6
     assert mean_of_last(losses) < 4.1
     assert before.loss > 6
     assert before.quality < 0.02
     assert after.loss < 3.9
-    assert after.quality > 0.19
+    assert after.quality > most_frequent_byte(Texts(DataSettings()).held_out) + 0.12
+
+
+def most_frequent_byte(held_out: Batch) -> float:
+    """The trivial baseline: always guess the same byte."""
+    counts = held_out.tokens[held_out.attention_mask].bincount(minlength=256)
+    return float(counts.max() / counts.sum())
+
+
+def test_the_rate_follows_a_cosine_after_the_warm_up() -> None:
+    settings = SYSTEM.settings().training
+    assert [settings.lr_factor(step) for step in (0, 9, 5000)] == pytest.approx([0.1, 1.0, 1.0])
+    cosine = replace(settings, lr_schedule="cosine", warmup_steps=10, num_train_steps=110)
+    assert [cosine.lr_factor(step) for step in (0, 9, 60, 110, 500)] == pytest.approx([0.1, 1.0, 0.5, 0.0, 0.0])
+
+
+def test_a_learned_schedule_is_trained_and_safe_at_time_zero() -> None:
+    run = SYSTEM.run(changes={**SMALL, "model.learned_schedule": True, "training.dtype": "bf16"})
+    rate = run.model.get_parameter("schedule.rate")
+    before = rate.item()
+    assert all(math.isfinite(step.loss) for step in train(run, steps=3))
+    assert rate.item() != before
+    (batch, *_) = run.window(0)
+    zero = torch.zeros(len(batch.tokens))
+    seen = noise(batch, zero, zero, torch.rand(batch.tokens.shape), torch.randn(batch.latent.shape), run.model.schedule)
+    seen.latent.sum().backward()
+    assert rate.grad is not None
+    assert rate.grad.isfinite()
 
 
 @pytest.mark.parametrize("mode", ["unconditional", "latent_to_text", "text_to_latent"])
 @pytest.mark.parametrize("prediction", ["epsilon", "velocity", "sample"])
 def test_every_mode_and_prediction_learns(mode: str, prediction: str) -> None:
     run = SYSTEM.run(changes={**SMALL, "training.mode": mode, "loss.latent_prediction": prediction})
-    losses = [step.loss for step in train(run, steps=24)]
-    assert mean_of_last(losses, 6) < mean_of_last(losses[:6], 6) - 0.02
+
+    def unseen() -> float:
+        """The loss of batches that are not trained on, always at the same times and with the same noise."""
+        torch.manual_seed(0)
+        with torch.no_grad():
+            batches = [batch for step in range(1000, 1008) for batch in run.window(step)]
+            return sum(total(run.loss(batch)).item() for batch in batches) / len(batches)
+
+    before = unseen()
+    for _ in train(run, steps=30):
+        pass
+    least = 0.005 if mode == "text_to_latent" else 0.5  # text begins at 6, a latent alone at 1
+    assert unseen() < before - least
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "pure_bf16"])
@@ -225,6 +264,7 @@ def test_a_resumed_run_is_the_run_that_never_stopped(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         ({"training.dtype": "fp8"}, "choose fp32, bf16"),
+        ({"training.lr_schedule": "step"}, "choose constant or cosine"),
         ({"loss.latent_prediction": "score"}, "choose epsilon, velocity or sample"),
     ],
 )

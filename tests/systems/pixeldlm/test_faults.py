@@ -1,6 +1,6 @@
 """Every fault: the damage is as described, the remedies fail as described, the guard names it and the run goes on.
 
-The models are smaller than in the demo: 32 wide, one block, 24 steps.
+The models and images are smaller than in the demo.
 """
 
 from __future__ import annotations
@@ -13,13 +13,24 @@ import torch
 
 from nantrap.ops import AdaLNZero
 from nantrap.systems import load_system
-from nantrap.systems.pixeldlm.faults import FILLED_MASK, GrownAdaLN, LargeAdaLN, half_loss, majority
+from nantrap.systems.pixeldlm.faults import (
+    ADDED_MASK,
+    GrownAdaLN,
+    HalfAdaLN,
+    LargeAdaLN,
+    ProjectAdaLN,
+    half_loss,
+    majority,
+)
 from nantrap.systems.result import measure
 from nantrap.systems.showcase import Showcase, show
 from nantrap.systems.training import train
 
-SMALL = {"model.hidden_size": 32, "model.depth": 1}
-STEPS = 24
+SMALL = {"model.hidden_size": 32, "model.depth": 1, "model.pixel_size": 16, "training.batch_size": 8}
+SHORT = {**SMALL, "training.batch_size": 16}
+"""A text that is short needs the whole image."""
+SMALLER = {**SMALL, "data.image_size": 8}
+STEPS = 16
 SYSTEM = load_system("pixeldlm")
 NAN_FAULTS = ("short_text", "mask_product", "half_epsilon", "rmsnorm_zero_rows", "rmsnorm_large_values")
 SILENT_FAULTS = ("adaln_scale", "new_scaler", "clip_before_unscale")
@@ -30,7 +41,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.s
 
 @functools.cache
 def shown(name: str) -> Showcase:
-    return show(SYSTEM, SYSTEM.fault(name), steps=STEPS, changes=SMALL, quiet=True)
+    changes = SHORT if name == "short_text" else SMALLER
+    return show(SYSTEM, SYSTEM.fault(name), steps=STEPS, changes=changes, quiet=True)
 
 
 def test_all_faults_are_here() -> None:
@@ -43,7 +55,6 @@ def test_clean_is_healthy_and_plain_ends_in_nan(name: str) -> None:
     assert clean.state_finite
     assert clean.applied == STEPS
     assert clean.first_bad is None
-    assert clean.final_loss < 0.3
     assert not plain.state_finite
     assert plain.applied == STEPS, "every step was taken, the fatal one and all after it"
     assert math.isnan(plain.final_loss)
@@ -64,7 +75,7 @@ def test_the_guard_keeps_the_run_alive_and_close_to_clean(name: str) -> None:
     assert not guarded.stopped
     assert guarded.applied + guarded.incidents == STEPS
     assert guarded.incidents >= 1
-    assert abs(guarded.held_out_loss - clean.held_out_loss) < 0.05  # of about 0.27
+    assert abs(guarded.held_out_loss - clean.held_out_loss) < 0.05  # of about 0.42
 
 
 @pytest.mark.parametrize(
@@ -81,7 +92,7 @@ def test_the_guard_points_at_the_line_that_is_wrong(name: str) -> None:
     lines = {
         "short_text": "return scores.softmax(dim=-1)",
         "half_epsilon": "return (error.sum((1, 2, 3)) / (kept.sum((1, 2, 3)) + eps)).mean()",
-        "rmsnorm_zero_rows": "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-8)",
+        "rmsnorm_zero_rows": "normed: Tensor = x / (norm + self.epsilon)",
         "rmsnorm_large_values": "return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-8)",
     }
     incident = shown(name).incident
@@ -110,25 +121,26 @@ def test_a_test_of_the_whole_batch_sees_nothing() -> None:
     assert tested.first_bad == plain.first_bad
 
 
-def test_nan_to_num_mends_the_value_and_not_the_gradient() -> None:
-    filled, plain = shown("short_text").result("nan_to_num"), shown("short_text").result("plain")
-    assert not filled.state_finite
-    assert filled.first_bad is not None
+def test_nan_to_num_mends_the_value_and_not_the_gradient_where_the_mask_is_added() -> None:
+    run = SYSTEM.run(fault=SYSTEM.fault("short_text"), remedy=ADDED_MASK, changes=SHORT)
+    plain = shown("short_text").result("plain")
     assert plain.first_bad is not None
-    assert filled.first_bad == plain.first_bad + 1, "the loss of the fatal step looks fine"
+    added, _ = measure("added", run, plain.first_bad + 2)
+    assert added.first_bad == plain.first_bad + 1, "the loss of the fatal step looks fine"
+    assert not added.state_finite
 
 
-def test_nan_to_num_holds_where_the_mask_is_filled_in() -> None:
-    run = SYSTEM.run(fault=SYSTEM.fault("short_text"), remedy=FILLED_MASK, changes=SMALL)
-    filled, _ = measure("filled", run, STEPS)
-    assert filled.state_finite
-    assert filled.first_bad is None
-    assert abs(filled.held_out_loss - shown("short_text").result("clean").held_out_loss) < 0.05
+@pytest.mark.parametrize("name", ["nan_to_num", "skip bad output"])
+def test_two_remedies_hold_where_the_mask_is_filled_in(name: str) -> None:
+    held = shown("short_text").result(name)
+    assert held.state_finite
+    assert held.first_bad is None
+    assert abs(held.held_out_loss - shown("short_text").result("clean").held_out_loss) < 0.05
 
 
 def test_zeroed_gradients_still_move_the_weights() -> None:
     remedy = next(each for each in SYSTEM.fault("short_text").remedies if each.name == "zero bad gradients")
-    run = SYSTEM.run(fault=SYSTEM.fault("short_text"), remedy=remedy, changes=SMALL)
+    run = SYSTEM.run(fault=SYSTEM.fault("short_text"), remedy=remedy, changes=SHORT)
     before = torch.cat([p.detach().reshape(-1).clone() for p in run.model.parameters()])
     for step in train(run, steps=STEPS):
         after = torch.cat([p.detach().reshape(-1).clone() for p in run.model.parameters()])
@@ -169,6 +181,16 @@ def test_nan_to_num_behind_the_norm_is_a_step_late() -> None:
     assert not filled.state_finite
 
 
+def test_the_epsilon_of_the_project_was_innocent() -> None:
+    zeros = torch.zeros(1, 8, dtype=torch.float16, requires_grad=True)
+    assert HalfAdaLN(8, condition_dim=8).normalise(zeros).isnan().all()
+    normed = ProjectAdaLN(8, condition_dim=8).normalise(zeros)
+    assert normed.abs().max() == 0
+    held = shown("rmsnorm_zero_rows").result("eps 1e-6")
+    assert held.state_finite
+    assert held.first_bad is None
+
+
 def test_a_norm_of_large_values_is_zero() -> None:
     norm = LargeAdaLN(8, condition_dim=8)
     assert norm.normalise(torch.full((1, 8), 3.0).half()).abs().max() == 0
@@ -198,7 +220,7 @@ def test_a_new_scaler_each_epoch_loses_most_steps() -> None:
     clean, plain = shown("new_scaler").result("clean"), shown("new_scaler").result("plain")
     guarded = shown("new_scaler").result("nantrap")
     assert plain.applied < STEPS / 2
-    assert plain.held_out_loss > clean.held_out_loss + 0.1
+    assert plain.held_out_loss > clean.held_out_loss + 0.02
     assert guarded.applied == clean.applied
     assert guarded.incidents == 0, "a scaler that searches its scale is no incident"
     assert guarded.held_out_loss < clean.held_out_loss + 0.05
@@ -210,6 +232,6 @@ def test_clipping_before_unscaling_stands_still() -> None:
     guarded = shown("clip_before_unscale").result("nantrap")
     for still in (plain, careful):
         assert still.state_finite
-        assert still.held_out_loss > 0.59  # as at the start
-    assert clean.held_out_loss < 0.3
+        assert still.held_out_loss > 0.51, "as at the start"
+    assert clean.held_out_loss < 0.49
     assert guarded.held_out_loss == clean.held_out_loss, "the guard's order is the right one, bit for bit"

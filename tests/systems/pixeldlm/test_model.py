@@ -7,10 +7,19 @@ import torch
 
 from nantrap.ops import masked_mse
 from nantrap.systems import load_system
-from nantrap.systems.pixeldlm.data import Batch, DataSettings, Texts
-from nantrap.systems.pixeldlm.loss import DiffusionSettings, denoise, denoising_loss, evaluate, recovered
+from nantrap.systems.pixeldlm.baselines import baselines, noisy_at
+from nantrap.systems.pixeldlm.data import Batch, DataSettings, Texts, decode
+from nantrap.systems.pixeldlm.loss import (
+    RECOVERY_TIME,
+    DiffusionSettings,
+    denoise,
+    denoising_loss,
+    evaluate,
+    read,
+    recovered,
+)
 from nantrap.systems.pixeldlm.model import ModelSettings, PixelDLM, any_pixel, positions_2d
-from nantrap.systems.training import mean_of_last, train
+from nantrap.systems.training import train
 
 
 @pytest.fixture
@@ -106,17 +115,33 @@ def test_the_loss_is_the_formula(model: PixelDLM, batch: Batch) -> None:
 
 
 def test_it_learns() -> None:
-    """In 60 steps the loss falls from 0.60 to below 0.21, held out too, and tokens begin to come back."""
+    """It begins as good as the unigram decoder (60 % of the tokens) and reads 71 to 76 % after 50 steps."""
     run = load_system("pixeldlm").run()
+    texts = Texts(DataSettings(), slots=2)
+    trivial = baselines(texts.training, texts.held_out, DiffusionSettings().alpha)
+    assert trivial["noisy input"] < 0.3
+    assert trivial["unigram decoder"] == pytest.approx(0.6, abs=0.02)
     before = run.evaluate()
-    losses = [step.loss for step in train(run, steps=60)]
+    assert before.quality == pytest.approx(trivial["unigram decoder"], abs=0.02)
+    for _ in train(run, steps=50):
+        pass
     after = run.evaluate()
-    assert losses[0] == pytest.approx(0.6, abs=0.05)
-    assert mean_of_last(losses) < 0.21
-    assert before.loss > 0.55
-    assert after.loss < 0.2
-    assert before.quality < 0.01
-    assert after.quality > 0.05
+    assert after.loss < before.loss - 0.05
+    assert after.quality > trivial["unigram decoder"] + 0.06
+    assert after.quality > trivial["noisy input"] + 0.4
+
+
+def test_it_is_nearer_to_the_clean_image_than_its_noisy_input(model: PixelDLM, batch: Batch) -> None:
+    mask, t_B = batch.mask[..., None], torch.full((6,), RECOVERY_TIME)
+    noise = torch.randn(batch.image.shape, generator=torch.Generator().manual_seed(0))
+    found = denoise(model, batch, t_B, noise, DiffusionSettings(), None)
+    noisy = noisy_at(batch, RECOVERY_TIME, DiffusionSettings().alpha)
+    assert masked_mse(found, batch.image, mask) < 0.75 * masked_mse(noisy, batch.image, mask)
+
+
+def test_what_is_read_are_characters(model: PixelDLM, batch: Batch) -> None:
+    found = read(model, batch, torch.full((6,), 0.001), torch.randn_like(batch.image), DiffusionSettings(), None)
+    assert torch.equal(decode(found[0], batch.mask[0]), decode(batch.image[0], batch.mask[0]))
 
 
 def test_evaluation_under_autocast(model: PixelDLM, batch: Batch) -> None:

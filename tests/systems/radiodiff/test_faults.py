@@ -13,6 +13,7 @@ import torch
 
 from nantrap.systems import load_system
 from nantrap.systems.radiodiff.broken import (
+    BAD_STEP,
     around_the_wrapper,
     clamped_weights,
     floor_as_factor,
@@ -58,19 +59,11 @@ def test_clean_is_healthy_and_plain_ends_in_nan(name: str) -> None:
     assert plain.quality == 0
 
 
-@pytest.mark.parametrize("name", ["log_zero_time", "empty_first_batch", "nan_pixel"])
+@pytest.mark.parametrize("name", NAN_FAULTS)
 def test_lowering_the_rate_and_clipping_harder_touches_nothing(name: str) -> None:
     careful, plain = shown(name).result("lower rate and clip"), shown(name).result("plain")
     assert not careful.state_finite
     assert careful.first_bad == plain.first_bad
-
-
-def test_lowering_the_rate_delays_an_overflow() -> None:
-    case = shown("amp_without_scaler")
-    careful, plain = case.result("lower rate and clip"), case.result("plain")
-    assert plain.first_bad is not None
-    assert careful.first_bad is None or careful.first_bad > plain.first_bad
-    assert careful.held_out_loss > case.result("clean").held_out_loss + 0.1, "and learns less"
 
 
 @pytest.mark.parametrize("name", [*NAN_FAULTS, "poisoned_batchnorm"])
@@ -95,7 +88,6 @@ def test_the_guard_names_place_and_cause_and_proves_it(name: str) -> None:
     ("name", "line"),
     [
         ("log_zero_time", "return torch.log(t_B) / 4"),
-        ("amp_without_scaler", "return torch.softmax(query @ key.transpose(-1, -2), dim=-1) @ value"),
         ("unscaled_attention", "return torch.softmax(query @ key.transpose(-1, -2), dim=-1) @ value"),
         ("empty_first_batch", "return 1.0 / latent.flatten().std()"),
     ],
@@ -176,9 +168,19 @@ def test_an_epsilon_inside_the_logarithm_holds_in_float32() -> None:
 
 def test_a_scaler_skips_the_overflow_and_batchnorm_keeps_it() -> None:
     scaled = shown("amp_without_scaler").result("fp16: true")
-    assert scaled.applied < STEPS
+    assert BAD_STEP in scaled.skipped
     assert math.isnan(scaled.held_out_loss)
     assert not scaled.state_finite
+
+
+def test_65535_fits_into_bfloat16_and_not_into_float16() -> None:
+    assert torch.tensor(65_535.0).half().isinf()
+    assert torch.tensor(65_535.0).bfloat16().isfinite()
+    assert shown("amp_without_scaler").result("plain").first_bad == BAD_STEP
+    incident = shown("amp_without_scaler").incident
+    assert incident is not None
+    assert incident.step == BAD_STEP
+    assert incident.module == "unet.condition.stem.0"
 
 
 def test_entries_of_64_in_16_dimensions_overflow_float16() -> None:

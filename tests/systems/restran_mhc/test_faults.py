@@ -36,13 +36,13 @@ from nantrap.systems.training import guard_of, train
 SYSTEM = load_system("restran_mhc")
 SMALL = {"channels": 16, "batch_size": 8}
 CASES: Mapping[str, tuple[int, Mapping[str, Any]]] = {
-    "sinkhorn_overflow": (12, {**SMALL, "mhc_alpha_res": 79.0}),
+    "sinkhorn_overflow": (20, {**SMALL, "steps_per_epoch": 5}),
     "poisoned_checkpoint": (6, {**SMALL, "earlier_steps": 3}),
     "stale_rate": (8, {**SMALL, "earlier_steps": 3}),
     "black_frames": (10, {**SMALL, "black_frames": 0.006}),
-    "rmsnorm_epsilon": (8, {"batch_size": 8, "mhc_alpha": 1.0, "missing_frames": 0.015}),
+    "rmsnorm_epsilon": (8, {"batch_size": 8, "missing_frames": 0.015}),
     "ctc_short_input": (8, {"channels": 16}),
-    "stream_gain": (13, {"mhc_n": 8, "mhc_blocks": 7}),
+    "stream_gain": (13, {"mhc_n": 8, "mhc_blocks": 8}),
     "scaler_alarm": (24, {"mhc_blocks": 1, "loss_scale": 2.0**20}),
     "no_mixing": (30, {"batch_size": 8}),
 }
@@ -97,7 +97,10 @@ def test_the_guard_keeps_the_run_alive_and_close_to_clean(name: str) -> None:
     assert not guarded.stopped
     assert guarded.incidents >= 1
     assert guarded.applied + guarded.incidents == CASES[name][0]
-    assert abs(guarded.final_loss - clean.final_loss) < 1.0  # from 7 to about 5.5 by then
+    if name == "sinkhorn_overflow":  # half of its steps are lost, and some are taken twice
+        assert guarded.losses[-1] < 5.9
+    else:
+        assert abs(guarded.final_loss - clean.final_loss) < 1.3  # from 7 to about 5 by then
 
 
 _SLOW = ("stream_gain", "scaler_alarm", "no_mixing")
@@ -167,7 +170,7 @@ def test_a_fill_is_a_step_late() -> None:
 def test_a_block_that_returns_its_input_is_finite_and_dead() -> None:
     assert shown("sinkhorn_overflow").result("return the input").state_finite
     remedy = next(r for r in SYSTEM.fault("sinkhorn_overflow").remedies if r.name == "return the input")
-    changes = {**SMALL, "mhc_alpha_res": 400.0}
+    changes = {**SMALL, "mhc_alpha_res": 1000.0}
     run = SYSTEM.run(fault=SYSTEM.fault("sinkhorn_overflow"), remedy=remedy, changes=changes)
     block = run.model.get_submodule("mhc.0")
     assert isinstance(block, BypassedConnection)
@@ -177,11 +180,30 @@ def test_a_block_that_returns_its_input_is_finite_and_dead() -> None:
     assert all(torch.equal(value, before[name]) for name, value in block.named_parameters()), "nothing in it moved"
 
 
-def test_the_watch_says_that_alpha_res_has_grown(capsys: pytest.CaptureFixture[str]) -> None:
-    run = SYSTEM.run(fault=SYSTEM.fault("sinkhorn_overflow"), changes=SMALL)
+def test_the_watch_warns_an_epoch_before_it_happens(capsys: pytest.CaptureFixture[str]) -> None:
+    run = SYSTEM.run(fault=SYSTEM.fault("sinkhorn_overflow"), changes={**SMALL, "steps_per_epoch": 3})
     with guard_of(run) as guard:
-        list(train(run, steps=1, guard=guard))
-    assert "watched value mhc.0.alpha_res: 107 is above 1" in capsys.readouterr().err
+        steps = list(train(run, steps=6, guard=guard))
+    assert all(step.applied for step in steps)
+    assert "watched value mhc.0.alpha_res: 2 is above 1" in capsys.readouterr().err
+
+
+def test_the_guard_goes_back_to_the_state_before_alpha_res_had_grown() -> None:
+    guarded = shown("sinkhorn_overflow").result("nantrap")
+    assert guarded.skipped == [10, 11, 12, 13, 14, 15]
+    assert guarded.applied == 14, "and the last steps are good ones"
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_the_logits_overflow_by_a_wide_margin_and_ordinary_ones_do_not(seed: int) -> None:
+    fault = SYSTEM.fault("sinkhorn_overflow")
+    for alpha, limits in ((1000.0, (200.0, math.inf)), (2.0, (0.0, 20.0))):
+        run = SYSTEM.run(fault=fault, repaired=True, changes={**SMALL, "mhc_alpha_res": alpha}, seed=seed)
+        seen: list[float] = []
+        sinkhorn_module = run.model.get_submodule("mhc.0.sinkhorn")
+        sinkhorn_module.register_forward_pre_hook(lambda module, args: seen.append(args[0].abs().max().item()))
+        run.loss(run.window(0)[0])
+        assert limits[0] < seen[0] < limits[1]
 
 
 # ---- frames, norm, CTC

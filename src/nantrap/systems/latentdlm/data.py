@@ -1,6 +1,6 @@
-"""The data: docstrings of the standard library as bytes, and a latent of each piece.
+"""The data: texts of a grammar as bytes, and a latent of each piece.
 
-A docstring is cut into pieces of 64 bytes, the last one padded; one more token, MASK, stands for a byte that is to be
+A text is cut into pieces of 64 bytes, the last one padded; one more token, MASK, stands for a byte that is to be
 guessed. The latent of a piece is a fixed random projection of its byte frequencies to 32 numbers, brought to mean 0 and
 variance 1: what a frozen encoder would give, but made on the spot.
 
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from nantrap.errors import UsageError
 from nantrap.ops import safe_divide
-from nantrap.systems.docstrings import docstrings
+from nantrap.systems.grammar import texts as grammar_texts
 
 BYTES = 256
 MASK = 256
@@ -101,7 +101,7 @@ def share_of(batch: Batch, *, rank: int, ranks: int) -> Batch:
 @functools.cache
 def _tokens(length: int, drop_empty: bool) -> tuple[Tensor, Tensor]:
     """All pieces [N, L], padded with 0, and where they are real."""
-    found = [piece for text in docstrings().values() for piece in pieces(text, length)]
+    found = [piece for text in grammar_texts().values() for piece in pieces(text, length)]
     found = [piece for piece in found if piece] if drop_empty else found
     lengths = torch.tensor([len(piece) for piece in found])
     padded = torch.tensor([list(piece.ljust(length, b"\0")) for piece in found])

@@ -67,21 +67,38 @@ class Noised(NamedTuple):
 
 
 Schedule = Callable[[Tensor], Tensor]
+Times = Callable[[Batch], tuple[Tensor, Tensor]]
+"""The times of text and latent [B] of a batch."""
+Levels = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""√ᾱ and √(1-ᾱ) of ᾱ."""
 TextLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Of logits [B, L, V], the true tokens [B, L] and which of them are masked [B, L]."""
 LatentLoss = Callable[[Tensor, Batch, Noised, str], Tensor]
 """Of a prediction [B, Z], the batch, the noised batch, and what is predicted."""
 
 
+def random_times(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Times of text and latent, each by itself; those of the latent end a little before 1."""
+    text_t, latent_t = torch.rand(2, len(batch.tokens))
+    return text_t, latent_t.clamp(max=LAST_TIME)
+
+
 def noise(
-    batch: Batch, text_t_B: Tensor, latent_t_B: Tensor, uniform_BL: Tensor, noise_BZ: Tensor, schedule: Schedule
+    batch: Batch,
+    text_t_B: Tensor,
+    latent_t_B: Tensor,
+    uniform_BL: Tensor,
+    noise_BZ: Tensor,
+    schedule: Schedule,
+    *,
+    levels: Levels = signal_and_noise,
 ) -> Noised:
     """The batch at these times, by these random numbers; what its mode keeps clean is at time 0."""
     text_t = torch.where(batch.mode == TEXT_TO_LATENT, 0.0, text_t_B)
     latent_t = torch.where(batch.mode == LATENT_TO_TEXT, 0.0, latent_t_B)
     masked = (uniform_BL < MASK_SHARE * text_t[:, None]) & batch.attention_mask
     alpha_bar = schedule(latent_t)
-    signal, rest = signal_and_noise(alpha_bar[:, None])
+    signal, rest = levels(alpha_bar[:, None])
     counts = batch.mode != LATENT_TO_TEXT
     latent = torch.where(counts[:, None], signal * batch.latent + rest * noise_BZ, batch.latent)
     tokens = torch.where(masked, MASK, batch.tokens)
@@ -120,6 +137,8 @@ class TrainingLoss:
         settings: weights of the terms.
         dtype: of autocast.
         schedule: ᾱ by time.
+        times: draws the times of a batch.
+        levels: the shares of latent and noise.
         text_loss: the text term.
         latent_loss: the latent term.
         finish: the last word on the terms.
@@ -132,18 +151,20 @@ class TrainingLoss:
         *,
         dtype: torch.dtype | None = None,
         schedule: Schedule = cosine_schedule,
+        times: Times = random_times,
+        levels: Levels = signal_and_noise,
         text_loss: TextLoss = masked_cross_entropy,
         latent_loss: LatentLoss = latent_mse,
         finish: Callable[[Mapping[str, Tensor]], Terms] = lambda terms: terms,
     ) -> None:
         self.model, self.settings, self.dtype = model, settings, dtype
+        self.times, self.levels = times, levels
         self.schedule, self.text_loss, self.latent_loss, self.finish = schedule, text_loss, latent_loss, finish
 
     def __call__(self, batch: Batch) -> Terms:
-        size = len(batch.tokens)
-        text_t, latent_t = torch.rand(2, size)
+        text_t, latent_t = self.times(batch)
         uniform, gaussian = torch.rand(batch.tokens.shape), torch.randn(batch.latent.shape)
-        noised = noise(batch, text_t, latent_t.clamp(max=LAST_TIME), uniform, gaussian, self.schedule)
+        noised = noise(batch, text_t, latent_t, uniform, gaussian, self.schedule, levels=self.levels)
         logits, predicted = predict(self.model, batch, noised, self.dtype)
         settings, terms = self.settings, {}
         if settings.text_loss_weight:
@@ -157,7 +178,12 @@ class TrainingLoss:
 
 @torch.no_grad()
 def evaluate(
-    model: nn.Module, held_out: Batch, *, prediction: str = "epsilon", dtype: torch.dtype | None = None
+    model: nn.Module,
+    held_out: Batch,
+    *,
+    prediction: str = "epsilon",
+    dtype: torch.dtype | None = None,
+    schedule: Schedule = cosine_schedule,
 ) -> Evaluation:
     """Text from the latent plus latent from the text over fixed times, and the share of masked bytes guessed right."""
     generator = torch.Generator().manual_seed(0)
@@ -167,7 +193,7 @@ def evaluate(
     def at(time: float, mode: int) -> tuple[Batch, Noised, Tensor, Tensor]:
         batch = held_out._replace(mode=torch.full_like(held_out.mode, mode))
         t_B = torch.full((len(batch.tokens),), time)
-        noised = noise(batch, t_B, t_B, uniform, gaussian, cosine_schedule)
+        noised = noise(batch, t_B, t_B, uniform, gaussian, schedule)
         return batch, noised, *predict(model, batch, noised, dtype)
 
     training = model.training

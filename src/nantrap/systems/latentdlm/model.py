@@ -23,11 +23,12 @@ from nantrap.systems.layers import SwiGLU, TimeEmbedding
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """`model:` in the config."""
+    """`model:` in the config. With `learned_schedule` the noise of the latent follows a rate that is trained."""
 
     hidden_size: int = 64
     depth: int = 2
     num_heads: int = 4
+    learned_schedule: bool = False
 
 
 class JointAttention(nn.Module):
@@ -51,6 +52,17 @@ class JointAttention(nn.Module):
     def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
         """The mixed values [B, H, L, d]; a query without a key gets 0."""
         return masked_attention(q, k, v, mask)
+
+
+class LearnedSchedule(nn.Module):
+    """ᾱ = exp(-rate·t), with a rate that is trained like every other weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rate = nn.Parameter(torch.tensor(6.0))
+
+    def forward(self, t: Tensor) -> Tensor:
+        return torch.exp(-self.rate * t)
 
 
 class Block(nn.Module):
@@ -85,6 +97,7 @@ class LatentDLM(nn.Module):
         settings: sizes.
         data: the length of a text and the size of its latent.
         attention: makes the attention of a block.
+        schedule: makes the schedule of the latent's noise, if it is learned.
     """
 
     def __init__(
@@ -93,6 +106,7 @@ class LatentDLM(nn.Module):
         data: DataSettings,
         *,
         attention: Callable[..., nn.Module] = JointAttention,
+        schedule: Callable[[], nn.Module] = LearnedSchedule,
     ) -> None:
         super().__init__()
         dim = settings.hidden_size
@@ -113,6 +127,7 @@ class LatentDLM(nn.Module):
         self.latent_head = nn.Linear(dim, data.latent_dim)
         nn.init.zeros_(self.latent_head.weight)
         nn.init.zeros_(self.latent_head.bias)
+        self.schedule = schedule() if settings.learned_schedule else None
 
     def forward(
         self, tokens_BL: Tensor, latent_BZ: Tensor, text_t_B: Tensor, latent_t_B: Tensor, mask_BQK: Tensor

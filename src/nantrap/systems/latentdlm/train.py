@@ -8,6 +8,7 @@ SYSTEM      what `nantrap demo` shows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,20 +21,23 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nantrap.errors import UsageError
-from nantrap.ops import cosine_schedule
+from nantrap.ops import cosine_schedule, signal_and_noise
 from nantrap.systems.latentdlm.data import Batch, DataSettings, Texts, frequencies, share_of
 from nantrap.systems.latentdlm.faults import FAULTS
 from nantrap.systems.latentdlm.loss import (
     LatentLoss,
+    Levels,
     LossSettings,
     Schedule,
     TextLoss,
+    Times,
     TrainingLoss,
     evaluate,
     latent_mse,
     masked_cross_entropy,
+    random_times,
 )
-from nantrap.systems.latentdlm.model import JointAttention, LatentDLM, ModelSettings
+from nantrap.systems.latentdlm.model import JointAttention, LatentDLM, LearnedSchedule, ModelSettings
 from nantrap.systems.script import main
 from nantrap.systems.system import Run, System, Terms, standard_update
 
@@ -54,14 +58,26 @@ class TrainingSettings:
     """`training:` in the config."""
 
     mode: str = "mixed"
-    batch_size: int = 8
+    train_batch_size: int = 8
     gradient_accumulation_steps: int = 2
     warmup_steps: int = 10
+    lr_schedule: str = "constant"
+    num_train_steps: int = 400
     dtype: str = "fp32"
 
     def __post_init__(self) -> None:
         if self.dtype not in _DTYPES:
             raise UsageError(f"training.dtype is {self.dtype!r}: choose {', '.join(_DTYPES)}")
+        if self.lr_schedule not in ("constant", "cosine"):
+            raise UsageError(f"training.lr_schedule is {self.lr_schedule!r}: choose constant or cosine")
+
+    def lr_factor(self, step: int) -> float:
+        """The factor of the learning rate: up in a line, then constant, or down a cosine to 0."""
+        rise = min(1.0, (step + 1) / max(self.warmup_steps, 1))
+        if self.lr_schedule == "constant":
+            return rise
+        done = max(step - self.warmup_steps, 0) / max(self.num_train_steps - self.warmup_steps, 1)
+        return rise * (1 + math.cos(math.pi * min(done, 1.0))) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +106,9 @@ class Parts:
     weights: Callable[[nn.Module], nn.Module] = lambda model: model
     parallel: Callable[[nn.Module, torch.optim.Optimizer], nn.Module] = average_in_backward
     schedule: Schedule = cosine_schedule
+    learned_schedule: Callable[[], nn.Module] = LearnedSchedule
+    times: Times = random_times
+    levels: Levels = signal_and_noise
     text_loss: TextLoss = masked_cross_entropy
     latent_loss: LatentLoss = latent_mse
     finish: Callable[[Mapping[str, Tensor]], Terms] = lambda terms: terms
@@ -103,7 +122,9 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
     rank = dist.get_rank() if ranks > 1 else 0
     torch.manual_seed(seed)
     texts = Texts(settings.data, shares=chosen.shares)
-    inner = chosen.weights(LatentDLM(settings.model, settings.data, attention=chosen.attention))
+    inner = chosen.weights(
+        LatentDLM(settings.model, settings.data, attention=chosen.attention, schedule=chosen.learned_schedule)
+    )
     if training.dtype == "pure_bf16":
         inner = inner.bfloat16()
     optimizer = torch.optim.AdamW(
@@ -112,12 +133,14 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
     model = chosen.parallel(inner, optimizer) if ranks > 1 else inner
     if ranks > 1:
         torch.manual_seed(seed + 1000 * rank)  # weights are the same, noise is not
-    warmup, micro = max(training.warmup_steps, 1), training.gradient_accumulation_steps
+    micro = training.gradient_accumulation_steps
+    schedule = inner.schedule if settings.model.learned_schedule else chosen.schedule
+    assert callable(schedule)
     dtype = _DTYPES[training.dtype]
 
     def window(step: int) -> tuple[Batch, ...]:
         numbers = range(step * micro, (step + 1) * micro)
-        batches = (texts.batch(n, size=training.batch_size, seed=seed, mode=training.mode) for n in numbers)
+        batches = (texts.batch(n, size=training.train_batch_size, seed=seed, mode=training.mode) for n in numbers)
         return tuple(share_of(chosen.prepare(batch), rank=rank, ranks=ranks) for batch in batches)
 
     return Run(
@@ -127,15 +150,24 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
             model,
             settings.loss,
             dtype=dtype,
-            schedule=chosen.schedule,
+            schedule=schedule,
+            times=chosen.times,
+            levels=chosen.levels,
             text_loss=chosen.text_loss,
             latent_loss=chosen.latent_loss,
             finish=chosen.finish,
         ),
         window=window,
-        evaluate=partial(evaluate, inner, texts.held_out, prediction=settings.loss.latent_prediction, dtype=dtype),
+        evaluate=partial(
+            evaluate,
+            inner,
+            texts.held_out,
+            prediction=settings.loss.latent_prediction,
+            dtype=dtype,
+            schedule=schedule if settings.model.learned_schedule else cosine_schedule,
+        ),
         update=chosen.update,
-        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / warmup)),
+        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, training.lr_factor),
         max_grad_norm=settings.optimizer.grad_clip_norm,
     )
 

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nantrap.ops import AdaLNZero, MaskedAttention
+from nantrap.ops import AdaLNZero, MaskedAttention, masked_mse
 from nantrap.systems.pixeldlm.data import Batch
 from nantrap.systems.system import Fault, Remedy, Run, lower_rate_and_clip, standard_update, step_and_clear
 
@@ -23,24 +23,27 @@ def majority(pixels_BLP: Tensor) -> Tensor:
     return pixels_BLP.float().mean(-1) > 0.5
 
 
-class AdditiveAttention(MaskedAttention):
-    """softmax(q·kᵀ/√d + mask)·v with a mask of 0 and -inf, as it is written everywhere."""
+class FilledMaskAttention(MaskedAttention):
+    """softmax(q·kᵀ/√d)·v with `masked_fill(mask == 0, -inf)` before the softmax, as in the project."""
 
     def forward(self, x_BLD: Tensor, mask: Tensor | None = None) -> Tensor:
         assert mask is not None
         q, k, v = self.qkv(x_BLD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        bias = torch.zeros(mask.shape).masked_fill(~mask, -math.inf)[:, None, None, :]
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) + bias
+        scores = self.hide(q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]), mask[:, None, None, :])
         out: Tensor = self.out((self.weights(scores) @ v).transpose(1, 2).flatten(-2))
         return out
+
+    def hide(self, scores: Tensor, mask: Tensor) -> Tensor:
+        """The scores with -inf where the mask is False."""
+        return scores.masked_fill(~mask, -math.inf)
 
     def weights(self, scores: Tensor) -> Tensor:
         """The attention weights."""
         return scores.softmax(dim=-1)
 
 
-class TestedAttention(AdditiveAttention):
-    """A remedy: uniform weights if everything is masked. `all()` asks about the batch, not about the row."""
+class TestedAttention(FilledMaskAttention):
+    """A remedy: weights of 0 if everything is masked. `all()` asks about the batch, not about the row."""
 
     def weights(self, scores: Tensor) -> Tensor:
         if (scores == -math.inf).all():
@@ -48,24 +51,18 @@ class TestedAttention(AdditiveAttention):
         return scores.softmax(dim=-1)
 
 
-class FilledAttention(AdditiveAttention):
-    """A remedy: NaN weights become 0. The softmax has kept its NaN for the backward pass."""
+class CleanedAttention(FilledMaskAttention):
+    """A remedy: NaN weights become 0. The backward pass of `masked_fill` puts 0 where the NaN gradients are."""
 
     def weights(self, scores: Tensor) -> Tensor:
         return scores.softmax(dim=-1).nan_to_num(0.0)
 
 
-class MaskFilledAttention(MaskedAttention):
-    """The same remedy where the mask is filled in instead of added: then the backward pass fills in zeros, too."""
+class CleanedAdditiveAttention(CleanedAttention):
+    """The same remedy where a mask of 0 and -inf is added: nothing removes the NaN that softmax sends back."""
 
-    def forward(self, x_BLD: Tensor, mask: Tensor | None = None) -> Tensor:
-        assert mask is not None
-        q, k, v = self.qkv(x_BLD).unflatten(-1, (3, self.heads, -1)).permute(2, 0, 3, 1, 4)
-        scores = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1])
-        scores = scores.masked_fill(~mask[:, None, None, :], -math.inf)
-        weights = scores.softmax(dim=-1).nan_to_num(0.0)
-        out: Tensor = self.out((weights @ v).transpose(1, 2).flatten(-2))
-        return out
+    def hide(self, scores: Tensor, mask: Tensor) -> Tensor:
+        return scores + torch.zeros(mask.shape).masked_fill(~mask, -math.inf)
 
 
 def zero_bad_gradients(run: Run) -> bool:
@@ -77,6 +74,13 @@ def zero_bad_gradients(run: Run) -> bool:
 
 
 # ---- loss
+
+
+def skip_bad_output(predicted: Tensor, target: Tensor, mask: Tensor) -> Tensor:
+    """A remedy: `continue` if the prediction is not finite. A loss of nothing leaves every gradient `None`."""
+    if not predicted.isfinite().all():
+        return torch.zeros((), requires_grad=True)
+    return masked_mse(predicted, target, mask)
 
 
 def product_loss(predicted: Tensor, target: Tensor, mask: Tensor) -> Tensor:
@@ -115,36 +119,48 @@ def empty_texts(batch: Batch) -> Batch:
 
 def _rare(batch: Batch) -> Tensor:
     """Always the same texts: chosen by the sum of their bytes."""
-    return (127.5 * (batch.image.double() + 1)).round().long().sum((1, 2, 3)) % 40 == 7
+    return (255 * batch.image.double()).round().long().sum((1, 2, 3)) % 40 == 7
 
 
 # ---- normalisation
 
 
 class HalfAdaLN(AdaLNZero):
-    """x · rsqrt(mean(x²) + ε) in the precision of the tokens; ε = 1e-8 is 0 in float16."""
+    """x / (rms(x) + ε) in the precision of the tokens; ε = 1e-8 is 0 in float16."""
+
+    epsilon = 1e-8
 
     def forward(self, x_BLD: Tensor, condition_BC: Tensor) -> tuple[Tensor, Tensor]:
         shift, scale, gate = self.linear(F.silu(condition_BC)).unsqueeze(1).chunk(3, -1)
         return self.normalise(x_BLD.half()) * (1 + scale) + shift, gate
 
     def normalise(self, x: Tensor) -> Tensor:
-        """The RMS norm."""
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-8)
+        """The RMS norm, as the project wrote it, in half precision. (Autocast would take `x.norm()` in float32.)"""
+        with torch.autocast("cpu", enabled=False):
+            norm = x.norm(dim=-1, keepdim=True) * (x.shape[-1] ** -0.5)
+            normed: Tensor = x / (norm + self.epsilon)
+            return normed
+
+
+class ProjectAdaLN(HalfAdaLN):
+    """A remedy, and what the project had: an ε of 1e-6, which float16 can hold."""
+
+    epsilon = 1e-6
 
 
 class FilledAdaLN(HalfAdaLN):
-    """A remedy: NaN becomes 0 behind the norm. The product in it has kept its Inf for the backward pass."""
+    """A remedy: NaN becomes 0 behind the norm. The division has kept its 0 for the backward pass."""
 
     def normalise(self, x: Tensor) -> Tensor:
         return super().normalise(x).nan_to_num(0.0)
 
 
 class LargeAdaLN(HalfAdaLN):
-    """The same norm of tokens a thousand times as large: x² is Inf in float16, its inverse root 0, and so is x."""
+    """x · rsqrt(mean(x²)) of tokens that have grown to thousands: x² is Inf in float16, its inverse root 0, so is x."""
 
     def normalise(self, x: Tensor) -> Tensor:
-        return super().normalise(1000 * x)
+        x = 1000 * x
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-8)
 
 
 class GrownAdaLN(AdaLNZero):
@@ -179,7 +195,10 @@ def clip_without_unscale(run: Run) -> bool:
 
 
 _HALF = {
-    "model.hidden_size": 64,
+    "model.hidden_size": 32,
+    "model.pixel_size": 16,
+    "model.depth": 1,
+    "data.image_size": 8,
     "training.batch_size": 8,
     "training.mixed_precision": "fp16",
     "training.steps_per_epoch": 10,
@@ -192,7 +211,7 @@ def caution(rate: float) -> Remedy:
     return lower_rate_and_clip({"training.learning_rate": rate, "training.max_grad_norm": 0.1})
 
 
-CAUTION = caution(4e-4)
+CAUTION = caution(1e-3)
 
 SHORT_TEXT = Fault(
     name="short_text",
@@ -205,7 +224,7 @@ SHORT_TEXT = Fault(
     ),
     damage="NaN loss at the first such batch, NaN weights for ever after it.",
     answer="Skips the batch, names the softmax, its row and the sample, proves it with a masked softmax.",
-    parts={"attention": AdditiveAttention, "counts": majority},
+    parts={"attention": FilledMaskAttention, "counts": majority},
     remedies=(
         Remedy(
             name="if all(-inf)",
@@ -215,9 +234,20 @@ SHORT_TEXT = Fault(
         ),
         Remedy(
             name="nan_to_num",
-            story="`nan_to_num` behind the softmax, with a mask that is added.",
-            result="The loss is finite, its gradient is NaN: the weights are lost one step later.",
-            parts={"attention": FilledAttention},
+            story="`nan_to_num` behind the softmax.",
+            result=(
+                "Holds here: `masked_fill` sends 0 back where the NaN gradients are. Where the mask is added instead, "
+                "the weights are NaN one step later."
+            ),
+            holds=True,
+            parts={"attention": CleanedAttention},
+        ),
+        Remedy(
+            name="skip bad output",
+            story="`continue` if the model's output is not finite, as the project did.",
+            result="Holds: no step is taken. Every batch with such a text is thrown away whole, and no cause is named.",
+            holds=True,
+            parts={"reduce": skip_bad_output},
         ),
         Remedy(
             name="zero bad gradients",
@@ -232,14 +262,13 @@ SHORT_TEXT = Fault(
     op="aten._softmax",
 )
 
-FILLED_MASK = Remedy(
-    name="nan_to_num, filled mask",
-    story="`nan_to_num` behind the softmax, with a mask that is filled in.",
-    result="Holds: the backward pass of masked_fill puts zeros where the NaN gradients are.",
-    holds=True,
-    parts={"attention": MaskFilledAttention},
+ADDED_MASK = Remedy(
+    name="nan_to_num, added mask",
+    story="`nan_to_num` behind the softmax, with a mask that is added.",
+    result="The loss is finite, its gradient is NaN: the weights are lost one step later.",
+    parts={"attention": CleanedAdditiveAttention},
 )
-"""Not shown, but tested: the one form in which this remedy holds."""
+"""Not shown, but tested: the form in which this remedy does not hold."""
 
 FAULTS = (
     SHORT_TEXT,
@@ -293,26 +322,33 @@ FAULTS = (
         name="rmsnorm_zero_rows",
         title="RMSNorm of a row of zeros in float16",
         story=(
-            "The slot of a dropped condition is a row of zeros. The norm divides by the root of 0 + 1e-8, which is 0 "
-            "in float16: 0 · Inf is NaN. The row is masked, but attention multiplies it by a weight of 0, and 0 · NaN "
-            "is NaN."
+            "The slot of a dropped condition is a row of zeros. The norm is x / (rms + 1e-8), and 1e-8 is 0 in "
+            "float16: 0/0 is NaN. The row is masked, but attention multiplies it by a weight of 0, and 0 · NaN is NaN. "
+            "(The project suspected this line; its epsilon was 1e-6, and with that it was innocent.)"
         ),
         damage="NaN loss at the first dropped condition, NaN weights for ever after it.",
         answer="Skips the batch, names the norm and the epsilon that has no effect, proves it by a run in float32.",
-        parts={"adaln": HalfAdaLN, "attention": AdditiveAttention},
+        parts={"adaln": HalfAdaLN, "attention": FilledMaskAttention},
         settings={**_UNSCALED, "data.condition_dropout": 0.02},
         remedies=(
             Remedy(
                 name="nan_to_num",
                 story="`nan_to_num` behind the norm.",
-                result="The loss is finite; the norm has kept its Inf, the gradient is NaN, and so are the weights.",
+                result="The loss is finite; the division has kept its 0, the gradient is NaN, and so are the weights.",
                 parts={"adaln": FilledAdaLN},
+            ),
+            Remedy(
+                name="eps 1e-6",
+                story="An epsilon that float16 can hold, as the project had it.",
+                result="Holds: 0/1e-6 is 0, and a masked row sends no gradient back that 1/1e-6 could multiply.",
+                holds=True,
+                parts={"adaln": ProjectAdaLN},
             ),
             CAUTION,
         ),
         cause="eps_underflow_half",
         module="blocks.0.before_attention",
-        op="aten.rsqrt",
+        op="aten.div",
     ),
     Fault(
         name="rmsnorm_large_values",
@@ -339,7 +375,7 @@ FAULTS = (
         ),
         damage="Weights stay finite and never move again; the loss scale falls towards 0.",
         answer="Stops after its budget of skips and rollbacks, the norm and its magnitude named, proven in float32.",
-        parts={"adaln": GrownAdaLN, "attention": AdditiveAttention},
+        parts={"adaln": GrownAdaLN, "attention": FilledMaskAttention},
         settings=_HALF,
         remedies=(CAUTION,),
         cause="fp16_forward_overflow",
@@ -356,7 +392,7 @@ FAULTS = (
         damage="Most steps of every epoch are skipped, without a word.",
         answer="One scaler for the run: it searches once, which is normal and no incident.",
         parts={"begin_epoch": new_scaler},
-        settings={**_HALF, "training.loss_weight": 1024.0},
+        settings={**_HALF, "training.loss_weight": 1024.0, "model.known_frequencies": False},
         remedies=(CAUTION,),
     ),
     Fault(
@@ -370,7 +406,12 @@ FAULTS = (
         damage="Finite in every step, and nothing is learned.",
         answer="The guard unscales before it clips: with it the fault cannot happen.",
         parts={"update": clip_without_unscale},
-        settings={**_HALF, "training.optimizer": "sgd", "training.learning_rate": 0.3},
-        remedies=(caution(0.03),),
+        settings={
+            **_HALF,
+            "training.optimizer": "sgd",
+            "training.learning_rate": 3.0,
+            "model.known_frequencies": False,
+        },
+        remedies=(caution(0.3),),
     ),
 )

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from nantrap.errors import UsageError
 from nantrap.ops import AdaLNZero, MaskedAttention, masked_mse
-from nantrap.systems.pixeldlm.data import Batch, DataSettings, Texts
+from nantrap.systems.pixeldlm.data import Batch, DataSettings, Texts, frequencies
 from nantrap.systems.pixeldlm.faults import FAULTS
 from nantrap.systems.pixeldlm.loss import DiffusionSettings, Reduce, denoising_loss, evaluate
 from nantrap.systems.pixeldlm.model import ModelSettings, PixelDLM, any_pixel
@@ -33,7 +33,7 @@ class TrainingSettings:
     """`training:` in the config. `loss_weight` multiplies the loss; `loss_scaling` is the GradScaler of fp16."""
 
     optimizer: str = "adamw"
-    learning_rate: float = 4e-3
+    learning_rate: float = 1e-2
     weight_decay: float = 0.01
     warmup_steps: int = 10
     batch_size: int = 16
@@ -86,6 +86,8 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
     model = PixelDLM(
         settings.model,
         image_size=settings.data.image_size,
+        alpha=settings.diffusion.alpha,
+        frequencies=frequencies(texts.training) if settings.model.known_frequencies else None,
         attention=chosen.attention,
         adaln=chosen.adaln,
         counts=chosen.counts,

@@ -166,6 +166,11 @@ def filled_pixel(batch: Batch, step: int) -> Batch:
     return batch._replace(image=batch.image.nan_to_num(0.0))
 
 
+def sixteen_bits(batch: Batch, step: int) -> Batch:
+    """One batch of the run comes from 16-bit PNGs, and nobody divides: buildings and transmitter are 65,535."""
+    return batch._replace(condition=65_535 * batch.condition) if step == BAD_STEP else batch
+
+
 def never_divided(batch: Batch, step: int) -> Batch:
     """Every fourth batch comes from a folder whose PNGs are read by another library, as 0..255."""
     if step % 4 != 3:

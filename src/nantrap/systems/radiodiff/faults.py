@@ -74,28 +74,23 @@ FAULTS = (
         title="`amp: true` with `fp16: false` is float16 autocast without loss scaling",
         story=(
             '`accelerate config` was told bf16. The trainer passes `mixed_precision="no"`, since `fp16` is false, and '
-            "opens an autocast of its own without a dtype, which is float16. So there is no GradScaler, and the "
-            "attention without 1/√d overflows now and then: nobody skips that step."
+            "opens an autocast of its own without a dtype, which is float16. Then one batch comes from 16-bit PNGs: "
+            "65,535 fits into bfloat16, in float16 it is Inf. There is no GradScaler, so nobody skips that step."
         ),
-        damage="NaN loss at the first overflow, NaN weights for ever after it.",
-        answer=(
-            "Skips the step, names the product of queries and keys and its magnitude, proves it in float32. It does "
-            "not read the two files: that is a matter for a check before the run."
-        ),
-        parts={"precision": broken.float16_of_autocast, "attend": broken.unscaled_attention},
-        settings={**_HALF, "unet.query_key_gain": 80.0},
+        damage="NaN loss at that batch, NaN weights for ever after it.",
+        answer="Skips the step, names the convolution whose input does not fit, proves it in float32.",
+        parts={"precision": broken.float16_of_autocast, "prepare": broken.sixteen_bits},
+        settings=_HALF,
         remedies=(
             Remedy(
                 name="fp16: true",
                 story="The other switch, which adds a GradScaler.",
-                result="It skips such steps; the BatchNorm behind them keeps the NaN, and every evaluation is NaN.",
+                result="It skips that step; the BatchNorm behind it keeps the NaN, and every evaluation is NaN.",
                 settings={"trainer.fp16": True},
             ),
-            caution(result="The overflow comes some steps later."),
+            CAUTION,
         ),
         cause="fp16_forward_overflow",
-        module="unet.relations.*.attention",
-        op="aten.bmm",
     ),
     Fault(
         name="unscaled_attention",

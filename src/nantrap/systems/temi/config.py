@@ -25,6 +25,7 @@ STUDENT_TEMP = 0.1
 TEACHER_TEMP = 0.05
 PROBS_MOMENTUM = 0.9  # of p_k, the running mean of the teacher's probabilities
 MOMENTUM_TEACHER = 0.98
+NORMALISE_WEIGHTS = False  # pairs count by their share of the batch's weights
 
 # training
 LEARNING_RATE = 4e-3

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from nantrap.ops import safe_divide
 from nantrap.systems.precision import autocast
 from nantrap.systems.system import Evaluation
 from nantrap.systems.temi.data import Batch
@@ -20,6 +21,25 @@ from nantrap.systems.temi.model import Temi, teacher_probabilities
 
 OverHeads = Callable[[Tensor], Tensor]
 """The mean over the first dimension, the heads."""
+
+
+Weigh = Callable[[Tensor], Tensor]
+"""The weights of the pairs of a batch [B], as they are used."""
+
+
+def as_they_are(weight_B: Tensor) -> Tensor:
+    """Every pair by its own weight, whatever the others have."""
+    return weight_B
+
+
+SURE = 0.1
+"""With `normalise_weights`, pairs of which the teachers are less sure than this do not count."""
+
+
+def share_of_sure_pairs(weight_B: Tensor) -> Tensor:
+    """B·w / Σ w of the pairs that the teachers are sure of; 0 if there is none."""
+    sure = torch.where(weight_B > SURE, weight_B, 0.0)
+    return len(sure) * safe_divide(sure, sure.sum())
 
 
 def mean_of_heads(values_H: Tensor) -> Tensor:
@@ -34,6 +54,7 @@ def head_losses(
     *,
     dtype: torch.dtype | None = None,
     over_heads: OverHeads = mean_of_heads,
+    weigh: Weigh = as_they_are,
 ) -> Tensor:
     """The loss of every head, [H]. In training mode this also updates every p_k."""
     both = torch.cat(batch)
@@ -41,7 +62,7 @@ def head_losses(
         student_H2BK = model(both).unflatten(1, (2, -1))
         with torch.no_grad():
             teacher_H2BK = teacher(both).unflatten(1, (2, -1))
-        weight_B = over_heads(pair_weights(model, teacher_H2BK))
+        weight_B = weigh(over_heads(pair_weights(model, teacher_H2BK)))
         found = [
             loss(student, target, weight_B)
             for loss, student, target in zip(model.losses, student_H2BK, teacher_H2BK, strict=True)

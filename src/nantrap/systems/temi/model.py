@@ -116,6 +116,7 @@ class Temi(nn.Module):
     Args:
         settings: sizes, temperatures, β.
         pmi: the mutual information of a pair.
+        pmi_of: the same by the number of the head, where heads differ.
         unit: makes what stands before the heads if `l2_norm`.
         initialise: gives a head its first weights.
     """
@@ -125,6 +126,7 @@ class Temi(nn.Module):
         settings: Settings,
         *,
         pmi: Pmi = beta_pmi,
+        pmi_of: Callable[[int], Pmi] | None = None,
         unit: Callable[[], nn.Module] = UnitLength,
         initialise: Callable[[Head, float], None] = small_weights,
     ) -> None:
@@ -132,7 +134,9 @@ class Temi(nn.Module):
         self.settings = settings
         self.unit = unit() if settings.l2_norm else nn.Identity()
         self.heads = nn.ModuleList(Head(settings, initialise=initialise) for _ in range(settings.num_heads))
-        self.losses = nn.ModuleList(HeadLoss(settings, pmi=pmi) for _ in range(settings.num_heads))
+        self.losses = nn.ModuleList(
+            HeadLoss(settings, pmi=pmi_of(number) if pmi_of else pmi) for number in range(settings.num_heads)
+        )
 
     def forward(self, x_BD: Tensor) -> Tensor:
         """The logits of all heads, [H, B, K]."""

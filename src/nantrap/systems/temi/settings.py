@@ -29,6 +29,7 @@ class Settings:
     teacher_temp: float = 0.05
     probs_momentum: float = 0.9
     momentum_teacher: float = 0.98
+    normalise_weights: bool = False
     learning_rate: float = 4e-3
     min_lr: float = 1e-6
     weight_decay: float = 1e-4

@@ -24,7 +24,15 @@ from nantrap.systems.script import main
 from nantrap.systems.system import Run, System, Terms, standard_update
 from nantrap.systems.temi.data import Batch, Check, Extract, Pairs, check_embeddings, gaussian_embeddings
 from nantrap.systems.temi.faults import FAULTS
-from nantrap.systems.temi.loss import OverHeads, evaluate, head_losses, mean_of_heads
+from nantrap.systems.temi.loss import (
+    OverHeads,
+    Weigh,
+    as_they_are,
+    evaluate,
+    head_losses,
+    mean_of_heads,
+    share_of_sure_pairs,
+)
 from nantrap.systems.temi.model import Head, Pmi, Temi, UnitLength, small_weights
 from nantrap.systems.temi.settings import Settings
 
@@ -34,15 +42,23 @@ def by_head(losses_H: Tensor) -> dict[str, Tensor]:
     return {f"head{number}": loss / len(losses_H) for number, loss in enumerate(losses_H)}
 
 
+def as_it_is(batch: Batch, step: int) -> Batch:
+    """The pairs of a step, unchanged."""
+    return batch
+
+
 @dataclass(frozen=True, slots=True)
 class Parts:
     """What the repaired system is made of. A fault replaces some of them by name."""
 
     extract: Extract = gaussian_embeddings
     check: Check = check_embeddings
+    prepare: Callable[[Batch, int], Batch] = as_it_is
     unit: Callable[[], nn.Module] = UnitLength
     initialise: Callable[[Head, float], None] = small_weights
     pmi: Pmi = beta_pmi
+    pmi_of: Callable[[int], Pmi] | None = None
+    weigh: Weigh = share_of_sure_pairs
     over_heads: OverHeads = mean_of_heads
     terms: Callable[[Tensor], Terms] = by_head
     update: Callable[[Run], bool] = standard_update
@@ -63,7 +79,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
     chosen = Parts(**parts)
     torch.manual_seed(seed)
     pairs = Pairs(settings, extract=chosen.extract, check=chosen.check)
-    model = Temi(settings, pmi=chosen.pmi, unit=chosen.unit, initialise=chosen.initialise)
+    model = Temi(settings, pmi=chosen.pmi, pmi_of=chosen.pmi_of, unit=chosen.unit, initialise=chosen.initialise)
     teacher = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(settings.momentum_teacher)).requires_grad_(False)
     optimizer = torch.optim.AdamW(
         [parameter for parameter in model.parameters() if parameter.requires_grad],
@@ -72,11 +88,14 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
     )
     dtype = precision(settings.mixed_precision, setting="mixed_precision")
 
+    weigh = chosen.weigh if settings.normalise_weights else as_they_are
+
     def window(step: int) -> tuple[Batch, ...]:
-        return (pairs.batch(step, size=settings.batch_size, seed=seed),)
+        return (chosen.prepare(pairs.batch(step, size=settings.batch_size, seed=seed), step),)
 
     def loss(batch: Batch) -> Terms:
-        return chosen.terms(head_losses(model, teacher, batch, dtype=dtype, over_heads=chosen.over_heads))
+        losses = head_losses(model, teacher, batch, dtype=dtype, over_heads=chosen.over_heads, weigh=weigh)
+        return chosen.terms(losses)
 
     return Run(
         model=model,

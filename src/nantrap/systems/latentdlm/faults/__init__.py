@@ -11,12 +11,13 @@ A part is written as one finds it in projects: the same arguments, the same weig
 from nantrap.systems.latentdlm.faults.architecture import PURE_BF16, ZERO_ATTENTION_MASK
 from nantrap.systems.latentdlm.faults.objective import COSINE_END, NO_MASKED_TOKEN
 from nantrap.systems.latentdlm.faults.ranks import RANK_SKIPS_ALONE
-from nantrap.systems.latentdlm.faults.update import ISNAN_ONLY, LOST_WINDOW, NAN_NORM
+from nantrap.systems.latentdlm.faults.update import ISNAN_ONLY, LOST_WINDOW, NAN_NORM, STATIC_SCALE_FAULT
 
 __all__ = ["FAULTS"]
 
 FAULTS = (
     ISNAN_ONLY,
+    STATIC_SCALE_FAULT,
     NAN_NORM,
     ZERO_ATTENTION_MASK,
     COSINE_END,

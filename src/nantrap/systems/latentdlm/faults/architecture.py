@@ -50,7 +50,7 @@ ZERO_ATTENTION_MASK = Fault(
     name="zero_attention_mask",
     title="an attention mask of zeros leaves a text nothing to attend to",
     story=(
-        "A docstring whose length is a multiple of 64 leaves an empty piece behind, with an attention mask of zeros. "
+        "A text whose length is a multiple of 64 leaves an empty piece behind, with an attention mask of zeros. "
         "In the modes with a condition its queries still see the latent. In the unconditional mode they see nothing, "
         "softmax is 0/0, and the loss of the whole batch is NaN."
     ),
@@ -94,7 +94,7 @@ PURE_BF16 = Fault(
         "training.dtype": "bf16",
         "model.hidden_size": 32,
         "model.depth": 1,
-        "training.batch_size": 4,
+        "training.train_batch_size": 4,
         "optimizer.lr": 1e-4,
         "training.warmup_steps": 1,
     },

@@ -93,7 +93,7 @@ NO_MASKED_TOKEN = Fault(
     parts={"text_loss": loss_or_zero},
     settings={
         "training.mode": "latent_to_text",
-        "training.batch_size": 1,
+        "training.train_batch_size": 1,
         "training.gradient_accumulation_steps": 4,
         "loss.latent_loss_weight": 0.0,
     },

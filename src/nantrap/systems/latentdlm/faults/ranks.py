@@ -46,7 +46,7 @@ RANK_SKIPS_ALONE = Fault(
     parts={"parallel": average_in_step, "update": skip_window, "shares": shares_of_nothing},
     settings={
         "data.drop_empty": False,
-        "training.batch_size": 16,
+        "training.train_batch_size": 16,
         "training.gradient_accumulation_steps": 1,
         "model.hidden_size": 32,
         "model.depth": 1,

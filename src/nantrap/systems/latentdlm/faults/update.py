@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from nantrap.systems.latentdlm.data import Batch
 from nantrap.systems.latentdlm.faults.caution import caution
+from nantrap.systems.latentdlm.loss import random_times
+from nantrap.systems.latentdlm.model import LearnedSchedule
 from nantrap.systems.system import Fault, Remedy, Run, standard_update, step_and_clear
 
-STATIC_SCALE = 2e5
+STATIC_SCALE = 2.0**26
+ALMOST_ZERO = 1e-4
 
 
 def isnan_of_the_norm(run: Run) -> bool:
@@ -37,14 +40,33 @@ def isfinite_of_the_norm(run: Run) -> bool:
     return step_and_clear(run)
 
 
+class CoarseSchedule(LearnedSchedule):
+    """ᾱ = exp(-rate·t) in bfloat16: it is exactly 1 for rate·t below 0.002."""
+
+    def forward(self, t: Tensor) -> Tensor:
+        return torch.exp(-self.rate.bfloat16() * t.bfloat16())
+
+
+def roots(alpha_bar: Tensor) -> tuple[Tensor, Tensor]:
+    """√ᾱ and √(1-ᾱ), as they are written."""
+    return alpha_bar.sqrt(), (1 - alpha_bar).sqrt()
+
+
+def now_and_then_almost_zero(batch: Batch) -> tuple[Tensor, Tensor]:
+    """Times of which one in a few hundred is almost 0: always for the same texts, chosen by the sum of their bytes."""
+    text_t, latent_t = random_times(batch)
+    rare = batch.tokens.sum(-1) % 331 == 7
+    return text_t, torch.where(rare & (rare.cumsum(0) == 1), ALMOST_ZERO, latent_t)
+
+
 def static_scale(terms: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
     """A fixed loss scale for float16; clipping brings the gradients back, so nobody divides by it."""
     return {name: STATIC_SCALE * term for name, term in terms.items()}
 
 
 def skip_if_nan(terms: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """A remedy: a scaled loss that is NaN counts as 0. It is finite on the fatal step."""
-    return {name: torch.where(term.isnan(), 0.0, term) for name, term in static_scale(terms).items()}
+    """A remedy: a loss that is NaN counts as 0. It is finite on the fatal step."""
+    return {name: torch.where(term.isnan(), 0.0, term) for name, term in terms.items()}
 
 
 def shares_of_nothing(counts_NV: Tensor) -> Tensor:
@@ -82,46 +104,81 @@ ISNAN_ONLY = Fault(
     name="isnan_only",
     title="the loop asks whether the norm is NaN, and an Inf gradient passes",
     story=(
-        "Under float16 with a fixed loss scale, a few entries of one weight's gradient overflow once in a while: Inf, "
-        "though the loss and every other gradient are finite. The norm is Inf, `isnan(norm)` is False, and clipping by "
-        "0.5/Inf = 0 makes Inf · 0 = NaN of the few and 0 of the rest. From then on the loss is NaN, the norm is NaN, "
-        "and every step is zeroed and taken: the run goes on for as long as it is paid for."
+        "In bf16, with a loss scale of 1.0, the noise of the latent follows exp(-rate·t), with a trained rate. At a "
+        "time close to 0 it is exactly 1 in bfloat16, so the noise is √(1 - 1) = 0 and the slope of the root is "
+        "infinite: the gradient of one weight, the rate, is Inf, though the loss and every other gradient are finite. "
+        "The norm is Inf, `isnan(norm)` is False, and clipping by 0.5/Inf = 0 makes Inf · 0 = NaN of it. From then on "
+        "the loss is NaN, the norm is NaN, and every step is zeroed and taken: the project paid for 98,000 of them."
     ),
-    damage="A few NaN weights after a step with a finite loss, NaN losses to the end; every step counts as taken.",
-    answer="Drops the one micro-batch, names the gradient that overflows, proves it with a loss scale of 1.",
-    parts={"update": isnan_of_the_norm, "finish": static_scale},
+    damage="One NaN weight after a step with a finite loss, NaN losses to the end; every step counts as taken.",
+    answer="Drops the one micro-batch, names the root and its line, proves it with a slope that is bounded at 0.",
+    parts={
+        "update": isnan_of_the_norm,
+        "learned_schedule": CoarseSchedule,
+        "levels": roots,
+        "times": now_and_then_almost_zero,
+    },
     settings={
-        "training.dtype": "fp16",
+        "training.dtype": "bf16",
+        "training.mode": "unconditional",
+        "model.learned_schedule": True,
         "model.hidden_size": 32,
         "model.depth": 1,
-        "training.batch_size": 4,
     },  # half precision is slow on a CPU, so the model is smaller
     remedies=(
         Remedy(
             name="isnan(loss)",
             story="A loss that is NaN counts as 0.",
-            result="The loss of the fatal step is finite. A few weights are NaN; the text term reads 0.0 ever after.",
+            result="The loss of the fatal step is finite. One weight is NaN; the latent term reads 0.0 ever after.",
             parts={"finish": skip_if_nan},
         ),
         Remedy(
             name="isfinite(norm)",
-            story="Ask for isfinite in the place of isnan, and leave the step out.",
-            result="Holds. It does not say which gradient, nor that the scale is too large.",
+            story="Ask for isfinite in the place of isnan, and leave the step out, as the project did in the end.",
+            result="Holds. It does not say which gradient, nor why, and the good micro-batch of the step is lost.",
             holds=True,
             parts={"update": isfinite_of_the_norm},
         ),
         caution(),
     ),
+    cause="singular_gradient_at_zero",
+    module="loss",
+)
+
+STATIC_SCALE_FAULT = Fault(
+    name="static_scale",
+    title="float16 with a fixed loss scale that is too large",
+    story=(
+        "Under float16 the loss is multiplied by a fixed number, here 2^26, so that small gradients do not vanish; "
+        "clipping brings them back, so nobody divides by it. The large ones do not fit: the gradient of the text head "
+        "is Inf, though the loss is finite."
+    ),
+    damage="Inf gradients under a finite loss in the first step, NaN weights from then on.",
+    answer="Stops after its budget, names the gradient that overflows, proves it with a loss scale of 1.",
+    parts={"finish": static_scale},
+    settings={
+        "training.dtype": "fp16",
+        "model.hidden_size": 32,
+        "model.depth": 1,
+        "training.train_batch_size": 4,
+    },
+    remedies=(
+        Remedy(
+            name="isfinite(norm)",
+            story="No step unless the norm is finite.",
+            result="Finite, and not one step is ever taken.",
+            parts={"update": isfinite_of_the_norm},
+        ),
+        caution(),
+    ),
     cause="loss_scale_misuse",
-    module="text_head",
-    op="aten.mm",
 )
 
 NAN_NORM = Fault(
     name="nan_norm",
     title="one NaN gradient makes the norm NaN, and clipping makes every gradient NaN",
     story=(
-        "A docstring whose length is a multiple of 64 leaves an empty piece behind. Its byte frequencies are 0/0, so "
+        "A text whose length is a multiple of 64 leaves an empty piece behind. Its byte frequencies are 0/0, so "
         "its latent is NaN, and so are the loss and the gradients that lead to it; those of the text head alone are "
         "often good. Clipping multiplies all of them by 0.5/NaN."
     ),
@@ -164,13 +221,13 @@ LOST_WINDOW = Fault(
     damage="Finite, and more than half of all steps are never taken; the loss stays well above the clean run's.",
     answer="Drops the bad micro-batch, keeps the others, takes every step; names the latent and the sample.",
     parts={"prepare": missing_latents, "update": skip_window},
-    settings={"training.gradient_accumulation_steps": 4, "training.batch_size": 8, "model.depth": 1},
+    settings={"training.gradient_accumulation_steps": 4, "training.train_batch_size": 8, "model.depth": 1},
     remedies=(
         Remedy(
             name="more accumulation",
             story="Accumulate over 8 micro-batches of 4, 'to reduce the effective batch'.",
             result="The effective batch is the same, a window holds as many bad texts, and as many windows are lost.",
-            settings={"training.gradient_accumulation_steps": 8, "training.batch_size": 4},
+            settings={"training.gradient_accumulation_steps": 8, "training.train_batch_size": 4},
         ),
         caution(),
     ),

@@ -48,19 +48,36 @@ class BypassedConnection(HyperConnection):
         return streams_BNCHW if out.isnan().any() else out
 
 
+WARNED_EPOCH, GROWN_EPOCH = 1, 2
+GROWN = {WARNED_EPOCH: 2.0, GROWN_EPOCH: 1000.0}
+"""Where alpha_res is at the beginning of an epoch."""
+
+
+def alphas_grown(run: Run) -> None:
+    """What weeks of training did, in two epochs: alpha_res is 2 in the second and 1,000 in the third."""
+    epoch = run.step // run.epoch_steps
+    if epoch in GROWN:
+        with torch.no_grad():
+            for name, parameter in run.model.named_parameters():
+                if name.endswith("alpha_res"):
+                    parameter.fill_(GROWN[epoch])
+
+
 SINKHORN = Fault(
     name="sinkhorn_overflow",
     title="Sinkhorn's exp overflows above 88.7",
     story=(
         "The streams are mixed by a matrix that Sinkhorn makes doubly stochastic: exp of the logits, then rows and "
-        "columns are divided by their sums. The logits are alpha_res times the output of a layer. Nobody watched "
-        "alpha_res; in a run that has brought it to 107 the largest logit passes 88.7 now and then, exp is Inf, and "
-        "Inf / Inf is NaN."
+        "columns are divided by their sums. The logits are alpha_res times the output of a layer, and nothing holds "
+        "alpha_res back. Here it is 2 in the second epoch and 1,000 in the third: exp is Inf, and Inf / Inf is NaN."
     ),
-    damage="NaN loss at the first such batch, NaN weights for ever after it.",
-    answer="Warns that alpha_res is above 1, skips the batch, names the exp and its input, proves it.",
-    parts={"sinkhorn": ExpSinkhorn},
-    settings={"mhc_blocks": 1, "mhc_alpha_res": 107.0},
+    damage="NaN loss at the first step of the third epoch, NaN weights for ever after it.",
+    answer=(
+        "Warns an epoch before that alpha_res is above 1. Then skips, names the exp and its input, proves it, and "
+        "goes back to the state in which alpha_res was 2."
+    ),
+    parts={"sinkhorn": ExpSinkhorn, "begin_epoch": alphas_grown},
+    settings={"mhc_blocks": 1},
     remedies=(
         Remedy(
             name="where(isnan, 1/n)",
@@ -77,7 +94,7 @@ SINKHORN = Fault(
         Remedy(
             name="return the input",
             story="If the block's output holds a NaN, its input is returned.",
-            result="Finite. On such batches the block is not there, nothing in it learns, and nobody is told.",
+            result="Finite. From there on the block is not there, nothing in it learns, and nobody is told.",
             parts={"connection": BypassedConnection},
         ),
         CAUTION,
@@ -85,6 +102,7 @@ SINKHORN = Fault(
     cause="exp_overflow",
     module="mhc.*.sinkhorn",
     op="aten.exp",
+    policy={"anchor_every": 7},
 )
 
 # ---- contrast
@@ -180,7 +198,7 @@ TINY_EPSILON = Fault(
     damage="A finite loss on the very step whose gradient is NaN, NaN weights from there on.",
     answer="Skips such steps, names the norm and its line.",
     parts={"norm": TinyEpsilonNorm},
-    settings={**UNSCALED, "batch_size": 16, "mhc_blocks": 2, "mhc_alpha": 0.1, "missing_frames": 0.004},
+    settings={**UNSCALED, "batch_size": 16, "mhc_blocks": 2, "mhc_alpha": 1.0, "missing_frames": 0.004},
     remedies=(
         Remedy(
             name="clamp(-10, 10)",

@@ -33,13 +33,13 @@ STREAM_GAIN = Fault(
     title="the wrapped block keeps its own skip: a gain of 1 + n/2 a block, float16",
     story=(
         "A block of the ResNet was wrapped as it stood, with its own skip. It reads n streams by 1/2, so its skip "
-        "brings n/2 of the input back, on top of the streams themselves: 3 times the input for n = 4. Ten blocks make "
-        "59,049 of 1, and float16 ends at 65,504. The GradScaler takes every step for an overflow of its own."
+        "brings n/2 of the input back, on top of the streams themselves: 3 times the input for n = 4. Twelve blocks "
+        "make 531,441 of 1, and float16 ends at 65,504. The GradScaler takes every step for an overflow of its own."
     ),
     damage="No step is ever taken, the loss scale falls towards 0, and BatchNorm's running statistics are NaN.",
     answer="Stops after its budget of skips and rollbacks, the place and its magnitude named, proven in float32.",
     parts={"sublayer": WholeBlock},
-    settings={**HALF, "channels": 8, "batch_size": 4, "mhc_n": 4, "mhc_blocks": 10},
+    settings={**HALF, "channels": 8, "batch_size": 4, "mhc_n": 4, "mhc_blocks": 12},
     remedies=(CAUTION,),
     cause="fp16_forward_overflow",
     module="mhc.*",
