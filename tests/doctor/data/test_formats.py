@@ -289,6 +289,27 @@ def test_masks_beside_images_look_alike(tmp_path: Path) -> None:
     assert found(tmp_path) == []
 
 
+def test_a_forged_arrow_file_does_not_end_the_process(tmp_path: Path) -> None:
+    write_arrow(tmp_path / "a.feather")
+    data = bytearray((tmp_path / "a.feather").read_bytes())
+    for position in range(64, len(data) - 64, 97):
+        data[position] ^= 0x7F
+    (tmp_path / "a.feather").write_bytes(bytes(data))
+    assert "unreadable_file" in [each[0] for each in found(tmp_path)]
+
+
+def test_a_column_of_counts_is_no_label(tmp_path: Path) -> None:
+    rows = "\n".join(f"{20 + index},{index * 0.5},{index % 7}" for index in range(20))
+    (tmp_path / "a.csv").write_text("age,score,num_tokens\n" + rows)
+    assert found(tmp_path, classes=3, vocab=2) == []
+
+
+def test_a_folder_without_data(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("nothing here")
+    with pytest.raises(UsageError, match="no data file of a known kind is there"):
+        check_data(tmp_path)
+
+
 def test_a_path_that_does_not_exist() -> None:
     with pytest.raises(UsageError, match=r"no/such.npy does not exist; give files, folders"):
         check_data("no/such.npy")

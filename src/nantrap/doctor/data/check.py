@@ -32,7 +32,7 @@ from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.rows import Array, Indices
 from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import file_size, list_folder, open_source
-from nantrap.errors import UsageError
+from nantrap.errors import NantrapError, UsageError
 
 _ARRAY_FORMATS = ("npy", "npz", "torch", "safetensors", "hdf5")
 _IMAGES_AT_ONCE = 32
@@ -80,6 +80,8 @@ def check_data(
     datasets = [(name, factory.make_dataset(name)) for name in factories]
     findings: list[DataFinding] = []
     files = _files([name for name in names if name not in factories], findings)
+    if not files and not findings and not datasets:
+        raise UsageError(f"{', '.join(names)}: no data file of a known kind is there")
     told.total(sum(file.size for file in files))
     run = _Run(chosen, engine or Threads(), told, findings, {})
     run.images([file for file in files if file.format == "image"])
@@ -127,8 +129,10 @@ class _Run:
         for file in files:
             try:
                 plans[file.path] = (file, plan_file(file.path, _known(file)))
-            except UnreadableDataError as error:
-                self._unreadable(file.path, Problem(str(error)))
+            except NantrapError:
+                raise
+            except Exception as error:
+                self._unreadable(file.path, Problem(_words(error)))
                 self.progress.advance(file.size)
         shards = [shard for _, plan in plans.values() for shard in plan.shards]
         scan = functools.partial(_scan_safely, options=self.options)
@@ -179,10 +183,18 @@ def _scan_safely(shard: Shard, *, options: DataOptions) -> Scanned:
     """A shard that cannot be read is a problem of its file, and never ends the check."""
     try:
         return scan_shard(shard, options)
-    except UnreadableDataError as error:
-        return Scanned(problems=[Problem(str(error), shard.field)])
-    except OSError as error:
-        return Scanned(problems=[Problem(f"cannot be read: {error.strerror or error}", shard.field)])
+    except NantrapError:  # a missing package, not a bad file
+        raise
+    except Exception as error:
+        return Scanned(problems=[Problem(_words(error), shard.field)])
+
+
+def _words(error: Exception) -> str:
+    """Damaged bytes can make a reader raise anything; what it says is the best description there is."""
+    if isinstance(error, UnreadableDataError):
+        return str(error)
+    text = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+    return f"cannot be read: {text.partition(chr(10))[0][:200]}"
 
 
 def _confirm(path: str, format: str | None, made: Measures, indices: Indices) -> Array:

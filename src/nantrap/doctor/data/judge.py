@@ -79,7 +79,11 @@ def _candidates(fields: Mapping[str | None, Measures], role: str, options: DataO
     whole = [name for name, made in fields.items() if made.role == "feature" and made.kind == "int"]
     if role == "label":
         whole = [name for name in whole if fields[name].least_width == 1]
+        numbers = [name for name, made in fields.items() if made.table and made.role == "feature"]
+        if len(numbers) > 1:  # a column of whole numbers beside others is a count as likely as a label
+            whole = [name for name in whole if not fields[name].table]
     else:
+        whole = [name for name in whole if not fields[name].table]
         whole = [name for name in whole if fields[name].least_width != 1] or whole
     return set(whole) if len(whole) == 1 else set()
 

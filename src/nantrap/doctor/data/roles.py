@@ -15,7 +15,14 @@ Role = Literal["feature", "label", "target", "token", "mask", "input_length", "t
 
 _LABELS = frozenset(("label", "labels", "target", "targets", "y", "cls", "class", "classes", "category", "tgt", "gt"))
 _MASKS = frozenset(("mask", "masks", "attentionmask", "padmask"))
-_TOKENS = frozenset(("ids", "tokens", "token", "inputids", "tokenids"))
+_TOKENS = frozenset(("tokens", "token", "inputids", "tokenids"))
+_OF_TOKENS = frozenset((
+    "ids", "input", "token", "tokens", "text", "decoder", "encoder", "src", "source", "prompt", "completion",
+    "response", "context", "sentence", "word", "char", "byte", "bpe", "subword", "vocab", "output", "chosen",
+    "rejected", "query", "question", "answer", "passage",
+))  # fmt: skip
+"""The words that may stand beside `ids` in the name of token ids: `decoder_input_ids`, but not `image_ids`."""
+_COUNTS = frozenset(("n", "num", "count", "counts", "total", "number"))
 _LENGTHS = frozenset(("length", "lengths", "len", "lens", "frames", "duration", "steps"))
 _TARGET_SIDE = frozenset(("target", "targets", "label", "labels", "tgt", "y", "output", "text", "transcript", "token"))
 _IDENTIFIERS = frozenset((
@@ -68,10 +75,12 @@ def role_of(name: str, options: DataOptions) -> Role:
         return "mask"
     if _LENGTHS & set(words) and (len(words) > 1 or words[0] in ("length", "lengths", "frames")):
         return "target_length" if _TARGET_SIDE & set(words) else "input_length"
-    named_identifier = bool(_IDENTIFIERS & set(words))
+    if _COUNTS & set(words):
+        return "identifier"
+    named_identifier = bool(_IDENTIFIERS & set(words)) or ("ids" in words and not set(words) <= _OF_TOKENS)
     if _LABELS & set(words) and not (words[-1] == "id" and words[0] not in _LABELS):
         return "label" if options.labels is None else "target"
-    if (joined in _TOKENS or _TOKENS & set(words)) and not named_identifier:
+    if (joined in _TOKENS or "ids" in words or _TOKENS & set(words)) and not named_identifier:
         return "token"
     if named_identifier:
         return "identifier"

@@ -60,7 +60,7 @@ def read_stored(source: Source) -> StoredObject:
         for tensor in extent.tensors:
             arrays[tensor.path] = StoredArray(
                 tensor.path,
-                str(tensor.dtype).rpartition(".")[2],
+                tensor.dtype.name,
                 tuple(tensor.shape),
                 tuple(tensor.stride),
                 extent.source,

@@ -55,6 +55,7 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
     with _opened(shard.path) as stream:
         try:
             for start, batch in _batches(arrow, stream, shard):
+                batch.validate(full=True)  # a forged offset would make pyarrow read outside its memory
                 for name, column in _columns(arrow, batch):
                     for block in _blocks(arrow, name, column, start, made):
                         parts.setdefault(name, []).append(measure(block, options, file_stem=""))

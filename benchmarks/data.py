@@ -1,0 +1,121 @@
+"""How fast is `nantrap data`, and how much memory does it take?
+
+Writes a float32 array (`--gb`, rows of 1,000 values) as .npy into a temporary folder, reads it several ways, each in a
+process of its own, and deletes it. The rivals: a plain read of all bytes with as many threads, and the line everybody
+writes, `np.isnan(np.load(path, mmap_mode="r")).any()`, which looks for NaN only. `nantrap` finds NaN, Inf, outliers,
+constant samples and copies in the same pass. `--cold` takes the file out of the page cache before each read.
+
+On a machine that others use too, wall time says how busy they were: the ways run in turns, and the median and the
+least wall time are shown.
+
+    python benchmarks/data.py --gb 0.6
+    python benchmarks/data.py --gb 4 --cold --ray
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+_WAYS = {
+    "plain read": (
+        "import os\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "descriptor, size, part = os.open(path, os.O_RDONLY), os.path.getsize(path), 32 << 20\n"
+        "def read(start):\n"
+        "    buffer, end = bytearray(4 << 20), min(size, start + part)\n"
+        "    while start < end:\n"
+        "        start += os.preadv(descriptor, [buffer], start)\n"
+        "with ThreadPoolExecutor(os.cpu_count()) as pool: list(pool.map(read, range(0, size, part)))\n"
+    ),
+    "numpy isnan": "import numpy as np\nnp.isnan(np.load(path, mmap_mode='r')).any()\n",
+    "nantrap data": "from nantrap.doctor.data import check_data\ncheck_data(path)\n",
+    "nantrap data, Ray": (
+        "import ray\n"
+        "ray.init(num_cpus=os.cpu_count(), include_dashboard=False, logging_level='ERROR', log_to_driver=False)\n"
+        "from nantrap.doctor.data import check_data\n"
+        "from nantrap.doctor.data.engine import engine_named\n"
+        "begin = time.perf_counter()  # an existing cluster is used, so its start is not counted\n"
+        "check_data(path, engine=engine_named('ray'))\n"
+    ),
+}
+_FRAME = """
+import os, resource, sys, time
+path = sys.argv[1]
+import numpy
+begin = time.perf_counter()
+{body}
+seconds = time.perf_counter() - begin
+print("RESULT", seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+"""
+
+
+def write_array(path: Path, gigabytes: float) -> None:
+    """Normal values in rows of 1,000; one NaN near the end."""
+    rows = int(gigabytes * 1e9 / 4000)
+    array = np.lib.format.open_memmap(path, mode="w+", dtype=np.float32, shape=(rows, 1000))
+    rng = np.random.default_rng(0)
+    for start in range(0, rows, 10_000):
+        stop = min(rows, start + 10_000)
+        array[start:stop] = rng.standard_normal((stop - start, 1000), dtype=np.float32)
+    array[rows - 7, 3] = np.nan
+    array.flush()
+
+
+def forget(path: Path) -> None:
+    """Take the file out of the page cache."""
+    descriptor = os.open(path, os.O_RDONLY)
+    os.fsync(descriptor)
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    os.close(descriptor)
+
+
+def measure(way: str, path: Path) -> tuple[float, float]:
+    """Seconds and megabytes of one way, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-c", _FRAME.format(body=_WAYS[way]), str(path)],
+        capture_output=True, text=True, timeout=900, check=True,
+    )  # fmt: skip
+    line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))
+    _, seconds, megabytes = line.split()
+    return float(seconds), float(megabytes)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--gb", type=float, default=0.6)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--cold", action="store_true", help="read from disk, not from the page cache")
+    parser.add_argument("--ray", action="store_true", help="measure a local Ray cluster, too")
+    arguments = parser.parse_args()
+    ways = [way for way in _WAYS if arguments.ray or "Ray" not in way]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "data.npy")
+        write_array(path, arguments.gb)
+        found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+        for _ in range(arguments.rounds):
+            for way in ways:
+                if arguments.cold:
+                    forget(path)
+                found[way].append(measure(way, path))
+        size = path.stat().st_size
+    source = "disk" if arguments.cold else "page cache"
+    print(f"{size / 1e9:.2f} GB from the {source}, {os.cpu_count()} cores, {platform.machine()}")
+    print(f"{'':20} {'median s':>9} {'least s':>9} {'GB/s':>6} {'MB':>8}")
+    for way, results in found.items():
+        seconds = [result[0] for result in results]
+        memory = max(result[1] for result in results)
+        best = min(seconds)
+        print(f"{way:20} {statistics.median(seconds):9.3f} {best:9.3f} {size / best / 1e9:6.1f} {memory:8.0f}")
+
+
+if __name__ == "__main__":
+    main()
