@@ -231,6 +231,36 @@ def test_a_progress_bar_over_epochs(tmp_path: Path) -> None:
     assert [(note.step, note.text) for note in run.notes] == [(6, "🔴 NaN/Inf detected in MODEL PREDICTIONS")]
 
 
+def test_another_bar_in_between_does_not_begin_the_run_again(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    lines = []
+    for step in range(2, 50, 2):
+        lines.append(
+            f"\r {step}%|█ | {step}/48 [00:00<00:00, 73.91it/s]\r    \r"
+            f"{{'loss': '{50 - step}', 'epoch': '{step / 16}'}}\n"
+        )
+        if step % 16 == 0:
+            lines.append(
+                f"\r 50%|█ | 1/2 [00:00<00:00, 9it/s]\r{{'eval_loss': '{50 - step}', 'eval_runtime': '0.1'}}\n"
+            )
+    path.write_text("".join(lines))
+    run = open_run(path)
+    assert run.main["loss"].step.tolist() == list(range(2, 50, 2))
+    assert len(run.main.segments) == 1
+    assert list(run.evaluations) == ["eval_loss"]
+    assert run.evaluations["eval_loss"].step.tolist() == [16, 32, 48]
+
+
+def test_a_step_out_of_order_is_no_new_start(tmp_path: Path) -> None:
+    steps = [0, 1, 2, 3, 1, 4, 5, 6]
+    run = open_run(lines(tmp_path / "log.jsonl", [{"step": step, "loss": 1.0} for step in steps]))
+    assert len(run.main.segments) == 1
+    assert run.main.current.sum() == 8
+    steps = [0, 1, 2, 3, 0, 1, 2]
+    run = open_run(lines(tmp_path / "again.jsonl", [{"step": step, "loss": 1.0} for step in steps]))
+    assert [(s.start, s.stop) for s in run.main.segments] == [(0, 4), (4, 7)]
+
+
 def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file or folder"):
         open_run(tmp_path / "nothing")
@@ -252,6 +282,24 @@ def test_what_cannot_be_read_is_said(tmp_path: Path) -> None:
     (folder / "incident.json").write_text("{")
     (problem,) = open_run(tmp_path / "run").problems
     assert problem.startswith("000001-r0: incident.json cannot be read")
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "9" * 400 + "/2 [00:01, loss=1]\n" + "Epoch " + "9" * 400 + " loss: 2\n",
+        "epoch 3/0 0/0 [ loss=1\n",
+        "step " + "1," * 50 + " loss 2\n",
+        '{"step": 1e308, "loss": 1e400}\n{"step": -1e308, "loss": -1e308}\n{"step": null, "loss": []}\n' * 3,
+        "{" * 100_000 + "\n",
+    ],
+)
+def test_absurd_numbers_are_read(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(text)
+    run = open_run(path)
+    assert len(run.main.step) == len(run.main)
 
 
 def test_reading_needs_no_torch(tmp_path: Path) -> None:

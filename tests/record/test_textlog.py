@@ -29,6 +29,7 @@ LINES = [
     ("INFO:root:Epoch 3 Step 100 Loss -nan", {"Loss": "-nan", "step": 100, "epoch": 3.0}),
     ("Training loss at step 200: 1.5 (lr = 3e-4)", {"lr": "3e-4", "Training_loss": "1.5", "step": 200}),
     ("Step 300 - Loss: 1.#QNAN, Grad Norm: inf, LR: 0.00012", {"Loss": "1.#QNAN", "Grad_Norm": "inf", "LR": "0.00012", "step": 300}),
+    ("2026-11-16 15:04:12,123 INFO [train:39] step=10/200 loss=0.4545 lr=1.00e-03 elapsed=0:01:01 mem=12.3GB", {"loss": "0.4545", "lr": "1.00e-03", "mem": "12.3", "step": 10}),
     ("Epoch 5: train_loss=0.5 val_loss=0.6 acc=91.2%", {"train_loss": "0.5", "val_loss": "0.6", "acc": "91.2", "epoch": 5.0}),
 ]  # fmt: skip
 
@@ -44,6 +45,7 @@ def test_a_line(line: str, expected: dict[str, object]) -> None:
         "learning_rate: 1e-4",
         "Loaded 1000 images in 3.2 s, version 2.13.0",
         "batch_size: 32",
+        "2026-11-16 15:04:12,123 INFO [train:36] batch_size=32 lr=0.001 epochs=10",
         "Pred shape: torch.Size([32, 26, 37])",
         "",
     ],

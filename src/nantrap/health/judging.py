@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 
+import numpy as np
+
 from nantrap.health.checks import CHECKS
 from nantrap.health.expectations import Expectations
 from nantrap.health.finding import Finding, Verdict, worst
@@ -34,14 +36,16 @@ def judge(
         return Verdict(
             str(run.path), run.kind, 0, -1, "no steps", (Finding("steps", "unknown", "no step in the log yet"),)
         )
-    findings = [finding for check in CHECKS for finding in check(window)]
+    with np.errstate(all="ignore"):  # huge values overflow in sums and differences; the checks treat what comes out
+        findings = [finding for check in CHECKS for finding in check(window)]
     if stalled_after is not None and not finished:
         stalled = age > stalled_after
         words = f"last written {duration(age)} ago ({'more' if stalled else 'less'} than {duration(stalled_after)})"
         findings.append(Finding("stalled", "fail" if stalled else "pass", words, {"seconds": round(age, 1)}))
     if expect is None:
         return Verdict(str(run.path), run.kind, steps, last, state, tuple(findings))
-    findings += compare(window, expect.run)
-    stages = tuple(judge_stage(window, stage, expect) for stage in expect.stages)
+    with np.errstate(all="ignore"):
+        findings += compare(window, expect.run)
+        stages = tuple(judge_stage(window, stage, expect) for stage in expect.stages)
     done = bool(stages) and all(stage.state == "complete" and worst(stage.findings) == "pass" for stage in stages)
     return Verdict(str(run.path), run.kind, steps, last, state, tuple(findings), stages, expect.then if done else "")

@@ -85,7 +85,7 @@ def _event(data: bytes) -> dict[str, object] | None:
     record: dict[str, object] = {"step": 0}
     scalars = False
     for field, value in _fields(data):
-        if field == 1 and isinstance(value, bytes):
+        if field == 1 and isinstance(value, bytes) and len(value) == 8:
             record["wall_time"] = struct.unpack("<d", value)[0]
         elif field == 2 and isinstance(value, int):
             record["step"] = value - (1 << 64) if value >> 63 else value
@@ -106,7 +106,7 @@ def _value(data: bytes) -> tuple[str, float | None]:
             continue
         if field == 1:
             tag = value.decode("utf-8", "replace")
-        elif field == 2:
+        elif field == 2 and len(value) == 4:
             number = struct.unpack("<f", value)[0]
         elif field == 8:
             number = _tensor(value)

@@ -30,7 +30,11 @@ NAMES: Final = {
 }
 """The names under which other tools write the values that nantrap knows, the likeliest first, in normal form."""
 
-_EVALUATION = re.compile(r"(?:^|_)(?:eval|evaluation|val|valid|validation|test|dev)(?:_|$)")
+_EVALUATION = re.compile(
+    r"(?=.*(?:^|_)(?:eval|evaluation|val|valid|validation|test|dev)(?:_|$))"
+    r"(?!.*(?:runtime|per_second|(?:^|_)(?:time|steps?|samples|epoch|batch_size|jit_compilation_time)$))"
+)
+_LARGEST = 2.0**53  # the last whole number that a float64 tells from the next
 _APART = re.compile(r"[^a-z0-9]+")
 
 
@@ -64,18 +68,33 @@ def normal_form(name: str) -> str:
 
 def is_evaluation(name: str) -> bool:
     """Whether a column of a log holds a result of an evaluation: `eval_loss`, `val/acc`, `Loss/test`."""
-    return _EVALUATION.search(normal_form(name)) is not None
+    return _EVALUATION.match(normal_form(name)) is not None
 
 
 def not_repeated(step: Ints) -> Bools:
     """Where steps were gone through again later (a run that was started again): True for the last pass alone."""
     if len(step) < 2:
         return np.ones(len(step), dtype=bool)
-    begin = np.append(0, np.flatnonzero(np.diff(step) < 0) + 1)
+    begin = passes(step)
     # the least step of the passes after each one: a step at or above it was done again
     later = np.append(np.minimum.accumulate(step[begin][::-1])[::-1][1:], np.iinfo(np.int64).max)
     again: Bools = step < np.repeat(later, np.diff(np.append(begin, len(step))))
     return again
+
+
+def passes(step: Ints) -> Ints:
+    """Where a run was started again: the indices at which the step goes back, the first one included.
+
+    One or two steps that go back, after which the count goes on where it was, are no new start: another progress bar
+    in a text log, or lines of several processes out of order.
+    """
+    back = np.flatnonzero(np.diff(step) < 0) + 1
+    highest = np.maximum.accumulate(step)[back - 1]
+    goes_on = np.zeros(len(back), dtype=bool)
+    for distance in (1, 2):
+        after = np.minimum(back + distance, len(step) - 1)
+        goes_on |= (step[after] > highest) & (step[after] - step[after - 1] > 1)
+    return np.append(0, back[~goes_on])
 
 
 class Series:
@@ -114,7 +133,7 @@ class Series:
             step = np.arange(rows, dtype=np.int64)
         else:
             where, values = self._table.numbers(name)
-            whole = np.nan_to_num(values, nan=0.0, posinf=0.0, neginf=0.0).astype(np.int64)
+            whole = np.nan_to_num(np.clip(values, -_LARGEST, _LARGEST)).astype(np.int64)
             if len(where) == rows:
                 step = whole
             else:
@@ -170,7 +189,7 @@ class Series:
         row, step = (np.arange(len(self)), self.step) if lead is None else (lead.row, lead.step)
         if not len(row):
             return ()
-        begin = np.append(0, np.flatnonzero(np.diff(step) < 0) + 1)
+        begin = passes(step)
         end = np.append(begin[1:], len(step))
         stops = np.append(row[begin[1:]], len(self))
         starts = np.append(0, row[begin[1:]])

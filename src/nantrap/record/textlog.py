@@ -40,14 +40,16 @@ _AT = re.compile(
     re.I,
 )
 _IS_METRIC = re.compile(rf"(?:^|[^a-z]){_METRIC}(?![a-z])|loss", re.I)
-_EPOCH = re.compile(r"\bep(?:och)?s?\b['\"]?\s*[:=#]?\s*['\"\[(]?\s*(\d+(?:\.\d+)?)\s*(?:(?:/|of)\s*(\d+))?", re.I)
+_EPOCH = re.compile(
+    r"\bep(?:och)?\b['\"]?\s*[:=#]?\s*['\"\[(]?\s*(\d{1,9}(?:\.\d+)?)(?![\d.]*%|\d)\s*(?:(?:/|of)\s*(\d{1,9}))?", re.I
+)
 _STEP = re.compile(
     r"\b(?:global[_ ]?step|train[_ ]step|steps?|iter(?:ation)?s?|it|batch|updates?|num_updates)\b"
-    r"['\"]?\s*[:=#]?\s*[\[(]?\s*(\d[\d,]*)(?![\w.])\s*(?:/\s*(\d[\d,]*))?",
+    r"['\"]?\s*[:=#]?\s*[\[(]?\s*(\d[\d,]{0,17})(?![\w.])\s*(?:/\s*(\d[\d,]{0,17}))?",
     re.I,
 )
-_BAR = re.compile(r"(\d+(?:\.\d+)?)([kM]?)/(\d+(?:\.\d+)?)([kM]?)\s*\[")
-_FRACTION = re.compile(r"(?<![\d/])(\d+)\s*/\s*(\d+)(?![\d/])")
+_BAR = re.compile(r"(?<!\d)(\d{1,15}(?:\.\d{1,9})?)([kM]?)/(\d{1,15}(?:\.\d{1,9})?)([kM]?)\s*\[")
+_FRACTION = re.compile(r"(?<![\d/])(\d{1,15})\s*/\s*(\d{1,15})(?![\d/])")
 _COUNTER = re.compile(r"steps?|iter(?:ation)?s?|epochs?|ep|batch|it|eta|time|date|info|warning|debug|update", re.I)
 _QUALIFIER = re.compile(
     r"train(?:ing)?|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev|total|avg|average|mean|lm|d|g|gen|disc|smoothed|"
@@ -88,6 +90,7 @@ class TextLog:
         self._count = -1  # the step as the log counts it
         self._epoch_of_count: float | None = None
         self._step: int | None = None
+        self._largest = 0  # the most steps that a progress bar has announced
 
     def records(self, lines: list[str]) -> list[dict[str, object]]:
         """The records among these lines, in order."""
@@ -131,6 +134,9 @@ class TextLog:
         count, total, within = _count(rest, has_epoch=match is not None)
         if count is None:
             return
+        if total and match is None and total < self._largest:
+            return  # the bar of an evaluation, or of the epochs, beside that of the steps
+        self._largest = max(self._largest, total or 0)
         epoch_ended = (
             self._epoch is not None and self._epoch_of_count is not None and self._epoch > self._epoch_of_count
         )
@@ -155,6 +161,8 @@ def _values(line: str) -> dict[str, object]:
     for pattern in (_PAIR, _SPACED, _AT):
         for match in pattern.finditer(line):
             key = match["key"].strip(" .-_/@[")
+            if line[match.end() : match.end() + 1] == "]" and f"{key}:{match['value']}" in match[0]:
+                continue  # [module:41] is a place in a file
             words = key.split()
             # "train_inner epoch 1 loss: 2.3" is about the last words: those that make a name
             while len(words) > 1 and not _IS_METRIC.search(words[0]) and _IS_METRIC.search(" ".join(words[1:])):

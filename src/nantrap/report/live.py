@@ -138,12 +138,16 @@ def sparkline(column: Column, *, width: int, log: bool = True) -> str:
     """The course of a column in one line of block characters; `×` where values are not finite."""
     if not len(column) or width < 1:
         return ""
+    with np.errstate(all="ignore"):  # sums of huge values overflow: the bar is at the top then
+        return _bars(column, width, log=log)
+
+
+def _bars(column: Column, width: int, *, log: bool) -> str:
     edges = np.linspace(0, len(column), min(width, len(column)) + 1).astype(np.int64)[:-1]
     finite = np.isfinite(column.value)
     good = np.add.reduceat(finite, edges, dtype=np.int64)
     count = np.diff(np.append(edges, len(column)))
-    with np.errstate(all="ignore"):  # sums of huge values overflow: the bar is at the top then
-        mean = np.add.reduceat(np.where(finite, column.value, 0.0), edges) / np.maximum(good, 1)
+    mean = np.add.reduceat(np.where(finite, column.value, 0.0), edges) / np.maximum(good, 1)
     high = np.maximum.reduceat(np.where(finite, column.value, -np.inf), edges)
     gap = 2 * good <= count  # a step or two that were skipped are counted elsewhere
     level = np.where(high > 3 * np.abs(mean), high, mean)  # a spike shows by its height
