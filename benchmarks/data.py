@@ -6,7 +6,7 @@ writes, `np.isnan(np.load(path, mmap_mode="r")).any()`, which looks for NaN only
 constant samples and copies in the same pass. `--cold` takes the file out of the page cache before each read.
 
 On a machine that others use too, wall time says how busy they were: the ways run in turns, and the median and the
-least wall time are shown.
+least wall time are shown, and the CPU time of all threads (of this process: Ray's workers are others).
 
     python benchmarks/data.py --gb 0.6
     python benchmarks/data.py --gb 4 --cold --ray
@@ -48,13 +48,15 @@ _WAYS = {
     ),
 }
 _FRAME = """
-import os, resource, sys, time
+import os, sys, time
 path = sys.argv[1]
-import numpy
-begin = time.perf_counter()
+import numpy, {imports}  # the start of a program is not what is compared
+begin, work = time.perf_counter(), time.process_time()
 {body}
-seconds = time.perf_counter() - begin
-print("RESULT", seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+seconds, work = time.perf_counter() - begin, time.process_time() - work
+with open("/proc/self/status") as status:
+    peak = next(int(line.split()[1]) for line in status if line.startswith("VmHWM"))
+print("RESULT", seconds, work, peak / 1024)
 """
 
 
@@ -78,15 +80,16 @@ def forget(path: Path) -> None:
     os.close(descriptor)
 
 
-def measure(way: str, path: Path) -> tuple[float, float]:
-    """Seconds and megabytes of one way, in a process of its own."""
+def measure(way: str, path: Path) -> tuple[float, float, float]:
+    """Seconds, seconds of CPU and megabytes of one way, in a process of its own."""
+    imports = "nantrap.doctor.data.check" if "nantrap" in way else "os"
     done = subprocess.run(
-        [sys.executable, "-c", _FRAME.format(body=_WAYS[way]), str(path)],
+        [sys.executable, "-c", _FRAME.format(body=_WAYS[way], imports=imports), str(path)],
         capture_output=True, text=True, timeout=900, check=True,
     )  # fmt: skip
     line = next(line for line in done.stdout.splitlines() if line.startswith("RESULT"))
-    _, seconds, megabytes = line.split()
-    return float(seconds), float(megabytes)
+    _, seconds, work, megabytes = line.split()
+    return float(seconds), float(work), float(megabytes)
 
 
 def main() -> None:
@@ -100,7 +103,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "data.npy")
         write_array(path, arguments.gb)
-        found: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+        found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways}
         for _ in range(arguments.rounds):
             for way in ways:
                 if arguments.cold:
@@ -109,12 +112,13 @@ def main() -> None:
         size = path.stat().st_size
     source = "disk" if arguments.cold else "page cache"
     print(f"{size / 1e9:.2f} GB from the {source}, {os.cpu_count()} cores, {platform.machine()}")
-    print(f"{'':20} {'median s':>9} {'least s':>9} {'GB/s':>6} {'MB':>8}")
+    print(f"{'':20} {'median s':>9} {'least s':>9} {'CPU s':>7} {'GB/s':>6} {'MB':>8}")
     for way, results in found.items():
-        seconds = [result[0] for result in results]
-        memory = max(result[1] for result in results)
-        best = min(seconds)
-        print(f"{way:20} {statistics.median(seconds):9.3f} {best:9.3f} {size / best / 1e9:6.1f} {memory:8.0f}")
+        seconds, work = [result[0] for result in results], min(result[1] for result in results)
+        best, memory = min(seconds), max(result[2] for result in results)
+        print(
+            f"{way:20} {statistics.median(seconds):9.3f} {best:9.3f} {work:7.2f} {size / best / 1e9:6.1f} {memory:8.0f}"
+        )
 
 
 if __name__ == "__main__":

@@ -38,6 +38,7 @@ class Run:
         add("--bundle", choices=BUNDLES, help="what an incident leaves on disk (default: light)")
         add("--quiet", action="store_true", default=None, help="say nothing, unless it ends badly")
         add("--json", action="store_true", default=None, help="the summary as JSON, the last line on stdout")
+        add("--inject", metavar="FAULTS", help='a drill: put faults into the run, e.g. "grad:0.01,seed=1"')
         add("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
         add("script", metavar="SCRIPT", help="the script, as for python")
         add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the script's own")
@@ -48,7 +49,7 @@ class Run:
 
         program = Program(arguments.script, arguments.arguments, is_module=arguments.module)
         names = {"run_dir": "run_dir", "policy": "policy_name", "max_skips": "max_skips", "rollback": "rollback"}
-        names |= {name: name for name in ("diagnose", "bundle", "quiet", "json")}
+        names |= {name: name for name in ("diagnose", "bundle", "quiet", "json", "inject")}
         given = {
             field: getattr(arguments, name) for name, field in names.items() if getattr(arguments, name) is not None
         }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+from nantrap.faults import Injected, Injector, parse_faults
 from nantrap.launch import children, gradients, loaders, optimizers, resuming, saving, scalers, schedules
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
@@ -28,11 +29,21 @@ class Attachment:
         saving.install(self._patches, self.loops)
         loaders.install(self._patches, batches)
         children.install(self._patches, self.loops)
+        self._faults = Injector(parse_faults(settings.inject)) if settings.inject else None
+        if self._faults is not None:
+            self._faults.attach()
 
     def detach(self) -> None:
         """PyTorch as it was; every guard is closed. May be called again."""
+        if self._faults is not None:
+            self._faults.close()
         self.loops.close()
         self._patches.undo()
+
+    @property
+    def injected(self) -> list[Injected]:
+        """The faults on purpose that happened so far."""
+        return list(self._faults.injected) if self._faults is not None else []
 
     def bad_state(self) -> list[str]:
         """The names of the guarded parameters and buffers that are not finite now."""

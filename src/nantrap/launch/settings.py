@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nantrap.errors import FormatError, UsageError
+from nantrap.faults import parse_faults
 
 if TYPE_CHECKING:
     from nantrap.guard.policy import Policy
@@ -35,6 +36,7 @@ class Settings:
         bundle: what an incident leaves on disk.
         quiet: print nothing but the end.
         json: the summary as JSON, on stdout.
+        inject: faults on purpose, `grad:0.01,seed=1`; empty for none.
         name: of the script, for the folder.
         process: number of this one among those that the script started itself.
     """
@@ -47,6 +49,7 @@ class Settings:
     bundle: str = "light"
     quiet: bool = False
     json: bool = False
+    inject: str = ""
     name: str = "run"
     process: int = 0
 
@@ -55,6 +58,8 @@ class Settings:
             if getattr(self, name) not in choices:
                 option = "policy" if name == "policy_name" else name
                 raise UsageError(f"{option} is {getattr(self, name)!r}: choose {', '.join(choices)}")
+        if self.inject:
+            parse_faults(self.inject)  # a wrong text is refused before the script runs
         if self.max_skips < 0:
             raise UsageError(f"max_skips is {self.max_skips}: 0 or more")
 

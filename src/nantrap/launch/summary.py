@@ -38,6 +38,7 @@ class Summary:
         optimizers: how many were guarded.
         in_children: processes were started that guard themselves.
         rank: of this process.
+        injected: faults on purpose that happened, by kind.
     """
 
     steps: int = 0
@@ -56,6 +57,7 @@ class Summary:
     optimizers: int = 0
     in_children: bool = False
     rank: int = 0
+    injected: dict[str, int] = field(default_factory=dict)
 
     @classmethod
     def of(cls, attachment: Attachment) -> Summary:
@@ -86,6 +88,7 @@ class Summary:
             optimizers=len(loops),
             in_children=attachment.loops.has_children,
             rank=loops[0].parts.ranks.rank if loops else 0,
+            injected=dict(Counter(each.kind for each in attachment.injected)),
         )
 
     def lines(self, code: int) -> list[str]:
@@ -101,6 +104,9 @@ class Summary:
         if self.skipped or self.rollbacks:
             found.append(f"{_plural(self.skipped, 'step')} skipped, {_plural(self.rollbacks, 'rollback')}")
         found += [f"  {count:,} × {slug}" for slug, count in self.causes.items()]
+        if self.injected:
+            kinds = ", ".join(f"{count:,} × {kind}" for kind, count in self.injected.items())
+            found.append(f"faults injected on purpose: {kinds}")
         if self.dropped_micro_batches:
             found.append(f"{self.dropped_micro_batches:,} micro-batches left out")
         if self.scaler_probes:
