@@ -18,7 +18,9 @@ from nantrap.finite import any_nonfinite, tensor_stats
 from nantrap.guard.guard import Guard
 from nantrap.guard.policy import Policy
 from nantrap.incident import Incident, TensorStats
+from nantrap.incident.wording import escaped
 from nantrap.locate import RngState
+from nantrap.locate.pure_operations import pure_operation
 from nantrap.locate.storage import map_leaves
 from nantrap.record import Bundle, read_bundle
 from nantrap.record.structure import unflatten
@@ -102,13 +104,15 @@ def _replay_step(read: Bundle, build: Callable[[], Any], *, fp32: bool, device: 
 
 def _replay_operation(read: Bundle, *, fp32: bool, device: str) -> ReplayResult:
     origin, tensors = read.values["origin"], read.tensors("origin")
-    func = _operation(origin["op"])
+    if not (isinstance(origin, dict) and origin.keys() >= {"op", "args", "kwargs"}):
+        raise FormatError(f"{read.path / 'replay.json'}: field origin: expected op, args and kwargs")
     args = _moved(unflatten(origin["args"], tensors), device)
     kwargs = _moved(unflatten(origin["kwargs"], tensors), device)
     if fp32:
         args, kwargs = _widened(args), _widened(kwargs)
+    func = pure_operation(str(origin["op"]), (args, kwargs))
     with torch.no_grad():
-        result = func(*args, **kwargs)
+        result = _called(func, args, kwargs, str(origin["op"]))
     outputs = [result] if isinstance(result, Tensor) else [t for t in result or args[:1] if isinstance(t, Tensor)]
     bad = next((t for t in outputs if any_nonfinite([t])), outputs[0] if outputs else None)
     stats = None if bad is None else tensor_stats(bad)
@@ -117,16 +121,12 @@ def _replay_operation(read: Bundle, *, fp32: bool, device: str) -> ReplayResult:
     return ReplayResult(reproduced, "operation", read.incident, output=stats, differences=differences)
 
 
-def _operation(name: str) -> Any:
-    """The operation by its name. Only PyTorch's own operations are ever called."""
-    parts = name.split(".")
-    if len(parts) != 3 or parts[0] != "aten" or not all(part.isidentifier() for part in parts):
-        raise FormatError(f"{name!r} is not an operation of PyTorch; give entry= to run the whole step")
-    packet = getattr(torch.ops.aten, parts[1], None)
-    func = getattr(packet, parts[2], None) if packet is not None else None
-    if func is None:
-        raise FormatError(f"this PyTorch ({torch.__version__}) has no operation {name!r}")
-    return func
+def _called(func: Callable[..., Any], args: Any, kwargs: Any, name: str) -> Any:
+    try:
+        return func(*args, **kwargs)
+    except Exception as error:  # arguments that do not fit the operation: the bundle was changed
+        reason = escaped(str(error), most=200)
+        raise FormatError(f"{escaped(name, most=80)} cannot be run on what the bundle holds: {reason}") from error
 
 
 def _entry(entry: str | Callable[[], Any]) -> Callable[[], Any]:

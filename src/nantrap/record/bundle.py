@@ -13,10 +13,11 @@ Written beside its place and renamed, so it is there whole or not at all; never 
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import os
-import shutil
-import tempfile
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -25,13 +26,15 @@ from typing import TYPE_CHECKING, Any
 from nantrap._version import __version__
 from nantrap.errors import FormatError
 from nantrap.incident import Incident
-from nantrap.record.durable import sha256_of
+from nantrap.incident.wording import escaped
+from nantrap.record.durable import flush_folder, folder_beside, remove_folder, sha256_of
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 SCHEMA = "nantrap.bundle/1"
 _KEEP_FIRST = 5
+_MOST_JSON = 64 << 20
 
 
 @dataclass(slots=True)
@@ -77,23 +80,29 @@ def write_bundle(
     """Write the bundle of an incident under `run_dir/incidents` and return its folder."""
     folder = Path(run_dir) / "incidents"
     folder.mkdir(parents=True, exist_ok=True)
-    temporary = Path(tempfile.mkdtemp(prefix=".writing-", dir=folder))
-    try:
-        target = _free_place(folder / f"{incident.step:06d}-r{incident.rank}")
-        document = {**incident.to_dict(), "bundle": str(target)}
-        _write(temporary / "incident.json", json.dumps(document, indent=2) + "\n")
+    name = f"{incident.step:06d}-r{incident.rank}"
+    with folder_beside(folder, name) as temporary:
         _write(temporary / "diagnostic.txt", text + "\n")
         if material is not None:
             _write(temporary / "replay.json", json.dumps(material.values) + "\n")
             _write_tensors(temporary, material)
         files = {path.name: sha256_of(path) for path in sorted(temporary.iterdir())}
         kind = "light" if material is None else "full"
-        about = {"schema": SCHEMA, "kind": kind, "nantrap": __version__, "files": files}
-        _write(temporary / "bundle.json", json.dumps(about, indent=2) + "\n")
-        os.rename(temporary, target)
-    except BaseException:
-        shutil.rmtree(temporary, ignore_errors=True)
-        raise
+        target = _free_place(folder / name)
+        while True:
+            document = {**incident.to_dict(), "bundle": str(target)}
+            _write(temporary / "incident.json", json.dumps(document, indent=2) + "\n")
+            files["incident.json"] = sha256_of(temporary / "incident.json")
+            about = {"schema": SCHEMA, "kind": kind, "nantrap": __version__, "files": dict(sorted(files.items()))}
+            _write(temporary / "bundle.json", json.dumps(about, indent=2) + "\n")
+            try:
+                os.rename(temporary, target)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                    raise
+                target = _free_place(folder / name)  # another process of the run took the name meanwhile
+    flush_folder(folder)
     _thin_out(folder, incident.rank, most)
     return target
 
@@ -104,30 +113,50 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     if folder.name in ("bundle.json", "incident.json"):
         folder = folder.parent
     try:
-        about = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        about = _read_json(folder / "bundle.json")
+    except (FileNotFoundError, NotADirectoryError):
         raise FormatError(
             f"{folder}: no bundle here (bundle.json is missing); give the folder of an incident"
         ) from None
-    except (OSError, ValueError) as error:
-        raise FormatError(f"{folder / 'bundle.json'}: cannot be read: {error}") from None
     if not isinstance(about, dict) or about.get("schema") != SCHEMA:
         found = about.get("schema") if isinstance(about, dict) else about
-        raise FormatError(f"{folder / 'bundle.json'}: field schema: expected {SCHEMA}, got {found!r}")
+        raise FormatError(f"{folder / 'bundle.json'}: field schema: expected {SCHEMA}, got {found!r:.80}")
     files = about.get("files")
     if not isinstance(files, dict):
         raise FormatError(f"{folder / 'bundle.json'}: field files: expected an object of name to hash")
     for name, expected in files.items():
-        if os.sep in name or name.startswith("."):
-            raise FormatError(f"{folder / 'bundle.json'}: field files: {name!r} is no name of a file in a bundle")
+        if not re.fullmatch(r"\w[\w.-]*", name):
+            raise FormatError(
+                f"{folder / 'bundle.json'}: field files: {escaped(name)} is no name of a file in a bundle"
+            )
         file = folder / name
         if not file.is_file():
             raise FormatError(f"{folder}: {name} is missing; the bundle is incomplete")
         if sha256_of(file) != expected:
             raise FormatError(f"{file}: its hash differs from the one in bundle.json; the file is damaged")
-    values = json.loads((folder / "replay.json").read_text(encoding="utf-8")) if "replay.json" in files else {}
-    incident = Incident.from_dict(json.loads((folder / "incident.json").read_text(encoding="utf-8")))
+    if "incident.json" not in files:
+        raise FormatError(f"{folder}: incident.json is not part of the bundle; it is incomplete")
+    values = _read_json(folder / "replay.json") if "replay.json" in files else {}
+    if not isinstance(values, dict):
+        raise FormatError(f"{folder / 'replay.json'}: expected an object")
+    incident = Incident.from_dict(_read_json(folder / "incident.json"))
     return Bundle(folder, incident, str(about.get("kind")), values, tuple(files))
+
+
+def _read_json(path: Path) -> Any:
+    """A JSON file of a bundle. Never waits for a pipe, and reads no more than a bundle can hold."""
+    try:
+        if path.exists() and not path.is_file():
+            raise FormatError(f"{path}: not a regular file")
+        if path.stat().st_size > _MOST_JSON:
+            raise FormatError(f"{path}: holds {path.stat().st_size:,} bytes; more than {_MOST_JSON:,} are not read")
+        return json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except FormatError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise FormatError(f"{path}: cannot be read: {escaped(str(error))}") from None
 
 
 def _write(path: Path, text: str) -> None:
@@ -157,12 +186,15 @@ def _free_place(target: Path) -> Path:
 
 def _thin_out(folder: Path, rank: int, most: int) -> None:
     """Keep the first bundles and the last ones of this rank: a bad night does not fill the disk."""
-    bundles = sorted(
-        (path for path in folder.iterdir() if path.is_dir() and f"-r{rank}" in path.name and path.name[0] != "."),
-        key=lambda path: path.stat().st_mtime_ns,
-    )
+    own = re.compile(rf"\d+-r{rank}(-\d+)?")
+    times: dict[Path, int] = {}
+    for path in folder.iterdir():
+        if own.fullmatch(path.name) and path.is_dir():
+            with contextlib.suppress(FileNotFoundError):  # another process removes too
+                times[path] = path.stat().st_mtime_ns
+    bundles = sorted(times, key=times.__getitem__)
     if len(bundles) <= most:
         return
     first = min(_KEEP_FIRST, most // 2)
     for path in bundles[first : len(bundles) - (most - first)]:
-        shutil.rmtree(path, ignore_errors=True)
+        remove_folder(path)

@@ -6,12 +6,19 @@ import contextlib
 import hashlib
 import io
 import os
+import re
+import shutil
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 TEMPORARY = ".writing-"
 """How a file that is being written is named; one that is left over belongs to a process that died."""
+REMOVED = ".removing-"
+"""How a folder is named before it is removed, so that a kill leaves no half of it under its own name."""
+_OWNED = re.compile(r"\.(?:writing|removing)-(?:(?P<host>[\w.]+)-)?(?P<pid>\d+)-.+")
+_active: set[Path] = set()
 
 
 @contextlib.contextmanager
@@ -67,6 +74,57 @@ def remove_leftovers(folder: Path) -> list[Path]:
         with contextlib.suppress(OSError):
             path.unlink()
     return left
+
+
+@contextlib.contextmanager
+def folder_beside(folder: Path, name: str) -> Iterator[Path]:
+    """A new folder to write into, which the caller renames into its place. Whatever goes wrong, it is removed."""
+    temporary = folder / f"{TEMPORARY}{_host()}-{os.getpid()}-{name}"
+    number = 0
+    while temporary.exists():
+        number += 1
+        temporary = temporary.with_name(f"{TEMPORARY}{_host()}-{os.getpid()}-{name}-{number}")
+    temporary.mkdir()
+    _active.add(temporary)
+    try:
+        yield temporary
+    finally:
+        _active.discard(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)  # nothing is there once it was renamed
+
+
+def remove_folder(path: Path) -> None:
+    """Remove a folder as a whole: it loses its name first. One that another process removed meanwhile is no error."""
+    doomed = path.with_name(f"{REMOVED}{_host()}-{os.getpid()}-{path.name}")
+    with contextlib.suppress(OSError):
+        os.rename(path, doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def remove_orphans(folder: Path) -> None:
+    """Remove what processes of this machine left half written or half removed when they died."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            match = _OWNED.fullmatch(path.name)
+            if match and match["host"] in (None, _host()) and path not in _active and not _lives(int(match["pid"])):
+                shutil.rmtree(path, ignore_errors=True) if path.is_dir() else path.unlink(missing_ok=True)
+
+
+def _host() -> str:
+    return re.sub(r"[^\w.]", "_", socket.gethostname()) or "host"
+
+
+def _lives(pid: int) -> bool:
+    """Whether another process of this number is alive. Our own number may be that of one that died in a container."""
+    if pid == os.getpid():
+        return False
+    try:
+        os.kill(pid, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        return True  # it is somebody else's
+    return True
 
 
 def sha256_of(file: str | os.PathLike[str] | io.BufferedIOBase | io.RawIOBase) -> str:

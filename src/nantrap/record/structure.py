@@ -152,6 +152,8 @@ def unpack(described: Any, tensors: Mapping[str, Tensor] | None) -> Any:
     ((kind, content),) = described.items()
     try:
         return _unpack(kind, content, tensors)
+    except RecursionError:
+        raise FormatError("a value is described in more levels than can be read") from None
     except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
         if isinstance(error, FormatError):
             raise
