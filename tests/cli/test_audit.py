@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import io
+import contextlib
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import nantrap.cli.audit as command
+from nantrap.cli import main
 from nantrap.cli.audit import Audit
 
 
@@ -73,6 +77,7 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "path": "run/step_40.pt",
         "format": "torch",
         "healthy": False,
+        "holds_model": True,
         "tensors": 1,
         "bytes": (folder / "step_40.pt").stat().st_size,
         "facts": {"step": 40, "lr": [1e-4]},
@@ -152,19 +157,25 @@ def test_names_are_printed_as_they_are(tmp_path: Path, capsys: pytest.CaptureFix
 
 
 def test_the_bar_appears_after_a_second_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rich.console import Console
-
     now = 0.0
+    shown: list[dict[str, int]] = []
+
+    @contextlib.contextmanager
+    def progress() -> Iterator[Any]:
+        yield lambda **values: shown.append(values)
+
     monkeypatch.setattr(command.time, "monotonic", lambda: now)
+    monkeypatch.setattr(command, "_progress", progress)
     for terminal in (True, False):
         now = 0.0
-        with command._Bar(Console(force_terminal=terminal, file=io.StringIO()), enabled=True) as bar:
+        shown.clear()
+        with command._Bar(enabled=terminal) as bar:
             bar.add_total(100)
             bar.add_bytes(10)
-            assert not bar._visible
+            assert not shown
             now = 1.5
             bar.add_bytes(10)
-            assert bar._visible is terminal
+            assert shown == ([{"total": 100, "completed": 20}] if terminal else [])
 
 
 def test_a_configuration_that_the_checkpoint_overrides(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,3 +197,96 @@ def test_a_configuration_of_python_constants_is_read_and_not_run(
     Path("config.py").write_text("import os\nos.abort()\nLEARNING_RATE = 0.0005\nGRAD_CLIP = 1.0\n")
     assert run(folder / "step_10.pt", "--config", "config.py") == 1
     assert "the configuration says 0.0005 (learning_rate)" in capsys.readouterr().err
+
+
+def test_show_prints_the_values_of_named_tensors(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    state = {
+        "model": {"block.alpha": torch.tensor([0.5, torch.inf]), "block.weight": torch.ones(3, 4, dtype=torch.bfloat16)}
+    }
+    torch.save(state, folder / "a.pt")
+    assert run(folder / "a.pt", "--show", "*.alpha", "--show", "*.weight", "--fast") == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert "    model.block.alpha float32 [2]: 0.5, inf  min 0.5, max 0.5" in lines
+    assert "    model.block.weight bfloat16 [3, 4]: 1, 1, 1, 1, 1, 1, 1, 1, … (12 values)  min 1, max 1" in lines
+    assert run(folder / "a.pt", "--show", "*.alpha", "--json") == 1
+    (shown,) = json.loads(capsys.readouterr().out)["shown"]
+    assert (shown["name"], shown["values"]) == ("model.block.alpha", [0.5, "inf"])
+    assert run(folder / "a.pt", "--show", "*.beta") == 2
+    assert "no tensor is named like *.beta" in capsys.readouterr().err
+
+
+def test_only_what_holds_a_model_is_gone_back_to(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"torch": torch.get_rng_state(), "cuda": []}, folder / "rng_state_0.pt")
+    torch.save({"images": torch.ones(3, 2), "labels": torch.tensor([0.0, 1.0])}, folder / "batch.pt")
+    assert run(folder, "--last-good") == 1
+    assert capsys.readouterr().out == "run/step_30.pt\n"
+    assert run(folder / "rng_state_0.pt") == 0
+    assert "last good: none of them holds a model" in capsys.readouterr().err
+
+
+def test_a_data_file_gets_advice_for_data(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.save({"images": torch.tensor([[1.0, torch.nan]]), "labels": torch.tensor([0])}, folder / "batch.pt")
+    assert run(folder / "batch.pt") == 1
+    err = capsys.readouterr().err
+    assert "help[NT901]: find the samples that hold it and drop or mend them; nantrap data names the rows" in err
+
+
+def test_a_name_cannot_write_to_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evil = "w\n\x1b[2Jok  forged.pt\u202e"
+    torch.save(
+        {"model": {evil: torch.tensor([torch.nan]), "x" * 20_000_000: torch.tensor([torch.inf])}},
+        folder / "a\x1b[2Jb.pt",
+    )
+    assert run(folder / "a\x1b[2Jb.pt") == 1
+    err = capsys.readouterr().err
+    assert "\x1b" not in err
+    assert "\u202e" not in err
+    assert len(err) < 5000
+    assert not [line for line in err.splitlines() if line.startswith("ok")]
+    assert run(folder / "a\x1b[2Jb.pt", "--json") == 1
+    assert "\x1b" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["missing.pt"], [""], ["run", "--workers", "0"], ["run", "--workers", "999999999"], ["run", "--workers", "٣"],
+        ["run", "--config", "missing.yaml"], ["run", "--config", "run"], ["run", "--config", "binary"], ["a\0b"],
+        ["run", "--quarantine", "file"], ["run", "--quarantine", "run"], ["run", "--all", "--last-good"], ["nope://x/y"],
+        ["run", "--show", "*.nope"], ["empty"], ["run/*.nope"], ["s3://bucket/x"], ["run", "--nope"], [],
+        ["run", "--quarantine", "file/inside"], ["file:///missing/x"], ["[" * 50],
+    ],
+)  # fmt: skip
+def test_wrong_use_is_exit_code_2_with_words(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    Path("binary").write_bytes(b"\xff\xfe\x00\x80")
+    Path("file").write_text("x")
+    Path("empty").mkdir()
+    try:
+        code: Any = main(["audit", *arguments])
+    except SystemExit as stop:  # argparse
+        code = stop.code
+    assert code == 2
+    assert "error: " in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="needs named pipes")
+def test_pipes_devices_loops_and_closed_files_end_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in (
+        "a.pt",
+        ".metadata",
+        "trainer_state.json",
+        "model.safetensors",
+        "model.safetensors.index.json",
+        "manifest.json",
+    ):
+        os.mkfifo(folder / name)
+    (folder / "zero.pt").symlink_to("/dev/zero")
+    (folder / "loop.pt").symlink_to("loop.pt")
+    (folder / "self").symlink_to(".")
+    (folder / "mp_rank_99999999_model_states.pt").write_bytes(b"")
+    assert run(folder, "--all") == 1
+    err = capsys.readouterr().err
+    assert "not read: it is not a regular file (a pipe, a device or a folder)" in err
+    assert run(folder / "a.pt") == 1

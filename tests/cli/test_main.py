@@ -78,11 +78,17 @@ def test_an_interrupt_exits_130(capsys: pytest.CaptureFixture[str], monkeypatch:
     assert capsys.readouterr().err == "interrupted\n"
 
 
-def test_other_exceptions_are_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_of_ours_is_no_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def broken(self: Explain, arguments: argparse.Namespace) -> int:
-        raise ZeroDivisionError
+        raise ZeroDivisionError("\x1b[2J")
 
     monkeypatch.setattr(Explain, "run", broken)
+    assert main(["explain"]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        "error: nantrap itself failed: ZeroDivisionError: \\x1b[2J",
+        "help: NANTRAP_DEBUG=1 shows where; please report it with what you ran",
+    ]
+    monkeypatch.setenv("NANTRAP_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):
         main(["explain"])
 

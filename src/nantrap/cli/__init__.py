@@ -16,6 +16,7 @@ from typing import Final, Protocol
 
 from nantrap._version import __version__
 from nantrap.errors import NantrapError
+from nantrap.incident.wording import escaped
 
 __all__ = ["COMMANDS", "main"]
 
@@ -48,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return int(parsed.run(parsed))
     except NantrapError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {escaped(' '.join(str(error).split()), most=4000)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
@@ -56,6 +57,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `nantrap explain | head`: the reader has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"error: {escaped(f'{where}{error.strerror or error}', most=4000)}", file=sys.stderr)
+        return 2
+    except Exception as error:  # 1 means that problems were found: a failure of ours must not look like one
+        if os.environ.get("NANTRAP_DEBUG"):
+            raise
+        words = escaped(" ".join(str(error).split()), most=1000)
+        print(f"error: nantrap itself failed: {type(error).__name__}: {words}", file=sys.stderr)
+        print("help: NANTRAP_DEBUG=1 shows where; please report it with what you ran", file=sys.stderr)
+        return 2
 
 
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:

@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import gc
+import contextlib
 import json
+import os
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, TextIO
 
-from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
-from rich.text import Text
-
-from nantrap.errors import UsageError
+from nantrap.errors import NantrapError, UsageError
+from nantrap.incident.wording import escaped
 
 if TYPE_CHECKING:
     from nantrap.checkpoints import AuditReport, CheckpointAudit, Move, Problem
+    from nantrap.checkpoints.audit.ranks import Ranks
+    from nantrap.checkpoints.audit.showing import Shown
 
 _SHOWN = 5
 """Problems of one checkpoint on the terminal; --json has all."""
+_MOST_WORKERS = 64
 
 
 class Audit:
     """Look into checkpoints for NaN, Inf, absurd values, damage and unsafe pickles, without running pickled code.
 
-    PATH is a file, a folder, a glob in quotes or a URL that fsspec understands (s3://bucket/run). Understood are torch
-    files old and new, Lightning, safetensors, sharded Hugging Face folders, Accelerate, transformers, DeepSpeed and
+    PATH is a file, a folder, a glob in quotes or a URL that fsspec understands (s3://bucket/run). It reads torch files
+    old and new, Lightning, safetensors, sharded Hugging Face folders, Accelerate, transformers, DeepSpeed and
     torch.distributed.checkpoint. Of several steps of a run, the newest healthy one is named. Exit code 0: all healthy;
     1: problems found; 2: wrong use.
     """
@@ -37,10 +40,16 @@ class Audit:
         parser.add_argument("paths", nargs="+", metavar="PATH", help="file, folder, glob or URL")
         parser.add_argument("--json", action="store_true", help="print the whole report as JSON on stdout")
         parser.add_argument(
+            "--show",
+            action="append",
+            metavar="PATTERN",
+            help='also print the values of tensors with such a name, e.g. "*.alpha"; may be given several times',
+        )
+        parser.add_argument(
             "--fast", action="store_true", help="do not check CRC-32 and hashes: flipped bits may go unseen"
         )
         parser.add_argument(
-            "--workers", type=_count, metavar="N", help="threads that read (default: one a core, at most 4)"
+            "--workers", type=_count, metavar="N", help="threads that read (default: one per core, at most 4)"
         )
         parser.add_argument(
             "--quarantine",
@@ -48,7 +57,9 @@ class Audit:
             help="move unhealthy checkpoints into DIR; nothing is deleted or overwritten",
         )
         parser.add_argument(
-            "--config", metavar="FILE", help="YAML or JSON: say which checkpoints bring another learning rate"
+            "--config",
+            metavar="FILE",
+            help="the run's YAML, JSON or Python settings: say which checkpoints bring another learning rate",
         )
         reading = parser.add_mutually_exclusive_group()
         reading.add_argument(
@@ -61,54 +72,129 @@ class Audit:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
-        import torch
-
-        from nantrap.checkpoints import Progress as Told
-        from nantrap.checkpoints import compare_with_config, quarantine
-        from nantrap.checkpoints.audit import audit
         from nantrap.checkpoints.audit.ranks import ranks_of_environment
 
-        torch.set_num_threads(1)  # the audit has its own workers, one a core
-        gc.freeze()  # else the collector walks through all of torch once, for a tenth of a second
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        printer = _Printer(sys.stderr)
         with ranks_of_environment() as ranks:
-            speaks = ranks.rank == 0
             try:
-                with _Bar(console, enabled=speaks) as bar:
-                    report = audit(
-                        arguments.paths,
-                        verify=not arguments.fast,
-                        read_all=_read_all(arguments),
-                        workers=arguments.workers,
-                        ranks=ranks,
-                        progress=Told(bar.add_total, bar.add_bytes),
-                    )
-                differing = compare_with_config(report, arguments.config) if arguments.config else []
-                moves: tuple[Move, ...] = ()
-                if arguments.quarantine is not None and speaks:
-                    moves = quarantine(report.checkpoints, arguments.quarantine)
-            except UsageError as error:
-                if speaks:
-                    console.print(Text.assemble(("error", "bold red"), f": {error}"))
+                return self._audit(arguments, ranks, printer)
+            except (NantrapError, OSError) as error:
+                if ranks.rank == 0:
+                    printer.line((_RED, "error"), f": {escaped(str(error), most=1000)}")
                 return 2
-            if speaks:
-                _say(console, report, moves)
-                for path, found in differing:
-                    console.print(Text.assemble((path, "bold"), f": {found.text}"))
-                    console.print(Text.assemble(("  help", "bold cyan"), f": {found.help}"))
-                if arguments.json:
-                    document = _as_json(report, moves)
-                    if arguments.config:
-                        document["resume"] = [{"path": path, "text": found.text} for path, found in differing]
-                    print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
-                elif arguments.last_good and report.last_good is not None:
-                    print(report.last_good)
+
+    def _audit(self, arguments: argparse.Namespace, ranks: Ranks, printer: _Printer) -> int:
+        from nantrap.checkpoints import Progress as Told
+        from nantrap.checkpoints import quarantine
+        from nantrap.checkpoints.audit import audit
+
+        speaks = ranks.rank == 0
+        differing: list[tuple[str, Any]] = []
+        configured = None
+        if arguments.config:
+            from nantrap.checkpoints.store.config_rate import configured_rate
+
+            configured = configured_rate(arguments.config)  # a wrong file is told before gigabytes are read
+        with _Bar(enabled=speaks and sys.stderr.isatty()) as bar:
+            report = audit(
+                arguments.paths,
+                verify=not arguments.fast,
+                read_all=_read_all(arguments),
+                workers=arguments.workers,
+                ranks=ranks,
+                progress=Told(bar.add_total, bar.add_bytes),
+            )
+        if configured is not None:
+            from nantrap.checkpoints import compare_with_config
+
+            differing = compare_with_config(report, arguments.config)
+        shown = _values(report, arguments.show)
+        moves: tuple[Move, ...] = ()
+        if arguments.quarantine is not None and speaks:
+            moves = quarantine(report.checkpoints, arguments.quarantine)
+        if speaks:
+            _say(printer, report, moves)
+            _say_values(printer, shown)
+            for path, found in differing:
+                printer.line((_BOLD, escaped(path)), f": {escaped(found.text, most=1000)}")
+                printer.line((_CYAN, "  help"), f": {escaped(found.help, most=1000)}")
+            if arguments.json:
+                document = _as_json(report, moves)
+                if arguments.config:
+                    document["resume"] = [{"path": path, "text": found.text} for path, found in differing]
+                if arguments.show:
+                    document["shown"] = [one.to_dict() for one in shown]
+                print(json.dumps(document, indent=2, allow_nan=False))
+            elif arguments.last_good and report.last_good is not None:
+                _print_path(report.last_good)
         return 0 if report.healthy and not differing else 1
 
 
+_BOLD, _DIM, _RED, _GREEN, _YELLOW, _CYAN = "1", "2", "1;31", "1;32", "1;33", "36"
+
+
+class _Printer:
+    """Lines on a stream, with colours on a terminal. rich would take a quarter of the command's time to import."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._colour = (terminal or "FORCE_COLOR" in os.environ) and not os.environ.get("NO_COLOR")
+
+    def line(self, *parts: str | tuple[str, str]) -> None:
+        """Plain text, or text with its style."""
+        texts = [part if isinstance(part, str) else self._styled(*part) for part in parts]
+        text = "".join(texts).encode(self._stream.encoding or "utf-8", "backslashreplace")
+        print(text.decode(self._stream.encoding or "utf-8"), file=self._stream)
+
+    def _styled(self, style: str, text: str) -> str:
+        return f"\x1b[{style}m{text}\x1b[0m" if self._colour else text
+
+
+def _values(report: AuditReport, patterns: list[str] | None) -> list[Shown]:
+    if not patterns:
+        return []
+    from nantrap.checkpoints.audit.showing import show
+
+    shown = show([checkpoint.path for checkpoint in report.checkpoints], patterns)
+    if not shown:
+        raise UsageError(f"no tensor is named like {', '.join(patterns)}; --json lists the names that have problems")
+    return shown
+
+
+def _say_values(printer: _Printer, shown: list[Shown]) -> None:
+    path = None
+    for one in shown:
+        if one.path != path:
+            path = one.path
+            printer.line("values in ", (_BOLD, escaped(path)))
+        values = ", ".join(f"{value:.6g}" if isinstance(value, float) else str(value) for value in one.values)
+        count = 1
+        for size in one.shape:
+            count *= size
+        more = f", … ({count:,} values)" if count > len(one.values) else ""
+        span = "" if one.low is None or count == 1 else f"  min {one.low:.6g}, max {one.high:.6g}"
+        printer.line(f"    {escaped(one.name)} ", (_DIM, f"{one.dtype} {list(one.shape)}"), f": {values}{more}{span}")
+
+
+def _print_path(path: str) -> None:
+    """On a terminal without control characters, into a pipe byte for byte: a name need not be text."""
+    if sys.stdout.isatty():
+        print(escaped(path, most=4000))
+        return
+    sys.stdout.flush()
+    buffer = getattr(sys.stdout, "buffer", None)
+    if buffer is None:
+        print(path)
+    else:
+        buffer.write(os.fsencode(path) + b"\n")
+        buffer.flush()
+
+
 def _count(text: str) -> int:
-    if not (text.isdecimal() and int(text) > 0):
-        raise argparse.ArgumentTypeError(f"{text} is not a number of threads; give 1 or more")
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:9]) <= _MOST_WORKERS and len(text) < 9):
+        shown = escaped(text, most=40)
+        raise argparse.ArgumentTypeError(f"{shown} is not a number of threads; give 1 to {_MOST_WORKERS}")
     return int(text)
 
 
@@ -126,49 +212,50 @@ def _as_json(report: AuditReport, moves: tuple[Move, ...]) -> dict[str, Any]:
     return data
 
 
-def _say(console: Console, report: AuditReport, moves: tuple[Move, ...]) -> None:
+def _say(printer: _Printer, report: AuditReport, moves: tuple[Move, ...]) -> None:
     for checkpoint in report.checkpoints:
-        _say_checkpoint(console, checkpoint)
+        _say_checkpoint(printer, checkpoint)
     bad = sum(not checkpoint.healthy for checkpoint in report.checkpoints)
     count = len(report.checkpoints)
     summary = f"{count:,} checkpoint{'s' if count != 1 else ''} read: {count - bad:,} healthy, {bad:,} not"
     if report.not_read:
         summary += f"; {len(report.not_read):,} not read (bisection; --all reads them too)"
-    console.print(summary)
+    printer.line(summary)
     for move in moves:
-        console.print(Text.assemble("moved ", move.source, " to ", move.target))
-        console.print(Text.assemble("  undo: ", (move.undo, "bold")))
+        printer.line(f"moved {escaped(move.source)} to {escaped(move.target)}")
+        printer.line("  undo: ", (_BOLD, escaped(move.undo, most=4000)))
     if report.last_good is not None:
-        console.print(Text.assemble("last good: ", (report.last_good, "bold green")))
-    else:
-        console.print(Text.assemble("last good: ", ("none of them", "bold red")))
+        printer.line("last good: ", (_GREEN, escaped(report.last_good, most=4000)))
+    elif any(checkpoint.holds_model for checkpoint in report.checkpoints):
+        printer.line("last good: ", (_RED, "none of them"))
+    elif report.checkpoints:
+        printer.line("last good: none of them holds a model")
 
 
-def _say_checkpoint(console: Console, checkpoint: CheckpointAudit) -> None:
-    mark = ("ok ", "bold green") if checkpoint.healthy else ("bad", "bold red")
+def _say_checkpoint(printer: _Printer, checkpoint: CheckpointAudit) -> None:
+    mark = (_GREEN, "ok ") if checkpoint.healthy else (_RED, "bad")
     tensors = f"{checkpoint.tensors:,} tensor{'' if checkpoint.tensors == 1 else 's'}"
     parts = [checkpoint.format, tensors, _size(checkpoint.bytes)]
     parts += [f"{key.replace('_', ' ')} {_fact(value)}" for key, value in checkpoint.facts.items()]
-    console.print(Text.assemble(mark, " ", (checkpoint.path, "bold"), "  ", (" · ".join(parts), "dim")))
+    printer.line(mark, " ", (_BOLD, escaped(checkpoint.path)), "  ", (_DIM, escaped(" · ".join(parts))))
     for problem in checkpoint.problems[:_SHOWN]:
-        _say_problem(console, problem)
+        _say_problem(printer, problem)
     hidden = len(checkpoint.problems) - _SHOWN
     if hidden > 0:
-        console.print(f"    and {hidden:,} more (--json lists all)")
-    for code in dict.fromkeys(problem.code for problem in checkpoint.problems[:_SHOWN]):
-        text = next(problem.help for problem in checkpoint.problems if problem.code == code)
-        console.print(Text.assemble("    ", ("help", "cyan"), f"[{code}]: {text}"))
+        printer.line(f"    and {hidden:,} more (--json lists all)")
+    for text in dict.fromkeys((problem.code, problem.help) for problem in checkpoint.problems[:_SHOWN]):
+        printer.line("    ", (_CYAN, "help"), f"[{text[0]}]: {text[1]}")
 
 
-def _say_problem(console: Console, problem: Problem) -> None:
-    style = "bold red" if problem.severity == "error" else "bold yellow"
-    where = [problem.file] if problem.file else []
+def _say_problem(printer: _Printer, problem: Problem) -> None:
+    style = {"error": _RED, "warning": _YELLOW}.get(problem.severity, _CYAN)
+    where = [escaped(problem.file, most=120)] if problem.file else []
     if problem.shape is not None:
         where.append(f"{problem.dtype} {list(problem.shape)}")
     if problem.first_index:
         where.append(f"first at {list(problem.first_index)}")
     suffix = f" ({', '.join(where)})" if where else ""
-    console.print(Text.assemble("    ", (problem.severity, style), f"[{problem.code}]: {problem.message}{suffix}"))
+    printer.line("    ", (style, problem.severity), f"[{problem.code}]: {escaped(problem.message, most=1000)}{suffix}")
 
 
 def _size(count: int) -> str:
@@ -180,32 +267,29 @@ def _size(count: int) -> str:
 
 def _fact(value: Any) -> str:
     values = value if isinstance(value, list) else [value]
-    return ", ".join(f"{item:g}" if isinstance(item, float) else str(item) for item in values)
+    shown = [f"{item:g}" if isinstance(item, float) else str(item)[:40] for item in values[:8]]
+    return ", ".join(shown) + (", …" if len(values) > 8 else "")
 
 
 class _Bar:
     """A progress bar on a terminal that appears once the work has lasted a second."""
 
-    def __init__(self, console: Console, *, enabled: bool) -> None:
-        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-        self._progress = Progress(*columns, console=console, transient=True)
-        self._task = self._progress.add_task("audit", total=0)
-        self._enabled = enabled and console.is_terminal
+    def __init__(self, *, enabled: bool) -> None:
+        self._enabled = enabled
         self._next = time.monotonic() + 1
         self._total = self._read = 0
         self._lock = threading.Lock()
-        self._visible = False
+        self._stack = contextlib.ExitStack()
+        self._update: Any = None
 
     def __enter__(self) -> _Bar:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._visible:
-            self._progress.stop()
+        self._stack.close()
 
     def add_total(self, count: int) -> None:
         self._total += count
-        self._progress.update(self._task, total=self._total)
 
     def add_bytes(self, count: int) -> None:
         with self._lock:
@@ -214,7 +298,17 @@ class _Bar:
             if not self._enabled or now < self._next:
                 return  # rich takes longer to note a chunk than the audit to read one
             self._next = now + 0.05
-            if not self._visible:
-                self._progress.start()
-                self._visible = True
-            self._progress.update(self._task, completed=self._read)
+            if self._update is None:
+                self._update = self._stack.enter_context(_progress())
+            self._update(total=self._total, completed=self._read)
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("audit", total=0)
+        yield lambda **values: progress.update(task, **values)

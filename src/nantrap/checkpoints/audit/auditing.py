@@ -24,10 +24,13 @@ from nantrap.checkpoints.audit.source import Source
 from nantrap.checkpoints.audit.trust import problems_of_imports
 from nantrap.checkpoints.audit.verdict import AuditReport, CheckpointAudit, Problem
 from nantrap.errors import UsageError
+from nantrap.incident.wording import escaped
 
 MANY = 8
 """A family of more checkpoints than this, larger together than `LARGE_BYTES`, is bisected rather than read whole."""
 LARGE_BYTES = 16 << 30
+MOST_PROBLEMS = 5000
+"""So many problems of one file are listed: a forged file could have any number."""
 
 PathLike = str | os.PathLike[str]
 
@@ -51,6 +54,7 @@ class _FileAudit:
     facts: dict[str, Any] = field(default_factory=dict)
     dtypes: dict[str, int] = field(default_factory=dict)
     names: frozenset[str] = frozenset()
+    holds_model: bool = False
 
 
 def audit(
@@ -127,8 +131,8 @@ def _should_bisect(family: Sequence[Checkpoint], *, read_all: bool | None) -> bo
 
 
 def _last_good(seen: Sequence[Checkpoint], audits: dict[str, CheckpointAudit]) -> str | None:
-    """The newest healthy one; across families by the step inside the files where all of them tell it."""
-    healthy = [checkpoint for checkpoint in seen if audits[checkpoint.path].healthy]
+    """The newest healthy one with a model; across families by the step inside the files where all of them tell it."""
+    healthy = [c for c in seen if audits[c.path].healthy and audits[c.path].holds_model]
     if not healthy:
         return None
     steps = [audits[checkpoint.path].facts.get("step") for checkpoint in healthy]
@@ -171,7 +175,7 @@ class _Reader:
         try:
             result = _audit_file(unit, verify=self.verify, workers=self.workers, on_bytes=on_bytes)
         except OSError as error:
-            reason = error.strerror or str(error)
+            reason = escaped(error.strerror or str(error))
             result = _FileAudit(unit.name, "unknown", problems=(Problem("NT912", f"not read: {reason}"),))
         self.progress.on_bytes(max(0, unit.size - read))  # what need not be read is done as well
         return result
@@ -219,6 +223,10 @@ def _judge(unit: Unit, contents: Contents, *, verify: bool, workers: int | None,
     problems += [*known, *(p for p in judge_plain_numbers(contents.numbers, fallback) if p.tensor not in named)]
     if unit.role == "rng":
         facts.shown.pop("step", None)  # Accelerate's counts micro-batches since the last update, not training steps
+    if len(problems) > MOST_PROBLEMS:
+        left = len(problems) - MOST_PROBLEMS
+        problems = problems[:MOST_PROBLEMS]
+        problems.append(Problem(problems[-1].code, f"{left:,} more problems of this file are not listed"))
     return _FileAudit(
         name=unit.name,
         format=contents.format,
@@ -227,6 +235,11 @@ def _judge(unit: Unit, contents: Contents, *, verify: bool, workers: int | None,
         facts=facts.shown,
         dtypes=dtypes,
         names=frozenset(contents.names),
+        holds_model=any(
+            role_of_path(tensor.path, default=fallback) in ("model", "ema")
+            for extent in contents.extents
+            for tensor in extent.tensors
+        ),
     )
 
 
@@ -254,4 +267,5 @@ def _combine(checkpoint: Checkpoint, parts: Sequence[_FileAudit]) -> CheckpointA
         problems=tuple(problems),
         facts=facts,
         files=tuple(part.name for part in parts),
+        holds_model=any(part.holds_model for part in parts),
     )

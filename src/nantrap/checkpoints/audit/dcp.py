@@ -10,11 +10,14 @@ from dataclasses import dataclass
 
 from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError
 from nantrap.checkpoints.audit.filesystem import Entry, FileSystem
-from nantrap.checkpoints.audit.pickles import Call, PickleError, read_pickle
+from nantrap.checkpoints.audit.pickles import Call, PickleError, TooLargeError, read_pickle
 from nantrap.checkpoints.audit.readers import read_contents
 from nantrap.checkpoints.audit.source import SliceSource, Source
 from nantrap.checkpoints.audit.trust import NOTHING, judge, problems_of_imports
 from nantrap.checkpoints.audit.verdict import Problem
+from nantrap.incident.wording import escaped
+
+_MOST_METADATA = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +34,18 @@ def plan_of(files: FileSystem, metadata: Entry) -> tuple[dict[str, list[Item]], 
     """The items by file, from `.metadata`, and what is wrong with the plan itself."""
     try:
         with files.open(metadata.path) as source:
+            if source.size > _MOST_METADATA:
+                text = f".metadata holds {source.size:,} bytes; more than {_MOST_METADATA:,} are not read"
+                return {}, [Problem("NT912", text, file=metadata.name)]
             pickle = read_pickle(source.read(0, source.size))
         plan = _items(pickle.value)
+    except TooLargeError as error:
+        return {}, [Problem("NT912", f".metadata was not read: {error}", file=metadata.name)]
     except PickleError as error:
         code = "NT909" if error.truncated else "NT908"
         return {}, [Problem(code, f".metadata is not whole: {error}", file=metadata.name)]
     except OSError as error:
-        return {}, [Problem("NT912", f".metadata could not be read: {error.strerror}", file=metadata.name)]
+        return {}, [Problem("NT912", f".metadata could not be read: {error.strerror or error}", file=metadata.name)]
     return plan, list(problems_of_imports(judge(pickle)))
 
 
@@ -79,20 +87,24 @@ def read_items(source: Source, items: Sequence[Item]) -> Contents:
     numbers: list[tuple[tuple[str, ...], float]] = []
     tree: dict[str, object] = {}
     names: list[str] = []
+    if sum(item.length for item in items) > 2 * source.size + (1 << 20):
+        raise UnreadableError("NT908", "the items of the plan share bytes: it was changed after it was saved")
     for item in items:
+        label = escaped(item.name)
         if item.transforms:
-            text = f"{item.name} is stored through {', '.join(item.transforms)}, which is not undone here"
+            how = escaped(", ".join(item.transforms), most=100)
+            text = f"{label} is stored through {how}, which is not undone here: it was not read"
             problems.append(Problem("NT912", text, severity="warning", tensor=item.name))
             continue
-        if item.offset < 0 or item.offset + item.length > source.size:
-            text = f"{item.name} ends behind the end of the file"
+        if item.offset < 0 or item.length < 0 or item.offset + item.length > source.size:
+            text = f"{label} ends behind the end of the file"
             problems.append(Problem("NT909", text, tensor=item.name))
             continue
         part = SliceSource(source, offset=item.offset, size=item.length, name=item.name)
         try:
             inner = read_contents(part)
         except UnreadableError as error:
-            text = f"{item.name}: {error.problem.message}"
+            text = f"{label}: {error.problem.message}"
             problems.append(Problem(error.problem.code, text, tensor=item.name))
             continue
         path = tuple(item.name.split("."))

@@ -59,12 +59,12 @@ class LocalFiles:
     def stat(self, path: str) -> Entry | None:
         try:
             status = os.stat(path)
-        except FileNotFoundError:
-            if not os.path.lexists(path):
+        except (OSError, ValueError):  # nothing there, or a name with a zero byte
+            try:
+                os.lstat(path)
+            except (OSError, ValueError):
                 return None
-            return Entry(path, os.path.basename(path), is_folder=False)  # a link that leads nowhere
-        except NotADirectoryError:
-            return None
+            return Entry(path, os.path.basename(path), is_folder=False)  # a link that leads nowhere, or to itself
         name = os.path.basename(os.path.normpath(path))
         return Entry(path, name, os.path.isdir(path), status.st_size, status.st_mtime)
 
@@ -166,8 +166,8 @@ def _timestamp(info: dict[str, Any]) -> float:
 _TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "modified", "created")
 
 
-def read_text(files: FileSystem, path: str, *, limit: int = 256 << 20) -> str:
-    """A small text file, whole."""
+def read_text(files: FileSystem, path: str, *, limit: int = 32 << 20) -> str:
+    """A small text file; of a larger one, its begin."""
     with files.open(path) as source:
         return source.read(0, limit).decode("utf-8", errors="replace")
 
@@ -187,7 +187,7 @@ def walk(files: FileSystem, folder: str, closed: list[OSError]) -> Iterator[tupl
         seen.add(identity)
         try:
             entries = files.entries(current)
-        except PermissionError as error:
+        except OSError as error:
             closed.append(error)
             continue
         yield current, entries

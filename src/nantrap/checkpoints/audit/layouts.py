@@ -6,9 +6,10 @@ its files and subfolders are looked at one by one. Nothing but names, sizes and 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +21,7 @@ from nantrap.checkpoints.audit.readers import HEAD_BYTES, reader_of
 from nantrap.checkpoints.audit.roles import role_of_word
 from nantrap.checkpoints.audit.verdict import Problem, Role
 from nantrap.errors import UsageError
+from nantrap.incident.wording import escaped
 
 SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".pkl", ".distcp", ".tar")
 """In a folder, only files with these endings are taken for checkpoints."""
@@ -101,9 +103,14 @@ def _file(files: FileSystem, entry: Entry) -> Checkpoint:
     """A file the user named: whatever it is, it is reported."""
     if entry.name.endswith(".index.json"):
         folder = entry.path.removesuffix(entry.name).rstrip("/\\") or "."
-        siblings = {sibling.name: sibling for sibling in files.entries(folder)}
+        try:
+            siblings = {sibling.name: sibling for sibling in files.entries(folder)}
+        except OSError as error:
+            return _closed_folder(error)
         return _sharded(files, entry, siblings)
-    return Checkpoint(entry.path, "unknown", (_unit(entry),), entry.modified)
+    role = role_of_word(re.sub(r"[-_.]?\d+$", "", entry.name.partition(".")[0]))
+    unit = _unit(entry, role=role if role in ("rng", "scheduler", "scaler", "optimizer") else None)
+    return Checkpoint(entry.path, "unknown", (unit,), entry.modified)
 
 
 def _named_file(files: FileSystem, entry: Entry) -> list[Checkpoint]:
@@ -143,7 +150,7 @@ def _own_files(whole: Checkpoint, entries: list[Entry]) -> set[str]:
 
 
 def _closed_folder(error: OSError) -> Checkpoint:
-    problem = Problem("NT912", f"the folder could not be listed: {error.strerror}")
+    problem = Problem("NT912", f"the folder could not be listed: {error.strerror or error}")
     return Checkpoint(str(error.filename), "unknown", (), problems=(problem,))
 
 
@@ -172,12 +179,21 @@ def _folder_checkpoint(files: FileSystem, path: str, entries: list[Entry]) -> Ch
     else:
         problems += missing_by_name(by_name)
     for entry in inner:
-        nested = _dcp(files, entry.path, {e.name: e for e in files.entries(entry.path)}, prefix=entry.name)
+        try:
+            inside = {e.name: e for e in files.entries(entry.path)}
+        except OSError as error:
+            problems.append(Problem("NT912", f"{escaped(entry.name)} could not be listed: {error.strerror or error}"))
+            continue
+        nested = _dcp(files, entry.path, inside, prefix=entry.name)
         units += nested.units
         problems += nested.problems
     facts: dict[str, Any] = {}
     if "trainer_state.json" in by_name:
-        facts = facts_of_trainer_state(read_text(files, by_name["trainer_state.json"].path))
+        try:
+            facts = facts_of_trainer_state(read_text(files, by_name["trainer_state.json"].path))
+        except OSError as error:
+            text = f"trainer_state.json could not be read: {error.strerror or error}"
+            problems.append(Problem("NT912", text, severity="warning", file="trainer_state.json"))
     kind = _kind(by_name, parts, sharded=index is not None)
     newest = max((e.modified for e in by_name.values()), default=0.0)
     return Checkpoint(path, kind, tuple(units), newest, tuple(problems), facts, mapping)
@@ -212,7 +228,7 @@ def _dcp(files: FileSystem, path: str, by_name: dict[str, Entry], *, prefix: str
         if name in by_name:
             units.append(_unit(by_name[name], name=label, role=role_of_word(prefix), items=tuple(items)))
         else:
-            text = f"{label} is missing: {len(items):,} of the checkpoint's items are in it"
+            text = f"{escaped(label)} is missing: {len(items):,} of the checkpoint's items are in it"
             problems.append(Problem("NT907", text, file=label))
     if plan:
         problems += unexpected_by_name(by_name, expected=set(plan), suffix=".distcp")
@@ -269,14 +285,16 @@ def index_of(
     try:
         content = json.loads(read_text(files, index.path))
         mapping = {str(tensor): str(name) for tensor, name in content["weight_map"].items()}
+    except OSError as error:
+        return None, [Problem("NT912", f"{escaped(index.name)} could not be read: {error.strerror}", file=index.name)]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        text = f"{index.name} does not say which tensor is in which file: {error!r}"
+        text = f"{escaped(index.name)} does not say which tensor is in which file: {escaped(repr(error))}"
         return None, [Problem("NT908", text, file=index.name)]
     counts: dict[str, int] = {}
     for name in mapping.values():
         counts[name] = counts.get(name, 0) + 1
     problems = [
-        Problem("NT907", f"{name} is missing: {count:,} of {len(mapping):,} tensors are in it", file=name)
+        Problem("NT907", f"{escaped(name)} is missing: {count:,} of {len(mapping):,} tensors are in it", file=name)
         for name, count in sorted(counts.items())
         if name not in present
     ]
@@ -284,7 +302,7 @@ def index_of(
     for name in sorted(present):
         match = _NUMBERED.fullmatch(name)
         if match and match["stem"] in stems and name not in counts:
-            text = f"{name} is not in {index.name}: left over from another save?"
+            text = f"{escaped(name)} is not in {escaped(index.name)}: left over from another save?"
             problems.append(Problem("NT907", text, severity="warning", file=name))
     return mapping, problems
 
@@ -301,21 +319,36 @@ def missing_by_name(names: Iterable[str]) -> list[Problem]:
             ranked.setdefault((match["stem"], match["suffix"]), set()).add(match["number"])
     problems = []
     for (stem, suffix, count), seen in numbered.items():
-        for number in sorted(set(range(1, count + 1)) - seen):
-            name = f"{stem}-{number:05d}-of-{count:05d}{suffix}"
-            problems.append(Problem("NT907", f"{name} is missing", file=name))
+        names = (f"{stem}-{number:05d}-of-{count:05d}{suffix}" for number in _absent(1, count, seen))
+        problems += _missing(names, count - len(seen), "")
     for (stem, suffix), texts in ranked.items():
         there, width = {int(text) for text in texts}, min(map(len, texts))
-        for number in sorted(set(range(max(there))) - there):
-            name = f"{stem}{number:0{width}d}{suffix}"
-            problems.append(Problem("NT907", f"{name} is missing: rank {max(there)} is there", file=name))
+        names = (f"{stem}{number:0{width}d}{suffix}" for number in _absent(0, max(there) - 1, there))
+        problems += _missing(names, max(there) + 1 - len(there), f": rank {max(there)} is there")
     return problems
+
+
+def _absent(first: int, last: int, there: set[int]) -> Iterator[int]:
+    return (number for number in range(first, last + 1) if number not in there)
+
+
+def _missing(names: Iterator[str], count: int, why: str) -> list[Problem]:
+    """A problem for each file that is missing; beyond `_MOST_NAMED` only their number: a name can claim any."""
+    found = [
+        Problem("NT907", f"{escaped(name)} is missing{why}", file=name) for name in itertools.islice(names, _MOST_NAMED)
+    ]
+    if count > len(found) > 0:
+        found.append(Problem("NT907", f"{count - len(found):,} more files of the same save are missing{why}"))
+    return found
+
+
+_MOST_NAMED = 20
 
 
 def unexpected_by_name(names: Iterable[str], *, expected: set[str], suffix: str) -> list[Problem]:
     """Files that look like shards and belong to no plan."""
     return [
-        Problem("NT907", f"{name} is in no plan: left over from another save?", severity="warning", file=name)
+        Problem("NT907", f"{escaped(name)} is in no plan: left over from another save?", severity="warning", file=name)
         for name in sorted(names)
         if name.endswith(suffix) and name not in expected
     ]
@@ -326,6 +359,6 @@ def misplaced(index: Mapping[str, str], found: Mapping[str, frozenset[str]]) -> 
     problems = []
     for tensor, name in index.items():
         if name in found and tensor not in found[name]:
-            text = f"{tensor} should be in {name} and is not"
+            text = f"{escaped(tensor)} should be in {escaped(name)} and is not"
             problems.append(Problem("NT907", text, tensor=tensor, file=name))
     return problems

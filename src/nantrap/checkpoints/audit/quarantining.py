@@ -54,6 +54,8 @@ def quarantine(audits: Iterable[CheckpointAudit], folder: str | os.PathLike[str]
     moves = []
     for audit in bad:
         path = Path(audit.path)
+        if path.resolve().parent == inside:
+            raise UsageError(f"{path} is in {folder} already; give another folder to move it into")
         if path.resolve() == inside or path.resolve() in inside.parents:
             raise UsageError(f"{folder} lies inside {path}, which would be moved into it; give another folder")
         for source in _belongings(audit):

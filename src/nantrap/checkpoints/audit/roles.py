@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
+from nantrap.checkpoints.audit.pickles import Call
 from nantrap.checkpoints.audit.verdict import Role
 
 _PATTERNS: Final[tuple[tuple[Role, re.Pattern[str]], ...]] = (
@@ -14,6 +15,10 @@ _PATTERNS: Final[tuple[tuple[Role, re.Pattern[str]], ...]] = (
     ("scaler", re.compile(r".*scaler.*|.*amp_scaling.*|amp|mixedprecision.*")),
     ("rng", re.compile(r".*(rng|random)_?states?.*|.*_rng.*|rng.*")),
     ("callbacks", re.compile(r"callbacks|loops|sampler.*|.*dataloader.*|hyper_?param.*|train(er|ing)_.*")),
+    ("data", re.compile(
+        r"((train|val|valid|test|eval)_)?(images?|labels?|targets?|inputs?|features?|samples?|data(set)?|datasets|x|y)|"
+        r"(x|y)_(train|val|valid|test)|(train|val|valid|test)(_?(set|split|data|images|labels))?"
+    )),
     ("model", re.compile(
         r"(.*[_\-])?(model|module|state_dict|net|network|weights|params)([_\-].*)?|.*model_states.*|unet|vae|encoder|"
         r"decoder|generator|discriminator"
@@ -39,9 +44,12 @@ def role_of_path(path: tuple[str, ...], *, default: Role) -> Role:
 
 
 def default_role(tree: object) -> Role:
-    """The role of what no key tells: `model` for a bare state dict, `other` beside named sections."""
+    """The role of what no key tells: `model` for a bare state dict, `other` beside named sections and in a list."""
+    if isinstance(tree, Call):
+        tree = tree.state if isinstance(tree.state, dict) else tree.pairs  # a whole module, a subclass of dict
+        return "model" if tree else "other"
     if not isinstance(tree, dict):
-        return "model"
+        return "model" if tree is None else "other"
     if "param_groups" in tree and "state" in tree:
         return "optimizer"
     sections = any(

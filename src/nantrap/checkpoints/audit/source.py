@@ -7,8 +7,10 @@ SIGBUS; a read merely comes back short. It also keeps the resident memory at the
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import stat
 import threading
 from types import TracebackType
 from typing import IO, TYPE_CHECKING
@@ -66,7 +68,12 @@ class LocalSource(Source):
 
     def __init__(self, path: str) -> None:
         self.name = path
-        self._descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_BINARY", 0))
+        # Not waiting for a writer, as opening a pipe would.
+        flags = os.O_RDONLY | getattr(os, "O_BINARY", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_CLOEXEC", 0)
+        self._descriptor = os.open(path, flags)
+        if not stat.S_ISREG(os.fstat(self._descriptor).st_mode):
+            os.close(self._descriptor)
+            raise OSError(errno.EINVAL, "it is not a regular file (a pipe, a device or a folder)", path)
         self._seen = self._state()
         self.size = self._seen[0]
         self._lock = threading.Lock()

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 Severity = Literal["error", "warning", "note"]
-Role = Literal["model", "optimizer", "scheduler", "scaler", "ema", "rng", "callbacks", "other"]
+Role = Literal["model", "optimizer", "scheduler", "scaler", "ema", "rng", "callbacks", "data", "other"]
 
 SCHEMA: Final = "nantrap.audit/1"
 
@@ -73,8 +73,17 @@ class Problem:
     @property
     def help(self) -> str:
         """What to do about it."""
-        if self.severity == "warning" and self.code in ("NT901", "NT902"):
-            return "nothing to do if it was put there on purpose, as a mask or a score is"
+        if self.code in ("NT901", "NT902"):
+            if self.severity == "warning":
+                return "nothing to do if it was put there on purpose, as a mask or a score is"
+            if self.role in ("data", "other"):
+                return "find the samples that hold it and drop or mend them; nantrap data names the rows"
+        if self.code == "NT910" and self.severity == "warning":
+            return "load it with weights_only=False only where you trust who wrote it and have that code"
+        if self.code == "NT910" and self.severity == "note":
+            return "nothing to do: a name alone runs nothing"
+        if self.code == "NT912" and self.severity == "warning":
+            return "look at it with the program that wrote it"
         return HELP[self.code]
 
     def to_dict(self) -> dict[str, Any]:
@@ -103,7 +112,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAudit:
-    """One checkpoint. `facts` holds what it says about itself: step, epoch, learning rate, loss scale."""
+    """One checkpoint. `facts` holds what it says about itself: step, epoch, learning rate, loss scale.
+
+    `holds_model`: weights are in it. A file of random states or of data alone is nothing to go back to.
+    """
 
     path: str
     format: str
@@ -112,6 +124,7 @@ class CheckpointAudit:
     problems: tuple[Problem, ...] = ()
     facts: Mapping[str, Any] = field(default_factory=dict)
     files: tuple[str, ...] = ()
+    holds_model: bool = True
 
     @property
     def healthy(self) -> bool:
@@ -124,6 +137,7 @@ class CheckpointAudit:
             "path": self.path,
             "format": self.format,
             "healthy": self.healthy,
+            "holds_model": self.holds_model,
             "tensors": self.tensors,
             "bytes": self.bytes,
             "facts": dict(self.facts),
@@ -135,8 +149,8 @@ class CheckpointAudit:
 class AuditReport:
     """Everything one audit looked at, oldest first where there is an order.
 
-    `last_good` is the path of the newest healthy checkpoint. `not_read` names the checkpoints that a bisection
-    did not need to open.
+    `last_good` is the path of the newest healthy checkpoint that holds a model. `not_read` names the
+    checkpoints that a bisection did not need to open.
     """
 
     checkpoints: tuple[CheckpointAudit, ...]

@@ -43,9 +43,13 @@ def configured_rate(config: str | os.PathLike[str]) -> tuple[str, float]:
     """The learning rate of a YAML or JSON file or a Python file of constants, and the key under which it stands."""
     path = Path(config)
     try:
+        if path.exists() and not path.is_file():
+            raise UsageError(f"{path}: is no file; give a YAML, JSON or Python file")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise FormatError(f"{path}: is no text: {error.reason} at byte {error.start:,}") from error
     document = _parsed(path, text)
     if not isinstance(document, Mapping):
         raise FormatError(f"{path}: expected a mapping of names to values at the top")

@@ -14,7 +14,6 @@ from nantrap.checkpoints.audit.source import Source
 from nantrap.checkpoints.audit.verdict import Problem
 from nantrap.errors import FormatError
 from nantrap.incident.wording import escaped
-from nantrap.record.structure import unpack
 
 _HEAD = b'{"__metadata__":{"nantrap.checkpoint":'
 
@@ -26,6 +25,8 @@ def recognise(head: bytes) -> bool:
 
 def read(source: Source) -> Contents:
     """As safetensors; names become paths, so that each tensor is judged by its role, and the JSON becomes the tree."""
+    from nantrap.record.structure import unpack  # a tenth of a second, for stores alone
+
     contents = safetensors.read(source)
     metadata = contents.tree["metadata"] if isinstance(contents.tree, dict) else {}
     try:
