@@ -1,0 +1,37 @@
+"""Every check of configurations and of source code. Importing this package registers them."""
+
+from __future__ import annotations
+
+from nantrap.doctor.checks import (
+    handling,
+    keeping,
+    maths,
+    model,
+    order,
+    precision,
+    schedule,
+    source_settings,
+    statistics,
+    update,
+    weights,
+)
+from nantrap.doctor.checks.registry import CONFIGURATION, PAGES, SOURCE, Check, Found
+
+__all__ = [
+    "CONFIGURATION",
+    "PAGES",
+    "SOURCE",
+    "Check",
+    "Found",
+    "handling",
+    "keeping",
+    "maths",
+    "model",
+    "order",
+    "precision",
+    "schedule",
+    "source_settings",
+    "statistics",
+    "update",
+    "weights",
+]

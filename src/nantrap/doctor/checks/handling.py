@@ -1,0 +1,505 @@
+"""Checks of source code: NaN handling that does harm (NT851-NT854, NT870, NT874)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Final
+
+from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.configuration.constants import dotted
+from nantrap.doctor.repository import Repository
+from nantrap.doctor.source.flow import Event, Flow, follows, leaves_block, tests_finite, training_flows
+from nantrap.doctor.source.module import Function, Module
+from nantrap.doctor.source.tensors import operation
+from nantrap.doctor.source.wording import computes_loss, core, is_gradient, is_loss, is_norm, name_of
+
+_WIDER: Final = frozenset({"isinf", "isfinite", "isposinf"})
+
+
+@source_check("NT851", "isnan_misses_inf")
+def isnan_misses_inf(module: Module, repository: Repository) -> Iterator[Found]:
+    """A loop skips bad steps by isnan, which lets Inf through.
+
+    An infinite loss or gradient norm passes the test, the optimizer steps, and the weights become NaN. From then on
+    every step is skipped, for as long as the run lasts.
+
+    Example:
+        if torch.isnan(loss):
+            continue
+
+    Why:
+        Overflow gives Inf first. NaN comes one operation later, often inside the optimizer.
+
+    Fix:
+        Test for both:
+
+            - if torch.isnan(loss):
+            + if not torch.isfinite(loss):
+
+    Silent:
+        When Inf is tested as well, when the test only prints, for masks of data, outside of training functions.
+    """
+    seen: set[int] = set()
+    for flow in training_flows(module):
+        if _tests_wider(module, flow):
+            continue
+        for event in flow.of("test"):
+            node = event.node
+            assert isinstance(node, ast.If)
+            if node.lineno in seen or not _guards(node):
+                continue
+            tested = _nan_tested(module, node.test, event.function)
+            if tested is not None:
+                seen.add(node.lineno)
+                yield Found(
+                    "medium",
+                    node.lineno,
+                    ast.unparse(tested),
+                    f"the step is guarded by isnan({ast.unparse(tested)}), which lets Inf through",
+                    "test with torch.isfinite",
+                )
+
+
+@source_check("NT852", "nan_to_num_on_loss")
+def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Found]:
+    """nan_to_num on a loss or a gradient hides the NaN and keeps its damage.
+
+    The number looks finite, but the gradient behind it is NaN or silently zero, and the optimizer steps all the same.
+
+    Example:
+        loss = torch.nan_to_num(loss, nan=0.0)
+        loss.backward()
+
+    Why:
+        Backward passes zero to the replaced elements and multiplies it by the infinite derivatives below: 0 × Inf = NaN.
+
+    Fix:
+        Leave the loss as it is, test it, and skip the step:
+
+            - loss = torch.nan_to_num(loss)
+            + if not torch.isfinite(loss):
+            +     optimizer.zero_grad(set_to_none=True)
+            +     continue
+
+    Silent:
+        On inputs and on metrics.
+    """
+    for call, place in module.sites("nan_to_num", "nan_to_num_"):
+        found = operation(module, call)
+        if found is None or found.operand is None:
+            continue
+        statement = place.statement
+        into_loss = (
+            isinstance(statement, ast.Assign)
+            and statement.value is call
+            and all(is_loss(target) for target in statement.targets)
+        )
+        operand = found.operand
+        if isinstance(operand, ast.Call) and isinstance(operand.func, ast.Attribute) and operand.func.attr in ("item", "detach"):
+            continue
+        if is_loss(operand) or is_gradient(operand) or computes_loss(operand) or into_loss:
+            yield Found(
+                "high",
+                call.lineno,
+                ast.unparse(operand)[:80],
+                f"nan_to_num({ast.unparse(operand)[:60]}) hides the NaN; the gradient stays NaN or becomes zero",
+                "skip the step instead",
+            )
+
+
+@source_check("NT853", "zero_gradients_then_step")
+def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator[Found]:
+    """Gradients are zeroed when they are NaN, and the optimizer steps all the same.
+
+    Zero is not "no step": momentum and weight decay still move the weights, and Adam's averages are diluted. If only
+    the bad parameters are zeroed, the rest makes half of an update.
+
+    Example:
+        if torch.isnan(norm):
+            for p in model.parameters():
+                p.grad.zero_()
+        optimizer.step()
+
+    Why:
+        Only a gradient that is None makes `step()` leave a weight alone.
+
+    Fix:
+        Skip the step:
+
+            - p.grad.zero_()
+            + optimizer.zero_grad(set_to_none=True)
+            + continue
+
+    Silent:
+        When a `continue` stands between.
+    """
+    seen: set[int] = set()
+    for flow in training_flows(module):
+        steps = flow.of("step")
+        for event in flow.of("zeroed"):
+            if event.line in seen or not _zeroes_non_finite(event, flow):
+                continue
+            if any(follows(event, step) for step in steps):
+                seen.add(event.line)
+                yield Found(
+                    "high",
+                    event.line,
+                    event.receiver,
+                    f"{event.receiver or 'the gradient'} is set to zero where it is not finite, and the optimizer steps "
+                    "all the same: momentum and weight decay still move the weights",
+                    "skip the step: optimizer.zero_grad(set_to_none=True) and continue",
+                )
+        for event in flow.of("zero_grad"):
+            node = event.node
+            keeps = isinstance(node, ast.Call) and any(
+                keyword.arg == "set_to_none" and isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                for keyword in node.keywords
+            )
+            if keeps and event.line not in seen and _inside_finite_test(event) and any(follows(event, s) for s in steps):
+                seen.add(event.line)
+                yield Found(
+                    "high",
+                    event.line,
+                    event.receiver,
+                    "gradients are zeroed after a NaN, and the optimizer steps all the same",
+                    "skip the step: zero_grad(set_to_none=True) and continue",
+                )
+
+
+@source_check("NT854", "zero_loss_and_continue")
+def zero_loss_and_continue(module: Module, repository: Repository) -> Iterator[Found]:
+    """A loss that is not finite is replaced by zero, and training goes on.
+
+    The bad batch vanishes from the log. With `0 * loss` the gradient is still NaN; with a fresh zero the optimizer
+    steps on nothing, and momentum moves the weights.
+
+    Example:
+        if torch.isnan(loss):
+            loss = torch.zeros_like(loss)
+
+    Why:
+        0 × NaN = NaN, and a constant has no gradient.
+
+    Fix:
+        Skip the step, count it, and say so:
+
+            - loss = torch.zeros_like(loss)
+            + skipped += 1
+            + optimizer.zero_grad(set_to_none=True)
+            + continue
+
+    Silent:
+        When the condition is an empty batch.
+    """
+    for condition, place in module.conditions:
+        if place.silent or not _asks_non_finite(condition.test, place.function):
+            continue
+        body = condition.orelse if _asks_if_good(condition.test) else condition.body
+        for statement in body:
+            yield from _zeroed_loss(module, statement, place.function, condition)
+    for call, place in module.sites("where"):
+        found = operation(module, call)
+        if found is None or len(call.args) < 3 or not tests_finite(call.args[0]) or found.name != "where":
+            continue
+        if any(is_loss(side) for side in call.args[1:3]) and any(_is_zero(module, side, place.function) for side in call.args[1:3]):
+            yield _zero_loss(call.lineno, "loss")
+    for function in module.functions:
+        if function.silent:
+            continue
+        for name, values in function.assigned.items():
+            for line, value in values:
+                if isinstance(value, ast.IfExp) and is_loss(ast.Name(name.rsplit(".", 1)[-1])) and tests_finite(value.test):
+                    if any(_is_zero(module, side, function) for side in (value.body, value.orelse)):
+                        yield _zero_loss(line, name)
+
+
+@source_check("NT870", "loss_clamped")
+def loss_clamped(module: Module, repository: Repository) -> Iterator[Found]:
+    """The loss is clamped from above.
+
+    Where the loss is above the limit its gradient is exactly zero: the samples that need learning most teach nothing.
+    NaN passes through a clamp unchanged.
+
+    Example:
+        loss = torch.clamp(loss, max=100.0)
+
+    Why:
+        The derivative of a clamp is zero outside of its range.
+
+    Fix:
+        Clip the gradients instead:
+
+            - loss = torch.clamp(loss, max=100.0)
+            + torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+    Silent:
+        With a lower limit only, and for log-variances and weights.
+    """
+    for call, place in module.sites("clamp", "clip", "clamp_", "clip_", "clamp_max", "clamp_max_"):
+        found = operation(module, call)
+        if found is None or found.operand is None:
+            continue
+        least = 0 if found.name.startswith("clamp_max") else 1
+        limit = found.keywords.get("max") or (found.arguments[least] if len(found.arguments) > least else None)
+        if limit is None or (isinstance(limit, ast.Constant) and limit.value is None):
+            continue
+        if isinstance(found.operand, ast.Call) and isinstance(found.operand.func, ast.Attribute):
+            if found.operand.func.attr in ("detach", "item", "exp"):
+                continue
+        if is_loss(found.operand):
+            yield Found(
+                "medium",
+                call.lineno,
+                ast.unparse(call)[:80],
+                f"{name_of(core(found.operand))} is clamped: above the limit its gradient is zero, and NaN passes",
+                "clip the gradients instead",
+            )
+
+
+@source_check("NT874", "check_after_step")
+def check_after_step(module: Module, repository: Repository) -> Iterator[Found]:
+    """The loss is tested after the optimizer has already stepped.
+
+    When the test is true, the NaN is in the weights. Stopping then saves a broken model, going on trains one.
+
+    Example:
+        loss.backward()
+        optimizer.step()
+        if torch.isnan(loss):
+            break
+
+    Why:
+        backward and step have used the loss before anybody looked at it.
+
+    Fix:
+        Test between forward and backward.
+
+    Silent:
+        When the same loss is tested before the step as well.
+    """
+    seen: set[int] = set()
+    for flow in training_flows(module):
+        steps, backwards = flow.of("step"), flow.of("backward")
+        tests = [event for event in flow.of("test") if _loss_tested(event)]
+        for event in tests:
+            before = [
+                step
+                for step in steps
+                if follows(step, event)
+                and step.loops == event.loops
+                and not any(follows(step, b) and follows(b, event) for b in backwards)
+            ]
+            if not before or event.line in seen:
+                continue
+            if any(other is not event and any(follows(other, step) for step in before) for other in flow.of("test")):
+                continue
+            seen.add(event.line)
+            node = event.node
+            assert isinstance(node, ast.If)
+            yield Found(
+                "medium",
+                node.lineno,
+                ast.unparse(node.test)[:80],
+                f"the loss is tested after the step of line {before[-1].line}: the weights are NaN by then",
+                "test before backward",
+            )
+
+
+def _tests_wider(module: Module, flow: Flow) -> bool:
+    """Whether Inf is tested somewhere in the function or its helpers."""
+    functions = {id(event.function): event.function for event in flow.events}
+    functions[id(flow.function)] = flow.function
+    for name in _WIDER:
+        for call, place in module.calls.get(name, ()):
+            if id(place.function) in functions and call.args or (isinstance(call.func, ast.Attribute) and id(place.function) in functions):
+                subject = call.args[0] if call.args else call.func.value if isinstance(call.func, ast.Attribute) else None
+                if is_loss(subject) or is_norm(module, subject, place.function) or is_gradient(core(subject)):
+                    return True
+    for name in ("clip_grad_norm_", "clip_grad_norm"):
+        for call, place in module.calls.get(name, ()):
+            if id(place.function) in functions and any(k.arg == "error_if_nonfinite" and _is_true(k.value) for k in call.keywords):
+                return True
+    for condition, place in module.conditions:
+        if id(place.function) in functions:
+            for each in ast.walk(condition.test):
+                if isinstance(each, ast.Compare) and any(_is_inf(module, side) for side in each.comparators):
+                    return True
+    return False
+
+
+def _is_true(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value is True
+
+
+def _is_inf(module: Module, node: ast.AST) -> bool:
+    value = module.value(node)
+    return isinstance(value, float) and value in (float("inf"), float("-inf"))
+
+
+def _guards(node: ast.If) -> bool:
+    """Whether a test keeps the step from happening, or zeroes something."""
+    if _asks_if_good(node.test):
+        return any(
+            isinstance(each, ast.Call) and name_of(each.func) in ("backward", "step") for part in node.body for each in ast.walk(part)
+        ) or leaves_block(node.orelse)
+    if leaves_block(node.body):
+        return True
+    for part in node.body:
+        for each in ast.walk(part):
+            if isinstance(each, (ast.Continue, ast.Break)):
+                return True
+            if isinstance(each, ast.Call) and name_of(each.func) in ("zero_grad", "zero_", "zeros_like", "nan_to_num", "nan_to_num_"):
+                return True
+            if isinstance(each, ast.Assign) and any(is_loss(target) or is_gradient(target) for target in each.targets):
+                return True
+    return False
+
+
+def _nan_tested(module: Module, test: ast.expr, function: Function) -> ast.expr | None:
+    """The loss or norm that a condition tests with isnan, or with `loss != loss`."""
+    for each in ast.walk(test):
+        if isinstance(each, ast.Call) and name_of(each.func) == "isnan":
+            subject = each.args[0] if each.args else each.func.value if isinstance(each.func, ast.Attribute) else None
+            if subject is not None and (is_loss(subject) or is_norm(module, subject, function)):
+                inner = core(subject)
+                return inner if isinstance(inner, ast.expr) else subject
+    return None
+
+
+def _loss_tested(event: Event) -> bool:
+    assert isinstance(event.node, ast.If)
+    for each in ast.walk(event.node.test):
+        if isinstance(each, ast.Call) and name_of(each.func) in ("isnan", "isfinite", "isinf"):
+            subject = each.args[0] if each.args else each.func.value if isinstance(each.func, ast.Attribute) else None
+            if is_loss(subject):
+                return True
+    return False
+
+
+def _asks_if_good(test: ast.expr) -> bool:
+    """Whether a condition is true for finite values: `isfinite(x)`, `not isnan(x)`."""
+    if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+        inner = test.operand
+        return tests_finite(inner) and not _asks_if_good(inner)
+    if isinstance(test, ast.BoolOp):
+        return any(_asks_if_good(value) for value in test.values) and isinstance(test.op, ast.And)
+    for each in ast.walk(test):
+        if isinstance(each, ast.UnaryOp) and isinstance(each.op, (ast.Not, ast.Invert)):
+            return False
+    return any(isinstance(each, ast.Call) and name_of(each.func) == "isfinite" for each in ast.walk(test))
+
+
+def _asks_non_finite(test: ast.expr, function: Function) -> bool:
+    """Whether a condition asks about NaN or Inf, directly or through a name."""
+    if tests_finite(test):
+        return True
+    names = {dotted(each) for each in ast.walk(test) if isinstance(each, (ast.Name, ast.Attribute))}
+    for name in names:
+        value = function.latest(name, test.lineno) if name else None
+        if value is not None and tests_finite(value):
+            return True
+    return False
+
+
+def _inside_finite_test(event: Event) -> bool:
+    """Whether an event happens only when a test for NaN or Inf says so."""
+    for test, arm in event.arms:
+        try:
+            parsed = ast.parse(test, mode="eval").body
+        except SyntaxError:
+            continue
+        for each in ast.walk(parsed):
+            each.lineno = event.line  # type: ignore[attr-defined]
+        if _asks_non_finite(parsed, event.function) or _flag_of_a_test(test, event.function):
+            good = _asks_if_good(parsed)
+            if good != arm:
+                return True
+    return False
+
+
+def _flag_of_a_test(test: str, function: Function) -> bool:
+    """A flag that is raised under a test: `if isnan(...): bad = True`, then `if bad:`."""
+    if not test.isidentifier():
+        return False
+    for each in ast.walk(function.node):
+        if isinstance(each, ast.If) and tests_finite(each.test):
+            for part in each.body:
+                if isinstance(part, ast.Assign) and any(isinstance(t, ast.Name) and t.id == test for t in part.targets):
+                    return True
+    return False
+
+
+def _zeroes_non_finite(event: Event, flow: Flow) -> bool:
+    """Whether a write to a gradient replaces what is not finite by zero."""
+    node = event.node
+    if isinstance(node, ast.Assign):
+        target = node.targets[0]
+        if isinstance(target, ast.Subscript) and tests_finite(target.slice):
+            return True
+        if isinstance(node.value, ast.Call) and name_of(node.value.func) == "where" and tests_finite(node.value):
+            return True
+        if isinstance(node.value, ast.Constant) and node.value.value is None:
+            return False
+        zero = (isinstance(node.value, ast.Constant) and node.value.value == 0) or (
+            isinstance(node.value, ast.Call) and name_of(node.value.func) in ("zeros_like", "zeros", "new_zeros")
+        )
+        return zero and _inside_finite_test(event)
+    if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+        name = name_of(node.value.func)
+        if name == "masked_fill_":
+            return any(tests_finite(argument) for argument in node.value.args)
+        if name in ("fill_", "mul_"):
+            if not (node.value.args and isinstance(node.value.args[0], ast.Constant) and node.value.args[0].value == 0):
+                return False
+        elif name != "zero_":
+            return False
+        return _inside_finite_test(event)
+    return False
+
+
+def _zeroed_loss(module: Module, statement: ast.stmt, function: Function, condition: ast.If) -> Iterator[Found]:
+    if isinstance(statement, ast.Assign):
+        named = [target for target in statement.targets if is_loss(target)]
+        if named and _is_zero(module, statement.value, function):
+            yield _zero_loss(statement.lineno, ast.unparse(named[0]))
+    elif isinstance(statement, ast.AugAssign):
+        if is_loss(statement.target) and isinstance(statement.op, ast.Mult) and module.value(statement.value) == 0:
+            yield _zero_loss(statement.lineno, ast.unparse(statement.target))
+    elif isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+        func = statement.value.func
+        if isinstance(func, ast.Attribute) and func.attr == "zero_" and is_loss(func.value):
+            yield _zero_loss(statement.lineno, ast.unparse(func.value))
+    elif isinstance(statement, ast.Return) and statement.value is not None:
+        about_loss = any(is_loss(each) for each in ast.walk(condition.test) if isinstance(each, (ast.Name, ast.Attribute)))
+        if about_loss and not isinstance(statement.value, ast.Constant) and _is_zero(module, statement.value, function):
+            yield _zero_loss(statement.lineno, ast.unparse(statement.value)[:60])
+    elif isinstance(statement, (ast.If, ast.With, ast.For)):
+        for inner in statement.body:
+            yield from _zeroed_loss(module, inner, function, condition)
+
+
+def _is_zero(module: Module, node: ast.expr, function: Function) -> bool:
+    """`0.0`, `torch.zeros_like(loss)`, `torch.tensor(0.0, ...)`, `loss * 0`, `loss.new_zeros(...)`."""
+    if isinstance(node, ast.Constant):
+        return not isinstance(node.value, bool) and node.value in (0, 0.0) and node.value is not None
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult):
+        return any(isinstance(side, ast.Constant) and side.value == 0 for side in (node.left, node.right))
+    if isinstance(node, ast.Call):
+        name = name_of(node.func)
+        if name in ("zeros_like", "zeros", "new_zeros"):
+            return True
+        if name in ("tensor", "as_tensor", "new_tensor", "full_like"):
+            return any(isinstance(argument, ast.Constant) and argument.value == 0 for argument in node.args)
+        if name in ("mul", "mul_"):
+            return bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
+        if isinstance(node.func, ast.Attribute) and name in ("to", "requires_grad_", "sum", "mean", "detach", "cuda", "float", "clone"):
+            return _is_zero(module, node.func.value, function)
+    return False
+
+
+def _zero_loss(line: int, name: str) -> Found:
+    return Found(
+        "high", line, name, f"{name} becomes zero when it is not finite, and training goes on", "skip the step and count it"
+    )
+

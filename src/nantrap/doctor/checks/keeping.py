@@ -1,0 +1,190 @@
+"""Checks of settings: temperatures, hidden NaN, checkpoints (NT818, NT821-NT823)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Final
+
+from nantrap.doctor.checks.registry import Found, configuration_check
+from nantrap.doctor.configuration.setting import Setting, Source
+from nantrap.doctor.configuration.values import number, switch, whole
+from nantrap.doctor.repository import Repository
+
+LOW_TEMPERATURE: Final = 0.02
+_LONG: Final = 10_000
+_GENERATION: Final = frozenset(
+    "top_p top_k max_new_tokens max_tokens do_sample num_beams repetition_penalty num_generations max_completion_length "
+    "response_length max_gen_len n_samples beam_size stop_sequences min_p".split()
+)
+_LOSS_WORDS: Final = re.compile(r"student|teacher|loss|nce|contrast|distill|kd|moco|clip|simclr|dino|infonce|temi")
+
+
+@configuration_check("NT818", "temperature_too_low")
+def temperature_too_low(source: Source, repository: Repository) -> Iterator[Found]:
+    """The temperature of a loss is so low that its softmax becomes a step function.
+
+    Logits are divided by the temperature. At 0.01 cosine similarities of 1 become 100: exp overflows in half precision,
+    small probabilities underflow to zero, and their logarithm is -Inf.
+
+    Example:
+        TEACHER_TEMP = 0.01
+
+    Why:
+        exp(89) is Inf in float32, exp(11.1) in float16.
+
+    Fix:
+        At least 0.04 for a teacher, 0.05 to 0.1 for a student or a contrastive loss.
+
+    Silent:
+        For the temperature of generation, rollout or sampling, where low values are usual.
+    """
+    for each in source.all("temperature"):
+        value = number(each.value)
+        if value is None or not 0 <= value < LOW_TEMPERATURE or not _is_loss_temperature(source, each, value):
+            continue
+        yield Found(
+            "medium",
+            each.line,
+            each.value,
+            f"{each.name} is {value:g}: logits are multiplied by {1 / value:.0f}" if value else f"{each.name} is 0",
+            "use at least 0.04",
+            each.file,
+        )
+
+
+@configuration_check("NT821", "nan_filter_hides")
+def nan_filter_hides(source: Source, repository: Repository) -> Iterator[Found]:
+    """The Trainer replaces NaN losses in its log by the average of the others.
+
+    With `logging_nan_inf_filter` on, which is the default, a NaN loss is not logged. The curve looks healthy while the
+    weights are already NaN.
+
+    Example:
+        TrainingArguments(output_dir="out", logging_nan_inf_filter=True)
+
+    Why:
+        The filter changes what is logged, not what is trained.
+
+    Fix:
+        `logging_nan_inf_filter=False`
+
+    Silent:
+        When it is False. Low risk where it is not set.
+    """
+    found = source.first("nan_filter")
+    if found is not None:
+        if switch(found.value):
+            yield Found(
+                "medium",
+                found.line,
+                found.value,
+                f"{found.name} is on: a NaN loss does not show in the log",
+                "logging_nan_inf_filter=False",
+                found.file,
+            )
+        return
+    settings = [each for each in source.settings if each.key in ("lr", "micro_batch", "total_steps", "epochs", "bf16", "fp16")]
+    if source.framework == "hf" and source.kind in ("call", "yaml", "json") and settings:
+        line = source.line if source.kind == "call" else settings[0].line
+        yield Found(
+            "low",
+            line,
+            None,
+            "logging_nan_inf_filter is not set, and its default hides a NaN loss in the log",
+            "logging_nan_inf_filter=False",
+        )
+
+
+@configuration_check("NT822", "checkpoints_too_rare")
+def checkpoints_too_rare(source: Source, repository: Repository) -> Iterator[Found]:
+    """A long run saves no checkpoint, or only one at its end.
+
+    After a NaN at step 92,261 there is nothing to go back to.
+
+    Example:
+        max_steps: 100000
+        save_steps: 100000
+
+    Why:
+        The interval was copied from a longer run, or saving was switched off for a trial.
+
+    Fix:
+        Every 1,000 steps. `nantrap.CheckpointStore` keeps the last good one.
+
+    Silent:
+        In a run of less than 10,000 steps.
+    """
+    total = source.first("total_steps")
+    steps = number(total.value) if total is not None else None
+    if total is None or steps is None or steps < _LONG:
+        return
+    found: Setting | None = None
+    why = ""
+    strategy = source.first("save_strategy")
+    off = source.first("save_switch")
+    interval = source.first("save_steps")
+    if strategy is not None and strategy.value in ("no", False):
+        found, why = strategy, "nothing is saved"
+    elif off is not None and off.names[-1] != "checkpointing" and switch(off.value) is False:
+        found, why = off, "nothing is saved"
+    elif interval is not None and interval.known and (strategy is None or strategy.value == "steps"):
+        every = number(interval.value)
+        if every is None:
+            if interval.value is None or interval.value is False:
+                found, why = interval, "nothing is saved"
+        elif every <= 0 and not isinstance(interval.value, bool):
+            found, why = interval, "nothing is saved"
+        elif every >= steps:
+            found, why = interval, "the first checkpoint is the last"
+    if found is not None:
+        yield Found(
+            "medium",
+            found.line,
+            found.value,
+            f"{found.name} is {found.value} in a run of {int(steps):,} steps: {why}",
+            "save every 1,000 steps",
+            found.file,
+        )
+
+
+@configuration_check("NT823", "keep_last_too_small")
+def keep_last_too_small(source: Source, repository: Repository) -> Iterator[Found]:
+    """Only the newest checkpoint is kept.
+
+    If it was saved after NaN entered the weights, it has replaced the last good one.
+
+    Example:
+        save_total_limit: 1
+
+    Why:
+        A NaN is often noticed after the next checkpoint was written.
+
+    Fix:
+        Keep 3, or use `nantrap.CheckpointStore`, which never rotates the last good one away.
+
+    Silent:
+        When the best one is kept as well.
+    """
+    for each in source.all("keep"):
+        if whole(each.value) != 1 or isinstance(each.value, bool):
+            continue
+        if any(_keeps(other) for other in source.all("keep_best")):
+            continue
+        yield Found("low", each.line, each.value, f"{each.name} keeps one checkpoint", "keep 3", each.file)
+
+
+def _keeps(setting: Setting) -> bool:
+    value = setting.value
+    return not (value is None or value is False or value == "" or number(value) == 0 or switch(value) is False)
+
+
+def _is_loss_temperature(source: Source, setting: Setting, value: float) -> bool:
+    if {each.names[-1] for each in source.settings if each.parent == setting.parent} & _GENERATION:
+        return False
+    if _LOSS_WORDS.search("_".join(setting.names)):
+        return True
+    if any(each.names[-1] in _GENERATION for each in source.settings):
+        return False
+    training = any(source.first(key) is not None for key in ("lr", "optimizer", "epochs", "total_steps", "clip"))
+    return value > 0 and training and len(setting.names[-1]) > 3

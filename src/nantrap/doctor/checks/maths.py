@@ -1,0 +1,397 @@
+"""Checks of source code: logarithms, roots and guards whose value or gradient is not finite (NT858-NT862)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Final
+
+from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.configuration.constants import dotted
+from nantrap.doctor.repository import Repository
+from nantrap.doctor.source.flow import flow_of
+from nantrap.doctor.source.module import Function, Module, Place
+from nantrap.doctor.source.tensors import additions, has_epsilon, is_epsilon, is_operation, names_in, operation, peeled
+
+_LOGS: Final = ("log", "log2", "log10")
+_SQUASHED: Final = {"softmax": "softmax", "sigmoid": "sigmoid", "softmax_": "softmax", "sigmoid_": "sigmoid"}
+
+
+@source_check("NT858", "log_of_softmax")
+def log_of_softmax(module: Module, repository: Repository) -> Iterator[Found]:
+    """The logarithm of a softmax.
+
+    Softmax gives exact zeros when logits are far apart (104 in float32, 17 in float16). Their logarithm is -Inf and the
+    gradient NaN.
+
+    Example:
+        loss = -torch.log(torch.softmax(logits, dim=-1))[target]
+
+    Why:
+        exp underflows before log can undo it.
+
+    Fix:
+        One function does both, exactly:
+
+            - torch.log(torch.softmax(logits, dim=-1))
+            + torch.log_softmax(logits, dim=-1)
+
+    Silent:
+        Never, but with an epsilon inside the logarithm the risk is low: the value is finite, the gradient is wrong.
+    """
+    for call, place, operand in _logarithms(module):
+        inner, eased = _without_floor(module, operand, place.function)
+        if is_operation(module, _unwrapped(module, inner), "softmax") is not None:
+            yield Found(
+                "low" if eased else "medium",
+                call.lineno,
+                ast.unparse(call)[:80],
+                "log of a softmax" + (" with an epsilon: finite, but flat where it matters" if eased else " is -Inf where the softmax is 0"),
+                "use log_softmax",
+            )
+
+
+@source_check("NT859", "log_of_sigmoid")
+def log_of_sigmoid(module: Module, repository: Repository) -> Iterator[Found]:
+    """The logarithm of a sigmoid.
+
+    sigmoid(-104) is 0 in float32 and sigmoid(17) is 1: log(p) or log(1 - p) is -Inf.
+
+    Example:
+        loss = -torch.log(1 - torch.sigmoid(logits)).mean()
+
+    Why:
+        A sigmoid is rounded to 0 or 1 long before the logarithm becomes large.
+
+    Fix:
+        `F.logsigmoid(x)` for log(sigmoid(x)) and `F.logsigmoid(-x)` for log(1 - sigmoid(x)), or
+        `F.binary_cross_entropy_with_logits`.
+
+    Silent:
+        Never, but with an epsilon inside the logarithm the risk is low.
+    """
+    for call, place, operand in _logarithms(module):
+        inner, eased = _without_floor(module, operand, place.function)
+        inner = _one_minus(module, inner, place.function)
+        if is_operation(module, _unwrapped(module, inner), "sigmoid") is not None:
+            yield Found(
+                "low" if eased else "medium",
+                call.lineno,
+                ast.unparse(call)[:80],
+                "log of a sigmoid" + (" with an epsilon: finite, but flat where it matters" if eased else " is -Inf where the sigmoid is 0 or 1"),
+                "use F.logsigmoid",
+            )
+
+
+@source_check("NT860", "log_without_floor")
+def log_without_floor(module: Module, repository: Repository) -> Iterator[Found]:
+    """The logarithm of a probability that can be exactly zero.
+
+    The probability comes from a softmax or sigmoid a few lines above, and nothing keeps it away from zero.
+
+    Example:
+        p = torch.softmax(logits, dim=-1)
+        entropy = -(p * torch.log(p)).sum(-1)
+
+    Why:
+        0 × log 0 is 0 on paper and NaN on a computer.
+
+    Fix:
+        Compute log_softmax beside the softmax and use that; or `p.clamp(min=1e-8)`.
+
+    Silent:
+        When the probability is clamped or an epsilon is added.
+    """
+    for call, place, operand in _logarithms(module):
+        inner, eased = _without_floor(module, operand, place.function)
+        if eased:
+            continue
+        inner = _unwrapped(module, _one_minus(module, inner, place.function))
+        name = dotted(inner)
+        if not name:
+            continue
+        value = place.function.latest(name, call.lineno)
+        found = is_operation(module, peeled(module, value), "softmax", "sigmoid") if value is not None else None
+        if found is None or _changed_in_place(place.function, name, call.lineno):
+            continue
+        yield Found(
+            "medium",
+            call.lineno,
+            ast.unparse(call)[:80],
+            f"log({name}), and {name} comes from a {found.name}, which can be exactly 0",
+            f"use log_{found.name}" if found.name == "softmax" else "use F.logsigmoid",
+        )
+
+
+@source_check("NT861", "sqrt_at_zero")
+def sqrt_at_zero(module: Module, repository: Repository) -> Iterator[Found]:
+    """The square root of a sum of squares, whose derivative is infinite at zero.
+
+    The value is right, the gradient is 0 × Inf = NaN as soon as all terms are zero: two equal points, a padded row.
+
+    Example:
+        distance = torch.sqrt(((a - b) ** 2).sum(-1))
+
+    Why:
+        d sqrt(x)/dx = 1/(2 sqrt(x)).
+
+    Fix:
+        Add a small number inside the root, or use a norm, whose gradient at zero is defined as zero:
+
+            - torch.sqrt(((a - b) ** 2).sum(-1))
+            + torch.linalg.vector_norm(a - b, dim=-1)
+
+    Silent:
+        When an epsilon is added inside, and outside of forward passes and losses.
+    """
+    found: list[tuple[ast.expr, ast.expr, Place]] = []
+    for call, place in module.sites("sqrt", "sqrt_"):
+        root = operation(module, call)
+        if root is not None and root.operand is not None:
+            found.append((call, root.operand, place))
+    for power, place in module.powers:
+        if not place.silent and module.value(power.right) == 0.5:
+            found.append((power, power.left, place))
+    for node, operand, place in found:
+        if not in_model(module, place.function):
+            continue
+        inner = _followed(operand, place.function, node.lineno)
+        if has_floor(module, inner, place.function) or not _sum_of_squares(module, inner, place.function, 0):
+            continue
+        yield Found(
+            "medium",
+            node.lineno,
+            ast.unparse(node)[:80],
+            "the gradient of sqrt is infinite where the sum of squares is 0",
+            "add an epsilon inside the root, or use torch.linalg.vector_norm",
+        )
+
+
+@source_check("NT862", "where_guards_domain")
+def where_guards_domain(module: Module, repository: Repository) -> Iterator[Found]:
+    """torch.where chooses the good value, but the bad one still gives a NaN gradient.
+
+    Both branches are computed. Backward multiplies the unselected one by zero, and 0 × Inf = NaN.
+
+    Example:
+        y = torch.where(x > 0, torch.log(x), torch.zeros_like(x))
+
+    Why:
+        where selects values, not computations.
+
+    Fix:
+        Make the argument safe first, then choose: two wheres.
+
+            - torch.where(x > 0, torch.log(x), 0)
+            + torch.where(x > 0, torch.log(torch.where(x > 0, x, 1)), 0)
+
+    Silent:
+        When the argument is guarded by an inner where, a clamp or an epsilon.
+    """
+    for call, place in module.sites("where"):
+        found = operation(module, call)
+        if found is None or found.name != "where":
+            continue
+        if module.resolve(call.func).startswith("torch."):
+            if len(call.args) < 3:
+                continue
+            condition, sides = call.args[0], list(call.args[1:3])
+        elif len(call.args) == 2 and isinstance(call.func, ast.Attribute) and not module.resolve(call.func):
+            condition, sides = call.args[0], [call.func.value, call.args[1]]
+        else:
+            continue
+        for side in sides:
+            risky = _risky(module, side, place.function, call.lineno, condition)
+            if risky is not None:
+                yield Found(
+                    "high",
+                    call.lineno,
+                    ast.unparse(side)[:80],
+                    f"where() hides the value of {ast.unparse(risky)[:50]}, but not its gradient: 0 × Inf = NaN",
+                    "make the argument safe with an inner where",
+                )
+                break
+
+
+def in_model(module: Module, function: Function) -> bool:
+    """Whether a function is part of a forward pass, a loss, or a training step."""
+    at: Function | None = function
+    while at is not None:
+        name = at.name.lower()
+        if name == "forward" or "loss" in name or name in ("training_step", "__call__", "call", "compute_objective", "criterion"):
+            return name not in ("__call__", "call") or at.owner is not None
+        if at.owner is not None:
+            owner = at.owner.name.lower()
+            if "loss" in owner or "criterion" in owner:
+                return not name.startswith("__")
+            bases = [dotted(base).rsplit(".", 1)[-1] for base in at.owner.bases]
+            if any(base == "Module" or base.endswith(("Module", "Layer", "Block", "Loss")) for base in bases):
+                return not name.startswith("__") and not any(word in name for word in ("init", "reset", "metric", "eval", "sample"))
+        at = at.parent
+    if isinstance(function.node, ast.Lambda):
+        return False
+    if "backward" in module.calls and any(call for call, place in module.calls["backward"] if place.function is function):
+        return flow_of(module, function).trains
+    return False
+
+
+def has_floor(module: Module, node: ast.AST, function: Function) -> bool:
+    """Whether something inside a root keeps it above zero."""
+    return has_epsilon(module, node, function) or any(is_epsilon(module, part, function) for part in additions(node))
+
+
+def _logarithms(module: Module) -> Iterator[tuple[ast.Call, Place, ast.expr]]:
+    for call, place in module.sites(*_LOGS):
+        found = operation(module, call)
+        if found is not None and found.operand is not None:
+            yield call, place, found.operand
+
+
+def _without_floor(module: Module, node: ast.expr, function: Function) -> tuple[ast.expr, bool]:
+    """The argument of a logarithm without its floor, and whether it had one."""
+    eased = False
+    while True:
+        clamped = is_operation(module, node, "clamp", "clip", "clamp_min", "maximum", "clamp_", "max")
+        if clamped is not None and clamped.operand is not None and (clamped.arguments or clamped.keywords):
+            node, eased = clamped.operand, True
+            continue
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            left, right = is_epsilon(module, node.left, function), is_epsilon(module, node.right, function)
+            if left != right:
+                node, eased = (node.right if left else node.left), True
+                continue
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and not eased:
+            # 1 + eps - p, 1 - p + eps
+            if has_epsilon(module, node, function):
+                return _one_minus(module, node, function), True
+        return node, eased
+
+
+def _one_minus(module: Module, node: ast.expr, function: Function) -> ast.expr:
+    """p of `1 - p`."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        left = node.left
+        constant = module.value(left, function)
+        if isinstance(constant, (int, float)) or has_epsilon(module, left, function):
+            return node.right
+    return node
+
+
+def _unwrapped(module: Module, node: ast.expr) -> ast.expr:
+    return peeled(module, node)
+
+
+def _changed_in_place(function: Function, name: str, line: int) -> bool:
+    """Whether `p.clamp_(...)` or the like stands above a line."""
+    for each in ast.walk(function.node):
+        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.lineno < line:
+            if each.func.attr in ("clamp_", "clip_", "add_", "clamp_min_", "clamp_max_") and dotted(each.func.value) == name:
+                return True
+    return False
+
+
+def _followed(node: ast.expr, function: Function, line: int, depth: int = 0) -> ast.expr:
+    """What a name was assigned, a few steps back."""
+    name = dotted(node)
+    value = function.latest(name, line) if name and depth < 3 else None
+    return node if value is None else _followed(value, function, getattr(value, "lineno", line), depth + 1)
+
+
+def _is_square(module: Module, node: ast.expr, function: Function, depth: int) -> bool:
+    node = peeled(module, node)
+    if isinstance(node, ast.BinOp):
+        if isinstance(node.op, ast.Pow):
+            return module.value(node.right) == 2
+        if isinstance(node.op, ast.Mult):
+            if ast.dump(node.left) == ast.dump(node.right):
+                return True
+            return any(_is_square(module, side, function, depth) for side in (node.left, node.right))
+        return False
+    found = operation(module, node)
+    if found is not None:
+        if found.name == "square":
+            return True
+        if found.name in ("pow", "pow_"):
+            exponent = found.arguments[0] if found.arguments else found.keywords.get("exponent")
+            return exponent is not None and module.value(exponent) == 2
+        return False
+    if depth < 2 and dotted(node):
+        inner = _followed(node, function, node.lineno, 2)
+        return inner is not node and _is_square(module, inner, function, depth + 1)
+    return False
+
+
+def _sum_of_squares(module: Module, node: ast.expr, function: Function, depth: int) -> bool:
+    node = peeled(module, node)
+    found = operation(module, node)
+    if found is not None and found.operand is not None:
+        if found.name in ("sum", "mean", "nansum"):
+            return _is_square(module, found.operand, function, 0) or _sum_of_squares(module, found.operand, function, depth + 1)
+        if found.name == "mse_loss":
+            return True
+    if isinstance(node, ast.Call) and "mse" in (dotted(node.func) or "").lower():
+        return True
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        parts = list(additions(node))
+        return len(parts) >= 2 and all(_is_square(module, part, function, 0) for part in parts)
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
+        return _sum_of_squares(module, node.left, function, depth + 1)
+    if depth < 2 and dotted(node):
+        inner = _followed(node, function, node.lineno, 2)
+        return inner is not node and not has_floor(module, inner, function) and _sum_of_squares(module, inner, function, depth + 1)
+    return False
+
+
+def _risky(module: Module, side: ast.expr, function: Function, line: int, condition: ast.expr) -> ast.expr | None:
+    """The logarithm, root or division inside a branch whose argument nothing protects."""
+    side = _followed(side, function, line, 2) if dotted(side) else side
+    guarded = names_in(condition)
+    name = dotted(condition)
+    definition = function.latest(name, line) if name else None
+    if definition is not None:
+        guarded |= names_in(definition)
+    opaque = definition is None and (bool(name) or isinstance(condition, ast.Subscript))
+    for each in _outer_expressions(module, side):
+        found = operation(module, each) if isinstance(each, ast.Call) else None
+        argument: ast.expr | None = None
+        if found is not None and found.name in ("log", "log2", "log10", "sqrt", "rsqrt", "reciprocal", "acos", "asin"):
+            argument = found.operand
+        elif found is not None and found.name in ("div", "true_divide") and found.arguments:
+            argument = found.arguments[0]
+        elif isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div):
+            argument = each.right
+        if argument is None or not isinstance(each, ast.expr) or _safe(module, argument, function, line):
+            continue
+        if opaque or guarded & names_in(argument):
+            return each
+    return None
+
+
+def _outer_expressions(module: Module, top: ast.expr) -> Iterator[ast.AST]:
+    """Every expression of a branch, except those inside an inner where."""
+    stack: list[ast.AST] = [top]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, ast.Call) and is_operation(module, node, "where") is not None:
+            continue
+        yield node
+        stack.extend(ast.iter_child_nodes(node))
+
+
+def _safe(module: Module, node: ast.expr, function: Function, line: int) -> bool:
+    """Whether an argument cannot be zero or negative: constants, sizes, and what is guarded."""
+    value = module.value(node, function)
+    if isinstance(value, (int, float)):
+        return True
+    if has_epsilon(module, node, function):
+        return True
+    text = ast.unparse(node)
+    if any(word in text for word in (".shape", ".size(", "len(", "math.", "np.", "numel", ".exp()", "torch.exp(", "_dim", "num_")):
+        return True
+    inner = _followed(node, function, line)
+    if inner is not node:
+        made = operation(module, inner)
+        if made is not None and made.name in ("where", "clamp", "clamp_min", "maximum", "softplus", "exp", "clip", "masked_fill", "cosh"):
+            return True
+        return _safe(module, inner, function, line) if not dotted(inner) else False
+    return is_operation(module, node, "where", "clamp", "softplus", "exp", "maximum", "cosh") is not None

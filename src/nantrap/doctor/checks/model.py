@@ -1,0 +1,284 @@
+"""Checks of source code: how the model is called and stored (NT867-NT869, NT873)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Final
+
+from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.checks.weights import HALF_EPS
+from nantrap.doctor.configuration.constants import dotted
+from nantrap.doctor.repository import Repository
+from nantrap.doctor.source.flow import flow_of
+from nantrap.doctor.source.halved import halved_models
+from nantrap.doctor.source.module import Function, Module, Place
+from nantrap.doctor.source.tensors import operation
+from nantrap.doctor.source.wording import is_loss, name_of
+
+_NO_FORWARD: Final = (
+    "state_dict", "load_state_dict", "parameters", "named_parameters", "train", "eval", "to", "cuda", "cpu", "zero_grad", "modules",
+    "named_modules", "apply", "no_sync", "buffers", "named_buffers", "requires_grad_", "float", "half", "children", "named_children",
+    "register", "save", "load", "update", "set_", "get_", "reset", "clip", "log", "print", "step", "freeze", "unfreeze", "count",
+    "num_", "init", "named_", "share_memory", "extra_repr", "ema", "momentum", "on_", "copy", "configure",
+)  # fmt: skip
+TINY_EPS: Final = 1e-16
+
+
+@source_check("NT867", "ddp_bypassed")
+def ddp_bypassed(module: Module, repository: Repository) -> Iterator[Found]:
+    """The loss is computed by model.module, around DistributedDataParallel.
+
+    DDP averages the gradients in hooks that its own forward sets up. Calling the wrapped module directly goes around
+    them: each rank trains its own model, and the ranks drift apart.
+
+    Example:
+        loss = model.module.training_step(batch)
+        loss.backward()
+
+    Why:
+        `model(batch)` prepares the reduction of gradients; `model.module(batch)` does not.
+
+    Fix:
+        Call the wrapper. Let `forward` compute the loss if it must:
+
+            - loss = model.module.training_step(batch)
+            + loss = model(batch)
+
+    Silent:
+        For state_dict and other methods that do not compute, and under `no_grad`.
+    """
+    if ".module" not in module.text:
+        return
+    for leaf, sites in list(module.calls.items()):
+        if leaf.startswith(_NO_FORWARD) and leaf != "training_step":
+            continue
+        for call, place in sites:
+            if place.silent or not _through_module(call.func) or not (call.args or call.keywords):
+                continue
+            if not _gives_loss(call, place) or not _trained_here(module, place):
+                continue
+            yield Found(
+                "high",
+                call.lineno,
+                ast.unparse(call.func),
+                f"{ast.unparse(call.func)}(...) goes around DistributedDataParallel: gradients are not averaged over ranks",
+                "call the wrapped model itself",
+            )
+
+
+@source_check("NT868", "eps_too_small_for_half")
+def eps_too_small_for_half(module: Module, repository: Repository) -> Iterator[Found]:
+    """An epsilon that is zero in the precision in which it is used.
+
+    1e-8 is 0 in float16, so it protects nothing in a float16 model. 1e-16 and less is too small anywhere: in float32 it
+    disappears beside any ordinary number, and its square root or its reciprocal is a gradient of 1e8 and more.
+
+    Example:
+        return x / (x.norm(dim=-1, keepdim=True) + 1e-20)
+
+    Why:
+        The smallest number above zero is 6e-8 in float16. At zero, the gradient of x / (|x| + eps) is 1/eps.
+
+    Fix:
+        1e-5 or 1e-6.
+
+    Silent:
+        For ordinary epsilons in float32.
+    """
+    half = any(each.dtype == "float16" for each in halved_models(module))
+    half = half or (not module.is_test and any(
+        found.dtype == "float16" for other in repository.modules if other is not module and _beside(other, module)
+        for found in halved_models(other)
+    ))  # fmt: skip
+    seen: set[int] = set()
+    for node, function, where in _epsilons(module):
+        value = module.value(node, function)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < HALF_EPS:
+            continue
+        tiny = value <= TINY_EPS
+        if not tiny and (not half or where == "argument") or node.lineno in seen:
+            continue
+        seen.add(node.lineno)
+        yield Found(
+            "high" if half else "medium",
+            node.lineno,
+            value,
+            f"eps = {value:g} is 0 in float16, and the model is float16" if half else f"eps = {value:g} protects nothing: its reciprocal is {1 / value:.0e}",
+            "use 1e-5",
+        )
+
+
+@source_check("NT869", "anomaly_mode_left_on")
+def anomaly_mode_left_on(module: Module, repository: Repository) -> Iterator[Found]:
+    """Anomaly detection is always on.
+
+    It makes every step several times slower and stops at the first NaN gradient, even one that a mask would have
+    removed.
+
+    Example:
+        torch.autograd.set_detect_anomaly(True)
+
+    Why:
+        It was switched on to find a NaN and left there.
+
+    Fix:
+        Remove it, or put it behind a flag. `nantrap run` finds the operation without it.
+
+    Silent:
+        Behind a condition, or with a variable as its argument.
+    """
+    for call, place in module.sites("set_detect_anomaly"):
+        mode = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "mode"), None)
+        if isinstance(mode, ast.Constant) and mode.value is True and not place.conditional:
+            yield Found("low", call.lineno, True, "anomaly detection is always on: training is several times slower", "remove it")
+    for call, place in module.sites("detect_anomaly"):
+        if isinstance(place.statement, ast.With) and not call.args and not place.conditional:
+            yield Found("low", call.lineno, True, "anomaly detection is always on: training is several times slower", "remove it")
+
+
+@source_check("NT873", "half_weights_trained")
+def half_weights_trained(module: Module, repository: Repository) -> Iterator[Found]:
+    """The weights themselves are float16, and they are trained.
+
+    Updates smaller than a thousandth of a weight are rounded away, squares of gradients underflow, and Adam's eps of
+    1e-8 is zero: weights become NaN from finite gradients.
+
+    Example:
+        model = Net().half().cuda()
+        optimizer = torch.optim.Adam(model.parameters())
+
+    Why:
+        float16 has 11 significant bits and ends at 6e-8. It is meant for activations, not for sums over many steps.
+
+    Fix:
+        Keep float32 weights and use autocast with a GradScaler:
+
+            - model = Net().half()
+            + model = Net()
+            + with torch.autocast("cuda", dtype=torch.float16): ...
+
+    Silent:
+        For inference, and for PEFT, which trains float32 adapters.
+    """
+    for found in halved_models(module):
+        if found.dtype == "float16":
+            yield Found(
+                "high",
+                found.line,
+                found.text,
+                f"{found.name} has float16 weights and is trained (line {found.trained_by.lineno})",
+                "keep float32 weights and use mixed precision",
+            )
+
+
+def _through_module(func: ast.AST) -> bool:
+    """`model.module(...)`, `self.model.module.training_step(...)`."""
+    node = func
+    while isinstance(node, ast.Attribute):
+        if node.attr == "module":
+            base = node.value
+            while isinstance(base, ast.Subscript):
+                base = base.value
+            return dotted(base) not in ("self", "", "cls") and func in (node, node) or _method_of(func, node)
+        node = node.value
+    return False
+
+
+def _method_of(func: ast.AST, node: ast.Attribute) -> bool:
+    return isinstance(func, ast.Attribute) and func.value is node and dotted(node.value) not in ("self", "", "cls")
+
+
+def _gives_loss(call: ast.Call, place: Place) -> bool:
+    """Whether what the call returns is the loss, or goes into it."""
+    statement = place.statement
+    if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
+        targets = statement.targets if isinstance(statement, ast.Assign) else [statement.target]
+        flat = [each for target in targets for each in (target.elts if isinstance(target, ast.Tuple) else [target])]
+        if any(is_loss(each) or "loss" in name_of(each).lower() for each in flat):
+            return True
+        names = {dotted(each) for each in flat} - {""}
+        for assigned, values in place.function.assigned.items():
+            if is_loss(ast.Name(assigned.rsplit(".", 1)[-1])):
+                for line, value in values:
+                    used = {dotted(each) for each in ast.walk(value) if isinstance(each, (ast.Name, ast.Attribute))}
+                    if line > call.lineno and names & used:
+                        return True
+        return False
+    return isinstance(statement, ast.Expr) and any(
+        isinstance(each, ast.Call) and name_of(each.func) == "backward" for each in ast.walk(statement)
+    )
+
+
+def _trained_here(module: Module, place: Place) -> bool:
+    """Whether the loss of this function is differentiated: here, or in a function that calls it."""
+    if flow_of(module, place.function).of("backward"):
+        return True
+    name = place.function.name
+    return any(
+        flow_of(module, other.function).of("backward") for _, other in module.calls.get(name, ()) if not other.silent
+    )
+
+
+def _beside(other: Module, module: Module) -> bool:
+    """Whether a training file imports a module by the name of its file."""
+    stem = module.file.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".py")
+    return any(target.split(".")[-2:-1] == [stem] or target.split(".")[-1] == stem for target in other.imports.values())
+
+
+def _epsilons(module: Module) -> Iterator[tuple[ast.expr, Function, str]]:
+    """Epsilons in divisors, clamps and logarithms, and those that are called so."""
+    for division, place in module.divisions:
+        if not place.silent:
+            for part in _summands(division.right):
+                yield part, place.function, "divisor"
+    for call, place in module.sites("clamp", "clamp_", "clamp_min", "clip", "log", "log2", "rsqrt", "sqrt", "maximum"):
+        found = operation(module, call)
+        if found is None:
+            continue
+        if found.name in ("log", "log2", "rsqrt", "sqrt"):
+            if found.operand is not None:
+                for part in _summands(found.operand):
+                    yield part, place.function, "log"
+        else:
+            least = found.keywords.get("min") or (found.arguments[0] if found.arguments else None)
+            if least is not None:
+                yield least, place.function, "clamp"
+    top = module.functions[0]
+    for function in module.functions:
+        node = function.node
+        if function.silent or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            continue
+        arguments = node.args
+        positional = [*arguments.posonlyargs, *arguments.args]
+        pairs = list(zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True))
+        pairs += [(name, value) for name, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value is not None]
+        for name, default in pairs:
+            if _called_eps(name.arg):
+                yield default, top, "argument"
+    if "torch" in module.imports or any(target.startswith("torch") for target in module.imports.values()):
+        for function in module.functions:
+            for name, values in function.assigned.items():
+                if _called_eps(name.rsplit(".", 1)[-1]) and not function.silent:
+                    for _, value in values:
+                        yield value, function, "argument"
+        for sites in module.calls.values():
+            for call, place in sites:
+                for keyword in call.keywords:
+                    if keyword.arg is not None and _called_eps(keyword.arg) and not place.silent:
+                        if module.resolve(call.func).split(".")[0] not in ("numpy", "np"):
+                            yield keyword.value, place.function, "argument"
+
+
+def _called_eps(name: str) -> bool:
+    low = name.lower()
+    return low in ("eps", "epsilon", "_eps", "norm_eps", "layer_norm_eps", "rms_norm_eps") or low.endswith(("_eps", "_epsilon"))
+
+
+def _summands(node: ast.expr) -> Iterator[ast.expr]:
+    """The constants that are added anywhere inside an expression."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Add):
+            for side in (each.left, each.right):
+                if isinstance(side, (ast.Constant, ast.Name, ast.Attribute)):
+                    yield side

@@ -1,0 +1,171 @@
+"""Checks of settings: optimizer constants against the precision of the weights (NT815-NT817)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from nantrap.doctor.checks.registry import Found, configuration_check
+from nantrap.doctor.checks.schedule import uses_adam
+from nantrap.doctor.configuration.precision import has_adapters, keeps_float32, weights
+from nantrap.doctor.configuration.setting import Setting, Source
+from nantrap.doctor.configuration.values import number, switch
+from nantrap.doctor.repository import Repository
+
+HALF_EPS: Final = 6e-8
+"""The smallest positive float16 is 5.96e-8; what is below is zero."""
+SLOW_BETA: Final = 0.998
+"""Above it, the decay of the second moment is lost in bfloat16's 8 bits."""
+SMALL_RATE: Final = 1e-4
+TINY_RATE: Final = 1e-5
+
+
+def second_beta(value: Any) -> float | None:
+    """beta2 of a list, a text like "(0.9, 0.999)", or the number itself."""
+    if isinstance(value, list):
+        return number(value[1]) if len(value) == 2 else None
+    if isinstance(value, str):
+        parts = re.findall(r"[\d.]+(?:e-?\d+)?", value)
+        return number(parts[1]) if len(parts) == 2 else None
+    return number(value)
+
+
+@configuration_check("NT815", "eps_below_dtype")
+def eps_below_dtype(source: Source, repository: Repository) -> Iterator[Found]:
+    """The optimizer's eps is zero in the precision of the weights.
+
+    Adam divides by sqrt(v) + eps. With float16 weights its state is float16 too, 1e-8 is stored as 0, and a weight
+    whose gradient is small is divided by zero.
+
+    Example:
+        precision: 16-true
+        optimizer: {type: AdamW, eps: 1e-8}
+
+    Why:
+        The smallest number above zero in float16 is 6e-8.
+
+    Fix:
+        Keep the weights in float32 and use mixed precision. A larger eps (1e-4) only hides it.
+
+    Silent:
+        With mixed precision and with bfloat16 weights.
+    """
+    asked = weights(source)
+    if asked is None or asked.dtype != "float16":
+        return
+    for each in source.all("eps"):
+        eps = number(each.value)
+        if eps is not None and 0 <= eps < HALF_EPS:
+            yield Found(
+                "high",
+                each.line,
+                each.value,
+                f"{each.name} is {eps:g}, which is 0 in float16, and the weights are float16 ({asked.setting.name}, "
+                f"line {asked.setting.line})",
+                "keep the weights in float32 and use mixed precision",
+                each.file,
+            )
+
+
+@configuration_check("NT816", "beta_rounds_to_one")
+def beta_rounds_to_one(source: Source, repository: Repository) -> Iterator[Found]:
+    """Adam's beta2 cannot be told from one in the precision of its state.
+
+    With bfloat16 weights the second moment is bfloat16 too. Multiplying it by 0.999 rounds back to the same number, so
+    it never decays: one large gradient makes the step small for ever.
+
+    Example:
+        precision: bf16-true
+        betas: [0.9, 0.999]
+
+    Why:
+        bfloat16 has 8 significant bits; neighbours are 0.4 to 0.8 % apart.
+
+    Fix:
+        Keep the optimizer state in float32 (mixed precision), or use beta2 = 0.95.
+
+    Silent:
+        With mixed precision, DeepSpeed, or a float32 master copy.
+    """
+    asked = weights(source)
+    if asked is None or asked.dtype != "bfloat16" or exempt(source, repository):
+        return
+    for each in (*source.all("betas"), *source.all("beta2")):
+        beta = second_beta(each.value)
+        if beta is not None and SLOW_BETA < beta < 1:
+            yield Found(
+                "medium",
+                each.line,
+                each.value,
+                f"beta2 is {beta:g} ({each.name}) and the weights are bfloat16 ({asked.setting.name}, line "
+                f"{asked.setting.line}): the second moment never decays",
+                "keep optimizer state in float32, or use beta2 = 0.95",
+                each.file,
+            )
+
+
+@configuration_check("NT817", "bf16_weights_frozen")
+def bf16_weights_frozen(source: Source, repository: Repository) -> Iterator[Found]:
+    """The updates are too small to change bfloat16 weights.
+
+    A weight of 1.0 in bfloat16 has neighbours at 0.996 and 1.008. An Adam step of 1e-5 is rounded away, and the weight
+    never moves. The advice "lower the learning rate" makes it worse. `nantrap doctor --checkpoint FILE` counts the
+    share of weights for which this is so.
+
+    Example:
+        model = AutoModelForCausalLM.from_pretrained(name, torch_dtype=torch.bfloat16)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
+
+    Why:
+        A step moves a weight only if it is at least 1/512 of it.
+
+    Fix:
+        Keep float32 weights and use bf16 mixed precision, or an optimizer with stochastic rounding.
+
+    Silent:
+        With `bf16=True` alone (that is mixed precision), LoRA, and DeepSpeed, which keeps a float32 copy.
+    """
+    asked = weights(source)
+    if asked is None or asked.dtype != "bfloat16" or exempt(source, repository):
+        return
+    each = source.first("lr")
+    rate = number(each.value) if each is not None else None
+    if each is None or rate is None or not 0 < rate <= SMALL_RATE or not uses_adam(source, each):
+        return
+    yield Found(
+        "high" if rate <= TINY_RATE else "medium",
+        each.line,
+        each.value,
+        f"{each.name} is {rate:g} and the weights are bfloat16 ({asked.setting.name}, line {asked.setting.line}): "
+        "many updates are rounded away",
+        "keep float32 weights with bf16 mixed precision, or use stochastic rounding",
+        each.file,
+    )
+
+
+def exempt(source: Source, repository: Repository) -> bool:
+    """Whether something keeps the weights exact after all: adapters, DeepSpeed, a master copy."""
+    if has_adapters(source) or keeps_float32(source) or uses_deepspeed(source):
+        return True
+    if any(uses_deepspeed(each) for each in repository.partners(source, "launcher")):
+        return True
+    return bool(repository.partners(source, "deepspeed"))
+
+
+def uses_deepspeed(source: Source) -> bool:
+    """Whether a source names DeepSpeed."""
+    if source.role == "deepspeed":
+        return True
+    for each in source.settings:
+        if each.key == "deepspeed" and each.value not in (None, "", False):
+            return True
+        if each.key == "distributed_type" and "deepspeed" in str(each.value).lower():
+            return True
+        if each.names[-1] == "use_deepspeed" and switch(each.value):
+            return True
+    return bool([each for each in source.settings if _deepspeed_section(each)])
+
+
+def _deepspeed_section(setting: Setting) -> bool:
+    return any(name in ("deepspeed", "deepspeed_config") for name in setting.names[:-1])

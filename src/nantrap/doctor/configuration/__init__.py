@@ -1,0 +1,1 @@
+"""Settings in files of every kind, with their place and their meaning."""

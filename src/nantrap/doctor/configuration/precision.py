@@ -1,0 +1,107 @@
+"""Which precision a source asks for: of the computation, and of the weights themselves."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from nantrap.doctor.configuration.setting import UNKNOWN, Setting, Source
+from nantrap.doctor.configuration.values import Precision, precision, says_no, switch
+
+
+class Asked(NamedTuple):
+    """What is asked for and where. `dtype` is float16, bfloat16, float32, `no`, or `amp` for a switch without a dtype."""
+
+    dtype: str
+    setting: Setting
+
+
+def half_flags(source: Source) -> tuple[list[Setting], list[Setting]]:
+    """The switches `fp16` and `bf16` that are on."""
+    return (
+        [each for each in source.all("fp16") if switch(each.value)],
+        [each for each in source.all("bf16") if switch(each.value)],
+    )
+
+
+def computation(source: Source) -> Asked | None:
+    """The precision of the computation, or None if the source does not tell."""
+    fp16, bf16 = half_flags(source)
+    if fp16 and not bf16:
+        return Asked("float16", fp16[0])
+    if bf16 and not fp16:
+        return Asked("bfloat16", bf16[0])
+    named = [(found, each) for each in source.all("precision") if (found := _named(each)) is not None]
+    if named:
+        return Asked(named[0][0].dtype, named[0][1])
+    for each in (*source.all("amp"), *(each for each in source.all("precision") if each.value is True)):
+        if switch(each.value) or each.value == "amp":
+            return Asked("amp", each)
+    if fp16 and bf16:
+        return None
+    for each in source.all("precision"):
+        if each.names[-1] == "mixed_precision" and each.known and says_no(each.value):
+            return Asked("no", each)
+    return None
+
+
+def weights(source: Source) -> Asked | None:
+    """The half precision of the weights themselves (`bf16-true`, `full_bf16`, `torch_dtype`), or None."""
+    for each in source.all("precision"):
+        found = precision(each.value)
+        if found is not None and found.weights:
+            return Asked(found.dtype, each)
+    for key, dtype in (("full_bf16", "bfloat16"), ("full_fp16", "float16")):
+        for each in source.all(key):
+            if switch(each.value):
+                return Asked(dtype, each)
+    for each in source.all("weight_dtype"):
+        found = precision(each.value)
+        if found is not None and found.dtype != "float32":
+            return Asked(found.dtype, each)
+    if any("torchtune." in str(each.value) for each in source.settings):  # its `dtype` is that of the weights
+        for each in source.all("precision"):
+            found = precision(each.value)
+            if each.names[-1] == "dtype" and found is not None and found.dtype != "float32":
+                return Asked(found.dtype, each)
+    return None
+
+
+def is_half(source: Source) -> bool:
+    """Whether the source trains in half precision of any kind."""
+    asked = computation(source)
+    return (asked is not None and asked.dtype in ("float16", "bfloat16", "amp")) or weights(source) is not None
+
+
+def has_adapters(source: Source) -> bool:
+    """Whether only low-rank adapters are trained: LoRA, PEFT, or quantised weights."""
+    for each in source.settings:
+        text = "_".join(each.names)
+        if any(word in text for word in ("lora", "peft", "load_in_4bit", "load_in_8bit", "adapter")):
+            value = each.value
+            if value is UNKNOWN or switch(value) is False or value in (None, "", 0, "none", "None", []):
+                continue
+            return True
+        if isinstance(each.value, str) and each.names[-1] not in ("output_dir", "run_name", "description"):
+            low = each.value.lower()
+            if any(word in low for word in ("lora", "peft")):
+                return True
+    return False
+
+
+def keeps_float32(source: Source) -> bool:
+    """Whether something keeps an exact copy or rounds at random, so that small updates are not lost."""
+    for each in source.settings:
+        text = "_".join(each.names)
+        if any(word in text for word in ("stochastic_round", "kahan", "master_weight", "fp32_master", "master_param")):
+            if switch(each.value) is not False:
+                return True
+        if isinstance(each.value, str) and any(word in each.value.lower() for word in ("stochastic", "kahan", "anyprecision")):
+            return True
+    return False
+
+
+def _named(setting: Setting) -> Precision | None:
+    found = precision(setting.value)
+    if found is not None and found.dtype == "float32" and setting.names[-1] not in ("precision", "mixed_precision"):
+        return None
+    return found

@@ -1,0 +1,318 @@
+"""Settings in Python files, by `ast` and never by running them.
+
+Read are constants at the top, classes of constants, dicts, argparse defaults, the calls that take training settings
+(`TrainingArguments`, `Trainer`, `Accelerator`, `...Config`) and the calls that make optimizers and schedules.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+from nantrap.doctor.configuration.constants import dotted, evaluate
+from nantrap.doctor.configuration.names import meaning, plain
+from nantrap.doctor.configuration.setting import UNKNOWN, Kind, Role, Setting, Source, Span
+from nantrap.doctor.configuration.values import scalar
+
+_CLASSES: Final = re.compile(r"config|args|arguments|hparams|params|settings|cfg|options|hyper", re.IGNORECASE)
+_CALLS: Final = re.compile(r"(TrainingArguments|Trainer|Accelerator|Fabric|Config|Arguments|TrainArgs|ModelCheckpoint)$")
+_OTHER_CALLS: Final = re.compile(
+    r"Generation|Sampl|Inference|Infer|Eval|Quant|BitsAndBytes|VLLM|Lora|Peft|Tokeniz|Processor|Vision|Text", re.IGNORECASE
+)
+_HF_CALLS: Final = re.compile(
+    r"TrainingArguments$|^(SFT|DPO|GRPO|ORPO|KTO|CPO|Reward|PPO|RLOO|GKD|BCO|XPO|NashMD|OnlineDPO|PRM|IterativeSFT)Config$"
+)
+OPTIMIZERS: Final = frozenset(
+    "Adam AdamW NAdam RAdam Adamax SGD RMSprop Adagrad Adadelta Adafactor LBFGS LAMB Lamb LARS Lion Muon Prodigy AdamP "
+    "FusedAdam FusedLAMB Adam8bit AdamW8bit PagedAdamW PagedAdamW8bit PagedAdamW32bit DeepSpeedCPUAdam CPUAdam Adan "
+    "DAdaptAdam SparseAdam Sophia AdaBelief AdamWScheduleFree Shampoo SOAP ASGD Rprop".split()
+)
+_SCHEDULES: Final = re.compile(r"(LR|Scheduler|LRSchedule)$|_schedule(_with_\w+)?$|^get_scheduler$|Warmup\w*$")
+_SCHEDULE_WORDS: Final = {"eta_min", "min_lr", "max_lr", "pct_start", "num_warmup_steps", "num_training_steps", "total_steps",
+                          "warmup_steps", "lr_min", "warmup_iters", "max_steps", "warmup_t"}  # fmt: skip
+
+
+class PythonSettings:
+    """The settings of one Python file. `defaults` are the argparse defaults by name, `constants` the names at the top."""
+
+    def __init__(
+        self, tree: ast.Module, text: str, *, file: str, extra: Mapping[str, str] | None = None
+    ) -> None:
+        self.file = file
+        self.extra = extra
+        self._text = text
+        self._starts: list[int] | None = None
+        self.constants: dict[str, Any] = {}
+        self.defaults: dict[str, Any] = {}
+        self.sources: list[Source] = []
+        self._inner_dicts: set[int] = set()
+        self._constants(tree)
+        self._walk(tree)
+
+    def known(self, scope: ast.AST | None = None) -> dict[str, Any]:
+        """Values of names as they are inside a function: constants, argparse defaults, its own defaults and assignments."""
+        values = dict(self.constants)
+        for name, value in self.defaults.items():
+            for holder in ("args", "opt", "opts", "options", "flags", "FLAGS", "hparams", "cfg", "config", "self.args", "parsed"):
+                values.setdefault(f"{holder}.{name}", value)
+        if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            values.update(_own_values(scope, values))
+        return values
+
+    def _constants(self, tree: ast.Module) -> None:
+        settings: list[Setting] = []
+        for statement in _top_statements(tree.body):
+            name, value = _assignment(statement)
+            if name is None or value is None:
+                continue
+            self._note(name, value, self.constants)
+            settings += self._settings((name,), value, self.constants)
+        if any(setting.key for setting in settings):
+            self._add("constants", settings, line=1)
+
+    def _note(self, name: str, value: ast.expr, values: dict[str, Any]) -> None:
+        found = evaluate(value, values)
+        if found is UNKNOWN:
+            values.pop(name, None)
+        else:
+            values[name] = found
+
+    def _walk(self, tree: ast.Module) -> None:
+        """Argparse first, because calls refer to it."""
+        calls: list[tuple[ast.Call, ast.AST | None, str]] = []
+        arguments: list[Setting] = []
+        for node, scope, target in _nodes(tree):
+            if isinstance(node, ast.ClassDef):
+                self._class(node)
+            elif isinstance(node, ast.Dict) and id(node) not in self._inner_dicts:
+                self._dict(node, scope, target)
+            elif isinstance(node, ast.Call):
+                leaf = _leaf(node.func)
+                if leaf in ("add_argument", "option") or leaf.startswith("DEFINE_"):
+                    arguments += self._argument(node, leaf)
+                elif leaf in OPTIMIZERS or _CALLS.search(leaf) or _SCHEDULES.search(leaf):
+                    calls.append((node, scope, target))
+        if any(setting.key for setting in arguments):
+            self._add("argparse", arguments, line=arguments[0].line)
+        self._calls(calls)
+
+    def _argument(self, call: ast.Call, leaf: str) -> list[Setting]:
+        keywords = {keyword.arg: keyword.value for keyword in call.keywords}
+        flags = [item.value for item in call.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
+        if not flags:
+            return []
+        name = next((flag for flag in flags if flag.startswith("--")), flags[0]).lstrip("-")
+        dest = keywords.get("dest")
+        if isinstance(dest, ast.Constant) and isinstance(dest.value, str):
+            name = dest.value
+        node: ast.expr | None = keywords.get("default")
+        if leaf.startswith("DEFINE_") and len(call.args) > 1:
+            node = call.args[1]
+        action = keywords.get("action")
+        value: Any
+        if node is not None:
+            value = evaluate(node, self.constants)
+            if isinstance(value, str):
+                value = scalar(value) if value else ""
+        elif isinstance(action, ast.Constant) and action.value in ("store_true", "store_false"):
+            value = action.value == "store_false"
+        else:
+            return []
+        self.defaults[plain(name)] = value
+        return [self._setting((name,), value, node or call)]
+
+    def _class(self, node: ast.ClassDef) -> None:
+        if not _CLASSES.search(node.name) or _OTHER_CALLS.search(node.name):
+            return
+        settings: list[Setting] = []
+        values = dict(self.constants)
+        for statement in node.body:
+            name, value = _assignment(statement)
+            if name is not None and value is not None:
+                self._note(name, value, values)
+                settings += self._settings((name,), value, values)
+        if any(setting.key for setting in settings):
+            self._add("constants", settings, line=node.lineno)
+
+    def _dict(self, node: ast.Dict, scope: ast.AST | None, target: str) -> None:
+        settings = self._settings((), node, self.known(scope))
+        if len({setting.key for setting in settings if setting.key}) >= 2:
+            self._add("constants", settings, line=node.lineno)
+
+    def _calls(self, calls: list[tuple[ast.Call, ast.AST | None, str]]) -> None:
+        by_scope: dict[int, list[Setting]] = {}
+        known: dict[int, dict[str, Any]] = {}
+        for call, scope, target in calls:
+            leaf = _leaf(call.func)
+            values = known.setdefault(id(scope), self.known(scope))
+            if leaf in OPTIMIZERS:
+                by_scope.setdefault(id(scope), []).extend(self._optimizer(call, leaf, target, values))
+            elif _SCHEDULES.search(leaf):
+                by_scope.setdefault(id(scope), []).extend(self._schedule(call, values))
+            elif not _OTHER_CALLS.search(leaf.removesuffix("Trainer").removesuffix("TrainingArguments")):
+                self._framework_call(call, leaf, values)
+        for settings in by_scope.values():
+            self._add("optimizer", settings, line=settings[0].line if settings else 1)
+
+    def _optimizer(self, call: ast.Call, leaf: str, target: str, values: Mapping[str, Any]) -> list[Setting]:
+        section = target or "optimizer"
+        found = [self._setting((section, "optimizer"), leaf, call, key="optimizer", literal=False)]
+        arguments: dict[str | None, ast.expr] = {keyword.arg: keyword.value for keyword in call.keywords}
+        if len(call.args) > 1:
+            arguments.setdefault("lr", call.args[1])
+        for name, key in (("lr", "lr"), ("eps", "eps"), ("betas", "betas")):
+            if name in arguments:
+                value = evaluate(arguments[name], values)
+                found.append(self._setting((section, name), value, arguments[name], key=key))
+        return found
+
+    def _schedule(self, call: ast.Call, values: Mapping[str, Any]) -> list[Setting]:
+        first = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "optimizer"), None)
+        section = dotted(first).rsplit(".", 1)[-1] if first is not None else "optimizer"
+        return [
+            self._setting((section or "optimizer", keyword.arg), evaluate(keyword.value, values), keyword.value)
+            for keyword in call.keywords
+            if keyword.arg in _SCHEDULE_WORDS and keyword.arg
+        ]
+
+    def _framework_call(self, call: ast.Call, leaf: str, values: Mapping[str, Any]) -> None:
+        settings: list[Setting] = []
+        references: list[str] = []
+        for keyword in call.keywords:
+            if keyword.arg is None:
+                continue
+            settings += self._settings((keyword.arg,), keyword.value, values)
+            if isinstance(keyword.value, ast.Constant) and str(keyword.value.value).endswith((".json", ".yaml")):
+                references.append(str(keyword.value.value))
+        if not settings:
+            return
+        framework = "hf" if _HF_CALLS.search(leaf) else leaf.lower()
+        if leaf in ("Trainer", "Fabric", "L.Trainer"):
+            framework = "lightning"
+        role: Role = "code" if leaf == "Accelerator" else "trainer"
+        self.sources.append(
+            Source(self.file, "call", tuple(settings), role, framework, call.lineno, "", tuple(references))
+        )
+
+    def _settings(self, path: tuple[str, ...], node: ast.expr, values: Mapping[str, Any]) -> list[Setting]:
+        """A value, or the values inside a dict, with their places."""
+        pairs: list[tuple[str, ast.expr]] | None = None
+        if isinstance(node, ast.Dict):
+            self._inner_dicts.add(id(node))
+            pairs = [
+                (str(key.value), value)
+                for key, value in zip(node.keys, node.values, strict=True)
+                if isinstance(key, ast.Constant) and isinstance(key.value, str)
+            ]
+        elif isinstance(node, ast.Call) and dotted(node.func) in ("dict", "ConfigDict", "EasyDict", "edict", "Namespace", "SimpleNamespace"):
+            pairs = [(keyword.arg, keyword.value) for keyword in node.keywords if keyword.arg is not None]
+            if not pairs and node.args and isinstance(node.args[0], ast.Dict):
+                return self._settings(path, node.args[0], values)
+        if pairs is not None:
+            if len(path) > 12:
+                return []
+            found = []
+            for name, value in pairs:
+                found += self._settings((*path, name), value, values)
+            # mmcv writes `fp16 = dict(loss_scale=512.)`: the section itself is the switch
+            if path and plain(path[-1]) == "fp16" and pairs and not any(name in ("enabled", "enable") for name, _ in pairs):
+                found.append(self._setting(path, True, node, literal=False))
+            return found
+        if not path:
+            return []
+        value = evaluate(node, values)
+        if isinstance(value, str):
+            meant = scalar(value) if value else ""
+            value = meant if meant is UNKNOWN or isinstance(meant, (int, float)) and not isinstance(meant, bool) else value
+        return [self._setting(path, value, node)]
+
+    def _setting(
+        self, path: tuple[str, ...], value: Any, node: ast.expr, *, key: str | None = None, literal: bool = True
+    ) -> Setting:
+        names = tuple(plain(name) for name in path)
+        written = literal and isinstance(node, (ast.Constant, ast.UnaryOp, ast.BinOp))
+        span = self._span(node) if written else None
+        return Setting(path, names, key or meaning(names, self.extra), value, self.file, node.lineno, span)
+
+    def _span(self, node: ast.expr) -> Span:
+        if self._starts is None:
+            self._starts = [0]
+            for line in self._text.splitlines(keepends=True):
+                self._starts.append(self._starts[-1] + len(line))
+        return Span(self._offset(node.lineno, node.col_offset), self._offset(node.end_lineno or 1, node.end_col_offset or 0))
+
+    def _offset(self, line: int, column: int) -> int:
+        """Columns of `ast` count bytes, offsets count characters."""
+        assert self._starts is not None
+        start = self._starts[line - 1]
+        if self._text.isascii():
+            return start + column
+        end = self._starts[line] if line < len(self._starts) else len(self._text)
+        return start + len(self._text[start:end].encode()[:column].decode(errors="ignore"))
+
+    def _add(self, kind: Kind, settings: list[Setting], *, line: int) -> None:
+        self.sources.append(Source(self.file, kind, tuple(settings), line=line))
+
+
+def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST | None, str]]:
+    """Every node that may hold settings, with the function it is in and the name it is assigned to."""
+    stack: list[tuple[ast.AST, ast.AST | None, str]] = [(tree, None, "")]
+    while stack:
+        node, scope, target = stack.pop()
+        yield node, scope, target
+        inner = node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else scope
+        name = target
+        if isinstance(node, ast.Assign) and len(node.targets) == 1:
+            name = dotted(node.targets[0]).rsplit(".", 1)[-1]
+        elif isinstance(node, ast.stmt):
+            name = ""
+        children = list(ast.iter_child_nodes(node))
+        stack.extend((child, inner, name) for child in reversed(children))
+
+
+def _top_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
+    for statement in body:
+        if isinstance(statement, ast.If):
+            test = dotted(statement.test.left) if isinstance(statement.test, ast.Compare) else ""
+            if test == "__name__":
+                yield from _top_statements(statement.body)
+        else:
+            yield statement
+
+
+def _assignment(statement: ast.stmt) -> tuple[str | None, ast.expr | None]:
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        target = statement.targets[0]
+        name = target.id if isinstance(target, ast.Name) else None
+        if isinstance(target, ast.Attribute):
+            name = target.attr  # cfg.lr = 1e-4, as in configuration files of ml_collections and yacs
+        return name, statement.value
+    if isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name):
+        return statement.target.id, statement.value
+    return None, None
+
+
+def _own_values(function: ast.FunctionDef | ast.AsyncFunctionDef, known: Mapping[str, Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    arguments = function.args
+    positional = [*arguments.posonlyargs, *arguments.args]
+    for name in [*positional, *arguments.kwonlyargs]:
+        values[name.arg] = UNKNOWN
+    for name, default in zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True):
+        values[name.arg] = evaluate(default, known)
+    for name, given in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
+        values[name.arg] = evaluate(given, known)
+    seen: set[str] = set()
+    for node in ast.walk(function):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            name_ = node.targets[0].id
+            value = evaluate(node.value, {**known, **values})
+            values[name_] = value if name_ not in seen or values.get(name_) == value else UNKNOWN
+            seen.add(name_)
+    return values
+
+
+def _leaf(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

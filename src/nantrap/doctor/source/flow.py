@@ -1,0 +1,348 @@
+"""The events of a training step in the order in which they happen: backward, unscale, clip, step, zero_grad, tests.
+
+Calls of functions of the same file are followed, so that a loop whose step lies in a helper reads like one function.
+Two events are on one path unless they stand in different arms of the same condition, or a `continue` lies between.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass, field
+from typing import Final, Literal
+
+from nantrap.doctor.configuration.constants import dotted
+from nantrap.doctor.source.module import Function, Module
+
+Kind = Literal["backward", "step", "zero_grad", "clip", "unscale", "test", "zeroed", "scaler", "optimizer", "autocast", "load", "set_lr"]
+
+_OPTIMIZER: Final = re.compile(r"(^|_|\.)(opt|optim|optimizer|optimiser|optims|optimizers|opts)(_|\d|\[|$)|optim|^opt|opt$|sgd$|adam", re.IGNORECASE)
+_NOT_OPTIMIZER: Final = re.compile(r"sched|lr_|option|prof|env|ema", re.IGNORECASE)
+_MANAGED: Final = re.compile(r"accelerator|fabric|engine|strategy|booster", re.IGNORECASE)
+_NON_FINITE: Final = frozenset({"isnan", "isinf", "isfinite", "isneginf", "isposinf", "is_nan", "check_nan"})
+_DEEPEST: Final = 3
+_END: Final = 1 << 30
+
+
+@dataclass(slots=True, eq=False)
+class Event:
+    """Something that happens in a step. `receiver` is the optimizer (step, zero_grad) or the object that is called."""
+
+    kind: Kind
+    node: ast.AST
+    line: int
+    position: int
+    function: Function
+    arms: tuple[tuple[str, bool], ...]
+    loops: tuple[int, ...]
+    receiver: str = ""
+    scaled: bool = False
+    managed: bool = False
+    silent: bool = False
+    end: int = _END
+    """The last position that can be reached from here in the same pass through the loop."""
+
+
+@dataclass(slots=True)
+class Flow:
+    """The events of one function."""
+
+    function: Function
+    events: list[Event] = field(default_factory=list)
+
+    def of(self, *kinds: Kind) -> list[Event]:
+        """The events of some kinds, in order."""
+        return [event for event in self.events if event.kind in kinds and not event.silent]
+
+    @property
+    def trains(self) -> bool:
+        """Whether this is a training function: it calls backward and steps an optimizer."""
+        return bool(self.of("backward")) and bool(self.of("step"))
+
+
+def follows(first: Event, second: Event) -> bool:
+    """Whether the second event can come after the first in one pass."""
+    if not first.position < second.position <= first.end:
+        return False
+    arms = dict(first.arms)
+    return all(arms.get(test, arm) == arm for test, arm in second.arms)
+
+
+def flow_of(module: Module, function: Function) -> Flow:
+    """The events of a function, helpers included. Kept, because many checks ask."""
+    found = module.flows.get(id(function))
+    if found is None:
+        found = _Tracer(module, function).run()
+        module.flows[id(function)] = found
+    assert isinstance(found, Flow)
+    return found
+
+
+def training_flows(module: Module) -> list[Flow]:
+    """The flows of every training function of a file that is not silent."""
+    if module.is_test or not ({"backward", "manual_backward"} & module.calls.keys()) or "step" not in module.calls:
+        return []
+    flows = [flow_of(module, each) for each in module.functions if not each.silent and not isinstance(each.node, ast.Lambda)]
+    return [flow for flow in flows if flow.trains]
+
+
+def is_optimizer(module: Module, name: str) -> bool:
+    """Whether a name is that of an optimizer."""
+    if not name:
+        return False
+    if name in module.optimizer_names:
+        return True
+    leaf = name.split("[")[0].rsplit(".", 1)[-1]
+    return bool(_OPTIMIZER.search(leaf)) and not _NOT_OPTIMIZER.search(leaf)
+
+
+def is_scaler(module: Module, name: str) -> bool:
+    """Whether a name is that of a GradScaler."""
+    return name in module.scaler_names or "scaler" in name.rsplit(".", 1)[-1].lower()
+
+
+def written(node: ast.AST) -> str:
+    """The text of a receiver, `optimizers[0]` included."""
+    return dotted(node) or (ast.unparse(node) if isinstance(node, (ast.Subscript, ast.Attribute, ast.Name)) else "")
+
+
+def tests_finite(node: ast.AST) -> bool:
+    """Whether an expression asks if something is NaN or Inf."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Call) and _leaf(each.func) in _NON_FINITE:
+            return True
+    return False
+
+
+def leaves_block(body: list[ast.stmt]) -> bool:
+    """Whether a block ends with a jump: nothing behind it in the same pass is reached from inside."""
+    for statement in body:
+        if isinstance(statement, (ast.Continue, ast.Break, ast.Return, ast.Raise)):
+            return True
+        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
+            if dotted(statement.value.func) in ("sys.exit", "exit", "quit", "os._exit", "os.abort"):
+                return True
+        if isinstance(statement, ast.If) and statement.orelse and leaves_block(statement.body) and leaves_block(statement.orelse):
+            return True
+        if isinstance(statement, (ast.With, ast.AsyncWith)) and leaves_block(statement.body):
+            return True
+    return False
+
+
+class _Tracer:
+    def __init__(self, module: Module, function: Function) -> None:
+        self.module = module
+        self.flow = Flow(function)
+        self.position = 0
+        self.active: list[Function] = []
+
+    def run(self) -> Flow:
+        self.enter(self.flow.function, (), (), False)
+        return self.flow
+
+    def enter(self, function: Function, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool) -> None:
+        if function in self.active or len(self.active) > _DEEPEST or isinstance(function.node, ast.Lambda):
+            return
+        self.active.append(function)
+        first = len(self.flow.events)
+        self.block(function.node.body, arms, loops, silent or (function.silent and len(self.active) > 1))
+        if len(self.active) > 1:  # a return ends the helper, not its caller
+            for event in self.flow.events[first:]:
+                event.end = _END
+        self.active.pop()
+
+    def block(
+        self, body: list[ast.stmt], arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool
+    ) -> None:
+        for statement in body:
+            arms = self.statement(statement, arms, loops, silent)
+
+    def statement(
+        self, node: ast.stmt, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool
+    ) -> tuple[tuple[str, bool], ...]:
+        """Trace a statement; returns the arms that hold behind it."""
+        if isinstance(node, ast.If):
+            return self.condition(node, arms, loops, silent)
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            self.expression(node.test if isinstance(node, ast.While) else node.iter, arms, loops, silent)
+            self.block(node.body, arms, (*loops, id(node)), silent)
+            self.block(node.orelse, arms, loops, silent)
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            quiet = silent
+            for item in node.items:
+                self.expression(item.context_expr, arms, loops, silent)
+                if isinstance(item.context_expr, ast.Call) and _leaf(item.context_expr.func) in ("no_grad", "inference_mode"):
+                    quiet = True
+            self.block(node.body, arms, loops, quiet)
+        elif isinstance(node, ast.Try):
+            self.block(node.body, arms, loops, silent)
+            for index, handler in enumerate(node.handlers):
+                self.block(handler.body, (*arms, (f"except {node.lineno} {index}", False)), loops, silent)
+            self.block(node.orelse, arms, loops, silent)
+            self.block(node.finalbody, arms, loops, silent)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            pass
+        else:
+            self.expression(node, arms, loops, silent)
+            self.gradient_write(node, arms, loops, silent)
+        return arms
+
+    def condition(
+        self, node: ast.If, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool
+    ) -> tuple[tuple[str, bool], ...]:
+        test, arm = node.test, True
+        if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
+            test, arm = test.operand, False
+        key = ast.unparse(test)
+        self.expression(node.test, arms, loops, silent)
+        if tests_finite(node.test):
+            self.add("test", node, arms, loops, silent)
+        for body, holds in ((node.body, arm), (node.orelse, not arm)):
+            first = len(self.flow.events)
+            self.block(body, (*arms, (key, holds)), loops, silent)
+            if leaves_block(body):
+                for event in self.flow.events[first:]:
+                    event.end = min(event.end, self.position)
+        if leaves_block(node.body) and not leaves_block(node.orelse):
+            return (*arms, (key, not arm))
+        return arms
+
+    def expression(self, top: ast.AST, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool) -> None:
+        """The calls of an expression, inner ones first."""
+        for node in _calls_inside_out(top):
+            self.call(node, arms, loops, silent)
+
+    def call(self, node: ast.Call, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool) -> None:
+        module = self.module
+        func = node.func
+        leaf = _leaf(func)
+        receiver = written(func.value) if isinstance(func, ast.Attribute) else ""
+        if leaf in ("backward", "manual_backward"):
+            scaled, managed = self.scaled(node)
+            self.add("backward", node, arms, loops, silent, receiver=receiver, scaled=scaled, managed=managed)
+        elif leaf == "step":
+            if receiver and is_scaler(module, receiver) and node.args:
+                self.add("step", node, arms, loops, silent, receiver=written(node.args[0]), scaled=True)
+            elif is_optimizer(module, receiver):
+                for argument in node.args:  # optimizer.step(closure)
+                    for helper in self.helpers(argument):
+                        self.enter(helper, arms, loops, silent)
+                self.add("step", node, arms, loops, silent, receiver=receiver)
+            elif any(e.kind == "backward" and e.managed and e.receiver == receiver for e in self.flow.events):
+                self.add("step", node, arms, loops, silent, receiver=receiver, managed=True)
+        elif leaf == "zero_grad":
+            self.add("zero_grad", node, arms, loops, silent, receiver=receiver)
+        elif leaf in ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "dispatch_clip_grad"):
+            self.add("clip", node, arms, loops, silent, receiver=receiver, managed=bool(_MANAGED.search(receiver)))
+        elif leaf == "unscale_" or leaf == "unscale_gradients":
+            self.add("unscale", node, arms, loops, silent, receiver=receiver)
+        elif leaf == "GradScaler":
+            self.add("scaler", node, arms, loops, silent)
+        elif leaf in _OPTIMIZER_CLASSES:
+            self.add("optimizer", node, arms, loops, silent)
+        elif leaf == "autocast":
+            self.add("autocast", node, arms, loops, silent, receiver=receiver)
+        elif leaf == "load_state_dict":
+            self.add("load", node, arms, loops, silent, receiver=receiver)
+        else:
+            for helper in self.helpers(func):
+                self.enter(helper, arms, loops, silent)
+
+    def helpers(self, func: ast.AST) -> list[Function]:
+        """The function of this file that a call runs, if there is just one of that name."""
+        if isinstance(func, ast.Name):
+            name = func.id
+        elif isinstance(func, ast.Attribute) and isinstance(func.value, ast.Name) and func.value.id in ("self", "cls"):
+            name = func.attr
+        else:
+            return []
+        found = self.module.by_name.get(name, [])
+        if len(found) > 1:
+            owner = self.active[-1].owner if self.active else None
+            found = [each for each in found if each.owner is owner] or found
+        return found if len(found) == 1 else []
+
+    def scaled(self, node: ast.Call) -> tuple[bool, bool]:
+        """Whether a backward goes through a scaler, and whether a framework runs it."""
+        func = node.func
+        if not isinstance(func, ast.Attribute):
+            return False, False
+        target: ast.AST = func.value
+        if isinstance(target, ast.Name):
+            function = self.active[-1]
+            target = function.latest(target.id, node.lineno) or target
+        if isinstance(target, ast.Call) and _leaf(target.func) in ("scale", "scale_loss"):
+            return True, False
+        name = dotted(func.value).lower()
+        if "scaled" in name:
+            return True, False
+        given = bool(node.args) and not isinstance(node.args[0], ast.Constant) and "loss" not in name
+        return False, func.attr == "manual_backward" or (given and name not in ("torch.autograd", "autograd"))
+
+    def gradient_write(
+        self, node: ast.stmt, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool
+    ) -> None:
+        """`p.grad = ...`, `p.grad[...] = 0`, `p.grad.zero_()`, and a learning rate that is set by hand."""
+        if isinstance(node, (ast.Assign, ast.AugAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                if isinstance(target, ast.Subscript) and _is_lr_key(target.slice):
+                    self.add("set_lr", node, arms, loops, silent)
+                elif _is_grad(target):
+                    self.add("zeroed", node, arms, loops, silent, receiver=written(target))
+        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
+            if node.value.func.attr in ("zero_", "fill_", "mul_", "masked_fill_", "copy_") and _is_grad(node.value.func.value):
+                self.add("zeroed", node, arms, loops, silent, receiver=written(node.value.func.value))
+
+    def add(
+        self,
+        kind: Kind,
+        node: ast.AST,
+        arms: tuple[tuple[str, bool], ...],
+        loops: tuple[int, ...],
+        silent: bool,
+        *,
+        receiver: str = "",
+        scaled: bool = False,
+        managed: bool = False,
+    ) -> None:
+        self.position += 1
+        line = getattr(node, "lineno", 1)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+            line = node.func.end_lineno or line
+        self.flow.events.append(
+            Event(kind, node, line, self.position, self.active[-1], arms, loops, receiver, scaled, managed, silent)
+        )
+
+
+_OPTIMIZER_CLASSES: Final = frozenset("Adam AdamW SGD RMSprop NAdam RAdam Adagrad Adafactor Adamax LBFGS create_optimizer build_optimizer".split())
+
+
+def _calls_inside_out(top: ast.AST) -> list[ast.Call]:
+    found: list[ast.Call] = []
+
+    def visit(node: ast.AST) -> None:
+        if isinstance(node, (ast.Lambda, ast.FunctionDef)):
+            return
+        for child in ast.iter_child_nodes(node):
+            visit(child)
+        if isinstance(node, ast.Call):
+            found.append(node)
+
+    visit(top)
+    return found
+
+
+def _is_grad(node: ast.AST) -> bool:
+    """`p.grad`, `p.grad.data`, `p.grad[mask]`."""
+    while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "data"):
+        node = node.value
+    return isinstance(node, ast.Attribute) and node.attr == "grad"
+
+
+def _is_lr_key(node: ast.AST) -> bool:
+    return isinstance(node, ast.Constant) and node.value in ("lr", "initial_lr")
+
+
+def _leaf(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

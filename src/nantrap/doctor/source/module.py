@@ -1,0 +1,342 @@
+"""A Python file as the source checks see it: names resolved through its imports, calls by name, functions, assignments.
+
+One walk over the syntax tree fills the lists; the checks then look only at the calls they care about.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from nantrap.doctor.configuration.constants import dotted, evaluate
+from nantrap.doctor.configuration.python_file import OPTIMIZERS, PythonSettings
+from nantrap.doctor.configuration.setting import UNKNOWN
+
+FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
+_NO_GRAD: Final = frozenset({"no_grad", "inference_mode"})
+_LAYERS: Final = {"Softmax": "softmax", "Sigmoid": "sigmoid", "LogSoftmax": "log_softmax", "Softmax2d": "softmax"}
+_TEST_FILE: Final = re.compile(r"(^test_.*|.*_test|conftest)\.py$")
+_TEST_FOLDERS: Final = frozenset({"test", "tests", "testing", "unittests", "unit_tests"})
+
+
+@dataclass(slots=True, eq=False)
+class Function:
+    """A function, or the body of the module. `assigned` has the values given to each name, in order of lines."""
+
+    node: FunctionNode
+    name: str
+    owner: ast.ClassDef | None = None
+    parent: Function | None = None
+    silent: bool = False
+    assigned: dict[str, list[tuple[int, ast.expr]]] = field(default_factory=dict)
+    _known: dict[str, Any] | None = None
+
+    def latest(self, name: str, line: int) -> ast.expr | None:
+        """What was last assigned to a name above a line, or None."""
+        found = None
+        for at, value in self.assigned.get(name, ()):
+            if at < line:
+                found = value
+        return found
+
+    @property
+    def parameters(self) -> set[str]:
+        """The names of the arguments."""
+        if isinstance(self.node, ast.Module):
+            return set()
+        given = self.node.args
+        return {each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)}
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """Where a node stands: its function, its statement, and what is around it."""
+
+    function: Function
+    statement: ast.stmt
+    silent: bool
+    conditional: bool
+    loops: tuple[ast.AST, ...]
+
+
+@dataclass(slots=True, eq=False)
+class Module:
+    """One Python file."""
+
+    file: str
+    tree: ast.Module
+    text: str
+    settings: PythonSettings
+    is_test: bool = False
+    imports: dict[str, str] = field(default_factory=dict)
+    functions: list[Function] = field(default_factory=list)
+    by_name: dict[str, list[Function]] = field(default_factory=dict)
+    calls: dict[str, list[tuple[ast.Call, Place]]] = field(default_factory=dict)
+    powers: list[tuple[ast.BinOp, Place]] = field(default_factory=list)
+    divisions: list[tuple[ast.BinOp, Place]] = field(default_factory=list)
+    conditions: list[tuple[ast.If, Place]] = field(default_factory=list)
+    layers: dict[str, str] = field(default_factory=dict)
+    attributes: dict[str, list[tuple[int, ast.expr]]] = field(default_factory=dict)
+    optimizer_names: set[str] = field(default_factory=set)
+    scaler_names: set[str] = field(default_factory=set)
+    flows: dict[int, Any] = field(default_factory=dict)
+
+    def resolve(self, node: ast.AST) -> str:
+        """`torch.nn.functional.softmax` for `F.softmax`; nothing if the node is not a chain of names."""
+        name = dotted(node)
+        head, dot, rest = name.partition(".")
+        target = self.imports.get(head)
+        return name if target is None else target + dot + rest
+
+    def sites(self, *names: str) -> Iterator[tuple[ast.Call, Place]]:
+        """Every call whose last name is one of these, outside code that is not trained."""
+        for name in names:
+            for call, place in self.calls.get(name, ()):
+                if not place.silent:
+                    yield call, place
+
+    def value(self, node: ast.AST | None, function: Function | None = None) -> Any:
+        """The constant that an expression stands for, or `UNKNOWN`."""
+        if node is None:
+            return UNKNOWN
+        if isinstance(node, ast.Constant):
+            return node.value
+        found = evaluate(node, self._known(function))
+        if found is UNKNOWN and isinstance(node, ast.Attribute):
+            given = self.attributes.get(dotted(node), ())
+            if len(given) == 1:
+                return evaluate(given[0][1], self._known(self._constructor(given[0][0])))
+        return found
+
+    def _known(self, function: Function | None) -> dict[str, Any]:
+        if function is None or isinstance(function.node, (ast.Module, ast.Lambda)):
+            function = next((each for each in self.functions if isinstance(each.node, ast.Module)), None)
+            assert function is not None
+            if function._known is None:
+                function._known = self.settings.known()
+            return function._known
+        if function._known is None:
+            function._known = self.settings.known(function.node)
+            if function.parent is not None and not isinstance(function.parent.node, ast.Module):
+                function._known = {**self._known(function.parent), **function._known}
+        return function._known
+
+    def _constructor(self, line: int) -> Function | None:
+        for function in self.functions:
+            node = function.node
+            if isinstance(node, ast.FunctionDef) and node.lineno <= line <= (node.end_lineno or 0):
+                if not any(
+                    other is not function
+                    and isinstance(other.node, ast.FunctionDef)
+                    and node.lineno < other.node.lineno <= line <= (other.node.end_lineno or 0)
+                    for other in self.functions
+                ):
+                    return function
+        return None
+
+    @property
+    def clips(self) -> bool:
+        """Whether gradients are clipped anywhere in the file."""
+        return any("clip_grad" in name or name == "clip_gradients" for name in self.calls)
+
+    @property
+    def scales(self) -> bool:
+        """Whether a GradScaler is used in the file."""
+        return "GradScaler" in self.calls or "GradScaler" in self.text or bool(self.scaler_names)
+
+
+def read_module(text: str, *, file: str, root: str = "", extra: dict[str, str] | None = None) -> Module:
+    """Parse a file and walk over it once. Raises SyntaxError, ValueError or RecursionError like `ast.parse`."""
+    tree = ast.parse(text)
+    module = Module(file, tree, text, PythonSettings(tree, text, file=file, extra=extra))
+    module.is_test = _is_test(file, root)
+    _Walk(module).run()
+    return module
+
+
+def _is_test(file: str, root: str) -> bool:
+    """Test files, and what lies in a folder of tests below the path that was asked for."""
+    if _TEST_FILE.match(os.path.basename(file)):
+        return True
+    inside = os.path.relpath(file, root) if root and root != file else os.path.basename(file)
+    return any(part in _TEST_FOLDERS for part in inside.split(os.sep)[:-1])
+
+
+class _Walk:
+    """The one walk."""
+
+    def __init__(self, module: Module) -> None:
+        self.module = module
+
+    def run(self) -> None:
+        module = self.module
+        top = Function(module.tree, "", silent=module.is_test)
+        module.functions.append(top)
+        for statement in module.tree.body:
+            self.statement(statement, top, None, module.is_test, False, ())
+
+    def block(
+        self,
+        statements: list[ast.stmt],
+        function: Function,
+        owner: ast.ClassDef | None,
+        silent: bool,
+        conditional: bool,
+        loops: tuple[ast.AST, ...],
+    ) -> None:
+        for statement in statements:
+            self.statement(statement, function, owner, silent, conditional, loops)
+
+    def statement(
+        self,
+        node: ast.stmt,
+        function: Function,
+        owner: ast.ClassDef | None,
+        silent: bool,
+        conditional: bool,
+        loops: tuple[ast.AST, ...],
+    ) -> None:
+        module = self.module
+        kind = type(node)
+        if kind is ast.Import or kind is ast.ImportFrom:
+            self.imported(node)
+            return
+        if kind is ast.FunctionDef or kind is ast.AsyncFunctionDef:
+            self.function(node, function, owner)  # type: ignore[arg-type]
+            return
+        if isinstance(node, ast.ClassDef):
+            skip = silent or node.name.startswith("Test")
+            for inner in node.body:
+                self.statement(inner, function, node, skip, conditional, ())
+            return
+        place = Place(function, node, silent, conditional, loops)
+        if isinstance(node, ast.If):
+            module.conditions.append((node, place))
+            self.expression(node.test, place)
+            main = isinstance(node.test, ast.Compare) and dotted(node.test.left) == "__name__"
+            self.block(node.body, function, owner, silent, conditional or not main, loops)
+            self.block(node.orelse, function, owner, silent, conditional or not main, loops)
+        elif isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
+            self.expression(node.test if isinstance(node, ast.While) else node.iter, place)
+            self.block(node.body, function, owner, silent, conditional, (*loops, node))
+            self.block(node.orelse, function, owner, silent, conditional, loops)
+        elif isinstance(node, (ast.With, ast.AsyncWith)):
+            quiet = silent
+            for item in node.items:
+                self.expression(item.context_expr, place)
+                if isinstance(item.context_expr, ast.Call) and _leaf(item.context_expr.func) in _NO_GRAD:
+                    quiet = True
+            self.block(node.body, function, owner, quiet, conditional, loops)
+        elif isinstance(node, ast.Try):
+            self.block(node.body, function, owner, silent, conditional, loops)
+            for handler in node.handlers:
+                self.block(handler.body, function, owner, silent, True, loops)
+            self.block(node.orelse, function, owner, silent, conditional, loops)
+            self.block(node.finalbody, function, owner, silent, conditional, loops)
+        elif kind is getattr(ast, "Match", None):
+            self.expression(node.subject, place)  # type: ignore[attr-defined]
+            for case in node.cases:  # type: ignore[attr-defined]
+                self.block(case.body, function, owner, silent, True, loops)
+        else:
+            self.assignment(node, function)
+            self.expression(node, place)
+
+    def function(self, node: ast.FunctionDef, parent: Function, owner: ast.ClassDef | None) -> None:
+        module = self.module
+        silent = module.is_test or node.name.startswith("test_") or (owner is not None and owner.name.startswith("Test"))
+        silent = silent or (parent.silent and not isinstance(parent.node, ast.Module))
+        for decorator in node.decorator_list:
+            target = decorator.func if isinstance(decorator, ast.Call) else decorator
+            if _leaf(target) in _NO_GRAD:
+                silent = True
+        function = Function(node, node.name, owner, parent, silent)
+        module.functions.append(function)
+        module.by_name.setdefault(node.name, []).append(function)
+        for decorator in node.decorator_list:
+            self.expression(decorator, Place(parent, node, silent, False, ()))
+        self.block(node.body, function, None, silent, False, ())
+
+    def imported(self, node: ast.AST) -> None:
+        imports = self.module.imports
+        if isinstance(node, ast.Import):
+            for name in node.names:
+                if name.asname:
+                    imports[name.asname] = name.name
+                else:
+                    head = name.name.split(".")[0]
+                    imports.setdefault(head, head)
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            for name in node.names:
+                imports[name.asname or name.name] = f"{node.module}.{name.name}"
+
+    def assignment(self, node: ast.stmt, function: Function) -> None:
+        if isinstance(node, ast.Assign):
+            for target in node.targets:
+                self.assign(target, node.value, node.lineno, function)
+        elif isinstance(node, ast.AnnAssign) and node.value is not None:
+            self.assign(node.target, node.value, node.lineno, function)
+        elif isinstance(node, ast.AugAssign):
+            name = dotted(node.target)
+            if name:
+                both = ast.BinOp(ast.Name(name.split(".")[0], ast.Load()) if "." not in name else node.target, node.op, node.value)  # type: ignore[arg-type]
+                ast.copy_location(both, node.value)
+                ast.copy_location(both.left, node.value)
+                function.assigned.setdefault(name, []).append((node.lineno, both))
+
+    def assign(self, target: ast.expr, value: ast.expr, line: int, function: Function) -> None:
+        if isinstance(target, (ast.Tuple, ast.List)):
+            if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
+                for one, other in zip(target.elts, value.elts, strict=True):
+                    self.assign(one, other, line, function)
+            else:
+                for one in target.elts:
+                    name = dotted(one)
+                    if name:
+                        function.assigned.setdefault(name, []).append((line, value))
+            return
+        name = dotted(target)
+        if not name:
+            return
+        module = self.module
+        function.assigned.setdefault(name, []).append((line, value))
+        if name.startswith("self."):
+            module.attributes.setdefault(name, []).append((line, value))
+        if isinstance(value, ast.Call):
+            leaf = _leaf(value.func)
+            if leaf in OPTIMIZERS:
+                module.optimizer_names.add(name)
+            elif leaf == "GradScaler":
+                module.scaler_names.add(name)
+            elif leaf in _LAYERS:
+                module.layers[name] = _LAYERS[leaf]
+
+    def expression(self, top: ast.AST, place: Place) -> None:
+        module = self.module
+        stack = [top]
+        while stack:
+            node = stack.pop()
+            kind = type(node)
+            if kind is ast.Call:
+                func = node.func  # type: ignore[attr-defined]
+                leaf = func.attr if type(func) is ast.Attribute else func.id if type(func) is ast.Name else ""
+                module.calls.setdefault(leaf, []).append((node, place))  # type: ignore[arg-type]
+            elif kind is ast.BinOp:
+                if type(node.op) is ast.Pow:  # type: ignore[attr-defined]
+                    module.powers.append((node, place))  # type: ignore[arg-type]
+                elif type(node.op) is ast.Div:  # type: ignore[attr-defined]
+                    module.divisions.append((node, place))  # type: ignore[arg-type]
+            elif kind is ast.Name or kind is ast.Constant:
+                continue
+            elif kind is ast.Lambda:
+                inner = Function(node, "<lambda>", None, place.function, place.silent)  # type: ignore[arg-type]
+                inner.assigned = place.function.assigned
+                module.functions.append(inner)
+            stack.extend(ast.iter_child_nodes(node))
+
+
+def _leaf(node: ast.AST) -> str:
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
