@@ -9,6 +9,7 @@ import pytest
 
 from nantrap.causes import page, pages
 from nantrap.cli import main
+from nantrap.doctor.pages import check_pages
 from nantrap.incident import BY_CODE
 
 
@@ -24,10 +25,15 @@ def test_the_list_is_by_family(capsys: pytest.CaptureFixture[str]) -> None:
         "optimisation",
         "state",
         "distributed and platform",
+        "configuration",
+        "source code",
     ]
-    assert "  NT203  softmax_fully_masked_row     softmax over a row in which every position is masked" in lines
-    assert [line[2:7] for line in lines if line.startswith("  NT")] == sorted(BY_CODE)
-    assert lines[-1] == "`nantrap explain CODE` shows the page of a cause"
+    assert "  NT203  softmax_fully_masked_row        softmax over a row in which every position is masked" in lines
+    assert [line[2:7] for line in lines if line.startswith("  NT")] == [
+        *sorted(BY_CODE),
+        *(each.code for each in check_pages()),
+    ]
+    assert lines[-1] == "`nantrap explain CODE` shows the page of a cause or a check"
 
 
 @pytest.mark.parametrize("name", ["NT302", "nt302", "arccos_boundary"])
@@ -70,7 +76,7 @@ def test_json_of_a_page(capsys: pytest.CaptureFixture[str]) -> None:
 def test_json_of_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    assert [each["code"] for each in data] == [each.code for each in pages()]
+    assert [each["code"] for each in data] == [each.code for each in (*pages(), *check_pages())]
     assert data[1] == {
         "code": "NT101",
         "slug": "bad_input_data",

@@ -1,4 +1,4 @@
-"""`nantrap explain`: the page of a cause, or the list of all."""
+"""`nantrap explain`: the page of a cause or of a check, or the list of all."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from nantrap.causes import Page, page, pages
+from nantrap.doctor.pages import CheckPage, check_page, check_pages
 from nantrap.incident import BY_CODE
 
 _WIDEST = 100
@@ -16,8 +17,8 @@ _WIDEST = 100
 class Explain:
     """Show what a cause is, code that shows it, why it happens, the fix, and how nantrap proves it.
 
-    CAUSE is a code (NT203) or a slug (softmax_fully_masked_row), as a diagnostic names it. Without one, all causes are
-    listed by family. Exit code 0; 2 if there is no such cause.
+    CAUSE is a code (NT203) or a slug (softmax_fully_masked_row), as a diagnostic names it, or a check of `nantrap
+    doctor` (NT851). Without one, all are listed by family. Exit code 0; 2 if there is no such cause.
     """
 
     name = "explain"
@@ -28,10 +29,10 @@ class Explain:
 
     def run(self, arguments: argparse.Namespace) -> int:
         if arguments.cause is None:
-            found = pages()
+            found: tuple[Page | CheckPage, ...] = (*pages(), *check_pages())
             print(_as_json([_entry(each) for each in found]) if arguments.json else _listed(found))
             return 0
-        chosen = page(arguments.cause)
+        chosen = check_page(arguments.cause) or page(arguments.cause)
         if arguments.json:
             print(_as_json({**asdict(chosen), "family": chosen.family}))
         else:
@@ -39,7 +40,7 @@ class Explain:
         return 0
 
 
-def _show(chosen: Page) -> None:
+def _show(chosen: Page | CheckPage) -> None:
     """On a terminal with headings, colours and lines of its width; as it stands otherwise."""
     from rich.console import Console
     from rich.markdown import Markdown
@@ -51,7 +52,7 @@ def _show(chosen: Page) -> None:
     console.print(Markdown(chosen.markdown(), code_theme="ansi_dark"), width=min(console.width, _WIDEST))
 
 
-def _listed(found: tuple[Page, ...]) -> str:
+def _listed(found: tuple[Page | CheckPage, ...]) -> str:
     widest = max(len(each.slug) for each in found)
     lines: list[str] = []
     family = ""
@@ -59,11 +60,15 @@ def _listed(found: tuple[Page, ...]) -> str:
         if each.family != family:
             family = each.family
             lines += ["", family] if lines else [family]
-        lines.append(f"  {each.code}  {each.slug:<{widest}}  {BY_CODE[each.code].title}")
-    return "\n".join([*lines, "", "`nantrap explain CODE` shows the page of a cause"])
+        lines.append(f"  {each.code}  {each.slug:<{widest}}  {_title(each)}")
+    return "\n".join([*lines, "", "`nantrap explain CODE` shows the page of a cause or a check"])
 
 
-def _entry(each: Page) -> dict[str, str]:
+def _title(each: Page | CheckPage) -> str:
+    return BY_CODE[each.code].title if isinstance(each, Page) else each.title[:1].lower() + each.title[1:]
+
+
+def _entry(each: Page | CheckPage) -> dict[str, str]:
     return {"code": each.code, "slug": each.slug, "title": each.title, "family": each.family}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
@@ -39,10 +40,18 @@ def examine(paths: Sequence[str] = (".",), *, names: Mapping[str, str] | None = 
     return report
 
 
-def examine_repository(
-    paths: Sequence[str], *, names: Mapping[str, str] | None = None
-) -> tuple[Report, Repository]:
+def examine_repository(paths: Sequence[str], *, names: Mapping[str, str] | None = None) -> tuple[Report, Repository]:
     """The report, and everything it was made from."""
+    collecting = gc.isenabled()
+    gc.disable()  # syntax trees are many small objects, which the collector would walk over again and again
+    try:
+        return _examined(paths, names)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _examined(paths: Sequence[str], names: Mapping[str, str] | None) -> tuple[Report, Repository]:
     notes: list[Note] = []
     texts: dict[str, Text] = {}
     repository = Repository()
@@ -168,6 +177,8 @@ def ignored(finding: Finding, lines: Sequence[str]) -> bool:
         if found is None:
             continue
         listed = found.group(1)
-        if listed is None or {finding.code.lower(), finding.slug} & {part.strip().lower() for part in listed.split(",")}:
+        if listed is None or {finding.code.lower(), finding.slug} & {
+            part.strip().lower() for part in listed.split(",")
+        }:
             return True
     return False

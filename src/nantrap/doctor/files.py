@@ -12,15 +12,47 @@ from nantrap.doctor.findings import Note
 from nantrap.errors import UsageError
 
 KINDS: Final = {
-    ".yaml": "yaml", ".yml": "yaml", ".json": "json", ".jsonc": "json", ".json5": "json", ".toml": "toml", ".py": "python",
-    ".sh": "shell", ".bash": "shell", ".slurm": "shell", ".sbatch": "shell", ".zsh": "shell",
-}  # fmt: skip
+    ".yaml": "yaml",
+    ".yml": "yaml",
+    ".json": "json",
+    ".jsonc": "json",
+    ".json5": "json",
+    ".toml": "toml",
+    ".py": "python",
+    ".sh": "shell",
+    ".bash": "shell",
+    ".slurm": "shell",
+    ".sbatch": "shell",
+    ".zsh": "shell",
+}
 LARGEST: Final = 2_000_000
 """Bytes. No person writes a longer configuration; what is longer is data."""
 
 _LEFT_OUT: Final = frozenset(
-    ".git .hg .svn .venv venv env node_modules __pycache__ site-packages .mypy_cache .ruff_cache .pytest_cache .tox .nox dist build "
-    ".eggs .idea .vscode wandb mlruns .github".split()
+    [
+        ".git",
+        ".hg",
+        ".svn",
+        ".venv",
+        "venv",
+        "env",
+        "node_modules",
+        "__pycache__",
+        "site-packages",
+        ".mypy_cache",
+        ".ruff_cache",
+        ".pytest_cache",
+        ".tox",
+        ".nox",
+        "dist",
+        "build",
+        ".eggs",
+        ".idea",
+        ".vscode",
+        "wandb",
+        "mlruns",
+        ".github",
+    ]
 )
 _SETTINGS: Final = re.compile(
     r"(?i)(?<![a-z])(lr|learning_?rate|max_lr|base_lr|fp16|bf16|bfloat16|amp|mixed_precision|precision|torch_?dtype|dtype|optim\w*|opt|"
@@ -28,7 +60,9 @@ _SETTINGS: Final = re.compile(
     r"compute_environment|min_lr|loss_scale|betas?|eps|max_steps|save_steps|save_total_limit|logging_nan_inf_filter|resume\w*|"
     r"batch_size|devices|num_processes|keep_\w+|defaults)(?![a-z])"
 )
-_PYTHON: Final = re.compile(r"torch|Trainer|Accelerator|argparse|einsum|deepspeed")
+_PYTHON: Final = re.compile(
+    r"torch|Trainer|Accelerator|argparse|einsum|deepspeed|loss|softmax|sigmoid|backward|nan|grad|-inf|sqrt|std|clamp"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +80,7 @@ class Text:
         """Whether anything in it can matter; a cheap look that saves parsing most files."""
         if self.kind == "python":
             return self.asked or _PYTHON.search(self.text) is not None or _SETTINGS.search(self.text) is not None
-        return self.asked or _SETTINGS.search(self.text) is not None
+        return self.asked or self.kind == "shell" or _SETTINGS.search(self.text) is not None
 
 
 def read_files(paths: Sequence[str], notes: list[Note]) -> Iterator[Text]:
@@ -75,7 +109,7 @@ def _walk(folder: str, notes: list[Note]) -> Iterator[str]:
         folders[:] = sorted(name for name in folders if name not in _LEFT_OUT and not name.endswith(".egg-info"))
         for name in sorted(files):
             if os.path.splitext(name)[1].lower() in KINDS:
-                yield os.path.join(at, name) if at != "." else name
+                yield os.path.normpath(os.path.join(at, name))
 
 
 def _read(file: str, root: str, seen: set[str], notes: list[Note], *, asked: bool) -> Iterator[Text]:
@@ -91,7 +125,9 @@ def _read(file: str, root: str, seen: set[str], notes: list[Note], *, asked: boo
             return
         if status.st_size > LARGEST:
             if asked or kind != "json" or status.st_size > 50 * LARGEST:
-                notes.append(Note(file, f"{status.st_size:,} bytes: left out, no configuration or source file is that long"))
+                notes.append(
+                    Note(file, f"{status.st_size:,} bytes: left out, no configuration or source file is that long")
+                )
             return
         with open(file, "rb") as stream:
             data = stream.read(LARGEST + 1)

@@ -13,9 +13,42 @@ if TYPE_CHECKING:
     from nantrap.doctor.source.module import Module
 
 _FOLDERS_OF_SETTINGS: Final = frozenset(
-    "config configs conf cfg cfgs accelerate accelerate_config accelerate_configs deepspeed ds_config ds_configs "
-    "deepspeed_config deepspeed_configs scripts script launch launcher launchers src train training settings yaml "
-    "hydra trainer bin run runs shell recipes zero experiments experiment json".split()
+    [
+        "config",
+        "configs",
+        "conf",
+        "cfg",
+        "cfgs",
+        "accelerate",
+        "accelerate_config",
+        "accelerate_configs",
+        "deepspeed",
+        "ds_config",
+        "ds_configs",
+        "deepspeed_config",
+        "deepspeed_configs",
+        "scripts",
+        "script",
+        "launch",
+        "launcher",
+        "launchers",
+        "src",
+        "train",
+        "training",
+        "settings",
+        "yaml",
+        "hydra",
+        "trainer",
+        "bin",
+        "run",
+        "runs",
+        "shell",
+        "recipes",
+        "zero",
+        "experiments",
+        "experiment",
+        "json",
+    ]
 )
 _Value = TypeVar("_Value")
 
@@ -40,6 +73,10 @@ class Repository:
         candidates = [other for other in self.by_role(role) if other is not source]
         if not candidates:
             return []
+        if source.role == "deepspeed":
+            naming = [each for each in candidates if any(_is_file(source.file, name) for name in each.references)]
+            if naming:
+                return naming
         named = self._named(source)
         if named:
             chosen = [other for other in candidates if any(_is_file(other.file, name) for name in named)]
@@ -67,9 +104,18 @@ class Repository:
     def configured(self, file: str, key: str) -> tuple[Any, Setting] | None:
         """What the trainer settings near a file say about a key, if they all say the same."""
         here = Source(file, "call", ())
-        lines = [each for each in self.by_role("trainer") if each.kind == "shell" and _launches(each, here) and each.first(key)]
+        lines = [
+            each
+            for each in self.by_role("trainer")
+            if each.kind == "shell" and _launches(each, here) and each.first(key)
+        ]
         near = lines or _nearest(
-            here, [each for each in self.by_role("trainer") if each.kind != "shell" and each.file != file and each.first(key)]
+            here,
+            [
+                each
+                for each in self.by_role("trainer")
+                if each.kind != "shell" and each.file != file and each.first(key)
+            ],
         )
 
         def read(source: Source) -> tuple[Any, Setting] | None:
@@ -99,11 +145,13 @@ class Repository:
 
 
 def _launches(line: Source, source: Source) -> bool:
+    if _is_line(line, source):
+        return True
     return bool(line.script) and os.path.basename(line.script) == os.path.basename(source.file)
 
 
 def _is_line(other: Source, source: Source) -> bool:
-    return other.file == source.file and other.line == source.line
+    return other.kind == source.kind == "shell" and other.file == source.file and other.line == source.line
 
 
 def _is_file(path: str, name: str) -> bool:

@@ -13,8 +13,17 @@ from nantrap.doctor.findings import Fact, Finding
 from nantrap.doctor.repository import Repository
 
 FIELDS: Final = (
-    "mixed_precision", "lr", "min_lr", "warmup", "clip", "accumulation", "batch_size", "optimizer", "distributed_type", "devices",
-)  # fmt: skip
+    "mixed_precision",
+    "lr",
+    "min_lr",
+    "warmup",
+    "clip",
+    "accumulation",
+    "batch_size",
+    "optimizer",
+    "distributed_type",
+    "devices",
+)
 _KEYS: Final = {
     "lr": ("lr",),
     "min_lr": ("min_lr",),
@@ -87,7 +96,10 @@ def _row(source: Source) -> list[tuple[str, Setting]]:
             setting = source.first(key)
             if setting is None or not setting.known or setting.value is None or isinstance(setting.value, (list, bool)):
                 continue
-            if name in ("lr", "min_lr", "clip", "accumulation", "batch_size", "warmup") and number(setting.value) is None:
+            if (
+                name in ("lr", "min_lr", "clip", "accumulation", "batch_size", "warmup")
+                and number(setting.value) is None
+            ):
                 continue
             if name == "devices" and key == "gpu_ids" and str(setting.value).lower() == "all":
                 continue

@@ -72,7 +72,7 @@ def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Found
         loss.backward()
 
     Why:
-        Backward passes zero to the replaced elements and multiplies it by the infinite derivatives below: 0 × Inf = NaN.
+        Backward passes zero to the replaced elements and multiplies it by infinite derivatives below: 0 × Inf = NaN.
 
     Fix:
         Leave the loss as it is, test it, and skip the step:
@@ -96,7 +96,11 @@ def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Found
             and all(is_loss(target) for target in statement.targets)
         )
         operand = found.operand
-        if isinstance(operand, ast.Call) and isinstance(operand.func, ast.Attribute) and operand.func.attr in ("item", "detach"):
+        if (
+            isinstance(operand, ast.Call)
+            and isinstance(operand.func, ast.Attribute)
+            and operand.func.attr in ("item", "detach")
+        ):
             continue
         if is_loss(operand) or is_gradient(operand) or computes_loss(operand) or into_loss:
             yield Found(
@@ -146,17 +150,24 @@ def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator
                     "high",
                     event.line,
                     event.receiver,
-                    f"{event.receiver or 'the gradient'} is set to zero where it is not finite, and the optimizer steps "
-                    "all the same: momentum and weight decay still move the weights",
+                    f"{event.receiver or 'the gradient'} is set to zero where it is not finite, and the optimizer "
+                    "steps all the same: momentum and weight decay still move the weights",
                     "skip the step: optimizer.zero_grad(set_to_none=True) and continue",
                 )
         for event in flow.of("zero_grad"):
             node = event.node
             keeps = isinstance(node, ast.Call) and any(
-                keyword.arg == "set_to_none" and isinstance(keyword.value, ast.Constant) and keyword.value.value is False
+                keyword.arg == "set_to_none"
+                and isinstance(keyword.value, ast.Constant)
+                and keyword.value.value is False
                 for keyword in node.keywords
             )
-            if keeps and event.line not in seen and _inside_finite_test(event) and any(follows(event, s) for s in steps):
+            if (
+                keeps
+                and event.line not in seen
+                and _inside_finite_test(event)
+                and any(follows(event, s) for s in steps)
+            ):
                 seen.add(event.line)
                 yield Found(
                     "high",
@@ -202,16 +213,21 @@ def zero_loss_and_continue(module: Module, repository: Repository) -> Iterator[F
         found = operation(module, call)
         if found is None or len(call.args) < 3 or not tests_finite(call.args[0]) or found.name != "where":
             continue
-        if any(is_loss(side) for side in call.args[1:3]) and any(_is_zero(module, side, place.function) for side in call.args[1:3]):
+        if any(is_loss(side) for side in call.args[1:3]) and any(
+            _is_zero(module, side, place.function) for side in call.args[1:3]
+        ):
             yield _zero_loss(call.lineno, "loss")
     for function in module.functions:
         if function.silent:
             continue
         for name, values in function.assigned.items():
             for line, value in values:
-                if isinstance(value, ast.IfExp) and is_loss(ast.Name(name.rsplit(".", 1)[-1])) and tests_finite(value.test):
-                    if any(_is_zero(module, side, function) for side in (value.body, value.orelse)):
-                        yield _zero_loss(line, name)
+                if (
+                    isinstance(value, ast.IfExp)
+                    and is_loss(ast.Name(name.rsplit(".", 1)[-1]))
+                    and tests_finite(value.test)
+                ) and any(_is_zero(module, side, function) for side in (value.body, value.orelse)):
+                    yield _zero_loss(line, name)
 
 
 @source_check("NT870", "loss_clamped")
@@ -236,7 +252,7 @@ def loss_clamped(module: Module, repository: Repository) -> Iterator[Found]:
     Silent:
         With a lower limit only, and for log-variances and weights.
     """
-    for call, place in module.sites("clamp", "clip", "clamp_", "clip_", "clamp_max", "clamp_max_"):
+    for call, _place in module.sites("clamp", "clip", "clamp_", "clip_", "clamp_max", "clamp_max_"):
         found = operation(module, call)
         if found is None or found.operand is None:
             continue
@@ -244,9 +260,8 @@ def loss_clamped(module: Module, repository: Repository) -> Iterator[Found]:
         limit = found.keywords.get("max") or (found.arguments[least] if len(found.arguments) > least else None)
         if limit is None or (isinstance(limit, ast.Constant) and limit.value is None):
             continue
-        if isinstance(found.operand, ast.Call) and isinstance(found.operand.func, ast.Attribute):
-            if found.operand.func.attr in ("detach", "item", "exp"):
-                continue
+        if isinstance(found.operand, ast.Call) and name_of(found.operand.func) in ("detach", "item", "exp"):
+            continue
         if is_loss(found.operand):
             yield Found(
                 "medium",
@@ -312,13 +327,19 @@ def _tests_wider(module: Module, flow: Flow) -> bool:
     functions[id(flow.function)] = flow.function
     for name in _WIDER:
         for call, place in module.calls.get(name, ()):
-            if id(place.function) in functions and call.args or (isinstance(call.func, ast.Attribute) and id(place.function) in functions):
-                subject = call.args[0] if call.args else call.func.value if isinstance(call.func, ast.Attribute) else None
+            if (id(place.function) in functions and call.args) or (
+                isinstance(call.func, ast.Attribute) and id(place.function) in functions
+            ):
+                subject = (
+                    call.args[0] if call.args else call.func.value if isinstance(call.func, ast.Attribute) else None
+                )
                 if is_loss(subject) or is_norm(module, subject, place.function) or is_gradient(core(subject)):
                     return True
     for name in ("clip_grad_norm_", "clip_grad_norm"):
         for call, place in module.calls.get(name, ()):
-            if id(place.function) in functions and any(k.arg == "error_if_nonfinite" and _is_true(k.value) for k in call.keywords):
+            if id(place.function) in functions and any(
+                k.arg == "error_if_nonfinite" and _is_true(k.value) for k in call.keywords
+            ):
                 return True
     for condition, place in module.conditions:
         if id(place.function) in functions:
@@ -341,7 +362,9 @@ def _guards(node: ast.If) -> bool:
     """Whether a test keeps the step from happening, or zeroes something."""
     if _asks_if_good(node.test):
         return any(
-            isinstance(each, ast.Call) and name_of(each.func) in ("backward", "step") for part in node.body for each in ast.walk(part)
+            isinstance(each, ast.Call) and name_of(each.func) in ("backward", "step")
+            for part in node.body
+            for each in ast.walk(part)
         ) or leaves_block(node.orelse)
     if leaves_block(node.body):
         return True
@@ -349,7 +372,13 @@ def _guards(node: ast.If) -> bool:
         for each in ast.walk(part):
             if isinstance(each, (ast.Continue, ast.Break)):
                 return True
-            if isinstance(each, ast.Call) and name_of(each.func) in ("zero_grad", "zero_", "zeros_like", "nan_to_num", "nan_to_num_"):
+            if isinstance(each, ast.Call) and name_of(each.func) in (
+                "zero_grad",
+                "zero_",
+                "zeros_like",
+                "nan_to_num",
+                "nan_to_num_",
+            ):
                 return True
             if isinstance(each, ast.Assign) and any(is_loss(target) or is_gradient(target) for target in each.targets):
                 return True
@@ -471,7 +500,9 @@ def _zeroed_loss(module: Module, statement: ast.stmt, function: Function, condit
         if isinstance(func, ast.Attribute) and func.attr == "zero_" and is_loss(func.value):
             yield _zero_loss(statement.lineno, ast.unparse(func.value))
     elif isinstance(statement, ast.Return) and statement.value is not None:
-        about_loss = any(is_loss(each) for each in ast.walk(condition.test) if isinstance(each, (ast.Name, ast.Attribute)))
+        about_loss = any(
+            is_loss(each) for each in ast.walk(condition.test) if isinstance(each, (ast.Name, ast.Attribute))
+        )
         if about_loss and not isinstance(statement.value, ast.Constant) and _is_zero(module, statement.value, function):
             yield _zero_loss(statement.lineno, ast.unparse(statement.value)[:60])
     elif isinstance(statement, (ast.If, ast.With, ast.For)):
@@ -493,13 +524,25 @@ def _is_zero(module: Module, node: ast.expr, function: Function) -> bool:
             return any(isinstance(argument, ast.Constant) and argument.value == 0 for argument in node.args)
         if name in ("mul", "mul_"):
             return bool(node.args) and isinstance(node.args[0], ast.Constant) and node.args[0].value == 0
-        if isinstance(node.func, ast.Attribute) and name in ("to", "requires_grad_", "sum", "mean", "detach", "cuda", "float", "clone"):
+        if isinstance(node.func, ast.Attribute) and name in (
+            "to",
+            "requires_grad_",
+            "sum",
+            "mean",
+            "detach",
+            "cuda",
+            "float",
+            "clone",
+        ):
             return _is_zero(module, node.func.value, function)
     return False
 
 
 def _zero_loss(line: int, name: str) -> Found:
     return Found(
-        "high", line, name, f"{name} becomes zero when it is not finite, and training goes on", "skip the step and count it"
+        "high",
+        line,
+        name,
+        f"{name} becomes zero when it is not finite, and training goes on",
+        "skip the step and count it",
     )
-

@@ -14,8 +14,23 @@ from nantrap.doctor.repository import Repository
 LOW_TEMPERATURE: Final = 0.02
 _LONG: Final = 10_000
 _GENERATION: Final = frozenset(
-    "top_p top_k max_new_tokens max_tokens do_sample num_beams repetition_penalty num_generations max_completion_length "
-    "response_length max_gen_len n_samples beam_size stop_sequences min_p".split()
+    [
+        "top_p",
+        "top_k",
+        "max_new_tokens",
+        "max_tokens",
+        "do_sample",
+        "num_beams",
+        "repetition_penalty",
+        "num_generations",
+        "max_completion_length",
+        "response_length",
+        "max_gen_len",
+        "n_samples",
+        "beam_size",
+        "stop_sequences",
+        "min_p",
+    ]
 )
 _LOSS_WORDS: Final = re.compile(r"student|teacher|loss|nce|contrast|distill|kd|moco|clip|simclr|dino|infonce|temi")
 
@@ -84,7 +99,9 @@ def nan_filter_hides(source: Source, repository: Repository) -> Iterator[Found]:
                 found.file,
             )
         return
-    settings = [each for each in source.settings if each.key in ("lr", "micro_batch", "total_steps", "epochs", "bf16", "fp16")]
+    settings = [
+        each for each in source.settings if each.key in ("lr", "micro_batch", "total_steps", "epochs", "bf16", "fp16")
+    ]
     if source.framework == "hf" and source.kind in ("call", "yaml", "json") and settings:
         line = source.line if source.kind == "call" else settings[0].line
         yield Found(

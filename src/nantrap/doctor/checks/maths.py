@@ -46,7 +46,12 @@ def log_of_softmax(module: Module, repository: Repository) -> Iterator[Found]:
                 "low" if eased else "medium",
                 call.lineno,
                 ast.unparse(call)[:80],
-                "log of a softmax" + (" with an epsilon: finite, but flat where it matters" if eased else " is -Inf where the softmax is 0"),
+                "log of a softmax"
+                + (
+                    " with an epsilon: finite, but flat where it matters"
+                    if eased
+                    else " is -Inf where the softmax is 0"
+                ),
                 "use log_softmax",
             )
 
@@ -78,7 +83,12 @@ def log_of_sigmoid(module: Module, repository: Repository) -> Iterator[Found]:
                 "low" if eased else "medium",
                 call.lineno,
                 ast.unparse(call)[:80],
-                "log of a sigmoid" + (" with an epsilon: finite, but flat where it matters" if eased else " is -Inf where the sigmoid is 0 or 1"),
+                "log of a sigmoid"
+                + (
+                    " with an epsilon: finite, but flat where it matters"
+                    if eased
+                    else " is -Inf where the sigmoid is 0 or 1"
+                ),
                 "use F.logsigmoid",
             )
 
@@ -218,7 +228,11 @@ def in_model(module: Module, function: Function) -> bool:
     at: Function | None = function
     while at is not None:
         name = at.name.lower()
-        if name == "forward" or "loss" in name or name in ("training_step", "__call__", "call", "compute_objective", "criterion"):
+        if (
+            name == "forward"
+            or "loss" in name
+            or name in ("training_step", "__call__", "call", "compute_objective", "criterion")
+        ):
             return name not in ("__call__", "call") or at.owner is not None
         if at.owner is not None:
             owner = at.owner.name.lower()
@@ -226,11 +240,15 @@ def in_model(module: Module, function: Function) -> bool:
                 return not name.startswith("__")
             bases = [dotted(base).rsplit(".", 1)[-1] for base in at.owner.bases]
             if any(base == "Module" or base.endswith(("Module", "Layer", "Block", "Loss")) for base in bases):
-                return not name.startswith("__") and not any(word in name for word in ("init", "reset", "metric", "eval", "sample"))
+                return not name.startswith("__") and not any(
+                    word in name for word in ("init", "reset", "metric", "eval", "sample")
+                )
         at = at.parent
     if isinstance(function.node, ast.Lambda):
         return False
-    if "backward" in module.calls and any(call for call, place in module.calls["backward"] if place.function is function):
+    if "backward" in module.calls and any(
+        call for call, place in module.calls["backward"] if place.function is function
+    ):
         return flow_of(module, function).trains
     return False
 
@@ -260,10 +278,9 @@ def _without_floor(module: Module, node: ast.expr, function: Function) -> tuple[
             if left != right:
                 node, eased = (node.right if left else node.left), True
                 continue
-        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and not eased:
-            # 1 + eps - p, 1 - p + eps
-            if has_epsilon(module, node, function):
-                return _one_minus(module, node, function), True
+        difference = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and not eased
+        if difference and has_epsilon(module, node, function):  # 1 + eps - p, 1 - p + eps
+            return _one_minus(module, node, function), True
         return node, eased
 
 
@@ -284,9 +301,16 @@ def _unwrapped(module: Module, node: ast.expr) -> ast.expr:
 def _changed_in_place(function: Function, name: str, line: int) -> bool:
     """Whether `p.clamp_(...)` or the like stands above a line."""
     for each in ast.walk(function.node):
-        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.lineno < line:
-            if each.func.attr in ("clamp_", "clip_", "add_", "clamp_min_", "clamp_max_") and dotted(each.func.value) == name:
-                return True
+        if (
+            isinstance(each, ast.Call)
+            and isinstance(each.func, ast.Attribute)
+            and each.lineno < line
+            and (
+                each.func.attr in ("clamp_", "clip_", "add_", "clamp_min_", "clamp_max_")
+                and dotted(each.func.value) == name
+            )
+        ):
+            return True
     return False
 
 
@@ -301,7 +325,7 @@ def _is_square(module: Module, node: ast.expr, function: Function, depth: int) -
     node = peeled(module, node)
     if isinstance(node, ast.BinOp):
         if isinstance(node.op, ast.Pow):
-            return module.value(node.right) == 2
+            return bool(module.value(node.right) == 2)
         if isinstance(node.op, ast.Mult):
             if ast.dump(node.left) == ast.dump(node.right):
                 return True
@@ -313,7 +337,7 @@ def _is_square(module: Module, node: ast.expr, function: Function, depth: int) -
             return True
         if found.name in ("pow", "pow_"):
             exponent = found.arguments[0] if found.arguments else found.keywords.get("exponent")
-            return exponent is not None and module.value(exponent) == 2
+            return exponent is not None and bool(module.value(exponent) == 2)
         return False
     if depth < 2 and dotted(node):
         inner = _followed(node, function, node.lineno, 2)
@@ -326,7 +350,9 @@ def _sum_of_squares(module: Module, node: ast.expr, function: Function, depth: i
     found = operation(module, node)
     if found is not None and found.operand is not None:
         if found.name in ("sum", "mean", "nansum"):
-            return _is_square(module, found.operand, function, 0) or _sum_of_squares(module, found.operand, function, depth + 1)
+            return _is_square(module, found.operand, function, 0) or _sum_of_squares(
+                module, found.operand, function, depth + 1
+            )
         if found.name == "mse_loss":
             return True
     if isinstance(node, ast.Call) and "mse" in (dotted(node.func) or "").lower():
@@ -338,7 +364,11 @@ def _sum_of_squares(module: Module, node: ast.expr, function: Function, depth: i
         return _sum_of_squares(module, node.left, function, depth + 1)
     if depth < 2 and dotted(node):
         inner = _followed(node, function, node.lineno, 2)
-        return inner is not node and not has_floor(module, inner, function) and _sum_of_squares(module, inner, function, depth + 1)
+        return (
+            inner is not node
+            and not has_floor(module, inner, function)
+            and _sum_of_squares(module, inner, function, depth + 1)
+        )
     return False
 
 
@@ -386,12 +416,25 @@ def _safe(module: Module, node: ast.expr, function: Function, line: int) -> bool
     if has_epsilon(module, node, function):
         return True
     text = ast.unparse(node)
-    if any(word in text for word in (".shape", ".size(", "len(", "math.", "np.", "numel", ".exp()", "torch.exp(", "_dim", "num_")):
+    if any(
+        word in text
+        for word in (".shape", ".size(", "len(", "math.", "np.", "numel", ".exp()", "torch.exp(", "_dim", "num_")
+    ):
         return True
     inner = _followed(node, function, line)
     if inner is not node:
         made = operation(module, inner)
-        if made is not None and made.name in ("where", "clamp", "clamp_min", "maximum", "softplus", "exp", "clip", "masked_fill", "cosh"):
+        if made is not None and made.name in (
+            "where",
+            "clamp",
+            "clamp_min",
+            "maximum",
+            "softplus",
+            "exp",
+            "clip",
+            "masked_fill",
+            "cosh",
+        ):
             return True
         return _safe(module, inner, function, line) if not dotted(inner) else False
     return is_operation(module, node, "where", "clamp", "softplus", "exp", "maximum", "cosh") is not None

@@ -17,11 +17,52 @@ from nantrap.doctor.source.tensors import operation
 from nantrap.doctor.source.wording import is_loss, name_of
 
 _NO_FORWARD: Final = (
-    "state_dict", "load_state_dict", "parameters", "named_parameters", "train", "eval", "to", "cuda", "cpu", "zero_grad", "modules",
-    "named_modules", "apply", "no_sync", "buffers", "named_buffers", "requires_grad_", "float", "half", "children", "named_children",
-    "register", "save", "load", "update", "set_", "get_", "reset", "clip", "log", "print", "step", "freeze", "unfreeze", "count",
-    "num_", "init", "named_", "share_memory", "extra_repr", "ema", "momentum", "on_", "copy", "configure",
-)  # fmt: skip
+    "state_dict",
+    "load_state_dict",
+    "parameters",
+    "named_parameters",
+    "train",
+    "eval",
+    "to",
+    "cuda",
+    "cpu",
+    "zero_grad",
+    "modules",
+    "named_modules",
+    "apply",
+    "no_sync",
+    "buffers",
+    "named_buffers",
+    "requires_grad_",
+    "float",
+    "half",
+    "children",
+    "named_children",
+    "register",
+    "save",
+    "load",
+    "update",
+    "set_",
+    "get_",
+    "reset",
+    "clip",
+    "log",
+    "print",
+    "step",
+    "freeze",
+    "unfreeze",
+    "count",
+    "num_",
+    "init",
+    "named_",
+    "share_memory",
+    "extra_repr",
+    "ema",
+    "momentum",
+    "on_",
+    "copy",
+    "configure",
+)
 TINY_EPS: Final = 1e-16
 
 
@@ -62,7 +103,7 @@ def ddp_bypassed(module: Module, repository: Repository) -> Iterator[Found]:
                 "high",
                 call.lineno,
                 ast.unparse(call.func),
-                f"{ast.unparse(call.func)}(...) goes around DistributedDataParallel: gradients are not averaged over ranks",
+                f"{ast.unparse(call.func)}(...) goes around DistributedDataParallel: gradients are not averaged",
                 "call the wrapped model itself",
             )
 
@@ -87,24 +128,31 @@ def eps_too_small_for_half(module: Module, repository: Repository) -> Iterator[F
         For ordinary epsilons in float32.
     """
     half = any(each.dtype == "float16" for each in halved_models(module))
-    half = half or (not module.is_test and any(
-        found.dtype == "float16" for other in repository.modules if other is not module and _beside(other, module)
-        for found in halved_models(other)
-    ))  # fmt: skip
+    half = half or (
+        not module.is_test
+        and any(
+            found.dtype == "float16"
+            for other in repository.modules
+            if other is not module and _beside(other, module)
+            for found in halved_models(other)
+        )
+    )
     seen: set[int] = set()
     for node, function, where in _epsilons(module):
         value = module.value(node, function)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < HALF_EPS:
             continue
         tiny = value <= TINY_EPS
-        if not tiny and (not half or where == "argument") or node.lineno in seen:
+        if (not tiny and (not half or where == "argument")) or node.lineno in seen:
             continue
         seen.add(node.lineno)
         yield Found(
             "high" if half else "medium",
             node.lineno,
             value,
-            f"eps = {value:g} is 0 in float16, and the model is float16" if half else f"eps = {value:g} protects nothing: its reciprocal is {1 / value:.0e}",
+            f"eps = {value:g} is 0 in float16, and the model is float16"
+            if half
+            else f"eps = {value:g} protects nothing: its reciprocal is {1 / value:.0e}",
             "use 1e-5",
         )
 
@@ -131,10 +179,22 @@ def anomaly_mode_left_on(module: Module, repository: Repository) -> Iterator[Fou
     for call, place in module.sites("set_detect_anomaly"):
         mode = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "mode"), None)
         if isinstance(mode, ast.Constant) and mode.value is True and not place.conditional:
-            yield Found("low", call.lineno, True, "anomaly detection is always on: training is several times slower", "remove it")
+            yield Found(
+                "low",
+                call.lineno,
+                True,
+                "anomaly detection is always on: training is several times slower",
+                "remove it",
+            )
     for call, place in module.sites("detect_anomaly"):
         if isinstance(place.statement, ast.With) and not call.args and not place.conditional:
-            yield Found("low", call.lineno, True, "anomaly detection is always on: training is several times slower", "remove it")
+            yield Found(
+                "low",
+                call.lineno,
+                True,
+                "anomaly detection is always on: training is several times slower",
+                "remove it",
+            )
 
 
 @source_check("NT873", "half_weights_trained")
@@ -180,7 +240,7 @@ def _through_module(func: ast.AST) -> bool:
             base = node.value
             while isinstance(base, ast.Subscript):
                 base = base.value
-            return dotted(base) not in ("self", "", "cls") and func in (node, node) or _method_of(func, node)
+            return (dotted(base) not in ("self", "", "cls") and func in (node, node)) or _method_of(func, node)
         node = node.value
     return False
 
@@ -252,27 +312,34 @@ def _epsilons(module: Module) -> Iterator[tuple[ast.expr, Function, str]]:
         arguments = node.args
         positional = [*arguments.posonlyargs, *arguments.args]
         pairs = list(zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True))
-        pairs += [(name, value) for name, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True) if value is not None]
+        pairs += [
+            (name, value)
+            for name, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+            if value is not None
+        ]
         for name, default in pairs:
             if _called_eps(name.arg):
                 yield default, top, "argument"
     if "torch" in module.imports or any(target.startswith("torch") for target in module.imports.values()):
         for function in module.functions:
-            for name, values in function.assigned.items():
-                if _called_eps(name.rsplit(".", 1)[-1]) and not function.silent:
+            for target, values in function.assigned.items():
+                if _called_eps(target.rsplit(".", 1)[-1]) and not function.silent:
                     for _, value in values:
                         yield value, function, "argument"
         for sites in module.calls.values():
             for call, place in sites:
                 for keyword in call.keywords:
-                    if keyword.arg is not None and _called_eps(keyword.arg) and not place.silent:
-                        if module.resolve(call.func).split(".")[0] not in ("numpy", "np"):
-                            yield keyword.value, place.function, "argument"
+                    if keyword.arg is None or not _called_eps(keyword.arg) or place.silent:
+                        continue
+                    if module.resolve(call.func).split(".")[0] not in ("numpy", "np"):
+                        yield keyword.value, place.function, "argument"
 
 
 def _called_eps(name: str) -> bool:
     low = name.lower()
-    return low in ("eps", "epsilon", "_eps", "norm_eps", "layer_norm_eps", "rms_norm_eps") or low.endswith(("_eps", "_epsilon"))
+    return low in ("eps", "epsilon", "_eps", "norm_eps", "layer_norm_eps", "rms_norm_eps") or low.endswith(
+        ("_eps", "_epsilon")
+    )
 
 
 def _summands(node: ast.expr) -> Iterator[ast.expr]:

@@ -16,8 +16,15 @@ from nantrap.doctor.source.flow import Event, Flow, flow_of, follows, is_optimiz
 from nantrap.doctor.source.module import Function, Module, Place
 from nantrap.doctor.source.wording import is_loss, name_of
 
-_AUTOCAST: Final = frozenset({"torch.autocast", "torch.amp.autocast", "torch.cuda.amp.autocast", "torch.amp.autocast_mode.autocast",
-                              "torch.cuda.amp.autocast_mode.autocast"})  # fmt: skip
+_AUTOCAST: Final = frozenset(
+    {
+        "torch.autocast",
+        "torch.amp.autocast",
+        "torch.cuda.amp.autocast",
+        "torch.amp.autocast_mode.autocast",
+        "torch.cuda.amp.autocast_mode.autocast",
+    }
+)
 
 
 def autocast_dtype(module: Module, call: ast.Call, function: Function) -> str | None:
@@ -32,7 +39,9 @@ def autocast_dtype(module: Module, call: ast.Call, function: Function) -> str | 
     positional = list(call.args)
     device = None if cuda_only else keywords.get("device_type", positional[0] if positional else None)
     rest = positional if cuda_only else positional[1:]
-    dtype = keywords.get("dtype", rest[1] if cuda_only and len(rest) > 1 else rest[0] if not cuda_only and rest else None)
+    dtype = keywords.get(
+        "dtype", rest[1] if cuda_only and len(rest) > 1 else rest[0] if not cuda_only and rest else None
+    )
     if dtype is not None:
         found = precision(module.value(dtype, function))
         return found.dtype if found is not None and found.dtype != "float32" else None
@@ -106,7 +115,11 @@ def autocast_under_accelerator(module: Module, repository: Repository) -> Iterat
             call.lineno,
             ast.unparse(call),
             "autocast without a dtype is float16 on CUDA, whatever Accelerate was configured for"
-            + (f", and the launcher says bf16 ({theirs[1].file}:{theirs[1].line})" if bf16 and theirs is not None else ""),
+            + (
+                f", and the launcher says bf16 ({theirs[1].file}:{theirs[1].line})"
+                if bf16 and theirs is not None
+                else ""
+            ),
             "use accelerator.autocast(), or name the dtype",
         )
 
@@ -122,7 +135,9 @@ def scaler_for_bfloat16(module: Module, repository: Repository) -> Iterator[Foun
             if module.value(enabled, place.function) is not True:
                 continue
         dtypes = {
-            autocast_dtype(module, other, where.function) for other, where in module.calls.get("autocast", ()) if not where.silent
+            autocast_dtype(module, other, where.function)
+            for other, where in module.calls.get("autocast", ())
+            if not where.silent
         }
         plain = [other for other, _ in module.calls.get("autocast", ())]
         if dtypes == {"bfloat16"} and plain:
@@ -203,12 +218,16 @@ def clip_after_step(module: Module, repository: Repository) -> Iterator[Found]:
     for flow in training_flows(module):
         steps, backwards = flow.of("step"), flow.of("backward")
         for clip in flow.of("clip"):
-            before = [s for s in steps if follows(s, clip) and not any(follows(s, b) and follows(b, clip) for b in backwards)]
+            before = [
+                s for s in steps if follows(s, clip) and not any(follows(s, b) and follows(b, clip) for b in backwards)
+            ]
             if not before or clip.line in seen:
                 continue
             if not any(follows(b, before[-1]) for b in backwards):
                 continue
-            later = [s for s in steps if follows(clip, s) and not any(follows(clip, b) and follows(b, s) for b in backwards)]
+            later = [
+                s for s in steps if follows(clip, s) and not any(follows(clip, b) and follows(b, s) for b in backwards)
+            ]
             if later:
                 continue
             seen.add(clip.line)
@@ -291,9 +310,16 @@ def zero_grad_missing(module: Module, repository: Repository) -> Iterator[Found]
         return
     flows = [flow for flow in training_flows(module) if not _clears(flow)]
     for flow in _outermost(flows):
-        backward = next((event for event in flow.of("backward") if not event.managed or "accelerator" in event.receiver.lower()), None)
+        backward = next(
+            (event for event in flow.of("backward") if not event.managed or "accelerator" in event.receiver.lower()),
+            None,
+        )
         steps = [event for event in flow.of("step") if not event.managed]
-        if backward is None or not steps or not any(is_optimizer(module, event.receiver) or event.scaled for event in steps):
+        if (
+            backward is None
+            or not steps
+            or not any(is_optimizer(module, event.receiver) or event.scaled for event in steps)
+        ):
             continue
         yield Found(
             "high",
@@ -331,18 +357,24 @@ def zero_grad_before_step(module: Module, repository: Repository) -> Iterator[Fo
         for clear in flow.of("zero_grad"):
             if clear.line in seen or not any(follows(b, clear) for b in backwards):
                 continue
-            if any(follows(s, clear) and not any(follows(s, b) and follows(b, clear) for b in backwards) for s in steps if s.receiver == clear.receiver):
+            if any(
+                follows(s, clear) and not any(follows(s, b) and follows(b, clear) for b in backwards)
+                for s in steps
+                if s.receiver == clear.receiver
+            ):
                 continue  # it was stepped already
             for step in steps:
-                same = step.receiver == clear.receiver or (not is_optimizer(module, clear.receiver) and _only_one(steps))
+                same = step.receiver == clear.receiver or (
+                    not is_optimizer(module, clear.receiver) and _only_one(steps)
+                )
                 if same and follows(clear, step) and not any(follows(clear, b) and follows(b, step) for b in backwards):
                     seen.add(clear.line)
                     yield Found(
                         "high",
                         clear.line,
                         clear.receiver,
-                        f"{clear.receiver or 'the'}.zero_grad() stands between backward and the step of line {step.line}: "
-                        "the step sees no gradient",
+                        f"{clear.receiver or 'the'}.zero_grad() stands between backward and the step of line "
+                        f"{step.line}: the step sees no gradient",
                         "clear after the step",
                     )
                     break
@@ -397,7 +429,9 @@ def _around_loss(place: Place, call: ast.Call) -> bool:
     for part in statement.body:
         for each in ast.walk(part):
             if isinstance(each, ast.Assign):
-                targets = [t for target in each.targets for t in (target.elts if isinstance(target, ast.Tuple) else [target])]
+                targets = [
+                    t for target in each.targets for t in (target.elts if isinstance(target, ast.Tuple) else [target])
+                ]
                 if any(is_loss(target) for target in targets):
                     return True
             elif isinstance(each, ast.Call) and name_of(each.func) == "backward":

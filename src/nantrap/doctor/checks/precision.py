@@ -177,8 +177,13 @@ def amp_without_dtype(source: Source, repository: Repository) -> Iterator[Found]
         return
     if any(switch(each.value) is not False and each.known for each in source.all("scaler")) or repository.scales:
         return
-    if any(each.key in ("precision", "weight_dtype", "loss_scale") and each.value is not True and not says_no(each.value)
-           and each.value is not None for each in source.settings):  # fmt: skip
+    if any(
+        each.key in ("precision", "weight_dtype", "loss_scale")
+        and each.value is not True
+        and not says_no(each.value)
+        and each.value is not None
+        for each in source.settings
+    ):
         return
     if not any(source.first(key) for key in ("lr", "optimizer", "epochs", "total_steps", "batch_size", "min_lr")):
         return
@@ -186,7 +191,9 @@ def amp_without_dtype(source: Source, repository: Repository) -> Iterator[Found]
         return
     theirs = repository.agreed(repository.partners(source, "launcher"), asked_dtype)
     bf16 = theirs is not None and theirs[0] == "bfloat16"
-    beside = f", while the launcher says bf16 ({theirs[1].file}:{theirs[1].line})" if bf16 and theirs is not None else ""
+    beside = (
+        f", while the launcher says bf16 ({theirs[1].file}:{theirs[1].line})" if bf16 and theirs is not None else ""
+    )
     yield Found(
         "high" if bf16 else "medium",
         asked.setting.line,

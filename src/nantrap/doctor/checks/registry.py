@@ -10,6 +10,7 @@ A code may have a check of configurations and one of source code; the page is th
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, TypeVar
@@ -67,9 +68,10 @@ def source_check(code: str, slug: str) -> Callable[[_Function], _Function]:
 def _register(table: list[Check], code: str, slug: str) -> Callable[[_Function], _Function]:
     def register(function: _Function) -> _Function:
         table.append(Check(code, slug, function))
-        if "\nFix:" in (function.__doc__ or ""):
+        page = inspect.cleandoc(function.__doc__ or "")
+        if "\nFix:" in page:
             assert code not in PAGES, f"two pages for {code}"
-            PAGES[code] = (slug, function.__doc__ or "")
+            PAGES[code] = (slug, page)
         return function
 
     return register

@@ -59,7 +59,9 @@ def min_lr_above_lr(source: Source, repository: Repository) -> Iterator[Found]:
             each.value,
             f"{each.name} is {least:g}, "
             + (f"the same as {beside.name}: the rate never falls" if same else f"above {beside.name} = {peak:g}"),
-            f"set {each.path[-1]} below {beside.path[-1]}, e.g. {peak / 10:g}" if same else f"swap {each.name} and {beside.name}",
+            f"set {each.path[-1]} below {beside.path[-1]}, e.g. {peak / 10:g}"
+            if same
+            else f"swap {each.name} and {beside.name}",
             each.file,
         )
 
@@ -90,9 +92,7 @@ def lr_high(source: Source, repository: Repository) -> Iterator[Found]:
             continue
         optimizer = source.near(each, "optimizer")
         name = optimizer.value if optimizer is not None else "AdamW, the default"
-        yield Found(
-            "high", each.line, each.value, f"{each.name} is {rate:g} with {name}", "begin with 1e-4", each.file
-        )
+        yield Found("high", each.line, each.value, f"{each.name} is {rate:g} with {name}", "begin with 1e-4", each.file)
 
 
 @configuration_check("NT813", "warmup_too_short")

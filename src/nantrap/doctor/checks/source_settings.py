@@ -48,8 +48,8 @@ def accelerator_says_no(module: Module, repository: Repository) -> Iterator[Foun
                 "high",
                 call.lineno,
                 ast.unparse(given),
-                f'mixed_precision={ast.unparse(given)} can be "no" and is never {theirs[0]}, which the launcher asks for '
-                f"({theirs[1].file}:{theirs[1].line})",
+                f'mixed_precision={ast.unparse(given)} can be "no" and is never {theirs[0]}, which the launcher '
+                f"asks for ({theirs[1].file}:{theirs[1].line})",
                 "drop the argument; the launcher decides then",
             )
 
@@ -86,8 +86,8 @@ def min_lr_as_factor(module: Module, repository: Repository) -> Iterator[Found]:
                         "medium",
                         floor.lineno,
                         ast.unparse(floor)[:80],
-                        f"LambdaLR multiplies by what the function returns, and {ast.unparse(floor)[:60]} is a learning "
-                        "rate: the smallest rate is the product of both",
+                        f"LambdaLR multiplies by what the function returns, and {ast.unparse(floor)[:60]} is a "
+                        "learning rate: the smallest rate is the product of both",
                         "divide by the initial rate: min_lr / lr",
                     )
                     break
@@ -129,8 +129,8 @@ def adam_eps_in_float16(module: Module, repository: Repository) -> Iterator[Foun
                 "high",
                 call.lineno,
                 eps,
-                f"eps is {eps:g}{'' if given is not None else ' (the default)'}, which is 0 in float16, and the weights of "
-                f"{found.name} are float16 (line {found.line})",
+                f"eps is {eps:g}{'' if given is not None else ' (the default)'}, which is 0 in float16, and weights "
+                f"of {found.name} are float16 (line {found.line})",
                 "keep float32 weights and use mixed precision",
             )
 
@@ -149,8 +149,8 @@ def adam_beta_in_bfloat16(module: Module, repository: Repository) -> Iterator[Fo
                 "medium",
                 call.lineno,
                 beta,
-                f"beta2 is {beta:g}{'' if given is not None else ' (the default)'} and the weights of {found.name} are bfloat16 "
-                f"(line {found.line}): the second moment never decays",
+                f"beta2 is {beta:g}{'' if given is not None else ' (the default)'} and the weights of {found.name} are "
+                f"bfloat16 (line {found.line}): the second moment never decays",
                 "keep float32 weights, or use beta2 = 0.95",
             )
 
@@ -166,7 +166,10 @@ def adam_rate_in_bfloat16(module: Module, repository: Repository) -> Iterator[Fo
         if name.endswith("Trainer"):
             rate, line = _trainer_rate(module, repository, found)
         elif is_adam(name) is True:
-            given = next((keyword.value for keyword in call.keywords if keyword.arg == "lr"), call.args[1] if len(call.args) > 1 else None)
+            given = next(
+                (keyword.value for keyword in call.keywords if keyword.arg == "lr"),
+                call.args[1] if len(call.args) > 1 else None,
+            )
             rate = number(_resolved(module, given, found.function, repository)) if given is not None else None
         if rate is None or not 0 < rate <= SMALL_RATE:
             continue
@@ -250,15 +253,19 @@ def resume_overrides_lr(module: Module, repository: Repository) -> Iterator[Foun
             if any(follows(load, other) for other in flow.of("set_lr")):
                 return
     last = max(c.lineno for c, _ in (*optimizers, *schedulers))
-    if any(event.line > last for function in module.functions for event in flow_of(module, function).of("set_lr")
-           if function is place.function):  # fmt: skip
+    if any(
+        event.line > last
+        for function in module.functions
+        for event in flow_of(module, function).of("set_lr")
+        if function is place.function
+    ):
         return
     yield Found(
         "medium",
         call.lineno,
         resume,
-        f"resuming from {resume} loads the optimizer's and the scheduler's state, which brings the old learning rate back; "
-        f"the configured {rate} has no effect",
+        f"resuming from {resume} loads the optimizer's and the scheduler's state, which brings the old learning rate "
+        f"back; the configured {rate} has no effect",
         'set group["lr"] after loading',
     )
 
@@ -266,7 +273,10 @@ def resume_overrides_lr(module: Module, repository: Repository) -> Iterator[Foun
 def _choices(module: Module, node: ast.expr, function: Function, repository: Repository) -> list[Any]:
     """The values that an expression can have, as far as they can be told."""
     if isinstance(node, ast.IfExp):
-        return [*_choices(module, node.body, function, repository), *_choices(module, node.orelse, function, repository)]
+        return [
+            *_choices(module, node.body, function, repository),
+            *_choices(module, node.orelse, function, repository),
+        ]
     name = dotted(node)
     if name:
         given = function.latest(name, node.lineno)
@@ -332,7 +342,9 @@ def _is_path(value: Any) -> bool:
     return (isinstance(value, int) and not isinstance(value, bool) and value > 0) or value is True
 
 
-def _functions(module: Module, node: ast.expr, function: Function, line: int) -> Iterator[tuple[Function, list[ast.expr]]]:
+def _functions(
+    module: Module, node: ast.expr, function: Function, line: int
+) -> Iterator[tuple[Function, list[ast.expr]]]:
     """The function that a schedule is made of, and the expressions it returns."""
     if isinstance(node, (ast.List, ast.Tuple)):
         for item in node.elts:
@@ -351,7 +363,9 @@ def _functions(module: Module, node: ast.expr, function: Function, line: int) ->
         yield function, [given.body]
         return
     for found in module.by_name.get(name, ()):
-        returns = [each.value for each in ast.walk(found.node) if isinstance(each, ast.Return) and each.value is not None]
+        returns = [
+            each.value for each in ast.walk(found.node) if isinstance(each, ast.Return) and each.value is not None
+        ]
         yield found, returns
 
 
@@ -360,7 +374,11 @@ def _absolute_floor(
 ) -> ast.Call | None:
     for value in returned:
         for each in ast.walk(value):
-            if isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) and _BASE_LR.search(plain(name_of(each.right))):
+            if (
+                isinstance(each, ast.BinOp)
+                and isinstance(each.op, ast.Div)
+                and _BASE_LR.search(plain(name_of(each.right)))
+            ):
                 return None
     for value in returned:
         for each in ast.walk(value):
@@ -392,7 +410,9 @@ def _bfloat16(module: Module, repository: Repository) -> Iterator[Halved]:
         beside = [each for each in repository.by_role("trainer") if each.file == module.file]
         if repository.partners(here, "deepspeed") or any(has_adapters(each) for each in beside):
             return
-        if any("deepspeed" in str(s.value).lower() for each in repository.partners(here, "launcher") for s in each.settings):
+        if any(
+            "deepspeed" in str(s.value).lower() for each in repository.partners(here, "launcher") for s in each.settings
+        ):
             return
         yield found
 
@@ -415,4 +435,3 @@ def _temperature(line: int, name: str, value: float) -> Found:
         f"{name} of a loss is {value:g}" + (f": logits are multiplied by {1 / value:.0f}" if value else ""),
         "use at least 0.04",
     )
-

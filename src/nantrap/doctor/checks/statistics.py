@@ -15,9 +15,13 @@ from nantrap.doctor.source.module import Function, Module, Place
 from nantrap.doctor.source.tensors import is_negative_infinity, is_operation, names_in, operation
 from nantrap.doctor.source.wording import name_of
 
-_ONE_PER_SAMPLE: Final = re.compile(r"reward|adv|return|loss|score|group|logp|gae|ratio|distance|sims?$|batch", re.IGNORECASE)
+_ONE_PER_SAMPLE: Final = re.compile(
+    r"reward|adv|return|loss|score|group|logp|gae|ratio|distance|sims?$|batch", re.IGNORECASE
+)
 _CAUSAL: Final = re.compile(r"causal|tril|triu|future|subsequent|look_?ahead|autoregressive|window|^bias$")
-_PADDING: Final = re.compile(r"pad|attention_mask|valid|length|lens|invalid|ignore|key_mask|src_mask|empty|missing|absent")
+_PADDING: Final = re.compile(
+    r"pad|attention_mask|valid|length|lens|invalid|ignore|key_mask|src_mask|empty|missing|absent"
+)
 
 
 @source_check("NT863", "std_of_one")
@@ -40,9 +44,17 @@ def std_of_one(module: Module, repository: Repository) -> Iterator[Found]:
     """
     for call, place in module.sites("std", "var", "std_mean", "var_mean"):
         found = operation(module, call)
-        if found is None or found.operand is None or not in_model(module, place.function) and not _normalises(place.function):
+        if (
+            found is None
+            or found.operand is None
+            or (not in_model(module, place.function) and not _normalises(place.function))
+        ):
             continue
-        if _biased(module, found.arguments, found.keywords) or _only_logged(call, place) or _a_distribution(found.operand):
+        if (
+            _biased(module, found.arguments, found.keywords)
+            or _only_logged(call, place)
+            or _a_distribution(found.operand)
+        ):
             continue
         dim = found.keywords.get("dim", found.keywords.get("axis", found.arguments[0] if found.arguments else None))
         name = name_of(found.operand) or ast.unparse(found.operand)
@@ -51,9 +63,7 @@ def std_of_one(module: Module, repository: Repository) -> Iterator[Found]:
             value = value[0] if len(value) == 1 else "several"
         if dim is None:
             risk = "medium" if _ONE_PER_SAMPLE.search(name) else "low"
-        elif value == 0 and not isinstance(value, bool):
-            risk = "medium"
-        elif "group" in ast.unparse(found.operand).lower():
+        elif (value == 0 and not isinstance(value, bool)) or "group" in ast.unparse(found.operand).lower():
             risk = "medium"
         else:
             continue
@@ -89,8 +99,8 @@ def softmax_over_masked_row(module: Module, repository: Repository) -> Iterator[
             + scores.masked_fill(mask, torch.finfo(scores.dtype).min)
 
     Silent:
-        For causal masks, whose rows always have a valid position, finite fills, and where empty rows are handled. A mask
-        that is only called `mask` is reported with low risk.
+        For causal masks, whose rows always have a valid position, finite fills, and where empty rows are handled. A
+        mask that is only called `mask` is reported with low risk.
     """
     seen: set[int] = set()
     for call, place in module.sites("softmax", "log_softmax"):
@@ -108,7 +118,7 @@ def softmax_over_masked_row(module: Module, repository: Repository) -> Iterator[
             "medium" if risk == "medium" else "low",
             call.lineno,
             ast.unparse(mask)[:80],
-            f"softmax over scores masked with -inf ({ast.unparse(mask)[:50]}): a row with every position masked gives NaN",
+            f"softmax over scores masked with -inf ({ast.unparse(mask)[:50]}): a row with every position masked is NaN",
             "fill with a finite number, or use nantrap.ops.masked_softmax",
         )
 
@@ -150,7 +160,7 @@ def whole_batch_mask_check(module: Module, repository: Repository) -> Iterator[F
                     "medium",
                     condition.lineno,
                     ast.unparse(asked)[:80],
-                    f"{ast.unparse(asked)[:60]} is true only if the whole batch is masked; one masked row still gives NaN",
+                    f"{ast.unparse(asked)[:60]} is true only if the whole batch is masked; one masked row is still NaN",
                     "ask per row: .all(dim=-1)",
                 )
                 break
@@ -192,7 +202,9 @@ def einsum_repeated_index(module: Module, repository: Repository) -> Iterator[Fo
             continue
         for operand in operands:
             letters = operand.split() if words else [c for c in operand if c.isalpha()]
-            twice = next((letter for letter in letters if letters.count(letter) > 1 and letter not in ("...", "1", "_")), None)
+            twice = next(
+                (letter for letter in letters if letters.count(letter) > 1 and letter not in ("...", "1", "_")), None
+            )
             if twice is not None:
                 yield Found(
                     "high",
@@ -209,7 +221,7 @@ def _biased(module: Module, arguments: list[ast.expr], keywords: dict[str, ast.e
     if unbiased is not None:
         return module.value(unbiased) is not True
     if correction is not None:
-        return module.value(correction) != 1
+        return bool(module.value(correction) != 1)
     if any(isinstance(each, ast.Constant) and each.value is False for each in arguments[:2]):
         return True
     return "ddof" in keywords
@@ -218,14 +230,29 @@ def _biased(module: Module, arguments: list[ast.expr], keywords: dict[str, ast.e
 def _only_logged(call: ast.Call, place: Place) -> bool:
     """`x.std().item()` and what stands in a print or a log."""
     for each in ast.walk(place.statement):
-        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.value is call:
-            if each.func.attr in ("item", "detach", "cpu", "tolist"):
-                return True
+        outer = each.func if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) else None
+        if outer is not None and outer.value is call and outer.attr in ("item", "detach", "cpu", "tolist"):
+            return True
         if isinstance(each, ast.FormattedValue) and any(inner is call for inner in ast.walk(each)):
             return True
-        if isinstance(each, ast.Call) and name_of(each.func) in ("print", "log", "info", "debug", "add_scalar", "log_dict"):
-            if any(inner is call for argument in (*each.args, *(k.value for k in each.keywords)) for inner in ast.walk(argument)):
-                return True
+        if (
+            isinstance(each, ast.Call)
+            and name_of(each.func)
+            in (
+                "print",
+                "log",
+                "info",
+                "debug",
+                "add_scalar",
+                "log_dict",
+            )
+            and any(
+                inner is call
+                for argument in (*each.args, *(k.value for k in each.keywords))
+                for inner in ast.walk(argument)
+            )
+        ):
+            return True
     return False
 
 
@@ -236,7 +263,9 @@ def _a_distribution(node: ast.expr) -> bool:
 def _normalises(function: Function) -> bool:
     """Functions that standardise rewards or advantages belong to the loss though their name does not say so."""
     name = function.name.lower()
-    return any(word in name for word in ("advantage", "reward", "normalize", "normalise", "standardi", "whiten", "train"))
+    return any(
+        word in name for word in ("advantage", "reward", "normalize", "normalise", "standardi", "whiten", "train")
+    )
 
 
 def _divides(place: Place) -> bool:
@@ -301,9 +330,15 @@ def _written_in_place(module: Module, function: Function, name: str, line: int) 
     for each in ast.walk(function.node):
         if getattr(each, "lineno", line) >= line:
             continue
-        if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) and each.func.attr == "masked_fill_":
-            if dotted(each.func.value) == name and len(each.args) > 1 and _is_minus_inf(module, each.args[1], function, line):
-                return each.args[0]
+        if (
+            isinstance(each, ast.Call)
+            and isinstance(each.func, ast.Attribute)
+            and each.func.attr == "masked_fill_"
+            and dotted(each.func.value) == name
+            and len(each.args) > 1
+            and _is_minus_inf(module, each.args[1], function, line)
+        ):
+            return each.args[0]
         if isinstance(each, ast.Assign) and isinstance(each.targets[0], ast.Subscript):
             target = each.targets[0]
             if dotted(target.value) == name and is_negative_infinity(module, each.value):
@@ -345,11 +380,23 @@ def _handles_empty_rows(module: Module, place: Place, call: ast.Call) -> bool:
             return True
         if name in ("all", "any", "amax", "logical_not") and isinstance(each.func, ast.Attribute):
             found = operation(module, each)
-            if found is not None and name in ("all", "any") and (found.arguments or "dim" in found.keywords or "axis" in found.keywords):
+            if (
+                found is not None
+                and name in ("all", "any")
+                and (found.arguments or "dim" in found.keywords or "axis" in found.keywords)
+            ):
                 return True
-        if name in ("masked_fill", "masked_fill_") and each.lineno >= call.lineno and each is not call and len(each.args) > 1:
-            if module.value(each.args[1]) in (0, 0.0) and not any(inner is each for inner in ast.walk(call)):
-                return True
+        if (
+            (
+                name in ("masked_fill", "masked_fill_")
+                and each.lineno >= call.lineno
+                and each is not call
+                and len(each.args) > 1
+            )
+            and module.value(each.args[1]) in (0, 0.0)
+            and not any(inner is each for inner in ast.walk(call))
+        ):
+            return True
         if name == "isnan" and each.lineno >= call.lineno:
             return True
     return False

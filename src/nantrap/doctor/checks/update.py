@@ -66,7 +66,7 @@ def clip_missing(source: Source, repository: Repository) -> Iterator[Found]:
     half = is_half(source) or _half_launcher(source, repository)
     if not half:
         return
-    clips = [each for each in source.all("clip")]
+    clips = list(source.all("clip"))
     for each in clips:
         norm = number(each.value)
         off = each.value is None or each.value is False or (norm is not None and norm <= 0)
@@ -172,7 +172,13 @@ def batch_size_mismatch(source: Source, repository: Repository) -> Iterator[Foun
     processes = _processes(source, repository)
     numbers = [whole(each.value) for each in (whole_batch, micro, steps)]
     total, each_micro, each_steps = numbers
-    if processes is None or total is None or each_micro is None or each_steps is None or min(total, each_micro, each_steps) < 1:
+    if (
+        processes is None
+        or total is None
+        or each_micro is None
+        or each_steps is None
+        or min(total, each_micro, each_steps) < 1
+    ):
         return
     product = each_micro * each_steps * processes
     if product != total:

@@ -75,7 +75,11 @@ def _compose(file: str, root: str, trees: Mapping[str, Branch], texts: Mapping[s
         base = root if group.startswith("/") else os.path.dirname(file)
         path = f"{group.strip('/')}/{choice}" if choice else group.strip("/")
         chosen = next(
-            (name for name in (os.path.normpath(os.path.join(base, path + end)) for end in (".yaml", ".yml", "")) if name in trees),
+            (
+                name
+                for name in (os.path.normpath(os.path.join(base, path + end)) for end in (".yaml", ".yml", ""))
+                if name in trees
+            ),
             None,
         )
         if chosen is None or depth >= _DEEPEST or chosen == file:

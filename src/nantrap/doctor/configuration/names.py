@@ -31,8 +31,9 @@ _TABLE: Final[dict[str, str]] = {
     "clip": "max_grad_norm grad_clip clip_grad grad_clip_norm gradient_clip_val gradient_clipping clip_grad_norm "
     "grad_norm_clip clip_norm gradient_clip gradient_clip_norm grad_clip_val clip_gradients clip_gradient "
     "max_gradient_norm grad_max_norm clip_max_norm grad_clipping clipping_norm gradient_clip_threshold "
-    "grad_clip_thresh clip_gradient_norm max_norm_grad max_clip_norm grad_norm clip_grad_max_norm clip_grad_norm_value",
-    "accumulation": "gradient_accumulation_steps accumulation_steps accumulate_grad_batches grad_accum_steps grad_accum "
+    "grad_clip_thresh clip_gradient_norm max_norm_grad max_clip_norm grad_norm clip_grad_max_norm clip_norm_value",
+    "accumulation": "gradient_accumulation_steps accumulation_steps accumulate_grad_batches "
+    "grad_accum_steps grad_accum "
     "accum_iter accum_steps gradient_accumulate_every grad_accumulation_steps accum_freq update_freq "
     "gradient_accumulation iter_size grad_acc_steps accumulate_steps accumulation num_accumulation_steps "
     "grad_accumulation gradient_accumulation_step accum_grad acc_steps accumulate_grad_steps",
@@ -78,39 +79,99 @@ _TABLE: Final[dict[str, str]] = {
     "resume": "resume resume_from resume_from_checkpoint resume_path resume_ckpt resume_checkpoint resume_milestone "
     "ckpt_path restore_path resume_from_path resume_training resume_file resume_dir",
     "temperature": "temperature temp student_temp teacher_temp student_temperature teacher_temperature "
-    "softmax_temp softmax_temperature contrastive_temperature loss_temperature nce_temperature nce_t infonce_temperature "
-    "warmup_teacher_temp distillation_temperature kd_temperature temperature_student temperature_teacher temp_student "
+    "softmax_temp softmax_temperature contrastive_temperature loss_temperature nce_temperature infonce_temperature "
+    "nce_t warmup_teacher_temp distillation_temperature kd_temperature temperature_student "
+    "temperature_teacher temp_student "
     "temp_teacher clip_temperature contrast_temperature info_nce_temperature logit_temperature simclr_temperature "
     "moco_t temperature_loss contrastive_temp nce_temp moco_temperature",
     "deepspeed": "deepspeed deepspeed_config deepspeed_config_file ds_config deepspeed_path",
     "anomaly": "detect_anomaly",
     "epochs": "epochs num_epochs num_train_epochs max_epochs n_epochs total_epochs train_epochs nepochs",
     "streams": "mhc_n num_streams n_streams",
-    "sharpness": "beta",
-}  # fmt: skip
+}
 
 _MEANING: Final = {name: key for key, names in _TABLE.items() for name in names.split()}
 MEANINGS: Final = frozenset(_TABLE)
 
 _OPTIMIZER_SECTIONS: Final = frozenset(
-    "optimizer optim opt optimizer_cfg optimizer_config optimizer_params optimizers optimiser optim_wrapper "
-    "optimizer_args optim_args optimizer_kwargs adam adamw".split()
+    [
+        "optimizer",
+        "optim",
+        "opt",
+        "optimizer_cfg",
+        "optimizer_config",
+        "optimizer_params",
+        "optimizers",
+        "optimiser",
+        "optim_wrapper",
+        "optimizer_args",
+        "optim_args",
+        "optimizer_kwargs",
+        "adam",
+        "adamw",
+    ]
 )
 _CLIP_SECTIONS: Final = frozenset(
-    "clip_grad grad_clip clip_gradients gradient_clipping gradient_clip grad_norm_clip clipping".split()
+    ["clip_grad", "grad_clip", "clip_gradients", "gradient_clipping", "gradient_clip", "grad_norm_clip", "clipping"]
 )
-_KIND_LEAVES: Final = frozenset("type name _target_ class_path class cls _component_ target kind class_name".split())
-_INNER_SECTIONS: Final = frozenset("params args init_args kwargs options arguments parameters hparams".split())
+_KIND_LEAVES: Final = frozenset(
+    ["type", "name", "_target_", "class_path", "class", "cls", "_component_", "target", "kind", "class_name"]
+)
+_INNER_SECTIONS: Final = frozenset(
+    ["params", "args", "init_args", "kwargs", "options", "arguments", "parameters", "hparams"]
+)
 # What a file says about evaluation, sampling or export says nothing about training.
 _ELSEWHERE: Final = frozenset(
-    "eval evaluation inference infer test val valid validation generation generate sampling sampler rollout export "
-    "predict prediction serving vllm decode decoding generation_config gen_config quantization bnb tokenizer "
-    "model_validation valid_dataloader val_dataloader test_dataloader eval_dataloader".split()
+    [
+        "eval",
+        "evaluation",
+        "inference",
+        "infer",
+        "test",
+        "val",
+        "valid",
+        "validation",
+        "generation",
+        "generate",
+        "sampling",
+        "sampler",
+        "rollout",
+        "export",
+        "predict",
+        "prediction",
+        "serving",
+        "vllm",
+        "decode",
+        "decoding",
+        "generation_config",
+        "gen_config",
+        "quantization",
+        "bnb",
+        "tokenizer",
+        "model_validation",
+        "valid_dataloader",
+        "val_dataloader",
+        "test_dataloader",
+        "eval_dataloader",
+    ]
 )
 _PREFIXES: Final = (
-    "train_", "training_", "trainer_", "optimizer_", "optim_", "opt_", "adam_", "adamw_", "hp_", "default_", "cfg_", "ds_",
-)  # fmt: skip
-_MODEL_SECTIONS: Final = frozenset("model network net architecture arch unet vae encoder decoder diffusion".split())
+    "train_",
+    "training_",
+    "trainer_",
+    "optimizer_",
+    "optim_",
+    "opt_",
+    "adam_",
+    "adamw_",
+    "hp_",
+    "default_",
+    "cfg_",
+    "ds_",
+)
+_MODEL_SECTIONS: Final = frozenset(
+    ["model", "network", "net", "architecture", "arch", "unet", "vae", "encoder", "decoder", "diffusion"]
+)
 
 _CAMEL: Final = re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _NOT_WORD: Final = re.compile(r"[^a-z0-9_]+")
@@ -186,7 +247,11 @@ def _misleading(key: str, leaf: str, section: str, parents: tuple[str, ...]) -> 
         return False
     if key == "clip" and leaf == "grad_norm":
         return "clip" not in section
-    if key in ("beta2",) and leaf in ("b2", "beta2") and section in _MODEL_SECTIONS | {"loss", "diffusion", "scheduler"}:
+    if (
+        key in ("beta2",)
+        and leaf in ("b2", "beta2")
+        and section in _MODEL_SECTIONS | {"loss", "diffusion", "scheduler"}
+    ):
         return True
     return key == "temperature" and any("gumbel" in parent for parent in parents)
 

@@ -9,7 +9,7 @@ from nantrap.doctor.configuration.values import Precision, precision, says_no, s
 
 
 class Asked(NamedTuple):
-    """What is asked for and where. `dtype` is float16, bfloat16, float32, `no`, or `amp` for a switch without a dtype."""
+    """What is asked for and where. `dtype` is float16, bfloat16, float32, `no`, or `amp` (a switch without a dtype)."""
 
     dtype: str
     setting: Setting
@@ -92,10 +92,14 @@ def keeps_float32(source: Source) -> bool:
     """Whether something keeps an exact copy or rounds at random, so that small updates are not lost."""
     for each in source.settings:
         text = "_".join(each.names)
-        if any(word in text for word in ("stochastic_round", "kahan", "master_weight", "fp32_master", "master_param")):
-            if switch(each.value) is not False:
-                return True
-        if isinstance(each.value, str) and any(word in each.value.lower() for word in ("stochastic", "kahan", "anyprecision")):
+        named = any(
+            word in text for word in ("stochastic_round", "kahan", "master_weight", "fp32_master", "master_param")
+        )
+        if named and switch(each.value) is not False:
+            return True
+        if isinstance(each.value, str) and any(
+            word in each.value.lower() for word in ("stochastic", "kahan", "anyprecision")
+        ):
             return True
     return False
 

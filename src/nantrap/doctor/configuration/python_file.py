@@ -8,38 +8,122 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Final, NamedTuple, Protocol
 
 from nantrap.doctor.configuration.constants import dotted, evaluate
 from nantrap.doctor.configuration.names import meaning, plain
 from nantrap.doctor.configuration.setting import UNKNOWN, Kind, Role, Setting, Source, Span
 from nantrap.doctor.configuration.values import scalar
 
+_HOLDERS: Final = (
+    "args",
+    "opt",
+    "opts",
+    "options",
+    "flags",
+    "FLAGS",
+    "hparams",
+    "cfg",
+    "config",
+    "self.args",
+    "parsed",
+    "hps",
+)
 _CLASSES: Final = re.compile(r"config|args|arguments|hparams|params|settings|cfg|options|hyper", re.IGNORECASE)
-_CALLS: Final = re.compile(r"(TrainingArguments|Trainer|Accelerator|Fabric|Config|Arguments|TrainArgs|ModelCheckpoint)$")
+_CALLS: Final = re.compile(
+    r"(TrainingArguments|Trainer|Accelerator|Fabric|Config|Arguments|TrainArgs|ModelCheckpoint)$"
+)
 _OTHER_CALLS: Final = re.compile(
-    r"Generation|Sampl|Inference|Infer|Eval|Quant|BitsAndBytes|VLLM|Lora|Peft|Tokeniz|Processor|Vision|Text", re.IGNORECASE
+    r"Generation|Sampl|Inference|Infer|Eval|Quant|BitsAndBytes|VLLM|Lora|Peft|Tokeniz|Processor|Vision|Text",
+    re.IGNORECASE,
 )
 _HF_CALLS: Final = re.compile(
     r"TrainingArguments$|^(SFT|DPO|GRPO|ORPO|KTO|CPO|Reward|PPO|RLOO|GKD|BCO|XPO|NashMD|OnlineDPO|PRM|IterativeSFT)Config$"
 )
 OPTIMIZERS: Final = frozenset(
-    "Adam AdamW NAdam RAdam Adamax SGD RMSprop Adagrad Adadelta Adafactor LBFGS LAMB Lamb LARS Lion Muon Prodigy AdamP "
-    "FusedAdam FusedLAMB Adam8bit AdamW8bit PagedAdamW PagedAdamW8bit PagedAdamW32bit DeepSpeedCPUAdam CPUAdam Adan "
-    "DAdaptAdam SparseAdam Sophia AdaBelief AdamWScheduleFree Shampoo SOAP ASGD Rprop".split()
+    [
+        "Adam",
+        "AdamW",
+        "NAdam",
+        "RAdam",
+        "Adamax",
+        "SGD",
+        "RMSprop",
+        "Adagrad",
+        "Adadelta",
+        "Adafactor",
+        "LBFGS",
+        "LAMB",
+        "Lamb",
+        "LARS",
+        "Lion",
+        "Muon",
+        "Prodigy",
+        "AdamP",
+        "FusedAdam",
+        "FusedLAMB",
+        "Adam8bit",
+        "AdamW8bit",
+        "PagedAdamW",
+        "PagedAdamW8bit",
+        "PagedAdamW32bit",
+        "DeepSpeedCPUAdam",
+        "CPUAdam",
+        "Adan",
+        "DAdaptAdam",
+        "SparseAdam",
+        "Sophia",
+        "AdaBelief",
+        "AdamWScheduleFree",
+        "Shampoo",
+        "SOAP",
+        "ASGD",
+        "Rprop",
+    ]
 )
 _SCHEDULES: Final = re.compile(r"(LR|Scheduler|LRSchedule)$|_schedule(_with_\w+)?$|^get_scheduler$|Warmup\w*$")
-_SCHEDULE_WORDS: Final = {"eta_min", "min_lr", "max_lr", "pct_start", "num_warmup_steps", "num_training_steps", "total_steps",
-                          "warmup_steps", "lr_min", "warmup_iters", "max_steps", "warmup_t"}  # fmt: skip
+_SCHEDULE_WORDS: Final = {
+    "eta_min",
+    "min_lr",
+    "max_lr",
+    "pct_start",
+    "num_warmup_steps",
+    "num_training_steps",
+    "total_steps",
+    "warmup_steps",
+    "lr_min",
+    "warmup_iters",
+    "max_steps",
+    "warmup_t",
+}
+
+
+class Scope(Protocol):
+    """A function as far as settings need it."""
+
+    @property
+    def node(self) -> ast.AST:
+        """The function's syntax tree."""
+
+    @property
+    def assigned(self) -> Mapping[str, Sequence[tuple[int, ast.expr]]]:
+        """The values given to each name."""
+
+
+class Parts(NamedTuple):
+    """The parts of a syntax tree that may hold settings: calls with their function and statement, dicts, classes."""
+
+    tree: ast.Module
+    calls: Sequence[tuple[ast.Call, Scope, ast.stmt]]
+    dicts: Sequence[tuple[ast.Dict, Scope]]
+    classes: Sequence[ast.ClassDef]
 
 
 class PythonSettings:
-    """The settings of one Python file. `defaults` are the argparse defaults by name, `constants` the names at the top."""
+    """The settings of one Python file. `defaults` are argparse's by name, `constants` the names at the top."""
 
-    def __init__(
-        self, tree: ast.Module, text: str, *, file: str, extra: Mapping[str, str] | None = None
-    ) -> None:
+    def __init__(self, parts: Parts, text: str, *, file: str, extra: Mapping[str, str] | None = None) -> None:
         self.file = file
         self.extra = extra
         self._text = text
@@ -48,17 +132,24 @@ class PythonSettings:
         self.defaults: dict[str, Any] = {}
         self.sources: list[Source] = []
         self._inner_dicts: set[int] = set()
-        self._constants(tree)
-        self._walk(tree)
+        self._constants(parts.tree)
+        self._collect(parts)
 
-    def known(self, scope: ast.AST | None = None) -> dict[str, Any]:
-        """Values of names as they are inside a function: constants, argparse defaults, its own defaults and assignments."""
+    @classmethod
+    def empty(cls) -> PythonSettings:
+        """Of a file without any."""
+        return cls(Parts(ast.Module([], []), (), (), ()), "", file="")
+
+    def known(
+        self, scope: ast.AST | None = None, assigned: Mapping[str, Sequence[tuple[int, ast.expr]]] | None = None
+    ) -> dict[str, Any]:
+        """Values of names inside a function: constants, argparse defaults, its own defaults and assignments."""
         values = dict(self.constants)
         for name, value in self.defaults.items():
-            for holder in ("args", "opt", "opts", "options", "flags", "FLAGS", "hparams", "cfg", "config", "self.args", "parsed"):
+            for holder in _HOLDERS:
                 values.setdefault(f"{holder}.{name}", value)
         if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            values.update(_own_values(scope, values))
+            values.update(_own_values(scope, assigned or {}, values))
         return values
 
     def _constants(self, tree: ast.Module) -> None:
@@ -79,21 +170,21 @@ class PythonSettings:
         else:
             values[name] = found
 
-    def _walk(self, tree: ast.Module) -> None:
+    def _collect(self, parts: Parts) -> None:
         """Argparse first, because calls refer to it."""
-        calls: list[tuple[ast.Call, ast.AST | None, str]] = []
+        calls: list[tuple[ast.Call, Scope, str]] = []
         arguments: list[Setting] = []
-        for node, scope, target in _nodes(tree):
-            if isinstance(node, ast.ClassDef):
-                self._class(node)
-            elif isinstance(node, ast.Dict) and id(node) not in self._inner_dicts:
-                self._dict(node, scope, target)
-            elif isinstance(node, ast.Call):
-                leaf = _leaf(node.func)
-                if leaf in ("add_argument", "option") or leaf.startswith("DEFINE_"):
-                    arguments += self._argument(node, leaf)
-                elif leaf in OPTIMIZERS or _CALLS.search(leaf) or _SCHEDULES.search(leaf):
-                    calls.append((node, scope, target))
+        for node in parts.classes:
+            self._class(node)
+        for mapping, scope in parts.dicts:
+            if id(mapping) not in self._inner_dicts:
+                self._dict(mapping, scope)
+        for call, scope, statement in parts.calls:
+            leaf = _leaf(call.func)
+            if leaf in ("add_argument", "option") or leaf.startswith("DEFINE_"):
+                arguments += self._argument(call, leaf)
+            elif leaf in OPTIMIZERS or _CALLS.search(leaf) or _SCHEDULES.search(leaf):
+                calls.append((call, scope, _target(statement)))
         if any(setting.key for setting in arguments):
             self._add("argparse", arguments, line=arguments[0].line)
         self._calls(calls)
@@ -136,17 +227,22 @@ class PythonSettings:
         if any(setting.key for setting in settings):
             self._add("constants", settings, line=node.lineno)
 
-    def _dict(self, node: ast.Dict, scope: ast.AST | None, target: str) -> None:
-        settings = self._settings((), node, self.known(scope))
+    def _dict(self, node: ast.Dict, scope: Scope) -> None:
+        named = [key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
+        if not named:
+            return
+        settings = self._settings((), node, self.constants)
         if len({setting.key for setting in settings if setting.key}) >= 2:
             self._add("constants", settings, line=node.lineno)
 
-    def _calls(self, calls: list[tuple[ast.Call, ast.AST | None, str]]) -> None:
+    def _calls(self, calls: list[tuple[ast.Call, Scope, str]]) -> None:
         by_scope: dict[int, list[Setting]] = {}
         known: dict[int, dict[str, Any]] = {}
         for call, scope, target in calls:
             leaf = _leaf(call.func)
-            values = known.setdefault(id(scope), self.known(scope))
+            if id(scope) not in known:
+                known[id(scope)] = self.known(scope.node, scope.assigned)
+            values = known[id(scope)]
             if leaf in OPTIMIZERS:
                 by_scope.setdefault(id(scope), []).extend(self._optimizer(call, leaf, target, values))
             elif _SCHEDULES.search(leaf):
@@ -154,7 +250,8 @@ class PythonSettings:
             elif not _OTHER_CALLS.search(leaf.removesuffix("Trainer").removesuffix("TrainingArguments")):
                 self._framework_call(call, leaf, values)
         for settings in by_scope.values():
-            self._add("optimizer", settings, line=settings[0].line if settings else 1)
+            if settings:
+                self._add("optimizer", settings, line=settings[0].line)
 
     def _optimizer(self, call: ast.Call, leaf: str, target: str, values: Mapping[str, Any]) -> list[Setting]:
         section = target or "optimizer"
@@ -206,7 +303,14 @@ class PythonSettings:
                 for key, value in zip(node.keys, node.values, strict=True)
                 if isinstance(key, ast.Constant) and isinstance(key.value, str)
             ]
-        elif isinstance(node, ast.Call) and dotted(node.func) in ("dict", "ConfigDict", "EasyDict", "edict", "Namespace", "SimpleNamespace"):
+        elif isinstance(node, ast.Call) and dotted(node.func) in (
+            "dict",
+            "ConfigDict",
+            "EasyDict",
+            "edict",
+            "Namespace",
+            "SimpleNamespace",
+        ):
             pairs = [(keyword.arg, keyword.value) for keyword in node.keywords if keyword.arg is not None]
             if not pairs and node.args and isinstance(node.args[0], ast.Dict):
                 return self._settings(path, node.args[0], values)
@@ -217,16 +321,22 @@ class PythonSettings:
             for name, value in pairs:
                 found += self._settings((*path, name), value, values)
             # mmcv writes `fp16 = dict(loss_scale=512.)`: the section itself is the switch
-            if path and plain(path[-1]) == "fp16" and pairs and not any(name in ("enabled", "enable") for name, _ in pairs):
+            if (
+                path
+                and plain(path[-1]) == "fp16"
+                and pairs
+                and not any(name in ("enabled", "enable") for name, _ in pairs)
+            ):
                 found.append(self._setting(path, True, node, literal=False))
             return found
         if not path:
             return []
-        value = evaluate(node, values)
-        if isinstance(value, str):
-            meant = scalar(value) if value else ""
-            value = meant if meant is UNKNOWN or isinstance(meant, (int, float)) and not isinstance(meant, bool) else value
-        return [self._setting(path, value, node)]
+        found_value = evaluate(node, values)
+        if isinstance(found_value, str):
+            meant = scalar(found_value) if found_value else ""
+            if meant is UNKNOWN or (isinstance(meant, (int, float)) and not isinstance(meant, bool)):
+                found_value = meant
+        return [self._setting(path, found_value, node)]
 
     def _setting(
         self, path: tuple[str, ...], value: Any, node: ast.expr, *, key: str | None = None, literal: bool = True
@@ -241,7 +351,9 @@ class PythonSettings:
             self._starts = [0]
             for line in self._text.splitlines(keepends=True):
                 self._starts.append(self._starts[-1] + len(line))
-        return Span(self._offset(node.lineno, node.col_offset), self._offset(node.end_lineno or 1, node.end_col_offset or 0))
+        return Span(
+            self._offset(node.lineno, node.col_offset), self._offset(node.end_lineno or 1, node.end_col_offset or 0)
+        )
 
     def _offset(self, line: int, column: int) -> int:
         """Columns of `ast` count bytes, offsets count characters."""
@@ -256,20 +368,11 @@ class PythonSettings:
         self.sources.append(Source(self.file, kind, tuple(settings), line=line))
 
 
-def _nodes(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST | None, str]]:
-    """Every node that may hold settings, with the function it is in and the name it is assigned to."""
-    stack: list[tuple[ast.AST, ast.AST | None, str]] = [(tree, None, "")]
-    while stack:
-        node, scope, target = stack.pop()
-        yield node, scope, target
-        inner = node if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else scope
-        name = target
-        if isinstance(node, ast.Assign) and len(node.targets) == 1:
-            name = dotted(node.targets[0]).rsplit(".", 1)[-1]
-        elif isinstance(node, ast.stmt):
-            name = ""
-        children = list(ast.iter_child_nodes(node))
-        stack.extend((child, inner, name) for child in reversed(children))
+def _target(statement: ast.stmt) -> str:
+    """The name that a statement assigns to."""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
+        return dotted(statement.targets[0]).rsplit(".", 1)[-1]
+    return ""
 
 
 def _top_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
@@ -294,8 +397,12 @@ def _assignment(statement: ast.stmt) -> tuple[str | None, ast.expr | None]:
     return None, None
 
 
-def _own_values(function: ast.FunctionDef | ast.AsyncFunctionDef, known: Mapping[str, Any]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _own_values(
+    function: ast.FunctionDef | ast.AsyncFunctionDef,
+    assigned: Mapping[str, Sequence[tuple[int, ast.expr]]],
+    known: Mapping[str, Any],
+) -> dict[str, Any]:
+    values: dict[str, Any] = dict(known)
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]
     for name in [*positional, *arguments.kwonlyargs]:
@@ -304,13 +411,10 @@ def _own_values(function: ast.FunctionDef | ast.AsyncFunctionDef, known: Mapping
         values[name.arg] = evaluate(default, known)
     for name, given in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
         values[name.arg] = evaluate(given, known)
-    seen: set[str] = set()
-    for node in ast.walk(function):
-        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
-            name_ = node.targets[0].id
-            value = evaluate(node.value, {**known, **values})
-            values[name_] = value if name_ not in seen or values.get(name_) == value else UNKNOWN
-            seen.add(name_)
+    for local, steps in assigned.items():
+        if "." not in local:
+            found = [evaluate(value, values) for _, value in steps]
+            values[local] = found[0] if all(each == found[0] for each in found) else UNKNOWN
     return values
 
 

@@ -11,7 +11,16 @@ from nantrap.doctor.configuration.setting import Kind, Setting, Source
 _DEEPSPEED: Final = ("zero_optimization", "train_micro_batch_size_per_gpu")
 _HF: Final = frozenset({"per_device_train_batch_size", "logging_nan_inf_filter"})
 _LIGHTNING: Final = frozenset(
-    "accelerator devices precision gradient_clip_val accumulate_grad_batches strategy num_nodes enable_checkpointing".split()
+    [
+        "accelerator",
+        "devices",
+        "precision",
+        "gradient_clip_val",
+        "accumulate_grad_batches",
+        "strategy",
+        "num_nodes",
+        "enable_checkpointing",
+    ]
 )
 
 
@@ -42,7 +51,10 @@ def framework_of(settings: Sequence[Setting]) -> str:
     leaves = {each.names[-1] for each in settings}
     if leaves & _HF:
         return "hf"
-    if any(len(each.names) == 2 and each.names[0] in ("trainer", "fit") and each.names[1] in _LIGHTNING for each in settings):
+    if any(
+        len(each.names) == 2 and each.names[0] in ("trainer", "fit") and each.names[1] in _LIGHTNING
+        for each in settings
+    ):
         return "lightning"
     return ""
 

@@ -11,12 +11,30 @@ from nantrap.doctor.configuration.names import meaning, plain
 from nantrap.doctor.configuration.setting import UNKNOWN, Setting, Source, Span
 from nantrap.doctor.configuration.values import scalar
 
-_ASSIGNMENT: Final = re.compile(r"(?:export\s+|declare\s+(?:-\w+\s+)?|local\s+|readonly\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL)
+_ASSIGNMENT: Final = re.compile(
+    r"(?:export\s+|declare\s+(?:-\w+\s+)?|local\s+|readonly\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL
+)
 _VARIABLE: Final = re.compile(r"\$(?:\{([A-Za-z_]\w*)(?::?[-=]([^}]*))?\}|([A-Za-z_]\w*))")
-_TOKEN: Final = re.compile(r"""(?:[^\s"'#;|&<>\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*'|(?<=\S)#)+|[;|&<>]+|#[^\n]*|\\\n""", re.DOTALL)
-_LAUNCHERS: Final = frozenset("accelerate torchrun deepspeed python python3 python3.10 python3.11 python3.12 horovodrun".split())
+_TOKEN: Final = re.compile(
+    r"""(?:[^\s"'#;|&<>\\]|\\.|"(?:[^"\\]|\\.)*"|'[^']*'|(?<=\S)#)+|[;|&<>]+|#[^\n]*|\\\n""", re.DOTALL
+)
+_LAUNCHERS: Final = frozenset(
+    ["accelerate", "torchrun", "deepspeed", "python", "python3", "python3.10", "python3.11", "python3.12", "horovodrun"]
+)
 _FLAGS_WITHOUT_VALUE: Final = frozenset(
-    "multi_gpu use_deepspeed use_fsdp no_python standalone tpu main_training_function module m u cpu".split()
+    [
+        "multi_gpu",
+        "use_deepspeed",
+        "use_fsdp",
+        "no_python",
+        "standalone",
+        "tpu",
+        "main_training_function",
+        "module",
+        "m",
+        "u",
+        "cpu",
+    ]
 )
 
 
@@ -134,7 +152,7 @@ def _launch(
     line = words[first].line
     if before or launcher in ("accelerate", "torchrun", "deepspeed"):
         framework = "accelerate" if launcher == "accelerate" else launcher
-        named = _references(before)
+        named = _references([*before, *after])
         found.append(Source(file, "shell", tuple(before), "launcher", framework, line, name, named))
     if after:
         found.append(Source(file, "shell", tuple(after), "trainer", "", line, name, _references([*before, *after])))
@@ -152,7 +170,9 @@ def _flags(words: list[_Word], *, file: str, extra: Mapping[str, str] | None) ->
             if equals:
                 at = word.raw.index("=") + 1 if "=" in word.raw else 0
                 settings.append(
-                    _setting((name,), _Word(value, word.raw[at:], word.start + at, word.line, None), file=file, extra=extra)
+                    _setting(
+                        (name,), _Word(value, word.raw[at:], word.start + at, word.line, None), file=file, extra=extra
+                    )
                 )
             elif index < len(words) and not _is_flag(words[index].text) and plain(name) not in _FLAGS_WITHOUT_VALUE:
                 settings.append(_setting((name,), words[index], file=file, extra=extra))

@@ -41,7 +41,9 @@ def read_toml(text: str) -> Branch:
             target.children[names[-1]] = _node(text, start, end, number + 1)
             consumed += text.count("\n", start, end)
         else:
-            raise UnreadableError(f"not TOML: expected NAME = value or [section], found {stripped[:40]!r}", line=number + 1)
+            raise UnreadableError(
+                f"not TOML: expected NAME = value or [section], found {stripped[:40]!r}", line=number + 1
+            )
         for _ in range(consumed):
             if number < len(lines):
                 position += len(lines[number])
@@ -118,7 +120,7 @@ def _value(raw: str) -> Any:
     if raw[:1] in "\"'" and raw:
         inner = raw.strip("\"'")
         found = scalar(inner) if inner else ""
-        return found if found is UNKNOWN or isinstance(found, (int, float)) and not isinstance(found, bool) else inner
+        return found if found is UNKNOWN or (isinstance(found, (int, float)) and not isinstance(found, bool)) else inner
     if raw.startswith("["):
         return [_value(part.strip()) for part in _split(raw[1:-1]) if part.strip()]
     return scalar(raw)

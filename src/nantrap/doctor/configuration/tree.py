@@ -69,9 +69,7 @@ def settings_of(
         if not whole:
             continue
         names = tuple(plain(name) for name in whole)
-        found.append(
-            Setting(whole, names, meaning(names, extra), leaf.value, leaf.file or file, leaf.line, leaf.span)
-        )
+        found.append(Setting(whole, names, meaning(names, extra), leaf.value, leaf.file or file, leaf.line, leaf.span))
     return tuple(found)
 
 

@@ -14,9 +14,25 @@ from typing import Final, Literal
 from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.source.module import Function, Module
 
-Kind = Literal["backward", "step", "zero_grad", "clip", "unscale", "test", "zeroed", "scaler", "optimizer", "autocast", "load", "set_lr"]
+Kind = Literal[
+    "backward",
+    "step",
+    "zero_grad",
+    "clip",
+    "unscale",
+    "test",
+    "zeroed",
+    "scaler",
+    "optimizer",
+    "autocast",
+    "load",
+    "set_lr",
+]
 
-_OPTIMIZER: Final = re.compile(r"(^|_|\.)(opt|optim|optimizer|optimiser|optims|optimizers|opts)(_|\d|\[|$)|optim|^opt|opt$|sgd$|adam", re.IGNORECASE)
+_OPTIMIZER: Final = re.compile(
+    r"(^|_|\.)(opt|optim|optimizer|optimiser|optims|optimizers|opts)(_|\d|\[|$)|optim|^opt|opt$|sgd$|adam",
+    re.IGNORECASE,
+)
 _NOT_OPTIMIZER: Final = re.compile(r"sched|lr_|option|prof|env|ema", re.IGNORECASE)
 _MANAGED: Final = re.compile(r"accelerator|fabric|engine|strategy|booster", re.IGNORECASE)
 _NON_FINITE: Final = frozenset({"isnan", "isinf", "isfinite", "isneginf", "isposinf", "is_nan", "check_nan"})
@@ -82,7 +98,9 @@ def training_flows(module: Module) -> list[Flow]:
     """The flows of every training function of a file that is not silent."""
     if module.is_test or not ({"backward", "manual_backward"} & module.calls.keys()) or "step" not in module.calls:
         return []
-    flows = [flow_of(module, each) for each in module.functions if not each.silent and not isinstance(each.node, ast.Lambda)]
+    flows = [
+        flow_of(module, each) for each in module.functions if not each.silent and not isinstance(each.node, ast.Lambda)
+    ]
     return [flow for flow in flows if flow.trains]
 
 
@@ -108,10 +126,7 @@ def written(node: ast.AST) -> str:
 
 def tests_finite(node: ast.AST) -> bool:
     """Whether an expression asks if something is NaN or Inf."""
-    for each in ast.walk(node):
-        if isinstance(each, ast.Call) and _leaf(each.func) in _NON_FINITE:
-            return True
-    return False
+    return any(isinstance(each, ast.Call) and _leaf(each.func) in _NON_FINITE for each in ast.walk(node))
 
 
 def leaves_block(body: list[ast.stmt]) -> bool:
@@ -119,10 +134,17 @@ def leaves_block(body: list[ast.stmt]) -> bool:
     for statement in body:
         if isinstance(statement, (ast.Continue, ast.Break, ast.Return, ast.Raise)):
             return True
-        if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call):
-            if dotted(statement.value.func) in ("sys.exit", "exit", "quit", "os._exit", "os.abort"):
-                return True
-        if isinstance(statement, ast.If) and statement.orelse and leaves_block(statement.body) and leaves_block(statement.orelse):
+        called = (
+            statement.value.func if isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Call) else None
+        )
+        if called is not None and dotted(called) in ("sys.exit", "exit", "quit", "os._exit", "os.abort"):
+            return True
+        if (
+            isinstance(statement, ast.If)
+            and statement.orelse
+            and leaves_block(statement.body)
+            and leaves_block(statement.orelse)
+        ):
             return True
         if isinstance(statement, (ast.With, ast.AsyncWith)) and leaves_block(statement.body):
             return True
@@ -140,7 +162,9 @@ class _Tracer:
         self.enter(self.flow.function, (), (), False)
         return self.flow
 
-    def enter(self, function: Function, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool) -> None:
+    def enter(
+        self, function: Function, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool
+    ) -> None:
         if function in self.active or len(self.active) > _DEEPEST or isinstance(function.node, ast.Lambda):
             return
         self.active.append(function)
@@ -171,7 +195,10 @@ class _Tracer:
             quiet = silent
             for item in node.items:
                 self.expression(item.context_expr, arms, loops, silent)
-                if isinstance(item.context_expr, ast.Call) and _leaf(item.context_expr.func) in ("no_grad", "inference_mode"):
+                if isinstance(item.context_expr, ast.Call) and _leaf(item.context_expr.func) in (
+                    "no_grad",
+                    "inference_mode",
+                ):
                     quiet = True
             self.block(node.body, arms, loops, quiet)
         elif isinstance(node, ast.Try):
@@ -207,7 +234,9 @@ class _Tracer:
             return (*arms, (key, not arm))
         return arms
 
-    def expression(self, top: ast.AST, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool) -> None:
+    def expression(
+        self, top: ast.AST, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool
+    ) -> None:
         """The calls of an expression, inner ones first."""
         for node in _calls_inside_out(top):
             self.call(node, arms, loops, silent)
@@ -290,9 +319,16 @@ class _Tracer:
                     self.add("set_lr", node, arms, loops, silent)
                 elif _is_grad(target):
                     self.add("zeroed", node, arms, loops, silent, receiver=written(target))
-        elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call) and isinstance(node.value.func, ast.Attribute):
-            if node.value.func.attr in ("zero_", "fill_", "mul_", "masked_fill_", "copy_") and _is_grad(node.value.func.value):
-                self.add("zeroed", node, arms, loops, silent, receiver=written(node.value.func.value))
+        elif (
+            (
+                isinstance(node, ast.Expr)
+                and isinstance(node.value, ast.Call)
+                and isinstance(node.value.func, ast.Attribute)
+            )
+            and node.value.func.attr in ("zero_", "fill_", "mul_", "masked_fill_", "copy_")
+            and _is_grad(node.value.func.value)
+        ):
+            self.add("zeroed", node, arms, loops, silent, receiver=written(node.value.func.value))
 
     def add(
         self,
@@ -315,7 +351,22 @@ class _Tracer:
         )
 
 
-_OPTIMIZER_CLASSES: Final = frozenset("Adam AdamW SGD RMSprop NAdam RAdam Adagrad Adafactor Adamax LBFGS create_optimizer build_optimizer".split())
+_OPTIMIZER_CLASSES: Final = frozenset(
+    [
+        "Adam",
+        "AdamW",
+        "SGD",
+        "RMSprop",
+        "NAdam",
+        "RAdam",
+        "Adagrad",
+        "Adafactor",
+        "Adamax",
+        "LBFGS",
+        "create_optimizer",
+        "build_optimizer",
+    ]
+)
 
 
 def _calls_inside_out(top: ast.AST) -> list[ast.Call]:

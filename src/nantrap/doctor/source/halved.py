@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -12,9 +13,29 @@ from nantrap.doctor.configuration.values import precision
 from nantrap.doctor.source.module import Function, Module
 from nantrap.doctor.source.wording import name_of
 
-_EXACT: Final = ("FP16_Optimizer", "master_params", "prep_param_lists", "deepspeed", "BF16_Optimizer", "AnyPrecision", "kahan",
-                 "stochastic_round", "MixedPrecisionPlugin", "fp32_master", "master_weights")  # fmt: skip
-_ADAPTERS: Final = ("get_peft_model", "LoraConfig", "peft_config", "PeftModel", "load_in_4bit", "load_in_8bit", "BitsAndBytesConfig")
+_ANY: Final = re.compile(r"half\(|float16|fp16|bf16")
+_EXACT: Final = (
+    "FP16_Optimizer",
+    "master_params",
+    "prep_param_lists",
+    "deepspeed",
+    "BF16_Optimizer",
+    "AnyPrecision",
+    "kahan",
+    "stochastic_round",
+    "MixedPrecisionPlugin",
+    "fp32_master",
+    "master_weights",
+)
+_ADAPTERS: Final = (
+    "get_peft_model",
+    "LoraConfig",
+    "peft_config",
+    "PeftModel",
+    "load_in_4bit",
+    "load_in_8bit",
+    "BitsAndBytesConfig",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +52,14 @@ class Halved:
 
 def halved_models(module: Module) -> list[Halved]:
     """Models of a file that are put into float16 or bfloat16 and handed to an optimizer or a Trainer."""
-    if module.is_test or any(word in module.text for word in (*_EXACT, *_ADAPTERS)):
+    if "halved" not in module.kept:
+        module.kept["halved"] = _find(module)
+    found: list[Halved] = module.kept["halved"]
+    return found
+
+
+def _find(module: Module) -> list[Halved]:
+    if module.is_test or not _ANY.search(module.text) or any(word in module.text for word in (*_EXACT, *_ADAPTERS)):
         return []
     trained = _trained(module)
     found = []
@@ -50,7 +78,7 @@ def _trained(module: Module) -> dict[str, tuple[ast.Call, Function]]:
     for leaf, sites in module.calls.items():
         if leaf in OPTIMIZERS:
             for call, place in sites:
-                if place.silent or not call.args and not call.keywords:
+                if place.silent or (not call.args and not call.keywords):
                     continue
                 first = call.args[0] if call.args else call.keywords[0].value
                 given = first
@@ -58,7 +86,11 @@ def _trained(module: Module) -> dict[str, tuple[ast.Call, Function]]:
                 if name:
                     given = place.function.latest(name, call.lineno) or first
                 for each in ast.walk(given):
-                    if isinstance(each, ast.Attribute) and each.attr in ("parameters", "named_parameters") and dotted(each.value):
+                    if (
+                        isinstance(each, ast.Attribute)
+                        and each.attr in ("parameters", "named_parameters")
+                        and dotted(each.value)
+                    ):
                         found.setdefault(dotted(each.value), (call, place.function))
         elif leaf.endswith("Trainer") and leaf[:1].isupper():
             for call, place in sites:
@@ -77,9 +109,9 @@ def _conversions(module: Module, name: str) -> list[tuple[ast.expr, int]]:
                 found.append((value, line))
     for leaf in ("half", "to", "bfloat16", "float"):
         for call, place in module.calls.get(leaf, ()):
-            if isinstance(call.func, ast.Attribute) and dotted(call.func.value) == name and not place.silent:
-                if isinstance(place.statement, ast.Expr) and not place.conditional:
-                    found.append((call, call.lineno))
+            always = isinstance(place.statement, ast.Expr) and not place.conditional and not place.silent
+            if always and isinstance(call.func, ast.Attribute) and dotted(call.func.value) == name:
+                found.append((call, call.lineno))
     return sorted(found, key=lambda each: each[1], reverse=True)
 
 

@@ -1,4 +1,4 @@
-"""Recognising tensor operations however they are written: `torch.log(x)`, `x.log()`, `F.softmax(x)`, `self.softmax(x)`."""
+"""Recognising tensor operations however they are written: `torch.log(x)`, `x.log()`, `self.softmax(x)`."""
 
 from __future__ import annotations
 
@@ -11,12 +11,47 @@ from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.source.module import Function, Module
 
 _OTHER_LIBRARIES: Final = frozenset(
-    {"numpy", "np", "math", "jax", "jnp", "tensorflow", "tf", "scipy", "cupy", "paddle", "mindspore", "keras", "sympy", "pd", "pandas"}
+    {
+        "numpy",
+        "np",
+        "math",
+        "jax",
+        "jnp",
+        "tensorflow",
+        "tf",
+        "scipy",
+        "cupy",
+        "paddle",
+        "mindspore",
+        "keras",
+        "sympy",
+        "pd",
+        "pandas",
+    }
 )
 _TORCH: Final = ("torch", "th", "F", "functional")
 _GUARDS: Final = frozenset(
-    "clamp clamp_ clamp_min clip clip_ maximum where softplus exp relu elu masked_fill nan_to_num max abs_ threshold "
-    "clamp_min_ sigmoid softmax".split()
+    [
+        "clamp",
+        "clamp_",
+        "clamp_min",
+        "clip",
+        "clip_",
+        "maximum",
+        "where",
+        "softplus",
+        "exp",
+        "relu",
+        "elu",
+        "masked_fill",
+        "nan_to_num",
+        "max",
+        "abs_",
+        "threshold",
+        "clamp_min_",
+        "sigmoid",
+        "softmax",
+    ]
 )
 TINY: Final = 1e-2
 """A constant up to this size that is added to something is meant as an epsilon."""
@@ -71,9 +106,29 @@ def peeled(module: Module, node: ast.expr) -> ast.expr:
             node = node.value
             continue
         found = is_operation(
-            module, node, "view", "reshape", "squeeze", "unsqueeze", "gather", "float", "double", "transpose", "permute",
-            "contiguous", "flatten", "expand", "t", "index_select", "to", "clone", "type_as", "unbind", "select", "item",
-        )  # fmt: skip
+            module,
+            node,
+            "view",
+            "reshape",
+            "squeeze",
+            "unsqueeze",
+            "gather",
+            "float",
+            "double",
+            "transpose",
+            "permute",
+            "contiguous",
+            "flatten",
+            "expand",
+            "t",
+            "index_select",
+            "to",
+            "clone",
+            "type_as",
+            "unbind",
+            "select",
+            "item",
+        )
         if found is None or found.operand is None:
             return node
         node = found.operand
@@ -106,9 +161,12 @@ def names_in(node: ast.AST) -> set[str]:
             found.add(each.id.lower())
         elif isinstance(each, ast.Attribute):
             found.add(each.attr.lower())
-        elif isinstance(each, ast.Constant) and isinstance(each.value, str) and isinstance(getattr(each, "ctx", None), type(None)):
-            if each.value.isidentifier():
-                found.add(each.value.lower())
+        elif (
+            isinstance(each, ast.Constant)
+            and isinstance(each.value, str)
+            and isinstance(getattr(each, "ctx", None), type(None))
+        ) and each.value.isidentifier():
+            found.add(each.value.lower())
     return found
 
 
@@ -116,17 +174,22 @@ def has_epsilon(module: Module, node: ast.AST, function: Function) -> bool:
     """Whether something keeps an expression away from zero: a clamp, a where, or an epsilon that is added."""
     for each in ast.walk(node):
         if isinstance(each, ast.Call):
-            leaf = dotted(each.func).rsplit(".", 1)[-1] or (each.func.attr if isinstance(each.func, ast.Attribute) else "")
+            leaf = dotted(each.func).rsplit(".", 1)[-1] or (
+                each.func.attr if isinstance(each.func, ast.Attribute) else ""
+            )
             if leaf in _GUARDS - {"sigmoid", "softmax", "exp", "relu", "elu", "max", "masked_fill"}:
                 return True
-        elif isinstance(each, ast.BinOp) and isinstance(each.op, (ast.Add, ast.Sub)):
-            if isinstance(each.op, ast.Add) and any(is_epsilon(module, side, function) for side in (each.left, each.right)):
-                return True
+        elif (
+            isinstance(each, ast.BinOp)
+            and isinstance(each.op, ast.Add)
+            and any(is_epsilon(module, side, function) for side in (each.left, each.right))
+        ):
+            return True
     return False
 
 
 def is_epsilon(module: Module, node: ast.AST, function: Function) -> bool:
-    """Whether a summand is a positive constant, or is called one: `1e-8`, `self.eps`, `EPSILON`, `torch.finfo(...).eps`."""
+    """Whether a summand is a positive constant, or is called one: `1e-8`, `self.eps`, `torch.finfo(...).eps`."""
     value = module.value(node, function)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return value > 0

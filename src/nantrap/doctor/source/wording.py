@@ -32,9 +32,28 @@ def name_of(node: ast.AST | None) -> str:
 def core(node: ast.AST | None) -> ast.AST | None:
     """The tensor of `loss.item()`, `loss.detach().cpu()`, `loss.data`, `float(loss)`, `loss.mean()`."""
     while True:
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in (
-            "item", "detach", "cpu", "float", "mean", "sum", "any", "all", "data", "double", "numpy", "abs", "cuda", "norm", "max",
-        ):  # fmt: skip
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr
+            in (
+                "item",
+                "detach",
+                "cpu",
+                "float",
+                "mean",
+                "sum",
+                "any",
+                "all",
+                "data",
+                "double",
+                "numpy",
+                "abs",
+                "cuda",
+                "norm",
+                "max",
+            )
+        ):
             node = node.func.value
         elif isinstance(node, ast.Attribute) and node.attr == "data":
             node = node.value
@@ -54,7 +73,9 @@ def is_norm(module: Module, node: ast.AST | None, function: Function) -> bool:
     """Whether an expression is called a gradient norm, or is what clipping returned."""
     inner = core(node)
     name = name_of(inner).lower()
-    if name in ("norm", "gnorm") or ("norm" in name and any(word in name for word in ("grad", "total", "clip", "gnorm"))):
+    if name in ("norm", "gnorm") or (
+        "norm" in name and any(word in name for word in ("grad", "total", "clip", "gnorm"))
+    ):
         return True
     value = function.latest(dotted(inner), getattr(inner, "lineno", 0)) if inner is not None and dotted(inner) else None
     return isinstance(value, ast.Call) and "clip_grad" in (dotted(value.func) or name_of(value.func))

@@ -1,0 +1,177 @@
+"""`nantrap doctor`: settings and source code, checked before a run. Nothing of the user's is executed."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from nantrap.errors import UsageError
+
+if TYPE_CHECKING:
+    from nantrap.doctor.findings import Report
+    from nantrap.doctor.repository import Repository
+
+LEVELS = ("conservative", "very-conservative", "scale-up")
+
+
+class Doctor:
+    """Check training settings and training code for what ends in NaN. Nothing in a file is executed.
+
+    PATH is a file or a folder (default: this one). Read are YAML, JSON, TOML, Hydra folders, DeepSpeed and Accelerate
+    files, Python (constants, dicts, argparse defaults, calls that take settings, training loops) and launch lines in
+    shell scripts. First the settings in force are shown, then what is wrong with them, with risk and fix. A comment
+    `# nantrap: ignore[NT851]` silences a line. Exit code 0: nothing of high risk; 1: something; 2: wrong use.
+    """
+
+    name = "doctor"
+
+    def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        add = parser.add_argument
+        add("paths", nargs="*", metavar="PATH", default=["."], help="files and folders (default: the current folder)")
+        add("--format", choices=("text", "json", "sarif", "github"), default="text", help="how to print the report")
+        add("--json", action="store_true", help="the same as --format json")
+        add("--names", metavar="FILE", help="YAML or JSON with more names of settings, e.g. step_size: lr")
+        add("--suggest", choices=LEVELS, help="print safer (or, after a stable run, bolder) settings as a patch")
+        add("--fix", action="store_true", help="apply the patch after showing it; the old file is kept as FILE.bak")
+        add("--checkpoint", metavar="FILE", help="count the weights that a pure bf16 update cannot move")
+        add("--install", action="store_true", help="check this installation instead: versions, devices, extras")
+
+    def run(self, arguments: argparse.Namespace) -> int:
+        if arguments.install:
+            return _install(as_json=arguments.json or arguments.format == "json")
+        from nantrap.doctor.examine import examine_repository
+        from nantrap.doctor.output import as_github, as_json, as_sarif
+
+        kind = "json" if arguments.json else arguments.format
+        names = _mapping(arguments.names) if arguments.names else None
+        report, repository = examine_repository(arguments.paths, names=names)
+        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        if kind == "text":
+            _show(Console(highlight=False, soft_wrap=True), report)
+        else:
+            if kind == "json":
+                document = report.to_dict()
+                if arguments.checkpoint:
+                    document["frozen"] = [vars_of(each) for each in _frozen(arguments.checkpoint, repository)]
+                print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
+            else:
+                text = (
+                    as_sarif(report) if kind == "sarif" else as_github(report) if kind == "github" else as_json(report)
+                )
+                if text:
+                    print(text)
+            for note in report.notes:
+                console.print(Text(f"note: {note.file}: {note.message}"))
+        if arguments.checkpoint and kind == "text":
+            _show_frozen(arguments.checkpoint, repository)
+        if arguments.suggest or arguments.fix:
+            _suggest(arguments, report, repository, quiet=kind != "text")
+        return report.exit_code
+
+
+def vars_of(share: object) -> dict[str, object]:
+    """A share of frozen weights for JSON."""
+    from nantrap.doctor.frozen import FrozenShare
+
+    assert isinstance(share, FrozenShare)
+    return {
+        "file": share.file,
+        "rate": share.rate,
+        "weights": share.weights,
+        "frozen": share.frozen,
+        "share": share.share,
+    }
+
+
+def _show(console: Console, report: Report) -> None:
+    from nantrap.doctor.output import as_text
+    from nantrap.doctor.output.terminal import reader
+
+    for line in as_text(report, line_of=reader({})):
+        console.print(line)
+
+
+def _suggest(arguments: argparse.Namespace, report: Report, repository: Repository, *, quiet: bool) -> None:
+    from nantrap.doctor.suggest import apply_edits, edits_for, patch_of
+
+    edits = edits_for(report, repository, level=arguments.suggest)
+    out = sys.stderr if quiet else sys.stdout
+    if not edits:
+        print("no setting to change was found", file=out)
+        return
+    for note in dict.fromkeys(each.why for each in edits):
+        print(f"# {note}", file=out)
+    print(patch_of(edits), end="", file=out)
+    if arguments.fix:
+        for file, backup in apply_edits(edits):
+            print(f"{file} changed; the old one is {backup}", file=out)
+
+
+def _frozen(path: str, repository: Repository) -> list[object]:
+    from nantrap.doctor.configuration.values import number
+    from nantrap.doctor.frozen import frozen_share
+
+    found = {number(setting.value) for source in repository.sources for setting in source.all("lr")}
+    rates = sorted(rate for rate in found if rate is not None and 0 < rate < 1) or [1e-5, 5e-5, 1e-4]
+    return list(frozen_share(path, rates[:8]))
+
+
+def _show_frozen(path: str, repository: Repository) -> None:
+    for each in _frozen(path, repository):
+        data = vars_of(each)
+        print(
+            f"{path}: at a learning rate of {data['rate']:g}, {data['share']:.1%} of {data['weights']:,} weights "
+            "cannot move in pure bfloat16"
+        )
+
+
+def _mapping(path: str) -> dict[str, str]:
+    """The user's names of settings."""
+    from nantrap.doctor.configuration.names import MEANINGS, plain
+    from nantrap.doctor.configuration.tree import UnreadableError, leaves
+    from nantrap.doctor.configuration.yaml_file import read_yaml
+
+    try:
+        with open(path, encoding="utf-8") as stream:
+            tree = read_yaml(stream.read())
+    except OSError as error:
+        raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
+    except (UnreadableError, UnicodeDecodeError) as error:
+        raise UsageError(f"{path}: {error}") from error
+    found = {}
+    for names, leaf in leaves(tree):
+        if leaf.value not in MEANINGS:
+            raise UsageError(f"{path}:{leaf.line}: {leaf.value} is no meaning; known are {', '.join(sorted(MEANINGS))}")
+        found[".".join(plain(part) for name in names for part in name.split("."))] = str(leaf.value)
+    return found
+
+
+def _install(*, as_json: bool) -> int:
+    from nantrap.doctor.install import as_dict, examine_installation
+
+    rows = examine_installation()
+    if as_json:
+        print(json.dumps(as_dict(rows), indent=2))
+    else:
+        console = Console(highlight=False, soft_wrap=True)
+        group = ""
+        for row in rows:
+            if row.group != group:
+                group = row.group
+                console.print(Text(group, style="bold"))
+            mark = ("missing" if row.found == "missing" else "problem", "bold red") if row.problem else ("ok", "green")
+            console.print(
+                Text.assemble(
+                    f"  {row.name:<14} ", mark, f"  {row.found}" + (f": {row.problem}" if row.problem else "")
+                )
+            )
+            if row.fix:
+                console.print(Text.assemble(("    fix", "cyan"), f": {row.fix}"))
+        wrong = sum(bool(row.problem) for row in rows)
+        console.print(f"{wrong} problem{'' if wrong == 1 else 's'}" if wrong else "nothing is missing")
+    return 1 if any(row.problem for row in rows) else 0

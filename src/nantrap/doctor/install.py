@@ -1,0 +1,166 @@
+"""`nantrap doctor --install`: versions, devices, memory, extras, and what is missing."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import platform
+import shutil
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any, Final
+
+from nantrap._version import __version__
+
+_NEEDED: Final = (
+    ("torch", "2.4"),
+    ("numpy", "1.26"),
+    ("safetensors", "0.4.3"),
+    ("rich", "13.7"),
+    ("jinja2", "3.1"),
+    ("PyYAML", "6.0"),
+)
+_BASE: Final = frozenset({"dev", "all"})
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line: a name, what was found, and what is wrong with it."""
+
+    group: str
+    name: str
+    found: str
+    problem: str = ""
+    fix: str = ""
+
+
+def examine_installation() -> list[Row]:
+    """Everything there is to say about this machine and this environment."""
+    rows = [
+        Row("nantrap", "nantrap", __version__),
+        Row("nantrap", "python", platform.python_version(), *_python_problem()),
+        Row("nantrap", "platform", f"{platform.system()} {platform.release()} {platform.machine()}"),
+    ]
+    rows += [_package(name, least) for name, least in _NEEDED]
+    rows += _devices()
+    rows += _memory()
+    rows += _extras()
+    return rows
+
+
+def as_dict(rows: list[Row]) -> dict[str, Any]:
+    """The rows for `--json`."""
+    return {
+        "schema": "nantrap.doctor.install/1",
+        "rows": [
+            {"group": row.group, "name": row.name, "found": row.found, "problem": row.problem, "fix": row.fix}
+            for row in rows
+        ],
+        "missing": [row.name for row in rows if row.problem],
+    }
+
+
+def _python_problem() -> tuple[str, str]:
+    return "", ""
+
+
+def _package(name: str, least: str) -> Row:
+    try:
+        version = metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return Row("packages", name, "missing", "not installed", f"pip install '{name}>={least}'")
+    if _parts(version) < _parts(least):
+        return Row("packages", name, version, f"older than {least}", f"pip install '{name}>={least}'")
+    return Row("packages", name, version)
+
+
+def _parts(version: str) -> tuple[int, ...]:
+    numbers = []
+    for part in version.split("+")[0].split(".")[:3]:
+        digits = "".join(char for char in part if char.isdigit())
+        numbers.append(int(digits) if digits else 0)
+    return tuple(numbers)
+
+
+def _devices() -> list[Row]:
+    if importlib.util.find_spec("torch") is None:
+        return []
+    try:
+        import torch
+    except Exception as error:  # a broken installation must not stop the report about it
+        return [Row("devices", "torch", "does not import", f"{type(error).__name__}: {error}", "reinstall torch")]
+    rows = [Row("devices", "cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads")]
+    if torch.cuda.is_available():
+        for index in range(torch.cuda.device_count()):
+            about = torch.cuda.get_device_properties(index)
+            bf16 = "bf16" if about.major >= 8 else "no bf16: use fp16 with a GradScaler"
+            rows.append(Row("devices", f"cuda:{index}", f"{about.name}, {about.total_memory / 1e9:.0f} GB, {bf16}"))
+    elif torch.version.cuda is not None:
+        rows.append(
+            Row(
+                "devices",
+                "cuda",
+                "not available",
+                f"torch is built for CUDA {torch.version.cuda} and sees no GPU",
+                "check the driver with nvidia-smi, and CUDA_VISIBLE_DEVICES",
+            )
+        )
+    else:
+        rows.append(Row("devices", "cuda", "none: torch is a CPU build"))
+    if torch.backends.mps.is_available():
+        rows.append(Row("devices", "mps", "available"))
+    return rows
+
+
+def _memory() -> list[Row]:
+    rows = []
+    try:
+        pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
+        rows.append(Row("memory", "memory", f"{pages * size / 1e9:.1f} GB"))
+    except (AttributeError, OSError, ValueError):
+        pass  # Windows
+    usage = shutil.disk_usage(".")
+    low = usage.free < 5e9
+    rows.append(
+        Row(
+            "memory",
+            "disk",
+            f"{usage.free / 1e9:.1f} GB free here",
+            "less than 5 GB for checkpoints" if low else "",
+            "free some space, or set run_dir to another disk" if low else "",
+        )
+    )
+    return rows
+
+
+def _extras() -> list[Row]:
+    """The optional parts and the packages they need."""
+    try:
+        needs = metadata.requires("nantrap") or []
+    except metadata.PackageNotFoundError:
+        return [Row("extras", "nantrap", "not installed as a package", "extras are not known", "pip install nantrap")]
+    by_extra: dict[str, list[str]] = {}
+    for need in needs:
+        text, _, condition = need.partition(";")
+        if "extra ==" not in condition:
+            continue
+        extra = condition.split("extra ==")[1].strip().strip("\"'() ")
+        package = text.strip()
+        for char in "<>=!~[ ":
+            package = package.split(char)[0]
+        if extra not in _BASE and package and package.lower() != "nantrap":
+            by_extra.setdefault(extra, []).append(package)
+    rows = []
+    for extra, packages in sorted(by_extra.items()):
+        missing = [package for package in packages if not _installed(package)]
+        found = "installed" if not missing else f"not installed: {', '.join(missing)} (pip install 'nantrap[{extra}]')"
+        rows.append(Row("extras", extra, found))
+    return rows
+
+
+def _installed(package: str) -> bool:
+    try:
+        metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return False
+    return True

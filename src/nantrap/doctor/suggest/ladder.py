@@ -1,0 +1,153 @@
+"""Which values to change: the ladder down after a NaN, the way up after a stable run, and the fixes of findings."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any, Final
+
+from nantrap.doctor.checks.weights import SMALL_RATE
+from nantrap.doctor.configuration.precision import weights
+from nantrap.doctor.configuration.setting import Setting, Source
+from nantrap.doctor.configuration.values import number, whole
+from nantrap.doctor.findings import Report
+from nantrap.doctor.repository import Repository
+from nantrap.doctor.suggest.edits import Edit
+
+_RATE: Final = {"conservative": 0.5, "very-conservative": 0.1, "scale-up": 1.5}
+_CLIP: Final = {"conservative": 1.0, "very-conservative": 0.5}
+_BATCH: Final = {"very-conservative": 0.5, "scale-up": 1.5}
+_WARMUP: Final = {"conservative": 2.0, "very-conservative": 4.0}
+_STREAMS: Final = {"very-conservative": 0.5, "scale-up": 2.0}
+_LEAST_TEMPERATURE: Final = {"conservative": 0.04, "very-conservative": 0.05}
+
+
+def edits_for(report: Report, repository: Repository, *, level: str | None) -> list[Edit]:
+    """The edits of a level; without a level, only those that mend findings."""
+    at = {(finding.file, finding.line, finding.code) for finding in report.findings}
+    codes: dict[tuple[str, int], set[str]] = {}
+    for file, line, code in at:
+        codes.setdefault((file, line), set()).add(code)
+    edits: dict[tuple[str, int], Edit] = {}
+    for source in repository.sources:
+        for setting in source.settings:
+            if setting.span is None or setting.key is None:
+                continue
+            change = (
+                _mended(source, setting, codes.get((setting.file, setting.line), set()))
+                if level != "scale-up"
+                else None
+            )
+            if change is None and level is not None and source.role in ("trainer", "deepspeed"):
+                change = _step(source, setting, level)
+            if change is None:
+                continue
+            new, why = change
+            old = number(setting.value)
+            if isinstance(new, float) and old is not None and abs(new - old) <= 1e-12 * abs(old):
+                continue
+            text = _written(new, setting, source)
+            edits.setdefault((setting.file, setting.span.start), Edit(setting.file, setting.span, text, why))
+    return sorted(edits.values(), key=lambda each: (each.file, each.span.start))
+
+
+def _step(source: Source, setting: Setting, level: str) -> tuple[Any, str] | None:
+    """One rung of the ladder for one setting."""
+    value = number(setting.value)
+    if setting.key in ("lr", "min_lr") and value is not None and 0 < value < 1:
+        heavy = weights(source)
+        if heavy is not None and heavy.dtype == "bfloat16" and level != "scale-up":
+            new = max(value * _RATE[level], min(value, SMALL_RATE))
+            return (
+                new,
+                "the weights are bfloat16: a lower learning rate would freeze them, so it stays at 1e-4 or above",
+            )
+        return value * _RATE[level], f"learning rate × {_RATE[level]:g}"
+    if setting.key == "clip" and level in _CLIP and setting.known:
+        if value is None and setting.value is not None and setting.value is not False:
+            return None
+        if value is None or value <= 0 or value > _CLIP[level]:
+            return _CLIP[level], f"clip gradients at {_CLIP[level]:g}"
+    if setting.key in ("batch_size", "micro_batch", "global_batch") and level in _BATCH:
+        size = whole(setting.value)
+        if size is not None and size > 1:
+            return max(1, int(size * _BATCH[level])), f"batch size × {_BATCH[level]:g}"
+    if setting.key == "warmup_steps" and level in _WARMUP and value is not None and value >= 1:
+        total = number(source.value("total_steps"))
+        new = value * _WARMUP[level]
+        if total is None or total < 1 or new <= 0.1 * total:
+            return int(new), f"warm-up × {_WARMUP[level]:g}"
+    if setting.key == "streams" and level in _STREAMS:
+        streams = whole(setting.value)
+        if streams is not None and streams >= 1:
+            return max(1, int(streams * _STREAMS[level])), f"streams × {_STREAMS[level]:g}"
+    least = _LEAST_TEMPERATURE.get(level)
+    if setting.key == "temperature" and least is not None and value is not None and 0 < value < least:
+        return least, f"temperature at least {least:g}"
+    return None
+
+
+def _mended(source: Source, setting: Setting, codes: set[str]) -> tuple[Any, str] | None:
+    """The value that mends a finding at this setting."""
+    for code, new, why in _mends(source, setting):
+        if code in codes:
+            return new, f"{code}: {why}"
+    return None
+
+
+def _mends(source: Source, setting: Setting) -> Iterator[tuple[str, Any, str]]:
+    key = setting.key
+    if key == "lr":
+        yield "NT810", 1e-4, "1e-4 is a usual rate for Adam"
+    elif key == "min_lr":
+        rate = source.near(setting, "lr")
+        peak = number(rate.value) if rate is not None else None
+        if peak is not None:
+            yield "NT809", peak / 10, "a tenth of the learning rate"
+    elif key == "clip":
+        yield "NT811", 1.0, "clip at 1.0"
+        yield "NT812", 1.0, "clip at 1.0"
+    elif key == "loss_scale":
+        yield "NT807", 0, "0 means dynamic"
+    elif key in ("warmup_steps", "total_steps"):
+        total = number(source.value("total_steps"))
+        if total is not None and key == "warmup_steps":
+            yield "NT814", max(1, int(total * 0.03)), "3 % of the steps"
+            yield "NT813", max(1, int(total * 0.01)), "1 % of the steps"
+    elif key == "temperature":
+        yield "NT818", 0.04, "at least 0.04"
+    elif key == "nan_filter":
+        yield "NT821", False, "show NaN in the log"
+    elif key == "save_steps":
+        yield "NT822", 1000, "save every 1,000 steps"
+    elif key == "keep":
+        yield "NT823", 3, "keep 3 checkpoints"
+    elif key == "precision":
+        yield "NT803", "bf16-mixed", "mixed precision instead of half-precision weights"
+
+
+def _written(new: Any, setting: Setting, source: Source) -> str:
+    """The new value in the style of the old one."""
+    python = setting.file.endswith(".py")
+    if isinstance(new, bool):
+        return str(new) if python else str(new).lower()
+    if isinstance(new, str):
+        return f'"{new}"'
+    if isinstance(new, int):
+        return str(new)
+    return written_number(float(new), str(setting.value), exponent=_in_exponent(setting))
+
+
+def _in_exponent(setting: Setting) -> bool:
+    value = number(setting.value)
+    return value is not None and 0 < abs(value) < 1e-3
+
+
+def written_number(value: float, like: str, *, exponent: bool) -> str:
+    """`5e-5` where people write so, `0.5` and `1.0` elsewhere."""
+    if exponent or 0 < abs(value) < 1e-3:
+        mantissa, _, power = f"{value:.4e}".partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
+    text = f"{value:.6f}".rstrip("0")
+    text = text + "0" if text.endswith(".") else text
+    return text if "." in text or not re.fullmatch(r"-?\d+", like) else text.removesuffix(".0")
