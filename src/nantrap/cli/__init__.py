@@ -21,7 +21,8 @@ from nantrap.incident.wording import escaped
 __all__ = ["COMMANDS", "main"]
 
 COMMANDS: Final = (
-    "run", "demo", "preflight", "doctor", "data", "audit", "check", "report", "plot", "watch", "serve", "replay", "explain",
+    "run", "demo", "preflight", "doctor", "data", "audit", "check", "report", "plot", "watch", "serve", "replay",
+    "explain",
 )  # fmt: skip
 """The commands in the order of the help. Each is a module of this package with a class of its name, capitalised."""
 

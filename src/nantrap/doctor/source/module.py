@@ -36,7 +36,8 @@ class Function:
     parent: Function | None = None
     silent: bool = False
     assigned: dict[str, list[tuple[int, ast.expr]]] = field(default_factory=dict)
-    _known: dict[str, Any] | None = None
+    known: dict[str, Any] | None = None
+    """Values of names inside it, once somebody asked."""
 
     def latest(self, name: str, line: int) -> ast.expr | None:
         """What was last assigned to a name above a line, or None."""
@@ -123,14 +124,14 @@ class Module:
         if function is None or isinstance(function.node, (ast.Module, ast.Lambda)):
             function = next((each for each in self.functions if isinstance(each.node, ast.Module)), None)
             assert function is not None
-            if function._known is None:
-                function._known = self.settings.known()
-            return function._known
-        if function._known is None:
-            function._known = self.settings.known(function.node, function.assigned)
+            if function.known is None:
+                function.known = self.settings.known()
+            return function.known
+        if function.known is None:
+            function.known = self.settings.known(function.node, function.assigned)
             if function.parent is not None and not isinstance(function.parent.node, ast.Module):
-                function._known = {**self._known(function.parent), **function._known}
-        return function._known
+                function.known = {**self._known(function.parent), **function.known}
+        return function.known
 
     def _constructor(self, line: int) -> Function | None:
         around = [
