@@ -7,15 +7,23 @@ Pickled code is never run: the checkpoint is opened by nantrap's own readers.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
+
+import numpy as np
 
 from nantrap.errors import UsageError
 
-if TYPE_CHECKING:
-    import torch
-
 _STATE = ("optimizer", "exp_avg", "momentum_buffer", "scaler", "scheduler", "rng")
+_TYPES = {
+    "float32": np.dtype("<f4"),
+    "float16": np.dtype("<f2"),
+    "float64": np.dtype("<f8"),
+    "bfloat16": np.dtype("<u2"),
+}
+_CHUNK = 1 << 22
+"""Values at once, so that a checkpoint larger than the memory can be read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,15 +58,12 @@ def frozen_share(path: str, rates: list[float]) -> list[FrozenShare]:
             for extent in read_contents(source).extents:
                 for stored in extent.tensors:
                     name = stored.name.lower()
-                    if not stored.dtype.is_floating_point or stored.numel < 2 or any(word in name for word in _STATE):
+                    if stored.dtype.name not in _TYPES or stored.numel < 2 or any(word in name for word in _STATE):
                         continue
-                    values = _values(
-                        extent.source.read(extent.offset + stored.offset, stored.span * stored.dtype.itemsize),
-                        stored.dtype,
-                    )
                     total += stored.numel
-                    for rate in rates:
-                        counts[rate] += _unmoved(values, rate)
+                    for values in _chunks(extent.source, extent.offset + stored.offset, stored.span, stored.dtype.name):
+                        for rate in rates:
+                            counts[rate] += _unmoved(values, rate)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnreadableError as error:
@@ -68,19 +73,29 @@ def frozen_share(path: str, rates: list[float]) -> list[FrozenShare]:
     return [FrozenShare(path, rate, total, counts[rate]) for rate in rates]
 
 
-def _values(data: bytes, dtype: torch.dtype) -> torch.Tensor:
-    import torch
+def _chunks(source: Any, offset: int, count: int, dtype: str) -> Iterator[np.ndarray[Any, np.dtype[np.float32]]]:
+    kind = _TYPES[dtype]
+    for start in range(0, count, _CHUNK):
+        size = min(_CHUNK, count - start)
+        data = source.read(offset + start * kind.itemsize, size * kind.itemsize)
+        values = np.frombuffer(data, dtype=kind, count=len(data) // kind.itemsize)
+        if dtype == "bfloat16":
+            yield (values.astype(np.uint32) << 16).view(np.float32)
+        else:
+            with np.errstate(over="ignore", invalid="ignore"):
+                yield values.astype(np.float32)
 
-    if not data:
-        return torch.empty(0)
-    return torch.frombuffer(bytearray(data), dtype=dtype).to(torch.float32)
+
+def _rounded(values: np.ndarray[Any, np.dtype[np.float32]]) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """To the nearest bfloat16, ties to even: the upper 16 bits of a float32."""
+    bits = values.view(np.uint32)
+    return ((bits + np.uint32(0x7FFF) + ((bits >> 16) & 1)) & np.uint32(0xFFFF0000)).view(np.float32)
 
 
-def _unmoved(values: torch.Tensor, rate: float) -> int:
+def _unmoved(values: np.ndarray[Any, np.dtype[np.float32]], rate: float) -> int:
     """How many values stay the same when a step of this size is taken either way, counted by doing it."""
-    import torch
-
-    before = values.to(torch.bfloat16)
-    finite = torch.isfinite(before)
-    up, down = before + torch.tensor(rate, dtype=torch.bfloat16), before - torch.tensor(rate, dtype=torch.bfloat16)
-    return int(((up == before) & (down == before) & finite).sum())
+    with np.errstate(over="ignore", invalid="ignore"):
+        before = _rounded(np.ascontiguousarray(values))
+        step = _rounded(np.array([rate], dtype=np.float32))
+        same = (_rounded(before + step) == before) & (_rounded(before - step) == before)
+        return int((same & np.isfinite(before)).sum())
