@@ -16,7 +16,7 @@ import numpy as np
 from nantrap.errors import UsageError
 
 _STATE = ("optimizer", "exp_avg", "momentum_buffer", "scaler", "scheduler", "rng")
-_TYPES = {
+_TYPES: dict[str, np.dtype[Any]] = {
     "float32": np.dtype("<f4"),
     "float16": np.dtype("<f2"),
     "float64": np.dtype("<f8"),
