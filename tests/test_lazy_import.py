@@ -31,3 +31,10 @@ def test_no_torch(code: str) -> None:
 
 def test_this_test_can_fail() -> None:
     assert loads_torch("import nantrap; nantrap.Guard")
+
+
+def test_folders_are_reached_through_the_package() -> None:
+    """As the documentation writes it: `nantrap.checkpoints.finite_gate` after `import nantrap` alone."""
+    code = "import nantrap; print(nantrap.checkpoints.finite_gate.__name__, nantrap.record.read_journal.__name__)"
+    ended = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=60)
+    assert ended.stdout.split() == ["finite_gate", "read_journal"]

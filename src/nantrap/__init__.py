@@ -44,7 +44,10 @@ _LAZY = {
     "probe": "nantrap.locate",
     "without_samples": "nantrap.doctor.data",
 }
-_LAZY_MODULES = frozenset({"checkpoints", "ops"})
+_LAZY_MODULES = frozenset(
+    {"causes", "checkpoints", "errors", "finite", "guard", "incident", "locate", "ops", "record", "report"}
+)
+"""The folders that work as `nantrap.checkpoints.finite_gate` does, without an import of their own."""
 
 __all__ = [
     "Action",

@@ -1,7 +1,7 @@
 """Is it finite, how large, how near the dtype's limit: the only place that reads raw values in bulk."""
 
 from nantrap.finite.check import any_nonfinite, nonfinite_flag, read, readable
-from nantrap.finite.norm import clip_with_norm, exact_norm, gradient_norm, whole_norm
+from nantrap.finite.norm import clip_with_norm, exact_norm, gradient_norm, total_norm, whole_norm
 from nantrap.finite.stats import (
     dtype_name,
     first_nonfinite_index,
@@ -23,5 +23,6 @@ __all__ = [
     "read",
     "readable",
     "tensor_stats",
+    "total_norm",
     "whole_norm",
 ]

@@ -38,6 +38,10 @@ except ImportError:  # torch < 2.6 has the two halves only inside clip_grad_norm
                 parameter.grad.mul_(coefficient.to(parameter.grad.device))
 
 
+total_norm = get_total_norm
+"""PyTorch's own norm of a list of dense tensors."""
+
+
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The total 2-norm, bit for bit as `torch.nn.utils.clip_grad_norm_` computes it; stays on the device."""
     with torch.no_grad():

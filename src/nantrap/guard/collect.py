@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
+import math
 import time
 import weakref
 from collections.abc import Callable
@@ -28,7 +29,8 @@ from nantrap.locate.autopsy import examine
 from nantrap.locate.calls import callable_parts
 from nantrap.locate.hooks import Hook
 from nantrap.locate.losspart import note_loss_part
-from nantrap.locate.source import user_place
+from nantrap.locate.probes import pending_probes
+from nantrap.locate.source import Place, is_user_code
 from nantrap.locate.step import is_replaying
 
 
@@ -87,9 +89,11 @@ class Collector:
         if self._apart and self.window is not None:
             self.before_micro()
         autocast = _autocast_state() if is_any_autocast_on() else None
-        call = RootCall(
-            args, kwargs, RngState.capture(), autocast, module=module, place=user_place(inspect.currentframe())
-        )
+        frame = inspect.currentframe()
+        while frame is not None and not is_user_code(frame.f_code):
+            frame = frame.f_back
+        place = None if frame is None else Place(frame.f_code, frame.f_lasti, frame.f_lineno)
+        call = RootCall(args, kwargs, RngState.capture(), autocast, module=module, place=place)
         if earlier is not None:
             call.after(earlier)
         self.root_call = call
@@ -158,13 +162,14 @@ class Collector:
         total = loss.total
         if self._reads_losses and (reads_at_once(total) or (self._drops_terms and loss.terms)):
             micro.values = values = finite.read(loss.scalars()) if loss.terms else [total.item()]
-            if micro.bad:
+            good = math.isfinite(values[0]) if len(values) == 1 else not micro.bad
+            if not good:
                 if self._drops_terms:
                     drop_bad_terms(self._parts, window, micro, given)
                 if micro.bad:
                     micro.evidence = examine(micro.loss.total, micro.root_call)
                 total = micro.loss.total
-            elif micro.forward is None and values:
+            elif micro.forward is None:
                 micro.evidence = note_loss_part(total, micro.root_call)
         if micro.factor != 1.0:
             total = total * micro.factor
@@ -178,7 +183,8 @@ class Collector:
         self.window = None
         self.begun = False
         self._parts.protected.end()
-        clear_probes()
+        if pending_probes:
+            clear_probes()
 
     def _watch(self, module: nn.Module) -> None:
         self._handles.append(module.register_forward_pre_hook(_Before(self), with_kwargs=True))

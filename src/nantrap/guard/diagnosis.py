@@ -333,8 +333,6 @@ class Diagnosis:
         if micro.forward is not None:
             fn = micro.forward
             forward = lambda batch: as_loss(fn(batch)).total  # noqa: E731
-        snapshot = protected.snapshot
-        undone = observation.update and snapshot is not None
         return FailedStep(
             step=self._progress.step,
             root=protected.root,
@@ -348,10 +346,10 @@ class Diagnosis:
             loss_factor=micro.factor * (self._scaling.value() or 1.0),
             forward=forward,
             batch=micro.batch,
-            batch_versions=micro.versions,
+            batch_versions=micro.versions or {},
             rng=micro.rng,
             root_call=micro.root_call,
-            restore_update=snapshot.restore if undone and snapshot is not None else None,
+            restore_update=protected.restore_for_replay(undone=observation.update),
             run_update=protected.optimizer.step if observation.update else None,
             bad_buffers=tuple(f.name for f in observation.findings if f.kind == "buffer"),
             norm_overflowed=any(f.kind == "grad_norm" for f in observation.findings),

@@ -83,7 +83,14 @@ class OwnLoop:
         """The norm of all gradients, which is also the flag of the step."""
         if self.scaling.enabled:
             self.scaling.scaler.unscale_(self._optimizer)
-        self._norm = norm = finite.gradient_norm(self._members.gradients())
+        gradients, plain = [], True
+        for parameter in self._members.parameters:
+            gradient = parameter.grad
+            if gradient is not None:
+                gradients.append(gradient)
+                if gradient.__class__ is not Tensor or gradient.is_sparse:
+                    plain = False
+        self._norm = norm = finite.total_norm(gradients) if plain else finite.gradient_norm(gradients)
         return norm
 
     def norm_is_used(self) -> bool:

@@ -26,30 +26,28 @@ class ForwardWrites:
         self._limit_bytes = limit_bytes
         self._learning = True
         self._copies: list[tuple[int, nn.Parameter, Tensor, int]] = []
-        self._writes_at_begin: int | None = None
-
-    def begin(self) -> None:
-        """Before the first forward pass of a step."""
-        self._writes_at_begin = sum(map(version_of, self._parameters))
-        if self._learning or self._copies:
-            self._copy()
+        self.copies_something = True
+        """Whether `copy` has anything to do at the beginning of a step."""
+        self.writes_at_begin: int | None = None
+        """How often the parameters had been written when the step began; `None` between steps."""
 
     def learn(self) -> None:
         """Before the update of a good step: from the next step on, only what was written is copied."""
-        if self._writes_at_begin is None:
+        if self.writes_at_begin is None:
             return
-        changed = sum(map(version_of, self._parameters)) != self._writes_at_begin
+        changed = sum(map(version_of, self._parameters)) != self.writes_at_begin
         if self._learning:
             self._copies = [entry for entry in self._copies if version(entry[1]) != entry[3]] if changed else []
             self._learning = False
         elif changed and not self._accounted_for():
             self._learning = True
+        self.copies_something = self._learning or bool(self._copies)
 
     def restore(self) -> bool:
-        """Put back what the forward pass wrote. Returns whether every parameter is as it was at `begin`."""
-        if self._writes_at_begin is None:
+        """Put back what the forward pass wrote. Returns whether every parameter is as it was when the step began."""
+        if self.writes_at_begin is None:
             return True
-        if sum(map(version_of, self._parameters)) == self._writes_at_begin:
+        if sum(map(version_of, self._parameters)) == self.writes_at_begin:
             return True
         whole = self._accounted_for()
         with torch.no_grad():
@@ -57,26 +55,23 @@ class ForwardWrites:
                 if version(parameter) != before:
                     parameter.copy_(kept)
         if not whole:
-            self._learning = True
+            self._learning = self.copies_something = True
         return whole
 
-    def end(self) -> None:
-        """The step is over: what is written from here to the next `begin` is the training script's doing."""
-        self._writes_at_begin = None
-
     def _accounted_for(self) -> bool:
-        """Whether the copied parameters explain every write since `begin`."""
+        """Whether the copied parameters explain every write since the step began."""
         now = sum(map(version_of, self._parameters))
         copied = sum(version(parameter) - before for _, parameter, _, before in self._copies)
-        return bool(now - copied == self._writes_at_begin)
+        return bool(now - copied == self.writes_at_begin)
 
-    def _copy(self) -> None:
+    def copy(self) -> None:
+        """Before the first forward pass of a step: copy what it may write."""
         wanted = list(enumerate(self._parameters))
         if not self._learning:
             known = {index for index, *_ in self._copies}
             wanted = [(index, parameter) for index, parameter in wanted if index in known]
         elif sum(parameter.nbytes for parameter in self._parameters) > self._limit_bytes:
-            self._learning = False
+            self._learning = self.copies_something = False
             wanted = []
         kept = {id(parameter): copy for _, parameter, copy, _ in self._copies}
         self._copies = []

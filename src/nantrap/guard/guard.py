@@ -21,7 +21,7 @@ from nantrap.guard.ema import ema_update
 from nantrap.guard.exceptions import contain_exception, explain_exception, no_loss
 from nantrap.guard.judge import Flags
 from nantrap.guard.late import LateSteps
-from nantrap.guard.loss import LossLike, as_loss
+from nantrap.guard.loss import NO_TERMS, Loss, LossLike, as_loss
 from nantrap.guard.micro_batches import drop
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import make_parts
@@ -31,7 +31,7 @@ from nantrap.guard.protected import needs_closure
 from nantrap.guard.recorder import Recorder, as_metrics, summary_text
 from nantrap.guard.recovery import Recovery
 from nantrap.guard.step import refuse_batch, run_step
-from nantrap.guard.torch_private import version
+from nantrap.guard.torch_private import version_of
 from nantrap.guard.watch import WatchSpec
 from nantrap.guard.window import Micro
 from nantrap.incident import Finding, Incident
@@ -183,7 +183,9 @@ class Guard:
                 "two-line form; use guard.attempt(fn, batch)"
             )
         collector = self._collector
-        micro = Micro(as_loss(loss), root_call=collector.take_root_call())
+        plain = isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1
+        given = Loss(loss, NO_TERMS) if plain else as_loss(loss)  # type: ignore[arg-type]
+        micro = Micro(given, root_call=collector.take_root_call())
         collector.add(micro, given=loss, retain_graph=retain_graph)
 
     def step(self) -> Outcome:
@@ -243,7 +245,8 @@ class Guard:
                 before = RngState.capture() if index else rng
                 versions = {}
                 for path, tensor in _tensors(micro_batch):
-                    versions[path] = version(tensor)
+                    if not tensor.is_inference():
+                        versions[path] = version_of(tensor)
                     size += tensor.nbytes
                 try:
                     given = fn(micro_batch)
@@ -253,7 +256,9 @@ class Guard:
                     if contained is None:
                         raise
                     return contained
-                micro = Micro(as_loss(given), factor, micro_batch, fn, before, None, versions)
+                plain = isinstance(given, Tensor) and given.requires_grad and given.numel() == 1
+                loss = Loss(given, NO_TERMS) if plain else as_loss(given)  # type: ignore[arg-type]
+                micro = Micro(loss, factor, micro_batch, fn, before, None, versions)
                 collector.add(micro, given=given)
             outcome = self.step()
             anchors = parts.recovery.anchors

@@ -90,10 +90,10 @@ class Decision:
     spike: bool = False
 
 
-_HEALTHY = Verdict()
-_CAREFUL = Verdict(careful=True)
-_APPLY = Decision(Kind.APPLY, _HEALTHY)
-_APPLY_CAREFULLY = Decision(Kind.APPLY, _CAREFUL)
+APPLY = Decision(Kind.APPLY, Verdict())
+"""A healthy step in one process."""
+APPLY_CAREFULLY = Decision(Kind.APPLY, Verdict(careful=True))
+"""The same where the update cannot be proven finite beforehand."""
 
 
 def combine(flags: dict[int, Flags]) -> Verdict:
@@ -125,8 +125,3 @@ def judge(verdict: Verdict, policy: Policy) -> Decision:
     if verdict.spike:
         return Decision(Kind.REFUSE, verdict, spike=True)
     return Decision(Kind.APPLY, verdict)
-
-
-def apply(*, careful: bool) -> Decision:
-    """The decision of a healthy step in one process, made without a record of its own."""
-    return _APPLY_CAREFULLY if careful else _APPLY

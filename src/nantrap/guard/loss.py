@@ -15,6 +15,9 @@ from nantrap.errors import UsageError
 LossLike = Tensor | Mapping[str, "Tensor | float"]
 
 
+NO_TERMS: dict[str, Tensor] = {}
+
+
 @dataclass(slots=True)
 class Loss:
     """The total with its graph, and each term's values without one."""

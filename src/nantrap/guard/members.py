@@ -49,7 +49,8 @@ class Members:
         self.parameters: list[nn.Parameter] = []
         self._known: list[nn.Parameter] = []
         self._names: dict[int, str] = {}
-        self._sizes: list[int] = []
+        self.sizes: list[int] = []
+        """How many parameters each group of the optimizer had when it was last looked at."""
         self.refresh()
         owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p) in owned for p in self.root.parameters()):
@@ -59,15 +60,9 @@ class Members:
             )
 
     def refresh(self) -> None:
-        """Look again if the optimizer got another parameter group since (layers that are unfrozen later)."""
+        """Look again at what the optimizer owns: it may have got more since (layers that are unfrozen later)."""
         groups = self._optimizer.param_groups
-        if len(groups) == len(self._sizes):
-            for group, size in zip(groups, self._sizes, strict=True):
-                if len(group["params"]) != size:
-                    break
-            else:
-                return
-        self._sizes = [len(group["params"]) for group in groups]
+        self.sizes = [len(group["params"]) for group in groups]
         named = dict(self.root.named_parameters())
         owned = {id(parameter) for group in groups for parameter in group["params"]}
         for prefix, module in self.also:  # what the optimizer does not move cannot be harmed by the step

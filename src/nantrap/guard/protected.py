@@ -82,11 +82,6 @@ class Protected:
         """Every module whose buffers belong to the state: the model, further ones, averages."""
         return [self.root, *(module for _, module in self.members.also), *self.averages]
 
-    @property
-    def snapshot(self) -> UpdateSnapshot | None:
-        """The copy made before the last careful step."""
-        return self._snapshot
-
     def add(self, name: str, module: nn.Module) -> None:
         """One more module takes part in the step: its buffers are put back like the model's."""
         if self.buffers.add(name, module):
@@ -99,16 +94,24 @@ class Protected:
         """Before the first forward pass of a step: what is there now is what a refused step goes back to."""
         if self.has_buffers:
             self.buffers.adopt()  # whatever was written since the last step was written by the training script
-        self.forward_writes.begin()
+        writes = self.forward_writes
+        writes.writes_at_begin = sum(map(version_of, self.members.parameters))
+        if writes.copies_something:
+            writes.copy()
         if self.scheduler is not None:
             self._schedule_at_begin = getattr(self.scheduler, "last_epoch", None)
 
     def refresh(self) -> None:
         """Follow an optimizer that got more parameters since; what is new is not trusted yet."""
-        before = len(self.members.parameters)
+        groups, sizes = self.optimizer.param_groups, self.members.sizes
+        if len(groups) == len(sizes):
+            for group, size in zip(groups, sizes, strict=True):
+                if len(group["params"]) != size:
+                    break
+            else:
+                return
         self.members.refresh()
-        if len(self.members.parameters) != before:
-            self._trusted_writes = -1
+        self._trusted_writes = -1
 
     # ---- the update
 
@@ -185,8 +188,9 @@ class Protected:
     def restore(self) -> None:
         """This step never happened: buffers, and what the forward pass wrote into parameters, as before it."""
         self.buffers.restore(keep_mark=True)
-        if self._sums is None:
-            self._not_restored = [] if self.forward_writes.restore() else ["a parameter that the forward pass writes"]
+        whole = self.forward_writes.restore()
+        if self._sums is None:  # the first time in this step: from here on only a diagnosis may write
+            self._not_restored = [] if whole else ["a parameter that the forward pass writes"]
             self._sums = self._checksums()
 
     def verify(self) -> list[str]:
@@ -205,7 +209,24 @@ class Protected:
         """The step is over, whatever became of it."""
         self._sums = None
         self._not_restored = []
-        self.forward_writes.end()
+        self.forward_writes.writes_at_begin = None  # what is written until the next step is the script's doing
+
+    def restore_for_replay(self, *, undone: bool) -> Callable[[], None] | None:
+        """How a replay gets parameters and optimizer state as before the step; `None` if nothing writes them.
+
+        Args:
+            undone: the update created non-finite values, so the replay makes it again.
+        """
+        snapshot = self._snapshot if undone else None
+        if snapshot is None and not self.forward_writes.copies_something:
+            return None
+
+        def restore() -> None:
+            if snapshot is not None:
+                snapshot.restore()
+            self.forward_writes.restore()
+
+        return restore
 
     # ---- what is bad
 

@@ -24,7 +24,7 @@ from nantrap import finite
 from nantrap.errors import NonFiniteError
 from nantrap.guard.drafts import Draft
 from nantrap.guard.driver import Driver
-from nantrap.guard.judge import Decision, Flags, Kind, Verdict, apply, judge
+from nantrap.guard.judge import APPLY, APPLY_CAREFULLY, Decision, Flags, Kind, Verdict, judge
 from nantrap.guard.micro_batches import merge, settle
 from nantrap.guard.observation import Observation, observe
 from nantrap.guard.outcome import Outcome
@@ -98,8 +98,11 @@ def read(parts: Parts, driver: Driver, window: Window) -> Reading:
         values = micro.values
         if not values:
             return Reading(value, math.nan, NOTHING, rates)
-        terms = window_terms(window) if len(values) > 1 else NOTHING
-        return Reading(value, values[0] * micro.factor, terms, rates, guilty=micro if micro.bad else None)
+        loss = values[0]
+        if len(values) == 1 and math.isfinite(loss):
+            return Reading(value, loss * micro.factor, NOTHING, rates)
+        guilty = micro if micro.bad else None
+        return Reading(value, loss * micro.factor, window_terms(window), rates, guilty=guilty)
     return _read_all(parts, driver, window, norm, rates, suspects)
 
 
@@ -169,7 +172,7 @@ def decide(parts: Parts, driver: Driver, window: Window, reading: Reading) -> De
         and _is_skipped_spike(parts, reading)
     )
     if not (norm_bad or local_bad or spike or parts.ranks.together):
-        return apply(careful=careful)
+        return APPLY_CAREFULLY if careful else APPLY
     probing = norm_bad and not local_bad and driver.scaling.is_probing() and _is_the_scale(parts, window)
     flags = Flags(
         origin=local_bad,

@@ -60,9 +60,8 @@ def add_all(targets: list[Tensor], sources: list[Tensor]) -> None:
     torch._foreach_add_(targets, sources)
 
 
-def is_any_autocast_on() -> bool:
-    """Whether an autocast region is active on any device."""
-    return bool(torch._C._is_any_autocast_enabled())
+is_any_autocast_on = torch._C._is_any_autocast_enabled
+"""Whether an autocast region is active on any device; the public question is asked for one device at a time."""
 
 
 # ---- GradScaler

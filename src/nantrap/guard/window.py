@@ -15,8 +15,6 @@ from nantrap.guard.torch_private import add_all
 from nantrap.incident import Finding
 from nantrap.locate import RngState, RootCall
 
-_NO_VERSIONS: dict[str, int] = {}
-
 
 @dataclass(slots=True)
 class Micro:
@@ -40,7 +38,7 @@ class Micro:
     forward: Any = None
     rng: RngState | None = None
     root_call: RootCall | None = None
-    versions: dict[str, int] = field(default_factory=lambda: _NO_VERSIONS)
+    versions: dict[str, int] | None = None
     values: list[float] | None = None
     evidence: Any = None
 

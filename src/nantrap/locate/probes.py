@@ -19,6 +19,10 @@ _LIMIT = 4096
 _current: list[tuple[str, Tensor, Mapping[str, Tensor | float] | None]] = []
 
 
+pending_probes = _current
+"""The probes of the step that is being made: a guard need not clear an empty list."""
+
+
 def probe(name: str, tensor: Tensor, *, watch: Mapping[str, Tensor | float] | None = None) -> Tensor:
     """Name a value inside a model's forward, so that an incident can show it. Returns the tensor unchanged.
 

@@ -71,7 +71,7 @@ class RootCall:
     def watch_output(self, output: Any) -> None:
         """Remember where the model's part of the graph ends, and the gradient that comes back to it."""
         self.running = False
-        for path, tensor in tensors_of(output):
+        for path, tensor in (("batch", output),) if isinstance(output, Tensor) else tensors_of(output):
             node = tensor.grad_fn
             if node is not None:
                 self.nodes.add(node)
