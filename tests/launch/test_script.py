@@ -25,6 +25,7 @@ import torch
 
 from nantrap.cli import main
 from nantrap.launch.settings import Settings, read_settings
+from nantrap.record import open_run
 
 HERE = Path(__file__).parent / "scripts"
 TRAIN = str(HERE / "train.py")
@@ -287,6 +288,14 @@ def test_an_error_below_a_wrapper_shows_the_script_and_torch_alone(shell: Shell)
         (["-m", "not_there"], "error: -m not_there: No module named not_there"),
         (["-m", "json.not_there"], "error: -m json.not_there: No module named json.not_there"),
         (["--max-skips", "-1", "here.py"], "error: max_skips is -1: 0 or more"),
+        (
+            ["--export", "tensorbord", "here.py"],
+            "error: export='tensorbord': choose from tensorboard, wandb, mlflow, trackio",
+        ),
+        (
+            ["--alert", "slack:NOWHERE", "here.py"],
+            "error: --alert slack:NOWHERE: the environment variable NOWHERE is not set",
+        ),
     ],
 )
 def test_wrong_use_is_said_in_one_line(shell: Shell, arguments: list[str], message: str) -> None:
@@ -294,6 +303,17 @@ def test_wrong_use_is_said_in_one_line(shell: Shell, arguments: list[str], messa
     shell.write("here.py", "print('run')")
     ended = shell.nantrap(*arguments) if {"-m", "empty"} & {*arguments} else shell.here(*arguments)
     assert (ended.code, ended.out, ended.err) == (2, "", message + "\n")
+
+
+def test_values_and_incidents_are_exported_and_an_alert_is_sent(shell: Shell) -> None:
+    shell.write("note.py", "import sys; open('alert.json', 'a').write(sys.stdin.read() + chr(10))")
+    command = f"command:{sys.executable} {shell.folder}/note.py"
+    options = ("--run-dir", "run", "--export", "tensorboard", "--alert", command)
+    assert shell.nantrap(*options, TRAIN, "--out", "out.pt", "--bad", "5").code == 0
+    run = open_run(shell.folder / "run" / "tensorboard")
+    assert run.main["loss"].step.tolist() == open_run(shell.folder / "run").main["loss"].step.tolist()
+    alerts = [json.loads(line) for line in (shell.folder / "alert.json").read_text().splitlines()]
+    assert [alert["event"] for alert in alerts] == ["incident"]
 
 
 def test_ctrl_c_ends_with_130_and_a_summary(shell: Shell) -> None:

@@ -70,7 +70,7 @@ def incident(step: int, action: Action = Action.SKIP) -> Incident:
 def test_a_webhook_and_slack(server: Received) -> None:
     alerts = Alerts(webhook=server.address("hook"), slack=server.address("slack"), stalled_after=0)
     alerter = Alerter(alerts, run="exp1")
-    alerter.incident(incident(7), "step 7: softmax gave NaN")
+    alerter.incident(incident(7), headline="step 7: softmax gave NaN")
     alerter.close()
     (generic, document), (slack, message) = server.got
     assert (generic, slack) == ("/hook", "/slack")
@@ -84,12 +84,12 @@ def test_many_alerts_become_few_and_a_stop_is_always_sent(server: Received) -> N
     clock = Clock()
     alerter = Alerter(Alerts(webhook=server.address("x"), every=60, stalled_after=0), clock=clock)
     for step in range(100):
-        alerter.incident(incident(step), f"step {step}")
-    alerter.incident(incident(100, Action.ROLLBACK), "back")
-    alerter.incident(incident(101, Action.STOP), "stop")
-    alerter.incident(incident(102, Action.STOP), "stop")
+        alerter.incident(incident(step), headline=f"step {step}")
+    alerter.incident(incident(100, Action.ROLLBACK), headline="back")
+    alerter.incident(incident(101, Action.STOP), headline="stop")
+    alerter.incident(incident(102, Action.STOP), headline="stop")
     clock.now = 61
-    alerter.incident(incident(103), "step 103")
+    alerter.incident(incident(103), headline="step 103")
     alerter.close()
     assert [(d["event"], d["step"], d["held_back"]) for _, d in server.got] == [
         ("incident", 0, 0), ("rollback", 100, 0), ("stop", 101, 0), ("stop", 102, 0), ("incident", 103, 99),
@@ -98,8 +98,8 @@ def test_many_alerts_become_few_and_a_stop_is_always_sent(server: Received) -> N
 
 def test_only_the_events_asked_for(server: Received) -> None:
     alerter = Alerter(Alerts(webhook=server.address("x"), on=("stop",), stalled_after=0))
-    alerter.incident(incident(1), "a")
-    alerter.incident(incident(2, Action.STOP), "b")
+    alerter.incident(incident(1), headline="a")
+    alerter.incident(incident(2, Action.STOP), headline="b")
     alerter.close()
     assert [document["event"] for _, document in server.got] == ["stop"]
 
@@ -110,7 +110,7 @@ def test_a_stall_is_told_once_and_again_after_the_run_went_on(server: Received) 
     for now, step in ((3000, False), (3700, False), (7400, False), (7500, True), (12_000, False)):
         clock.now = now
         if step:
-            alerter.step()
+            alerter.append({})
         alerter.check_stall()
     alerter.close()
     assert [document["text"] for _, document in server.got] == ["no step for 62 min", "no step for 75 min"]
@@ -124,7 +124,7 @@ def test_a_command_gets_the_alert(tmp_path: Path) -> None:
         f"json.dump(got, open({str(tmp_path / 'got.json')!r}, 'w'))\n"
     )
     alerter = Alerter(Alerts(command=[sys.executable, str(script)], stalled_after=0), run="exp1")
-    alerter.incident(incident(7), "words; $(touch /tmp/never) `x`")
+    alerter.incident(incident(7), headline="words; $(touch /tmp/never) `x`")
     alerter.close()
     document, text = json.loads((tmp_path / "got.json").read_text())
     assert document["step"] == 7
@@ -139,7 +139,7 @@ def test_what_fails_is_told_once_without_the_address(server: Received) -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for step in range(3):
-            alerter.incident(incident(step), "a")
+            alerter.incident(incident(step), headline="a")
         alerter.close()
     assert sorted(str(warning.message) for warning in caught) == [
         "nantrap: alert by command failed: the command was not found",

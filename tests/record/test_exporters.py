@@ -54,7 +54,7 @@ def feed(exporters: Exporters) -> None:
     exporters.append({**LINE, "step": 4, "loss": math.nan, "action": "apply"})
     exporters.append(EVALUATION)
     exporters.append({"step": 4, "event": "incident_begins"})
-    exporters.incident(INCIDENT, "error[NT203]: <b>words</b>\n  and more")
+    exporters.incident(INCIDENT, text="error[NT203]: <b>words</b>\n  and more")
     exporters.close()
 
 

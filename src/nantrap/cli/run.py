@@ -21,6 +21,7 @@ class Run:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         from nantrap.launch.settings import BUNDLES, DIAGNOSES, POLICIES
+        from nantrap.record.exporters import NAMES as EXPORTERS
 
         parser.usage = "nantrap run [OPTIONS] (SCRIPT | -m MODULE) [ARGUMENTS ...]"
         add = parser.add_argument
@@ -36,6 +37,14 @@ class Run:
         )
         add("--diagnose", choices=DIAGNOSES, help="how far a bad step is looked into (default: full)")
         add("--bundle", choices=BUNDLES, help="what an incident leaves on disk (default: light)")
+        add("--export", action="append", metavar="NAME", help=f"{', '.join(EXPORTERS)}: values and incidents, live")
+        add(
+            "--alert",
+            action="append",
+            metavar="SPEC",
+            help="at an incident, rollback, stop or stall: command:COMMAND, slack:VARIABLE, webhook:VARIABLE "
+            "(the environment variable that holds the address)",
+        )
         add("--quiet", action="store_true", default=None, help="say nothing, unless it ends badly")
         add("--json", action="store_true", default=None, help="the summary as JSON, the last line on stdout")
         add("--inject", metavar="FAULTS", help='a drill: put faults into the run, e.g. "grad:0.01,seed=1"')
@@ -53,7 +62,10 @@ class Run:
         given = {
             field: getattr(arguments, name) for name, field in names.items() if getattr(arguments, name) is not None
         }
+        given |= {"export": ",".join(arguments.export)} if arguments.export else {}
+        given |= {"alert": "\n".join(arguments.alert)} if arguments.alert else {}
         settings = read_settings({**given, "name": program.name}, environment=os.environ, folder=Path.cwd())
+        settings.alerts()  # an address that is not there is said now, and not after hours
         from nantrap.launch.runner import run_program
 
         return run_program(program, settings)

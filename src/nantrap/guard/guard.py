@@ -42,6 +42,8 @@ if TYPE_CHECKING:
     from nantrap.checkpoints import CheckpointStore
     from nantrap.checkpoints.store.resume import ResumeFinding
     from nantrap.checkpoints.store.store import LoadedCheckpoint
+    from nantrap.record.alerts import Alerts
+    from nantrap.record.exporters import Exporter
 
 PathLike = str | os.PathLike[str]
 _guarded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
@@ -77,6 +79,9 @@ class Guard:
         process_group: the ranks that train this model, if neither DistributedDataParallel nor sharded parameters say so
             (gradients that the script averages itself).
         quiet: print nothing.
+        export: send values and incidents elsewhere as they happen: `"tensorboard"`, `"wandb"`, `"mlflow"`,
+            `"trackio"`, or an object of your own (`nantrap.record.exporters.Exporter`).
+        alerts: call a command or a webhook at an incident, a rollback, a stop or a stall; see `Alerts`.
 
     Example:
         >>> import torch, nantrap
@@ -103,6 +108,8 @@ class Guard:
         also: Sequence[nn.Module] = (),
         process_group: Any = None,
         quiet: bool = False,
+        export: Iterable[str | Exporter] = (),
+        alerts: Alerts | None = None,
     ) -> None:
         _check_arguments(
             scheduler=scheduler, max_grad_norm=max_grad_norm, policy=policy, run_dir=run_dir, save_every=save_every
@@ -127,6 +134,8 @@ class Guard:
             save_every=save_every,
             quiet=quiet,
             process_group=process_group,
+            export=export,
+            alerts=alerts,
         )
         average = ema_update(ema, model)
         self._driver = OwnLoop(

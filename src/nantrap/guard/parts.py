@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -25,9 +25,12 @@ from nantrap.guard.recovery import Recovery
 from nantrap.guard.scaling import Scaling
 from nantrap.guard.spikes import Spikes
 from nantrap.guard.watch import Watch, WatchSpec
+from nantrap.record import open_listeners
 
 if TYPE_CHECKING:
     from nantrap.checkpoints import CheckpointStore
+    from nantrap.record.alerts import Alerts
+    from nantrap.record.exporters import Exporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ def make_parts(
     by: str = "guard",
     process_group: Any = None,
     neighbours: Neighbours | None = None,
+    export: Iterable[str | Exporter] = (),
+    alerts: Alerts | None = None,
 ) -> Parts:
     """The parts of a guard for one model and one optimizer; see `Guard` for the arguments."""
     drives = by == "guard"
@@ -161,7 +166,10 @@ def make_parts(
         begin=recorder.begin_incident,
         neighbours=neighbours,
     )
-    recorder.describe_run(_facts(protected, policy, ranks, scaling, max_grad_norm))
+    facts = _facts(protected, policy, ranks, scaling, max_grad_norm, watched)
+    recorder.describe_run(facts)
+    if ranks.rank == ranks.members[0]:
+        recorder.listen(open_listeners(export=export, alerts=alerts, run_dir=run_dir, facts=facts))
     if ranks.stands_down:
         recorder.say(ranks.stands_down)
     return Parts(
@@ -181,7 +189,12 @@ def make_parts(
 
 
 def _facts(
-    protected: Protected, policy: Policy, ranks: Ranks, scaling: Scaling, max_grad_norm: float | None
+    protected: Protected,
+    policy: Policy,
+    ranks: Ranks,
+    scaling: Scaling,
+    max_grad_norm: float | None,
+    watched: Watch | None,
 ) -> dict[str, Any]:
     """What `run.json` says of this run: an allow-list."""
     parameters = protected.members.parameters
@@ -195,4 +208,5 @@ def _facts(
         "max_grad_norm": max_grad_norm,
         "loss_scaler": scaling.enabled,
         "policy": {name: getattr(policy, name) for name in policy.__slots__},
+        **({"watch": watched.limits()} if watched is not None and watched.limits() else {}),
     }

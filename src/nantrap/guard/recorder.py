@@ -25,14 +25,15 @@ from nantrap.guard.reading import Reading
 from nantrap.guard.watch import Watch
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Incident
-from nantrap.record import History, Journal, StepRecord, write_run_info
+from nantrap.record import History, Journal, Listener, StepRecord, write_run_info
 from nantrap.report import one_line, render_incident, write_line
 
 _KEPT = 256
 
 
 class Recorder:
-    """Writes down what became of each step. Holds the last steps, the tally, the last incident and the open journal.
+    """Writes down what became of each step. Holds the last steps, the tally, the last incident, the open journal
+    and who listens to it.
 
     Args:
         progress: where the run is; moved on by one with each step.
@@ -72,6 +73,7 @@ class Recorder:
         self._records: deque[StepRecord] = deque(maxlen=_KEPT)
         self._first_rates: tuple[float, ...] = ()
         self._journal = None if run_dir is None else Journal(run_dir, rank=rank)
+        self._listeners: tuple[Listener, ...] = ()
 
     def describe_run(self, facts: Mapping[str, Any]) -> None:
         """Write `run.json`. A folder that cannot be written costs a warning, never the run."""
@@ -85,6 +87,10 @@ class Recorder:
                 RuntimeWarning,
                 stacklevel=5,
             )
+
+    def listen(self, listeners: tuple[Listener, ...]) -> None:
+        """Tell exporters and alerts what the journal is told from here on."""
+        self._listeners = listeners
 
     def history(self) -> History:
         """The last steps, as the journal has them."""
@@ -149,6 +155,10 @@ class Recorder:
         if self.run_dir is not None:
             incident = write_incident(self.run_dir, incident, draft, self._policy)
         self._print(incident, reason)
+        if self._listeners:
+            headline, text = one_line(incident, reason), render_incident(incident)
+            for listener in self._listeners:
+                listener.incident(incident, headline=headline, text=text)
         return incident
 
     def finish_dropped(self, window: Window, action: Action = Action.APPLY) -> Incident | None:
@@ -174,9 +184,12 @@ class Recorder:
 
     def log_eval(self, step: int, metrics: Mapping[str, float]) -> None:
         """A line with the results of an evaluation."""
+        numbers = {str(name): float(value) for name, value in metrics.items()}
+        line = {"step": step, "kind": "eval", "metrics": numbers, **self._position()}
         if self._journal is not None:
-            line = {"step": step, "kind": "eval", "metrics": {str(k): float(v) for k, v in metrics.items()}}
-            self._journal.append({**line, **self._position()})
+            self._journal.append(line)
+        for listener in self._listeners:
+            listener.append(line)
 
     def say(self, text: str) -> None:
         """One line of the guard's own."""
@@ -187,6 +200,8 @@ class Recorder:
         """Write what is kept and close the journal."""
         if self._journal is not None:
             self._journal.close()
+        for listener in self._listeners:
+            listener.close()
 
     # ---- parts
 
@@ -205,7 +220,7 @@ class Recorder:
             self._first_rates = rates
         self._records.append(StepRecord(step, loss, norm, rates, action is Action.APPLY, scale))
         journal = self._journal
-        if journal is None:
+        if journal is None and not self._listeners:
             return
         line: dict[str, Any] = {
             "step": step,
@@ -229,9 +244,12 @@ class Recorder:
             line["dropped"] = window.dropped
         if incident is not None:
             line["incident"] = _short(incident)
-        journal.append(line)
-        if incident is not None:
-            journal.flush()
+        if journal is not None:
+            journal.append(line)
+            if incident is not None:
+                journal.flush()
+        for listener in self._listeners:
+            listener.append(line)
 
     def _position(self) -> dict[str, int]:
         known = {"epoch": self._progress.epoch, "batch": self._progress.batch}

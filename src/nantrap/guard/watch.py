@@ -60,6 +60,14 @@ class Watch:
     def __bool__(self) -> bool:
         return bool(self._found)
 
+    def limits(self) -> dict[str, list[dict[str, float | int | None]]]:
+        """The limits of each watched value that has any, as plain values for `run.json`."""
+        return {
+            name: [{"min": limit.min, "max": limit.max, "until": limit.until} for limit in limits]
+            for name, _, limits in self._found
+            if limits
+        }
+
     def scalars(self) -> list[Tensor]:
         """The values as device scalars, to be read together with the step's flag."""
         return [_scalar(holder[name.rpartition(".")[2]]) for name, holder, _ in self._found]

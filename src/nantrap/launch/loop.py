@@ -50,6 +50,7 @@ from nantrap.locate.autopsy import examine
 from nantrap.locate.hooks import Hook
 from nantrap.locate.losspart import note_loss_part
 from nantrap.record import History
+from nantrap.record.alerts import Alerts
 
 _SHOWN = 16
 
@@ -68,6 +69,8 @@ class ScriptLoop:
         quiet: print nothing.
         find_indices: from the inputs of a forward pass to the dataset's indices of its samples, where they are known.
         siblings: the guards of the script's other optimizers, which may share a loss with this one.
+        export: exporters, by name.
+        alerts: whom to call.
     """
 
     def __init__(
@@ -80,6 +83,8 @@ class ScriptLoop:
         quiet: bool = False,
         find_indices: Callable[[Any], tuple[int, ...]] | None = None,
         siblings: Sequence[ScriptLoop] = (),
+        export: Sequence[str] = (),
+        alerts: Alerts | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -93,7 +98,15 @@ class ScriptLoop:
         self.diagnosed: tuple[weakref.ref[Tensor], Incident] | None = None
         """The loss and the incident of the last diagnosis, for a sibling that sees the same loss."""
         self.parts = make_parts(
-            model, optimizer, policy=policy, run_dir=run_dir, quiet=quiet, by="script", neighbours=self
+            model,
+            optimizer,
+            policy=policy,
+            run_dir=run_dir,
+            quiet=quiet,
+            by="script",
+            neighbours=self,
+            export=export,
+            alerts=alerts,
         )
         self._driver = ScriptDriver(self.parts.protected, self.parts.scaling)
         self._collector = Collector(model, self.parts, self._driver, before_pass=self._before_pass)

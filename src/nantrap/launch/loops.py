@@ -185,6 +185,8 @@ class Loops:
                 quiet=self.settings.quiet,
                 find_indices=self.batches.indices,
                 siblings=self._kept,
+                export=self.settings.exporters,
+                alerts=self.settings.alerts(),
             )
             self._kept.append(entry.loop)
         except NantrapError as error:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from nantrap.errors import FormatError, UsageError
 from nantrap.faults import parse_faults
+from nantrap.record.alerts import Alerts, alerts_from_text
+from nantrap.record.exporters import check_exporters
 
 if TYPE_CHECKING:
     from nantrap.guard.policy import Policy
@@ -37,6 +39,8 @@ class Settings:
         quiet: print nothing but the end.
         json: the summary as JSON, on stdout.
         inject: faults on purpose, `grad:0.01,seed=1`; empty for none.
+        export: exporters, with commas between them.
+        alert: alerts, a line each: `command:...`, `slack:VARIABLE`, `webhook:VARIABLE`.
         name: of the script, for the folder.
         process: number of this one among those that the script started itself.
     """
@@ -50,6 +54,8 @@ class Settings:
     quiet: bool = False
     json: bool = False
     inject: str = ""
+    export: str = ""
+    alert: str = ""
     name: str = "run"
     process: int = 0
 
@@ -60,6 +66,7 @@ class Settings:
                 raise UsageError(f"{option} is {getattr(self, name)!r}: choose {', '.join(choices)}")
         if self.inject:
             parse_faults(self.inject)  # a wrong text is refused before the script runs
+        check_exporters(self.exporters)
         if self.max_skips < 0:
             raise UsageError(f"max_skips is {self.max_skips}: 0 or more")
 
@@ -72,6 +79,16 @@ class Settings:
     def observes(self) -> bool:
         """Whether nothing is prevented."""
         return self.policy_name == "observe"
+
+    @property
+    def exporters(self) -> tuple[str, ...]:
+        """The names of the exporters."""
+        return tuple(name.strip() for name in self.export.split(",") if name.strip())
+
+    def alerts(self) -> Alerts | None:
+        """Whom to call, or nobody. Addresses come from the environment."""
+        specs = [line.strip() for line in self.alert.splitlines() if line.strip()]
+        return alerts_from_text(specs, environment=os.environ) if specs else None
 
     def policy(self) -> Policy:
         """The guard's policy."""

@@ -8,6 +8,7 @@ from nantrap.record.columns import Column, Labels
 from nantrap.record.durable import write_atomically
 from nantrap.record.history import History, StepRecord
 from nantrap.record.journal import Journal
+from nantrap.record.listeners import Listener, open_listeners
 from nantrap.record.reader import JournalLine, journal_paths, read_journal
 from nantrap.record.run import IncidentFolder, Mark, Run, open_run
 from nantrap.record.run_info import write_run_info
@@ -26,6 +27,7 @@ __all__ = [
     "Journal",
     "JournalLine",
     "Labels",
+    "Listener",
     "Mark",
     "Material",
     "Note",
@@ -36,6 +38,7 @@ __all__ = [
     "downsample",
     "envelope",
     "journal_paths",
+    "open_listeners",
     "open_run",
     "read_bundle",
     "read_journal",

@@ -17,8 +17,6 @@ import shlex
 import subprocess
 import threading
 import time
-import urllib.error
-import urllib.request
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -117,18 +115,18 @@ class Alerter:
             pause = max(0.05, min(30.0, alerts.stalled_after / 4))
             threading.Thread(target=self._watch, args=(pause,), name="nantrap-stall", daemon=True).start()
 
-    def step(self) -> None:
-        """A step has ended: the run is alive."""
+    def append(self, line: Mapping[str, Any]) -> None:
+        """A line of the journal: the run is alive."""
         self._beat = self._clock()
         self._stalled = False
 
-    def incident(self, incident: Incident, text: str) -> None:
+    def incident(self, incident: Incident, *, headline: str, text: str = "") -> None:
         """An incident; its action decides which event it is."""
         action = str(incident.action)
         event = action if action in ("rollback", "stop") else "incident"
         cause = incident.causes[0] if incident.causes else None
         self.notify(
-            event, text, step=incident.step, rank=incident.rank, action=action, phase=incident.phase,
+            event, headline, step=incident.step, rank=incident.rank, action=action, phase=incident.phase,
             module=incident.module, cause=None if cause is None else cause.slug,
             code=None if cause is None else cause.code,
             bundle=incident.bundle,
@@ -203,6 +201,8 @@ def _run_command(command: str | Sequence[str], document: Mapping[str, Any], text
 
 
 def _post(address: str, document: Mapping[str, Any]) -> None:
+    import urllib.request  # only for a run that has something to send
+
     request = urllib.request.Request(
         address, data=json.dumps(document).encode(), headers={"Content-Type": "application/json"}, method="POST"
     )
@@ -212,6 +212,8 @@ def _post(address: str, document: Mapping[str, Any]) -> None:
 
 def _words(error: Exception) -> str:
     """What went wrong, without the address: that is a secret."""
+    import urllib.error
+
     if isinstance(error, urllib.error.HTTPError):
         return f"the server answered {error.code}"
     if isinstance(error, urllib.error.URLError):

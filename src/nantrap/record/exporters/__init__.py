@@ -2,12 +2,12 @@
 
     exporters = open_exporters(["tensorboard"], run_dir="runs/exp1", facts={...})
     exporters.append(line)               # the journal's line of a step, or of an evaluation
-    exporters.incident(incident, text)
+    exporters.incident(incident, text=text)
     exporters.close()
 
 All work is done in a thread; an exporter that fails is given up with one warning, and training goes on.
 """
 
-from nantrap.record.exporters.exporter import NAMES, Exporter, Exporters, open_exporters
+from nantrap.record.exporters.exporter import NAMES, Exporter, Exporters, check_exporters, open_exporters
 
-__all__ = ["NAMES", "Exporter", "Exporters", "open_exporters"]
+__all__ = ["NAMES", "Exporter", "Exporters", "check_exporters", "open_exporters"]

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import math
 import os
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, Protocol, runtime_checkable
 
-from nantrap.errors import NantrapError, UsageError
+from nantrap.errors import MissingExtraError, NantrapError, UsageError
 from nantrap.incident import Incident
 from nantrap.record.background import Background
 
@@ -52,7 +53,7 @@ class Exporters:
         if self._exporters:
             self._background.put((line, None))
 
-    def incident(self, incident: Incident, text: str) -> None:
+    def incident(self, incident: Incident, *, headline: str = "", text: str) -> None:
         """An incident, and its diagnostic."""
         if self._exporters:
             self._background.put((incident, text), matters=True)
@@ -130,6 +131,15 @@ def open_exporters(
                 stacklevel=3,
             )
     return Exporters(started)
+
+
+def check_exporters(names: Iterable[str]) -> None:
+    """Raise for an exporter that is not known or not installed, before anything is started."""
+    for name in names:
+        if name not in NAMES:
+            raise UsageError(f"export={name!r}: choose from {', '.join(NAMES)}")
+        if name != "tensorboard" and importlib.util.find_spec(name) is None:  # its files are written without it
+            raise MissingExtraError(name, extra=name)
 
 
 def flat_values(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
