@@ -106,7 +106,7 @@ class Live:
         found = await run_in_threadpool(self._listed, query)
         text = _live_page(
             "live_list.html.j2",
-            root=str(self._index.root), query=query, heading=_heading(found), runs=found[:_MOST_LISTED],
+            root=str(self._index.root), query=query, heading=self._heading(found), runs=found[:_MOST_LISTED],
             hidden=max(0, len(found) - _MOST_LISTED), spark=spark, codes=_codes(), ago=_ago,
         )  # fmt: skip
         return HTMLResponse(text)
@@ -180,7 +180,10 @@ class Live:
         """The list as JSON."""
         found = await run_in_threadpool(self._listed, request.query_params.get("q", "")[:200])
         return JSONResponse(
-            {"heading": _heading(found), "runs": [summary.to_dict() for summary in found[:_MOST_LISTED]]}
+            {
+                "heading": self._heading(found),
+                "runs": [summary.to_dict() for summary in found[:_MOST_LISTED]],
+            }
         )
 
     async def series_json(self, request: Request) -> Response:
@@ -226,7 +229,10 @@ class Live:
             earlier = ""
             while not self._stopping.is_set() and not await request.is_disconnected():
                 found = await run_in_threadpool(self._listed, query)
-                message = {"heading": _heading(found), "runs": [s.to_dict() for s in found[:_MOST_LISTED]]}
+                message = {
+                    "heading": self._heading(found),
+                    "runs": [s.to_dict() for s in found[:_MOST_LISTED]],
+                }
                 text = json.dumps(message, allow_nan=False)
                 yield f"data: {text}\n\n" if text != earlier else ": still here\n\n"
                 earlier = text
@@ -262,9 +268,18 @@ class Live:
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
+    def _heading(self, found: list[Summary]) -> str:
+        counted: dict[str, int] = {}
+        for summary in found:
+            counted[summary.state.word] = counted.get(summary.state.word, 0) + 1
+        states = ", ".join(f"{number:,} {word}" for word, number in counted.items())
+        unread = self._index.unread
+        more = f", {unread:,} more being read" if unread else ""
+        return f"{len(found):,} run{'' if len(found) == 1 else 's'}" + (f": {states}" if states else "") + more
+
     def _listed(self, query: str) -> list[Summary]:
         wanted = query.lower().split()
-        found = self._index.summaries()
+        found = self._index.summaries(seconds=2.0)
         return [s for s in found if all(word in f"{s.name} {s.state.word} {s.incident}".lower() for word in wanted)]
 
 
@@ -287,14 +302,6 @@ def _codes() -> Mapping[str, str]:
 
 def _ago(modified: float) -> str:
     return f"{duration(time.time() - modified)} ago"
-
-
-def _heading(found: list[Summary]) -> str:
-    counted: dict[str, int] = {}
-    for summary in found:
-        counted[summary.state.word] = counted.get(summary.state.word, 0) + 1
-    states = ", ".join(f"{number:,} {word}" for word, number in counted.items())
-    return f"{len(found):,} run{'' if len(found) == 1 else 's'}" + (f": {states}" if states else "")
 
 
 def _facts(summary: Summary, index: Index) -> list[tuple[str, str, str]]:

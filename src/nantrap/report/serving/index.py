@@ -15,7 +15,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median, median_low
 from typing import Any
@@ -28,6 +28,7 @@ from nantrap.report.surroundings import read_json
 BUCKET = 256
 """Steps of a bucket of the stored curves."""
 _SPARK = 60
+_TAIL_BYTES = 96 * 1024
 _DEPTH = 4
 _MOST_RUNS = 20_000
 _SCHEMA = 2
@@ -101,7 +102,7 @@ class Index:
         self.root = root.resolve()
         self._lock = threading.Lock()
         self._folders: dict[str, Path] = {}
-        self._summaries: dict[str, tuple[tuple[int, int], Summary]] = {}
+        self._summaries: dict[str, tuple[tuple[int, int], Summary, Recent, int | None]] = {}
         self._database = _opened(cache)
 
     def close(self) -> None:
@@ -132,17 +133,28 @@ class Index:
             return None
         return next((folder for folder in incident_folders(run) if folder.name == name), None)
 
-    def summaries(self) -> list[Summary]:
-        """Every run, the ones that need attention first. Only journals that changed are read."""
-        now = time.time()
-        found = [self.summary(ident, now=now) for ident in self._folders]
-        return sorted(
-            (s for s in found if s is not None),
-            key=lambda s: (s.state.rank, -s.modified if s.state.rank else 0, s.name),
-        )
+    def summaries(self, *, seconds: float = math.inf) -> list[Summary]:
+        """Every run, the ones that need attention first. Only journals that changed are read.
+
+        Args:
+            seconds: stop reading after so long; runs that were not reached are missing, and come with a later call.
+        """
+        now, end = time.time(), time.monotonic() + seconds
+        found = []
+        for ident in list(self._folders):
+            if ident in self._summaries or time.monotonic() < end:
+                summary = self.summary(ident, now=now)
+                if summary is not None:
+                    found.append(summary)
+        return sorted(found, key=lambda s: (s.state.rank, s.name))
+
+    @property
+    def unread(self) -> int:
+        """Runs that were found and not yet summarised."""
+        return len(self._folders.keys() - self._summaries.keys())
 
     def summary(self, ident: str, *, now: float | None = None) -> Summary | None:
-        """One run."""
+        """One run. Its state depends on the time, everything else on its journal alone."""
         folder = self._folders.get(ident)
         if folder is None:
             return None
@@ -153,12 +165,13 @@ class Index:
             return None
         mark = (status.st_size, status.st_mtime_ns)
         kept = self._summaries.get(ident)
+        if kept is None or kept[0] != mark:
+            best = self.counts(ident).best
+            kept = (mark, *_summarised(ident, folder, journals, self.root, status.st_mtime, best))
+            self._summaries[ident] = kept
         age = max(0.0, (time.time() if now is None else now) - status.st_mtime)
-        if kept is not None and kept[0] == mark and (age < 50 or kept[1].state.word in ("finished", "stopped", "dead")):
-            return kept[1]
-        summary = _summarised(ident, folder, journals, self.root, status.st_mtime, age, self.counts(ident).best)
-        self._summaries[ident] = (mark, summary)
-        return summary
+        ended = kept[2].ended or (age > 5 and _ended(folder, status.st_mtime))
+        return replace(kept[1], state=state_of(replace(kept[2], age=age, ended=ended, alive=_alive(kept[3]))))
 
     # ---- counts and curves, gathered in the background
 
@@ -330,9 +343,10 @@ def _journals(folder: Path) -> list[Path]:
 
 
 def _summarised(
-    ident: str, folder: Path, journals: list[Path], root: Path, modified: float, age: float, best: float | None
-) -> Summary:
-    rows = tail(journals[0])
+    ident: str, folder: Path, journals: list[Path], root: Path, modified: float, best: float | None
+) -> tuple[Summary, Recent, int | None]:
+    """What the list shows of a run, and what its state is judged by."""
+    rows = tail(journals[0], most_bytes=_TAIL_BYTES)
     info = read_json(folder / "run.json")
     losses = [row.numbers.get("loss", math.nan) for row in rows]
     recent = rows[-RECENT:]
@@ -340,28 +354,23 @@ def _summarised(
     last = rows[-1] if rows else None
     incident = next((row for row in reversed(rows) if row.incident or row.action in ("skip", "rollback", "stop")), None)
     total = info.get("total_steps")
-    state = state_of(
-        Recent(
-            losses=[row.numbers.get("loss", math.nan) for row in recent],
-            actions=[row.action for row in recent],
-            milliseconds=usual,
-            steps=last.step + 1 if last else 0,
-            total=total if isinstance(total, int) else None,
-            incidents=len(incident_folders(folder)),
-            since_incident=last.step - incident.step if last and incident else None,
-            age=age,
-            alive=_alive(info),
-            ended=_ended(folder, modified),
-            best=best,
-        )
+    judged = Recent(
+        losses=[row.numbers.get("loss", math.nan) for row in recent],
+        actions=[row.action for row in recent],
+        milliseconds=usual,
+        steps=last.step + 1 if last else 0,
+        total=total if isinstance(total, int) else None,
+        incidents=len(incident_folders(folder)),
+        since_incident=last.step - incident.step if last and incident else None,
+        best=best,
     )
     relative = folder.relative_to(root).as_posix()
     numbers: Mapping[str, float] = last.numbers if last else {}
-    return Summary(
+    summary = Summary(
         ident=ident,
         name=folder.name if relative == "." else relative,
         path=folder,
-        state=state,
+        state=state_of(judged),
         step=last.step if last else 0,
         total=total if isinstance(total, int) else None,
         loss=numbers.get("loss", math.nan),
@@ -377,6 +386,7 @@ def _summarised(
         ranks=tuple(range(len(journals))),
         milliseconds=usual,
     )
+    return summary, judged, _process(info)
 
 
 def _thinned(values: list[float]) -> list[float]:
@@ -387,17 +397,22 @@ def _thinned(values: list[float]) -> list[float]:
     return [math.nan if any(not math.isfinite(v) for v in group) else max(group) for group in groups]
 
 
-def _alive(info: Mapping[str, Any]) -> bool | None:
-    """Whether the process of the run is there. On another machine this cannot be told from its number."""
+def _process(info: Mapping[str, Any]) -> int | None:
+    """The process of the last start of a run."""
     starts = [info, *(entry for entry in info.get("resumed", ()) if isinstance(entry, dict))]
     pid = starts[-1].get("pid")
-    if not isinstance(pid, int) or pid <= 0 or os.name != "posix":
+    return pid if isinstance(pid, int) and not isinstance(pid, bool) and pid > 0 else None
+
+
+def _alive(pid: int | None) -> bool | None:
+    """Whether a process is there. Of a run on another machine this cannot be told."""
+    if pid is None or os.name != "posix":
         return None
     try:
-        os.kill(pid, 0)
+        os.kill(pid, 0)  # signal 0 asks and does nothing
     except ProcessLookupError:
         return False
-    except OSError:
+    except (OSError, OverflowError):
         return True
     return True
 
