@@ -84,7 +84,7 @@ def test_without_permission_no_data_is_written(tmp_path: Path) -> None:
 def test_light_is_the_default_and_off_writes_nothing(tmp_path: Path) -> None:
     light = failed_run(tmp_path / "light")
     assert sorted(p.name for p in Path(str(light.bundle)).iterdir()) == [
-        "bundle.json", "diagnostic.txt", "incident.json",
+        "bundle.json", "diagnostic.txt", "incident.json", "report.html",
     ]  # fmt: skip
     torch.manual_seed(7)
     model, optimizer, _ = build()

@@ -355,7 +355,7 @@ def test_ctrl_c_ends_with_130_and_a_summary(shell: Shell) -> None:
     assert lines[-3:] == [
         "KeyboardInterrupt",
         "nantrap: 3 steps, 3 applied (100.0 %), 0 incidents",
-        "nantrap: journal: run",
+        "nantrap: report: run/report.html",
     ]
 
 
@@ -391,7 +391,7 @@ def test_a_healthy_run_is_the_plain_run(shell: Shell) -> None:
     assert plain.code == guarded.code == 0
     assert guarded.out == plain.out
     assert plain.err == ""
-    assert guarded.err == "nantrap: 16 steps, 16 applied (100.0 %), 0 incidents\nnantrap: journal: run\n"
+    assert guarded.err == "nantrap: 16 steps, 16 applied (100.0 %), 0 incidents\nnantrap: report: run/report.html\n"
     left, right = (torch.load(shell.folder / name, weights_only=False, pickle_module=_Scripts) for name in FILES)
     for name, value in left["model"].items():
         assert torch.equal(value, right["model"][name]), name
@@ -424,9 +424,9 @@ def test_without_a_folder_a_new_one_is_made_below_runs(shell: Shell) -> None:
     assert folder.name.startswith("train-2")
     assert ended.summary == [
         "nantrap: 8 steps, 8 applied (100.0 %), 0 incidents",
-        f"nantrap: journal: runs/{folder.name}",
+        f"nantrap: report: runs/{folder.name}/report.html",
     ]
-    assert sorted(path.name for path in folder.iterdir()) == ["journal-r0.jsonl", "run.json"]
+    assert sorted(path.name for path in folder.iterdir()) == ["journal-r0.jsonl", "report.html", "run.json"]
 
 
 def test_a_script_that_changes_its_folder_keeps_its_run_together(shell: Shell) -> None:
@@ -451,7 +451,7 @@ def test_a_script_that_changes_its_folder_keeps_its_run_together(shell: Shell) -
     assert [each["step"] for each in shell.incidents()] == [2]
     assert (shell.folder / "run" / "journal-r0.jsonl").exists()
     assert not list((shell.folder / "first").iterdir()) + list((shell.folder / "second").iterdir())
-    assert ended.summary[-1].endswith("run/incidents/000002-r0")
+    assert ended.summary[-1].endswith("run/report.html")
 
 
 # ---- a run that goes bad
@@ -472,7 +472,7 @@ def test_a_bad_batch_is_contained(shell: Shell) -> None:
         "nantrap: 16 steps, 14 applied (87.5 %), 2 incidents",
         "nantrap: 2 steps skipped, 0 rollbacks",
         "nantrap:   2 × bad_input_data",
-        f"nantrap: report: run/incidents/{incidents[0]['step']:06}-r0",
+        "nantrap: report: run/report.html",
     ]
     assert "error[NT101]: the batch is non-finite before the forward pass: args[0]" in ended.err
     saved = torch.load(shell.folder / "w.pt", weights_only=False, pickle_module=_Scripts)

@@ -6,6 +6,7 @@ the past.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 import warnings
@@ -26,9 +27,11 @@ from nantrap.guard.watch import Watch
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Incident
 from nantrap.record import History, Journal, Listener, StepRecord, write_run_info
-from nantrap.report import one_line, render_incident, write_line
+from nantrap.report import one_line, render_incident, write_line, write_run_report
 
 _KEPT = 256
+_LARGEST_REPORTED = 32 * 1024 * 1024
+"""Bytes of a journal whose report is written when the run ends; of a longer one `nantrap report` makes it."""
 
 
 class Recorder:
@@ -197,11 +200,17 @@ class Recorder:
             write_line(f"nantrap: {text}")
 
     def close(self) -> None:
-        """Write what is kept and close the journal."""
-        if self._journal is not None:
-            self._journal.close()
+        """Write what is kept, close the journal, and write the report of the run. May be called again."""
+        journal, self._journal = self._journal, None
+        if journal is not None:
+            journal.close()
         for listener in self._listeners:
             listener.close()
+        if journal is None or self.run_dir is None or self._rank:
+            return
+        with contextlib.suppress(OSError):  # the folder may be gone by now
+            if journal.path.stat().st_size <= _LARGEST_REPORTED:
+                write_run_report(self.run_dir)
 
     # ---- parts
 
@@ -297,7 +306,8 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
     if tally.spikes:
         lines.append(f"{tally.spikes:,} spikes of loss or gradient norm")
     if run_dir is not None:
-        lines.append(f"journal: {run_dir}")
+        report = os.path.join(run_dir, "report.html")
+        lines.append(f"report: {report}" if os.path.exists(report) else f"journal: {run_dir}")
     return "\n".join(lines)
 
 

@@ -115,7 +115,10 @@ class Summary:
             found.append(f"the run ends with NON-FINITE weights: {some_of(self.bad)}; it is no success")
         if self.stopped:
             found.append(f"the guard stopped the run (exit code {code})")
-        if self.reports:
+        report = None if self.run_dir is None else Path(self.run_dir) / "report.html"
+        if report is not None and report.exists():
+            found.append(f"report: {_shown(report)}")
+        elif self.reports:
             found.append(f"report: {self.reports[0]}")
         elif self.run_dir is not None:
             found.append(f"journal: {self.run_dir}")
