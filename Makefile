@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10
 
-.PHONY: demo test test-all test-shuffled matrix coverage lint format bench docs pictures clean
+.PHONY: demo test test-all test-portable test-shuffled matrix coverage lint format bench docs pictures clean
 
 # pip and not uv: torch is pinned here so that the small CPU build is taken; the package itself declares a range.
 $(STAMP): pyproject.toml
@@ -39,6 +39,10 @@ test: lint
 
 test-all: lint
 	$(PYTEST) -m 'slow or not slow'
+
+# the same tests as on other CPUs, emulated; takes about an hour on two cores
+test-portable: $(TOOLS)
+	$(BIN)/python tests/portable.py
 
 # The order of the tests must not matter. Prints its seed; `make test-shuffled SEED=7` repeats one order.
 SEED ?=

@@ -1,8 +1,9 @@
-"""Every test runs on one thread, from the same seed, and leaves torch's defaults as it found them."""
+"""Every test runs on one thread (or NANTRAP_TEST_THREADS), from the same seed, and leaves torch's defaults as it found them."""
 
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ import torch
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("NANTRAP_TEST_THREADS", "1")))
 # torch warns once, in whichever test comes first, unless it is told
 torch.sparse.check_sparse_tensor_invariants.disable()
 # derandomize: a red test is red again tomorrow; no deadline: the machine may be busy
