@@ -1,4 +1,4 @@
-"""Every test runs on one thread (or NANTRAP_TEST_THREADS), from the same seed, and leaves torch's defaults as it found them."""
+"""Every test runs on one thread, or on NANTRAP_TEST_THREADS, from the same seed, and leaves torch's defaults alone."""
 
 from __future__ import annotations
 
