@@ -14,6 +14,7 @@ from nantrap.cli.demo import Demo
 from nantrap.cli.gallery import Picture, show_all, write_summary
 from nantrap.errors import UsageError
 from nantrap.systems import load_system
+from nantrap.systems.catalogue import counts, make_catalogue, read_catalogue
 
 FAULT = "nan_row"
 
@@ -30,6 +31,17 @@ def test_without_arguments_it_lists_systems_and_faults(capsys: pytest.CaptureFix
     out = capsys.readouterr().out
     assert "pixeldlm: token ids as pixels" in out
     assert "  short_text " in out
+
+
+def test_the_list_imports_no_torch() -> None:
+    code = "import sys; from nantrap.cli import main; assert main(['demo']) == 0; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+def test_the_catalogue_is_what_the_systems_say() -> None:
+    assert read_catalogue() == make_catalogue(), "run `python -m nantrap.systems.catalogue`"
+    named, others = counts(read_catalogue())
+    assert named + others == sum(len(entry["faults"]) for entry in read_catalogue())
 
 
 def test_the_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +131,7 @@ def test_all_of_them_are_shown_in_order_with_a_process_each(tmp_path: Path) -> N
         assert picture.errors.splitlines()[-1].startswith("report: ")
     report, text = write_summary(pictures, tmp_path)
     good = sum(picture.code == 0 for picture in pictures)
-    assert text.startswith(f"2 faults, {good} named as expected, longest ")
+    assert text.startswith(f"2 faults: {good} named, 0 without a cause; {good} as expected, longest ")
     for picture in pictures:
         assert f"| temi | [{picture.fault}](temi/{picture.fault}/report.md) |" in report.read_text()
         assert (tmp_path / "temi" / picture.fault / "report.md").is_file()
@@ -128,5 +140,7 @@ def test_all_of_them_are_shown_in_order_with_a_process_each(tmp_path: Path) -> N
 def test_a_process_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
     picture = Picture("temi", "x", output="", errors="working\nSegmentation fault\n", code=139, document={}, seconds=2)
     report, text = write_summary([picture], tmp_path)
-    assert text == "1 fault, 0 named as expected, longest 2 s\ntemi x: exit code 139: Segmentation fault"
+    first, second = text.splitlines()
+    assert first == "1 fault: 0 named, 0 without a cause; 0 as expected, longest 2 s"
+    assert second == "temi x: exit code 139: Segmentation fault"
     assert "| temi | x |  |  | died | 2 |" in report.read_text()

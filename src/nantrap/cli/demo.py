@@ -54,12 +54,12 @@ class Demo:
             raise UsageError(f"--jobs {arguments.jobs}: at least 1")
         if arguments.all and arguments.fault:
             raise UsageError("--all and --fault: choose one")
-        chosen = [load_system(name) for name in ([arguments.system] if arguments.system else SYSTEMS)]
         if arguments.system is None and not arguments.all:
             if arguments.fault:
                 raise UsageError(f"--fault {arguments.fault}: of which system? `nantrap demo SYSTEM --fault NAME`")
-            _list(chosen, as_json=arguments.json)
+            _list(as_json=arguments.json)
             return 0
+        chosen = [load_system(name) for name in ([arguments.system] if arguments.system else SYSTEMS)]
         console = Console(stderr=True, highlight=False, soft_wrap=True)
         folder = arguments.run_dir or Path(tempfile.mkdtemp(prefix="nantrap-demo-"))
         faults = [(system, fault) for system in chosen for fault in _faults(system, arguments)]
@@ -148,25 +148,22 @@ def _show_all(console: Console, faults: list[tuple[System, Fault]], folder: Path
     return 0 if all(picture.code == 0 for picture in pictures) else 1
 
 
-def _list(systems: list[System], *, as_json: bool) -> None:
+def _list(*, as_json: bool) -> None:
+    from nantrap.systems.catalogue import counts, read_catalogue
+
+    entries = read_catalogue()  # a file: no system is imported, nor torch
     if as_json:
-        print(_as_json([_entry(system) for system in systems]))
+        print(_as_json(entries))
         return
-    widest = max(len(fault.name) for system in systems for fault in system.faults)
-    for system in systems:
-        print(f"{system.name}: {system.title}")
-        for fault in system.faults:
-            print(f"  {fault.name:<{widest}}  {fault.title}")
-    print("\n`nantrap demo SYSTEM --fault NAME` runs one")
+    widest = max(len(fault["name"]) for entry in entries for fault in entry["faults"])
+    for entry in entries:
+        print(f"{entry['name']}: {entry['title']}")
+        for fault in entry["faults"]:
+            print(f"  {fault['name']:<{widest}}  {fault['title']}")
+    named, others = counts(entries)
+    print(f"\n{named + others} faults: the guard names the cause of {named}, {others} have none that it could name")
+    print("`nantrap demo SYSTEM --fault NAME` runs one")
 
 
 def _as_json(data: Any) -> str:
     return json.dumps(data, indent=2, ensure_ascii=False, allow_nan=False)
-
-
-def _entry(system: System) -> dict[str, Any]:
-    faults = [
-        {"name": f.name, "title": f.title, "story": f.story, "remedies": [r.name for r in f.remedies], "cause": f.cause}
-        for f in system.faults
-    ]
-    return {"name": system.name, "title": system.title, "quality": system.quality, "faults": faults}

@@ -99,7 +99,7 @@ def write_summary(pictures: Sequence[Picture], folder: Path) -> tuple[Path, str]
     ]
     for each in pictures:
         document = each.document
-        cause = document.get("cause") or ("none" if document else "")
+        cause = document.get("cause") or (document.get("told") or "not diagnosed" if document else "")
         proven = "yes" if document.get("proven") else ""
         expected = "died" if each.died else "yes" if each.code == 0 else f"no: {document['expected_cause'] or 'none'}"
         link = f"[{each.fault}]({each.system}/{each.fault}/{REPORT})" if document else each.fault
@@ -107,7 +107,8 @@ def write_summary(pictures: Sequence[Picture], folder: Path) -> tuple[Path, str]
     good = sum(each.code == 0 for each in pictures)
     longest = max(each.seconds for each in pictures)
     faults = "1 fault" if len(pictures) == 1 else f"{len(pictures)} faults"
-    text = f"{faults}, {good} named as expected, longest {longest:.0f} s"
+    without = sum(not each.died and each.document["expected_cause"] is None for each in pictures)
+    text = f"{faults}: {_named(pictures)} named, {without} without a cause; {good} as expected, longest {longest:.0f} s"
     for each in pictures:
         if each.code:
             last = each.errors.strip().rpartition("\n")[2]
@@ -116,6 +117,11 @@ def write_summary(pictures: Sequence[Picture], folder: Path) -> tuple[Path, str]
     report = folder / REPORT
     write_atomically(report, "\n".join([*lines, "", text]) + "\n")
     return report, text
+
+
+def _named(pictures: Sequence[Picture]) -> int:
+    """How many causes were named as expected."""
+    return sum(each.code == 0 and not each.died and bool(each.document["expected_cause"]) for each in pictures)
 
 
 def _show_alone(system: System, fault: Fault, *, steps: int, seed: int, folder: Path) -> Picture:

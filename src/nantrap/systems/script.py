@@ -10,8 +10,10 @@ from typing import Any
 
 import torch
 
-from nantrap.checkpoints import CheckpointStore
+from nantrap import finite
+from nantrap.checkpoints import CheckpointStore, check_resume
 from nantrap.errors import NantrapError, NonFiniteError, UsageError
+from nantrap.systems.log import TrainingLog
 from nantrap.systems.progress import ProgressLine
 from nantrap.systems.settings import parse_changes
 from nantrap.systems.system import Run, System
@@ -34,28 +36,110 @@ def main(system: System, arguments: Sequence[str] | None = None) -> int:
 
 def _main(system: System, options: argparse.Namespace) -> int:
     fault = system.fault(options.fault) if options.fault else None
-    run = system.run(fault=fault, config=options.config, changes=parse_changes(options.set), seed=options.seed)
+    run = system.run(fault=fault, config=options.config, changes=_changes(system, options), seed=options.seed)
+    for text in (*run.facts, *run.notes):
+        _say(text)
     store = CheckpointStore(options.run_dir / "checkpoints") if options.run_dir else None
-    if options.resume and store is None:
+    named = int(options.resume) if options.resume and options.resume.isdigit() else options.resume
+    resume = named or (run.milestone * options.save_every if run.milestone else None)
+    if resume and store is None:
         raise UsageError("--resume needs --run-dir, where the checkpoints are")
-    step = start = store.load(options.resume, **_state(run)).step if store and options.resume else 0
     count = sum(parameter.numel() for parameter in run.model.parameters())
     _say(f"{system.name}: {count:,} parameters" + (f", fault {fault.name}" if fault else ""))
-    guard = guard_of(run, run_dir=options.run_dir) if options.guard else None
-    line = ProgressLine(options.steps, start=start)
+    guard = guard_of(run, run_dir=options.run_dir, store=store) if options.guard else None
     try:
-        for done in train(run, steps=options.steps, start=start, guard=guard):
-            step = done.number + 1
-            line.show(done, run.optimizer.param_groups[0]["lr"])
-            last = step == start + options.steps
-            if last or step % options.evaluate_every == 0:
-                _evaluate(system, run, step)
-            if store is not None and (last or step % options.save_every == 0):
-                _save(store, run, step)
+        start = _resume(run, store, guard, resume, options) if store is not None and resume else 0
+        log = TrainingLog(options.run_dir, start=start if resume else None) if options.run_dir else None
+        try:
+            _train(system, run, options, start=start, store=store, guard=guard, log=log)
+        finally:
+            if log is not None:
+                log.close()
+                _say(f"log: {log.path}")
     finally:
         if guard is not None:
             guard.close()
     return 0
+
+
+def _train(
+    system: System,
+    run: Run,
+    options: argparse.Namespace,
+    *,
+    start: int,
+    store: CheckpointStore | None,
+    guard: Any,
+    log: TrainingLog | None,
+) -> None:
+    steps = options.epochs * run.epoch_steps if options.epochs else options.steps
+    line = ProgressLine(steps, start=start, epoch_steps=run.epoch_steps)
+    run.begin_epoch = _checked(run, run.begin_epoch)
+    for done in train(run, steps=steps, start=start, guard=guard):
+        step, lr = done.number + 1, run.optimizer.param_groups[0]["lr"]
+        line.show(done, lr)
+        last, ends = step == start + steps, step % run.epoch_steps == 0
+        if log is not None:
+            watched = {"watched": run.watched()} if run.watched is not None and (ends or last) else {}
+            log.write(done, lr=lr, epoch=done.number // run.epoch_steps + 1, **watched)
+        if ends and run.describe is not None:
+            _say(f"after epoch {step // run.epoch_steps}: {run.describe()}")
+        if last or step % options.evaluate_every == 0:
+            _evaluate(system, run, step)
+        if store is not None and (last or step % options.save_every == 0):
+            _save(store, run, step, guard)
+
+
+def _changes(system: System, options: argparse.Namespace) -> dict[str, Any]:
+    changes: dict[str, Any] = parse_changes(options.set)
+    if options.lr is not None:
+        changes[system.lr_setting] = options.lr
+    for flag in system.flags:
+        value = getattr(options, flag.name.strip("-").replace("-", "_"))
+        if value is not None and value is not False:
+            changes[flag.setting] = value
+    return changes
+
+
+def _resume(run: Run, store: CheckpointStore, guard: Any, which: Any, options: argparse.Namespace) -> int:
+    """Load the checkpoint, and compare its learning rate with the configured one."""
+    group = run.optimizer.param_groups[0]
+    configured = float(group.get("max_lr", group.get("initial_lr", group["lr"])))
+    take = "configured" if options.take_configured_lr else "restored"
+    if guard is not None:
+        start = int(guard.load(which).step)
+        found = guard.check_resume(lr=configured, step=start, take=take)
+    else:
+        start = store.load(which, **_state(run)).step
+        found = check_resume(
+            model=run.model,
+            optimizer=run.optimizer,
+            scheduler=run.scheduler,
+            scaler=run.scaler,
+            lr=configured,
+            step=start,
+            take=take,
+        )
+    _say(f"resumed after step {start}, learning rate {run.optimizer.param_groups[0]['lr']:.3g}")
+    for finding in found:
+        _say("warning: " + str(finding).split("\n", 1)[0])
+    if take == "restored" and any(finding.kind == "rate" for finding in found):
+        _say("help: --take-configured-lr trains on at the learning rate of the configuration")
+    return start
+
+
+def _checked(run: Run, begin_epoch: Any) -> Any:
+    """Before each epoch, look at parameters and buffers, and say so."""
+
+    def begin(this: Run) -> None:
+        if begin_epoch is not None:
+            begin_epoch(this)
+        named = {**dict(this.model.named_parameters()), **dict(this.model.named_buffers())}
+        bad = [name for name, tensor in named.items() if finite.any_nonfinite([tensor])]
+        found = "ok" if not bad else f"NaN or Inf in {len(bad)} of {len(named)}, the first is {bad[0]}"
+        _say(f"Checking model parameters before epoch {this.step // run.epoch_steps + 1} ... {found}")
+
+    return begin
 
 
 def _state(run: Run) -> dict[str, Any]:
@@ -68,9 +152,10 @@ def _state(run: Run) -> dict[str, Any]:
     }
 
 
-def _save(store: CheckpointStore, run: Run, step: int) -> None:
+def _save(store: CheckpointStore, run: Run, step: int, guard: Any) -> None:
     try:
-        _say(f"checkpoint: {store.save(step=step, **_state(run))}")
+        path = guard.save() if guard is not None else store.save(step=step, **_state(run))
+        _say(f"checkpoint: {path}")
     except NonFiniteError as error:  # a plain run goes on all the same, as it would have
         _say(f"no checkpoint: {error}")
 
@@ -87,12 +172,24 @@ def _parser(system: System) -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--config", type=Path, help=f"settings (default: {system.config.name} beside the script)")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="change one setting; may be repeated")
+    add("--lr", metavar="RATE", help=f"the learning rate, the same as --set {system.lr_setting}=RATE")
+    for flag in system.flags:
+        if flag.switch:
+            add(flag.name, action="store_true", help=flag.help)
+        else:
+            add(flag.name, metavar="VALUE", help=flag.help)
     add("--steps", type=int, default=100, help="how many steps to train (default: 100)")
+    add("--epochs", type=int, metavar="N", help="how many epochs to train, instead of --steps")
     add("--seed", type=int, default=8, help="of weights, batches and noise (default: 8)")
     add("--fault", metavar="NAME", help=f"switch a fault on: {', '.join(each.name for each in system.faults)}")
     add("--guard", action="store_true", help="train under nantrap's guard")
-    add("--run-dir", type=Path, metavar="DIR", help="where checkpoints, journal and incidents go")
+    add("--run-dir", type=Path, metavar="DIR", help="where training_log.jsonl, checkpoints, journal and incidents go")
     add("--resume", metavar="WHICH", help="go on from a checkpoint in --run-dir: last_good, latest, a step or a path")
+    add(
+        "--take-configured-lr",
+        action="store_true",
+        help="after --resume, use the learning rate of the configuration, not the one in the checkpoint",
+    )
     add("--evaluate-every", type=int, default=100, metavar="N", help="steps between evaluations (default: 100)")
     add("--save-every", type=int, default=100, metavar="N", help="steps between checkpoints (default: 100)")
     add("--threads", type=int, default=1, metavar="N", help="threads of torch (default: 1)")

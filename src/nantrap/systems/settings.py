@@ -1,16 +1,21 @@
-"""Settings: frozen dataclasses, read from a YAML file or a Python file of constants, changed by dotted names.
+"""Settings: frozen dataclasses, read from a file, changed by dotted names.
 
-A Python file is read, never run: `LEARNING_RATE = 1e-4` is the setting `learning_rate`. Every value is converted to
-the type its field declares, and nothing is ignored: an unknown key or a value of the wrong type is an error that names
-it. YAML reads `5e-5` (without a dot) as text; here it is the number it was meant to be.
+A file is YAML, a Python file of constants, or a shell script. Neither Python nor shell is run: `LEARNING_RATE = 1e-4`
+and `LEARNING_RATE=1e-4` are the setting `learning_rate`. Every value is converted to the type its field declares, and
+nothing is ignored: an unknown key or a value of the wrong type is an error that names it. (A shell script does more
+than setting values, so there other variables are left alone.) YAML reads `5e-5` (without a dot) as text; here it is
+the number it was meant to be.
+
+A dataclass may have `ALIASES`: other names for its fields, as a project's own files write them.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, NamedTuple, TypeVar, get_type_hints
 
 import yaml
 
@@ -20,11 +25,24 @@ from nantrap.errors import FormatError, UsageError
 S = TypeVar("S")
 
 
+class Alias(NamedTuple):
+    """Another name: the setting it means, by dotted name, and how its value is converted."""
+
+    setting: str
+    convert: Callable[[Any], Any] = lambda value: value
+
+
 def read_settings(kind: type[S], path: Path) -> S:
     """The settings in a file; what it leaves out keeps its default."""
     try:
         text = path.read_text(encoding="utf-8")
-        data = read_constants(text, path, strict=True) if path.suffix == ".py" else yaml.safe_load(text)
+        if path.suffix == ".sh":
+            known = {each.name for each in dataclasses.fields(kind)} | set(_aliases(kind))  # type: ignore[arg-type]
+            data: Any = {name: value for name, value in read_variables(text).items() if name in known}
+        elif path.suffix == ".py":
+            data = read_constants(text, path, strict=True)
+        else:
+            data = yaml.safe_load(text)
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror}") from None
     except yaml.YAMLError as error:
@@ -32,22 +50,40 @@ def read_settings(kind: type[S], path: Path) -> S:
     return settings_from(kind, {} if data is None else data, where=str(path))
 
 
+_VARIABLE = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s#;]*)\s*(?:[#;].*)?$")
+
+
+def read_variables(text: str) -> dict[str, str]:
+    """The variables that a shell script sets, by name in small letters; the script is read, not run."""
+    found = {}
+    for line in text.splitlines():
+        match = _VARIABLE.match(line)
+        if match and "$" not in match[2] and "`" not in match[2]:
+            found[match[1].lower()] = match[2].strip("\"'")
+    return found
+
+
 def settings_from(kind: type[S], data: Any, *, where: str = "settings") -> S:
     """The settings in a mapping, which may be nested as the dataclasses are."""
     if not isinstance(data, Mapping):
         raise FormatError(f"{where}: expected a mapping, got {data!r}")
-    hints = get_type_hints(kind)
+    hints, aliases = get_type_hints(kind), _aliases(kind)
     known = {each.name for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
-    for key in data:
-        if key not in known:
-            raise FormatError(f"{where}: unknown setting {key!r}; there are {', '.join(sorted(known))}")
-    return kind(**{key: _converted(hints[key], value, where=f"{where}: {key}") for key, value in data.items()})
+    plain, renamed = {}, {}
+    for key, value in data.items():
+        if key in aliases:
+            renamed[key] = value
+        elif key in known:
+            plain[key] = _converted(hints[key], value, where=f"{where}: {key}")
+        else:
+            raise FormatError(f"{where}: unknown setting {key!r}; there are {', '.join(sorted(known | set(aliases)))}")
+    return with_changes(kind(**plain), renamed, where=f"{where}: ")
 
 
-def with_changes(settings: S, changes: Mapping[str, Any]) -> S:
+def with_changes(settings: S, changes: Mapping[str, Any], *, where: str = "") -> S:
     """The settings with some replaced, by dotted name: `{"training.learning_rate": 1e-4}`."""
     for name, value in changes.items():
-        settings = _replaced(settings, name.split("."), value, name)
+        settings = _replaced(settings, name.split("."), value, where + name)
     return settings
 
 
@@ -62,9 +98,21 @@ def parse_changes(pairs: Iterable[str]) -> dict[str, str]:
     return changes
 
 
+def _aliases(kind: Any) -> Mapping[str, Alias]:
+    aliases: Mapping[str, Alias] = getattr(kind, "ALIASES", {})
+    return aliases
+
+
 def _replaced(settings: Any, names: list[str], value: Any, where: str) -> Any:
-    hints = get_type_hints(type(settings))
+    hints = {each.name: get_type_hints(type(settings))[each.name] for each in dataclasses.fields(settings)}
     head, *rest = names
+    alias = None if rest else _aliases(type(settings)).get(head)
+    if alias is not None:
+        try:
+            value = alias.convert(value)
+        except (KeyError, TypeError, ValueError):
+            raise FormatError(f"{where}: cannot be {value!r}") from None
+        head, *rest = alias.setting.split(".")
     if head not in hints:
         raise UsageError(f"no setting is called {where!r}; there are {', '.join(sorted(hints))}")
     if rest and not dataclasses.is_dataclass(getattr(settings, head)):

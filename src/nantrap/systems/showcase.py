@@ -94,6 +94,7 @@ class Showcase:
             "results": [{key: _plain(value) for key, value in asdict(result).items()} for result in self.results],
             "cause": self.incident.causes[0].slug if self.incident and self.incident.causes else None,
             "expected_cause": self.fault.cause,
+            "told": self.fault.told,
             "named": self.named,
             "proven": self.proven,
             "incident": self.incident.to_dict() if self.incident else None,
@@ -126,8 +127,10 @@ class Showcase:
         )
 
     def _verdict(self) -> tuple[str, str]:
-        if self.incident is None or not self.incident.causes:
-            return ("none" if self.incident is None else "?"), ""
+        if self.incident is None:
+            return ("-" if self.fault.told else "not diagnosed"), ""
+        if not self.incident.causes:
+            return "not diagnosed", ""
         return self.incident.causes[0].code, "yes" if self.proven else "no"
 
 

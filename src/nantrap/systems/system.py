@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -59,6 +59,10 @@ class Run:
         step: the step that the loop is in.
         epoch_steps: how many steps an epoch has.
         policy: settings of the guard's policy that differ from its own.
+        milestone: the number of the checkpoint that the configuration says to go on from; 0 for none.
+        watched: values worth following, by name, for the training log.
+        describe: a line about them after each epoch.
+        facts: what the script prints before it trains, such as a check of the data.
         notes: what nantrap said while the run was made, of a resume for example.
     """
 
@@ -77,6 +81,10 @@ class Run:
     epoch_steps: int = 100
     step: int = 0
     policy: Mapping[str, Any] = field(default_factory=dict)
+    milestone: int = 0
+    watched: Callable[[], Mapping[str, float]] | None = None
+    describe: Callable[[], str] | None = None
+    facts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -152,6 +160,8 @@ class Fault:
         cause: the slug the guard must name first; `None` if the guard prevents the fault or cannot see it.
         module: where it must say that the fault began, as a pattern.
         op: the operation it must name.
+        told: for a fault without a cause, who tells it instead: "guard" if the guard prevents it or gives a clear
+            error, "resume check", or `None`: it is not diagnosed.
         notice: a pattern that must be among the notes of the guarded run.
         policy: settings of the guard's policy for this fault.
         processes: how many train together; then every run is made in a group of so many real processes.
@@ -168,9 +178,19 @@ class Fault:
     cause: str | None = None
     module: str | None = None
     op: str | None = None
+    told: str | None = None
     notice: str | None = None
     policy: Mapping[str, Any] = field(default_factory=dict)
     processes: int = 1
+
+
+class Flag(NamedTuple):
+    """A flag of a system's `train.py`: what it sets, and whether it stands alone."""
+
+    name: str
+    setting: str
+    help: str
+    switch: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +205,8 @@ class System:
         config: its config file.
         build: makes a run from settings, replaced parts and a seed.
         faults: its faults, the most telling one first.
+        lr_setting: the setting that is the learning rate.
+        flags: flags of its `train.py` beside those of all.
     """
 
     name: str
@@ -194,6 +216,8 @@ class System:
     config: Path
     build: Callable[[Any, Mapping[str, Any], int], Run]
     faults: tuple[Fault, ...]
+    lr_setting: str
+    flags: tuple[Flag, ...] = ()
 
     def fault(self, name: str) -> Fault:
         """The fault of this name."""

@@ -16,6 +16,7 @@ from torch import Tensor
 from nantrap.systems.system import Run, Terms
 
 if TYPE_CHECKING:
+    from nantrap.checkpoints import CheckpointStore
     from nantrap.guard import Guard
     from nantrap.incident import Incident
 
@@ -43,7 +44,14 @@ def train(run: Run, *, steps: int, start: int = 0, guard: Guard | None = None) -
             yield Step(number, outcome.loss, outcome.applied, outcome.incident)
 
 
-def guard_of(run: Run, *, run_dir: Path | None = None, quiet: bool = False, **policy: Any) -> Guard:
+def guard_of(
+    run: Run,
+    *,
+    run_dir: Path | None = None,
+    store: CheckpointStore | None = None,
+    quiet: bool = False,
+    **policy: Any,
+) -> Guard:
     """A guard for the run, with everything the run holds."""
     from nantrap.guard import Guard, Policy
 
@@ -57,6 +65,7 @@ def guard_of(run: Run, *, run_dir: Path | None = None, quiet: bool = False, **po
         watch=run.watch,
         policy=Policy(**{**run.policy, **policy}),
         run_dir=run_dir,
+        store=store,
         quiet=quiet,
     )
 

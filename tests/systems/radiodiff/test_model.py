@@ -148,8 +148,8 @@ def test_the_dtype_follows_both_files_and_the_floor_is_a_rate() -> None:
     factor = floored_decay(TrainerSettings())
     assert factor(0) == 1
     assert 5e-3 * factor(10_000) == pytest.approx(5e-4)
-    with pytest.raises(UsageError, match="--resume"):
-        TrainerSettings(resume_milestone=3)
+    with pytest.raises(UsageError, match="resume_milestone is -1"):
+        TrainerSettings(resume_milestone=-1)
 
 
 def test_it_learns() -> None:

@@ -73,7 +73,7 @@ def test_a_bad_row_is_named_on_load(tmp_path: Path, value: float) -> None:
     content = torch.load(path, weights_only=True)
     content["embeddings"][37, 3] = value
     torch.save(content, path)
-    with pytest.raises(FormatError, match=r"NaN [01], Inf [01], min .*first of 1 bad rows is 37.*force_recompute"):
+    with pytest.raises(FormatError, match=r"NaN [01], Inf [01], min .*first of 1 bad rows is 37.*--force-recompute"):
         Pairs(settings)
     assert Pairs(settings, check=unchecked).training.isfinite().logical_not().sum() == 1
 
@@ -82,7 +82,7 @@ def test_a_file_that_is_no_cache_is_an_error_with_the_way_out(tmp_path: Path) ->
     settings = in_folder(tmp_path)
     path = Cache.of(settings, "gaussian_embeddings").path
     path.write_bytes(b"PK\x03\x04 cut off")
-    with pytest.raises(FormatError, match=f"{re.escape(str(path))}: not a cache of embeddings, set force_recompute"):
+    with pytest.raises(FormatError, match=f"{re.escape(str(path))}: no cache of embeddings, --force-recompute"):
         Pairs(settings)
 
 

@@ -180,6 +180,7 @@ SYSTEM = System(
     config=Path(__file__).with_name("config.yaml"),
     build=build,
     faults=FAULTS,
+    lr_setting="optimizer.lr",
 )
 
 if __name__ == "__main__":

@@ -394,6 +394,7 @@ FAULTS = (
         parts={"begin_epoch": new_scaler},
         settings={**_HALF, "training.loss_weight": 1024.0, "model.known_frequencies": False},
         remedies=(CAUTION,),
+        told="guard",
     ),
     Fault(
         name="clip_before_unscale",
@@ -413,5 +414,6 @@ FAULTS = (
             "model.known_frequencies": False,
         },
         remedies=(caution(0.3),),
+        told="guard",
     ),
 )

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +25,7 @@ from nantrap.systems.pixeldlm.loss import DiffusionSettings, Reduce, denoising_l
 from nantrap.systems.pixeldlm.model import ModelSettings, PixelDLM, any_pixel
 from nantrap.systems.precision import precision
 from nantrap.systems.script import main
+from nantrap.systems.settings import Alias
 from nantrap.systems.system import Run, System, standard_update
 
 
@@ -47,7 +48,15 @@ class TrainingSettings:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The config file."""
+    """The config file, or the variables of `train_test.sh`."""
+
+    ALIASES: ClassVar[Mapping[str, Alias]] = {
+        "lr": Alias("training.learning_rate"),
+        "max_grad_norm": Alias("training.max_grad_norm"),
+        "batch_size": Alias("training.batch_size"),
+        "gradient_accumulation_steps": Alias("training.gradient_accumulation_steps"),
+        "noise_schedule": Alias("diffusion.noise_schedule"),
+    }
 
     model: ModelSettings = field(default_factory=ModelSettings)
     diffusion: DiffusionSettings = field(default_factory=DiffusionSettings)
@@ -128,6 +137,7 @@ SYSTEM = System(
     config=Path(__file__).with_name("config.yaml"),
     build=build,
     faults=FAULTS,
+    lr_setting="training.learning_rate",
 )
 
 if __name__ == "__main__":

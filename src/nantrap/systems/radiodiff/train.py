@@ -36,7 +36,10 @@ from nantrap.systems.system import Run, System, standard_update
 
 @dataclass(frozen=True, slots=True)
 class TrainerSettings:
-    """`trainer:` in the config. `amp` is autocast, `fp16` a GradScaler. `resume_milestone` stays 0: see `--resume`."""
+    """`trainer:` in the config. `amp` is autocast, `fp16` a GradScaler.
+
+    `resume_milestone: 10` goes on from the tenth checkpoint in `--run-dir`, as `--resume` with its step does.
+    """
 
     gradient_accumulate_every: int = 1
     lr: float = 5e-3
@@ -50,8 +53,8 @@ class TrainerSettings:
     resume_milestone: int = 0
 
     def __post_init__(self) -> None:
-        if self.resume_milestone:
-            raise UsageError("trainer.resume_milestone: checkpoints are chosen by --run-dir and --resume here")
+        if self.resume_milestone < 0:
+            raise UsageError(f"trainer.resume_milestone is {self.resume_milestone}: 0, or the number of a checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +172,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         scaler=torch.amp.GradScaler("cpu") if dtype is torch.float16 and trainer.fp16 else None,
         ema=AveragedModel(inner, multi_avg_fn=get_ema_multi_avg_fn(trainer.ema_decay)),
         max_grad_norm=trainer.max_grad_norm,
+        milestone=trainer.resume_milestone,
     )
 
 
@@ -180,6 +184,7 @@ SYSTEM = System(
     config=Path(__file__).with_name("config.yaml"),
     build=build,
     faults=FAULTS,
+    lr_setting="trainer.lr",
 )
 
 if __name__ == "__main__":

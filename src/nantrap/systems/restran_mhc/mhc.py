@@ -38,6 +38,7 @@ class HyperConnection(nn.Module):
         norm: makes the norm of the pooled streams.
         sinkhorn: makes the doubly stochastic matrix of logits [B, n, n].
         mixing: H_res applied to the streams.
+        collapse: whether the block ends with the mean of its streams, from which the next one makes new ones.
     """
 
     def __init__(
@@ -52,9 +53,10 @@ class HyperConnection(nn.Module):
         norm: Callable[[int], nn.Module] = RMSNorm,
         sinkhorn: Callable[[], nn.Module] = Sinkhorn,
         mixing: Callable[[Tensor, Tensor], Tensor] = mix,
+        collapse: bool = False,
     ) -> None:
         super().__init__()
-        self.n, self.name, self.mixing = n, name, mixing
+        self.n, self.name, self.mixing, self.collapse = n, name, mixing, collapse
         self.sublayer = sublayer
         self.norm = norm(n * channels)
         self.phi = nn.Linear(n * channels, n + n + n * n)
@@ -68,7 +70,10 @@ class HyperConnection(nn.Module):
         read_BCHW = self._probe("read_out", torch.einsum("bn,bnchw->bchw", h_pre_BN, streams_BNCHW))
         done_BCHW = self._probe("sublayer", self.sublayer(read_BCHW))
         written_BNCHW = self._probe("write_in", torch.einsum("bn,bchw->bnchw", h_post_BN, done_BCHW))
-        return self._probe("output", self.mixing(h_res_BNN, streams_BNCHW) + written_BNCHW)
+        out_BNCHW = self.mixing(h_res_BNN, streams_BNCHW) + written_BNCHW
+        if self.collapse:
+            out_BNCHW = out_BNCHW.mean(1, keepdim=True).expand_as(out_BNCHW)
+        return self._probe("output", out_BNCHW)
 
     def matrices(self, streams_BNCHW: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """H_pre [B, n], H_post [B, n] and H_res [B, n, n] of some streams."""
@@ -80,3 +85,15 @@ class HyperConnection(nn.Module):
 
     def _probe(self, point: str, value: Tensor, **watch: dict[str, nn.Parameter]) -> Tensor:
         return nantrap.probe(f"{self.name}.{point}", value, **watch)
+
+
+class Residual(nn.Module):
+    """A sublayer beside a plain skip, for a model without hyper-connections: every stream is the same."""
+
+    def __init__(self, channels: int, *, sublayer: nn.Module, **unused: object) -> None:
+        super().__init__()
+        self.sublayer = sublayer
+
+    def forward(self, streams_BNCHW: Tensor) -> Tensor:
+        done_BCHW: Tensor = self.sublayer(streams_BNCHW[:, 0])
+        return streams_BNCHW + done_BCHW[:, None]

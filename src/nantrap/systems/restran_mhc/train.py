@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -24,23 +24,41 @@ from nantrap.systems.precision import precision
 from nantrap.systems.restran_mhc.data import Batch, Plates
 from nantrap.systems.restran_mhc.faults import FAULTS
 from nantrap.systems.restran_mhc.loss import Ctc, evaluate, plate_loss
-from nantrap.systems.restran_mhc.mhc import HyperConnection, mix
+from nantrap.systems.restran_mhc.mhc import HyperConnection, Residual, mix
 from nantrap.systems.restran_mhc.model import Contrast, PlateReader, branch
 from nantrap.systems.restran_mhc.resume import Load, Save, go_on, load_last_good, save_finite
 from nantrap.systems.script import main
-from nantrap.systems.system import Run, System, standard_update
+from nantrap.systems.settings import Alias
+from nantrap.systems.system import Flag, Run, System, standard_update
 
 WATCH = dict.fromkeys(("*.alpha_pre", "*.alpha_post", "*.alpha_res"), nantrap.Limit(min=-1.0, max=1.0))
 """The α begin at 0.01; one beyond ±1 makes the matrices of a hyper-connection saturate."""
 
 
+_LEVELS = {"none": 0, "light": 0, "medium": 1, "full": 2, "strong": 2}
+
+
+def augmentation_level(value: Any) -> int:
+    """The number of a level: 0, 1, 2, or light, medium, full."""
+    return _LEVELS[str(value)] if str(value) in _LEVELS else int(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The config file, a Python file of constants."""
+    """The config file, a Python file of constants. `use_cudnn_benchmark` is only kept: there is no GPU here."""
 
+    ALIASES: ClassVar[Mapping[str, Alias]] = {
+        "augmentation_level": Alias("augmentation", augmentation_level),
+        "oversample_rare_chars": Alias("oversample_rare", lambda value: 0.5 if str(value).lower() == "true" else 0.0),
+        "num_epochs": Alias("epochs"),
+    }
+
+    model_type: str = "restran_mhc"
+    use_cudnn_benchmark: bool = False
     channels: int = 32
     mhc_n: int = 2
     mhc_blocks: int = 3
+    mhc_collapse: bool = False
     mhc_alpha: float = 0.01
     mhc_alpha_res: float = 0.01
     num_heads: int = 4
@@ -48,7 +66,7 @@ class Settings:
     num_frames: int = 3
     height: int = 16
     width: int = 72
-    augmentation_level: int = 0
+    augmentation: int = 0
     missing_frames: float = 0.02
     black_frames: float = 0.0
     oversample_rare: float = 0.5
@@ -67,6 +85,10 @@ class Settings:
     earlier_accident: bool = False
 
     def __post_init__(self) -> None:
+        if self.model_type not in ("restran_mhc", "restran"):
+            raise UsageError(f"model_type is {self.model_type!r}: choose restran_mhc or restran")
+        if self.mhc_n < 1:
+            raise UsageError(f"mhc_n is {self.mhc_n}: at least 1 stream")
         if self.frame_stride not in (4, 8):
             raise UsageError(f"frame_stride is {self.frame_stride}: choose 4 or 8")
         if self.width % self.frame_stride:
@@ -101,7 +123,8 @@ def make_model(settings: Settings, parts: Parts) -> PlateReader:
         width=settings.width,
         contrast=parts.contrast,
         connection=partial(
-            parts.connection,
+            parts.connection if settings.model_type == "restran_mhc" else Residual,
+            collapse=settings.mhc_collapse,
             alpha=settings.mhc_alpha,
             alpha_res=settings.mhc_alpha_res,
             norm=parts.norm,
@@ -112,6 +135,24 @@ def make_model(settings: Settings, parts: Parts) -> PlateReader:
     )
 
 
+def alphas(model: nn.Module) -> dict[str, float]:
+    """Every α by name."""
+    return {name: float(value.detach()) for name, value in model.named_parameters() if "alpha_" in name}
+
+
+def describe_alphas(model: nn.Module) -> str:
+    """The largest of each kind of α; a warning above 1."""
+    found = alphas(model)
+    if not found:
+        return "no alphas"
+    kinds = {
+        kind: max((value for name, value in found.items() if name.endswith(kind)), key=abs)
+        for kind in ("alpha_pre", "alpha_post", "alpha_res")
+    }
+    text = ", ".join(f"{kind} {value:.3f}" for kind, value in kinds.items())
+    return text + (" (warning: above 1)" if max(map(abs, kinds.values())) > 1 else "")
+
+
 def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
     """A run: the model, its optimizer and schedule, its batches and its loss; gone on with if there is an earlier."""
     chosen = Parts(**parts)
@@ -120,7 +161,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         height=settings.height,
         width=settings.width,
         frames=settings.num_frames,
-        level=settings.augmentation_level,
+        level=settings.augmentation,
         missing=settings.missing_frames,
         black=settings.black_frames,
         oversample=settings.oversample_rare,
@@ -148,6 +189,8 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         ),
         scaler=torch.amp.GradScaler("cpu", init_scale=settings.loss_scale) if scaled else None,
         watch=WATCH,
+        watched=partial(alphas, model),
+        describe=partial(describe_alphas, model),
         max_grad_norm=settings.grad_clip,
         begin_epoch=chosen.begin_epoch,
         epoch_steps=settings.steps_per_epoch,
@@ -176,6 +219,11 @@ SYSTEM = System(
     config=Path(__file__).with_name("config.py"),
     build=build,
     faults=FAULTS,
+    lr_setting="learning_rate",
+    flags=(
+        Flag("--model", "model_type", "restran_mhc, or restran without hyper-connections"),
+        Flag("--mhc-n", "mhc_n", "how many streams"),
+    ),
 )
 
 if __name__ == "__main__":

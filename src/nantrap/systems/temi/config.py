@@ -1,6 +1,7 @@
 """temi: clusters cached embeddings. Read, not run; every value may be changed by --set, e.g. --set batch_size=64"""
 
 # data
+DINOV2_MODEL = "dinov2_vitb14"  # only kept: embeddings are made on the spot
 CACHE_DIR = ""  # where embeddings are kept; empty: a folder of this user among the temporary files
 FORCE_RECOMPUTE = False
 NUM_CLUSTERS = 20
@@ -34,6 +35,6 @@ WEIGHT_DECAY = 1e-4
 WARMUP_STEPS = 10
 SCHEDULE_STEPS = 400
 BATCH_SIZE = 128
-MAX_GRAD_NORM = 1.0
+CLIP_GRAD = 1.0
 MIXED_PRECISION = "no"  # no, bf16, fp16
 STEPS_PER_EPOCH = 12

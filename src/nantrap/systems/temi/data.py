@@ -53,7 +53,7 @@ def check_embeddings(embeddings: Tensor, path: Path) -> None:
     if bad:
         raise FormatError(
             f"{path}: {summary(embeddings)}; the first of {len(bad)} bad rows is {bad[0]}. "
-            "Mend what makes them, then set force_recompute"
+            "Mend what makes them, then --force-recompute"
         )
 
 
@@ -88,7 +88,9 @@ class Cache:
             found = torch.load(self.path, weights_only=True)
             embeddings, labels = found["embeddings"], found["labels"]
         except Exception as error:
-            raise FormatError(f"{self.path}: not a cache of embeddings, set force_recompute: {error}") from None
+            raise FormatError(
+                f"{self.path}: no cache of embeddings, --force-recompute makes it anew: {error}"
+            ) from None
         _log.info("%s: %s", self.path, summary(embeddings))
         check(embeddings, self.path)
         return embeddings, labels
@@ -135,6 +137,7 @@ class Pairs:
     ) -> None:
         cache = Cache.of(settings, extract.__name__)
         embeddings, labels = cache.load(lambda: extract(settings), check=check, recompute=settings.force_recompute)
+        self.note = f"{cache.path.name}: {summary(embeddings)}"
         held_out = torch.arange(len(embeddings)) // settings.num_clusters % 5 == 0
         self.training = embeddings[~held_out]
         self.neighbours = nearest(self.training, settings.knn)

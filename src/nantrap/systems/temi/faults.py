@@ -233,7 +233,7 @@ _OPEN_HEAD = {
 def caution(rate: float, *, result: str = "Touches nothing of the fault.") -> Remedy:
     """What everybody tries first."""
     story = "A tenth of the rate, a tenth of the norm, half the batch."
-    settings = {"learning_rate": rate, "max_grad_norm": 0.1, "batch_size": 64}
+    settings = {"learning_rate": rate, "clip_grad": 0.1, "batch_size": 64}
     return lower_rate_and_clip(settings, story=story, result=result)
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
+
+from nantrap.systems.settings import Alias
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The config file."""
+    """The config file. `dinov2_model` is only kept: embeddings are made on the spot, whatever would have made them."""
 
+    ALIASES: ClassVar[Mapping[str, Alias]] = {
+        "embedding_dim": Alias("embed_dim"),
+        "max_grad_norm": Alias("clip_grad"),
+        "use_fp16": Alias("mixed_precision", lambda value: {"true": "fp16", "false": "no"}[str(value).lower()]),
+    }
+
+    dinov2_model: str = "dinov2_vitb14"
     cache_dir: str = ""
     force_recompute: bool = False
     num_clusters: int = 20
@@ -36,6 +47,6 @@ class Settings:
     warmup_steps: int = 10
     schedule_steps: int = 400
     batch_size: int = 128
-    max_grad_norm: float = 1.0
+    clip_grad: float = 1.0
     mixed_precision: str = "no"
     steps_per_epoch: int = 12

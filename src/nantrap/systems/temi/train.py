@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from nantrap.ops import beta_pmi
 from nantrap.systems.precision import precision
 from nantrap.systems.script import main
-from nantrap.systems.system import Run, System, Terms, standard_update
+from nantrap.systems.system import Flag, Run, System, Terms, standard_update
 from nantrap.systems.temi.data import Batch, Check, Extract, Pairs, check_embeddings, gaussian_embeddings
 from nantrap.systems.temi.faults import FAULTS
 from nantrap.systems.temi.loss import (
@@ -109,7 +109,8 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, partial(warmup_and_cosine, settings=settings)),
         scaler=torch.amp.GradScaler("cpu") if dtype is torch.float16 else None,
         ema=teacher,
-        max_grad_norm=settings.max_grad_norm,
+        max_grad_norm=settings.clip_grad,
+        facts=(pairs.note,),
         begin_epoch=chosen.begin_epoch,
         epoch_steps=settings.steps_per_epoch,
     )
@@ -123,6 +124,8 @@ SYSTEM = System(
     config=Path(__file__).with_name("config.py"),
     build=build,
     faults=FAULTS,
+    lr_setting="learning_rate",
+    flags=(Flag("--force-recompute", "force_recompute", "make the cached embeddings anew", switch=True),),
 )
 
 if __name__ == "__main__":

@@ -107,4 +107,5 @@ NO_MASKED_TOKEN = Fault(
         ),
         caution(),
     ),
+    told="guard",
 )

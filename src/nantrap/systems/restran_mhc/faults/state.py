@@ -120,6 +120,7 @@ STALE_RATE = Fault(
         ),
         CAUTION,
     ),
+    told="resume check",
     notice="the rate in force is *, the configuration says 0.02: the restored optimizer state overrides it*",
 )
 
@@ -135,4 +136,5 @@ SCALER_ALARM = Fault(
     parts={"update": halve_rate_on_overflow},
     settings={**HALF, "loss_scale": 2.0**22},
     remedies=(CAUTION,),
+    told="guard",
 )
