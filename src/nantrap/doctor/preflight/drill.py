@@ -5,13 +5,12 @@ from __future__ import annotations
 import copy
 import statistics
 import time
-from typing import Any
 
 import torch
 
 from nantrap.doctor.preflight.report import Check
 from nantrap.doctor.preflight.subject import Subject
-from nantrap.doctor.preflight.trial import plain_loss, quiet
+from nantrap.doctor.preflight.trial import quiet
 from nantrap.errors import NonFiniteError
 from nantrap.faults import inject
 from nantrap.guard import Guard, Policy
@@ -42,7 +41,8 @@ def check_guard(subject: Subject) -> list[Check]:
 
 def _drill(subject: Subject, kind: str) -> bool | None:
     """Whether the guard held; `None` if the model has nothing of the kind to hit."""
-    model, optimizer = subject.fresh()
+    fresh = subject.fresh()
+    model, optimizer = fresh.model, fresh.optimizer
     policy = Policy(diagnose="off", bundle="off", spikes="off", max_consecutive_skips=10, anchor_every=0)
     torch.manual_seed(0)
     applied: list[bool] = []
@@ -54,7 +54,7 @@ def _drill(subject: Subject, kind: str) -> bool | None:
     ):
         for _ in range(_AT + 2):
             try:
-                outcome = guard.attempt(lambda batch: subject.loss(model, batch), copy.deepcopy(subject.batch))
+                outcome = guard.attempt(fresh.loss_of, copy.deepcopy(subject.batch))
             except NonFiniteError:  # stopping is holding, too
                 noticed = True
                 break
@@ -70,16 +70,15 @@ def _drill(subject: Subject, kind: str) -> bool | None:
 
 def _cost(subject: Subject) -> Check:
     """Plain and guarded steps in turns on two copies; medians, since other programs use the machine too."""
-    plain_model, plain_optimizer = subject.fresh()
-    guarded_model, guarded_optimizer = subject.fresh()
+    bare, held = subject.fresh(), subject.fresh()
     plain: list[float] = []
     guarded: list[float] = []
     begin = time.perf_counter()
     with (
         quiet(),
         Guard(
-            guarded_model,
-            guarded_optimizer,
+            held.model,
+            held.optimizer,
             max_grad_norm=None,
             policy=Policy(bundle="off", diagnose="off"),
             quiet=True,
@@ -87,9 +86,9 @@ def _cost(subject: Subject) -> Check:
     ):
         for number in range(_ROUNDS + 2):
             first = time.perf_counter()
-            _plain_step(subject, plain_model, plain_optimizer)
+            _plain_step(bare)
             second = time.perf_counter()
-            guard.attempt(lambda batch: subject.loss(guarded_model, batch), subject.batch)
+            guard.attempt(held.loss_of, subject.batch)
             third = time.perf_counter()
             if number >= 2:  # the first steps allocate
                 plain.append(second - first)
@@ -102,7 +101,7 @@ def _cost(subject: Subject) -> Check:
     return Check("guard cost", "ok", text, values={"plain_ms": before, "guarded_ms": after, "share": share})
 
 
-def _plain_step(subject: Subject, model: Any, optimizer: Any) -> None:
-    optimizer.zero_grad()
-    plain_loss(subject, model, subject.batch).backward()
-    optimizer.step()
+def _plain_step(subject: Subject) -> None:
+    subject.optimizer.zero_grad()
+    subject.total_loss(subject.batch).backward()
+    subject.optimizer.step()

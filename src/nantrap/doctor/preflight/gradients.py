@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from nantrap.doctor.preflight.report import Check
 from nantrap.doctor.preflight.subject import Subject
-from nantrap.doctor.preflight.trial import plain_loss, quiet
+from nantrap.doctor.preflight.trial import quiet
 from nantrap.incident.wording import some_of
 
 _EXPLODING = 1e4
@@ -20,7 +20,8 @@ _RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Threshold)
 
 def check_gradients(subject: Subject) -> tuple[Check, Check]:
     """The gradient of every parameter, and the units that never fire on this batch."""
-    model, optimizer = subject.fresh()
+    fresh = subject.fresh()
+    model, optimizer = fresh.model, fresh.optimizer
     units: dict[str, float] = {}
     handles = [
         module.register_forward_hook(_counter(units, name))
@@ -34,7 +35,7 @@ def check_gradients(subject: Subject) -> tuple[Check, Check]:
     optimizer.zero_grad()
     torch.manual_seed(0)
     with quiet():
-        plain_loss(subject, model, subject.batch).backward()
+        fresh.total_loss(subject.batch).backward()
     for handle in handles:
         handle.remove()
     return _flow(model, list(dict.fromkeys(order))), _units(units)

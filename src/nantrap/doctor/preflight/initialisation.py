@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from nantrap.doctor.preflight.report import Check
 from nantrap.doctor.preflight.subject import Subject
-from nantrap.doctor.preflight.trial import plain_loss, quiet
+from nantrap.doctor.preflight.trial import quiet
 from nantrap.incident.wording import some_of
 
 _LARGE = 10.0
@@ -33,6 +33,8 @@ def check_weights(subject: Subject) -> Check:
         if values.dim() < 2 or values.numel() < 2 or id(parameter) in embeddings:
             continue
         fan_in = math.prod(values.shape[1:])
+        if fan_in < 2:  # the magnitudes of weight normalisation: one number per unit, all 1 at first
+            continue
         scales[name] = float(values.std()) * math.sqrt(fan_in)
         if scales[name] > _LARGE:
             large.append(f"{name} ({scales[name]:.3g})")
@@ -59,7 +61,8 @@ def check_weights(subject: Subject) -> Check:
 
 def check_activations(subject: Subject) -> Check:
     """How the scale of the values changes along the model, in the order in which the layers run."""
-    model, _ = subject.fresh()
+    fresh = subject.fresh()
+    model = fresh.model
     scales: dict[str, float] = {}
     handles = []
     for name, module in model.named_modules():
@@ -71,7 +74,7 @@ def check_activations(subject: Subject) -> Check:
 
             handles.append(module.register_forward_hook(note))
     with quiet(), torch.no_grad():
-        plain_loss(subject, model, subject.batch)
+        fresh.total_loss(subject.batch)
     for handle in handles:
         handle.remove()
     known = {name: scale for name, scale in scales.items() if math.isfinite(scale) and scale > 0}
@@ -89,9 +92,9 @@ def check_activations(subject: Subject) -> Check:
 
 def check_first_loss(subject: Subject) -> Check:
     """A fresh classifier knows nothing: its loss is near the logarithm of the number of classes."""
-    model, _ = subject.fresh()
+    fresh = subject.fresh()
     with quiet(), torch.no_grad(), _LossWatch() as watch:
-        loss = float(plain_loss(subject, model, subject.batch))
+        loss = float(fresh.total_loss(subject.batch))
     expected, reason = subject.expected_loss, "as the factory says"
     if expected is None and len(watch.classes) == 1:
         expected = math.log(watch.classes[0])

@@ -12,7 +12,7 @@ from torch import Tensor
 from nantrap.doctor.preflight.edges import parts_of
 from nantrap.doctor.preflight.report import Check
 from nantrap.doctor.preflight.subject import Subject
-from nantrap.doctor.preflight.trial import plain_loss, quiet
+from nantrap.doctor.preflight.trial import quiet
 from nantrap.locate.batch import with_tensor
 
 _STEPS = 5
@@ -53,7 +53,8 @@ def _margin(name: str, holds: Callable[[float], bool], note: str) -> Check:
 
 def _trains(subject: Subject, factor: float) -> bool:
     """Whether a few steps at a larger learning rate stay finite, and the loss near where it began."""
-    model, optimizer = subject.fresh()
+    fresh = subject.fresh()
+    model, optimizer = fresh.model, fresh.optimizer
     for group in optimizer.param_groups:
         group["lr"] = group["lr"] * factor
     torch.manual_seed(0)
@@ -61,7 +62,7 @@ def _trains(subject: Subject, factor: float) -> bool:
         first = math.inf
         for _ in range(_STEPS):
             try:
-                loss = plain_loss(subject, model, subject.batch)
+                loss = fresh.total_loss(subject.batch)
                 value = float(loss.detach())
                 first = min(first, value) if math.isinf(first) else first
                 if not math.isfinite(value) or value > max(_DIVERGED * first, first + _DIVERGED):
@@ -76,7 +77,8 @@ def _trains(subject: Subject, factor: float) -> bool:
 
 def _holds(subject: Subject, *, inputs: float = 1.0, logits: float = 1.0) -> bool:
     """Whether loss and gradients stay finite with larger inputs or a larger output."""
-    model, _ = subject.fresh()
+    fresh = subject.fresh()
+    model = fresh.model
     batch = subject.batch
     if inputs != 1.0:
         for part, _, tensor in parts_of(batch):
@@ -87,7 +89,7 @@ def _holds(subject: Subject, *, inputs: float = 1.0, logits: float = 1.0) -> boo
     torch.manual_seed(0)
     with quiet():
         try:
-            loss = plain_loss(subject, model, batch)
+            loss = fresh.total_loss(batch)
             loss.backward()
         except (RuntimeError, ValueError, ArithmeticError):
             return False

@@ -6,8 +6,9 @@ Every check gets fresh copies, so that none sees what another one did.
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from nantrap.errors import UsageError
 from nantrap.locate import batch_size
 
 LossFunction = Callable[[Any, Any], Any]
+_POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 _WANTED = ("model", "optimizer", "batch", "loss")
 
 
@@ -34,6 +36,8 @@ class Subject:
         loss: the loss of a model and a batch: a tensor, or a dict of terms.
         expected_loss: what the first loss should be, if the factory says so.
         defaults: which parts were not given, in words.
+        bound: the loss takes a batch alone and uses the model it was made with, so every copy is made anew.
+        again: makes the same subject anew.
     """
 
     name: str
@@ -43,20 +47,34 @@ class Subject:
     loss: LossFunction
     expected_loss: float | None = None
     defaults: tuple[str, ...] = ()
-    _again: Callable[[], Subject] | None = field(default=None, repr=False)
+    bound: bool = False
+    again: Callable[[], Subject] | None = field(default=None, repr=False)
 
-    def fresh(self) -> tuple[nn.Module, Optimizer]:
-        """A copy of model and optimizer as they were made."""
+    def fresh(self) -> Subject:
+        """The same with a copy of model and optimizer, as they were made."""
+        if self.bound and self.again is not None:
+            return self.again()
         try:
-            made: tuple[nn.Module, Optimizer] = copy.deepcopy((self.model, self.optimizer))
+            model, optimizer = copy.deepcopy((self.model, self.optimizer))
         except Exception as error:  # a model may hold what cannot be copied; then it is made again
-            if self._again is None:
+            if self.again is None:
                 raise UsageError(
                     f"{self.name}: the model cannot be copied ({error}); give a factory instead of the object"
                 ) from error
-            other = self._again()
-            return other.model, other.optimizer
-        return made
+            return self.again()
+        return replace(self, model=model, optimizer=optimizer)
+
+    def loss_of(self, batch: Any) -> Any:
+        """The loss of this model on a batch: a tensor or a dict of terms."""
+        return self.loss(self.model, batch)
+
+    def total_loss(self, batch: Any) -> Tensor:
+        """The loss as one tensor."""
+        found = self.loss_of(batch)
+        if isinstance(found, Tensor):
+            return found
+        total: Tensor = torch.stack([term.float() for term in found.values()]).sum()
+        return total
 
     @property
     def device(self) -> torch.device:
@@ -92,8 +110,18 @@ def make_subject(target: Any, given: Mapping[str, Any]) -> Subject:
             found = function()
         except Exception as error:
             raise UsageError(f"{name} raised {type(error).__name__}: {error}; a factory takes no arguments") from error
-        return _subject(name, found, given, again=lambda: _subject(name, function(), given))
+        return _subject(name, found, given, again=_maker(name, function, given))
     return _subject(name, found, given)
+
+
+def _maker(name: str, function: Callable[[], Any], given: Mapping[str, Any]) -> Callable[[], Subject]:
+    """Makes the same subject again: from the same seed, and able to be made again itself."""
+
+    def make() -> Subject:
+        torch.manual_seed(0)
+        return _subject(name, function(), given, again=make)
+
+    return make
 
 
 def _subject(name: str, found: Any, given: Mapping[str, Any], again: Callable[[], Subject] | None = None) -> Subject:
@@ -127,6 +155,13 @@ def _subject(name: str, found: Any, given: Mapping[str, Any], again: Callable[[]
         raise UsageError(f"{name}: optimizer is a {type(parts['optimizer']).__name__}, not a torch optimizer")
     if not callable(parts["loss"]):
         raise UsageError(f"{name}: loss is not a function of model and batch")
+    bound = _takes_batch_alone(parts["loss"])
+    if bound and again is None:
+        raise UsageError(
+            f"{name}: a loss that takes the batch alone uses the model it was made with; give a factory that makes "
+            "both, or let the loss take model and batch"
+        )
+    loss = _without_model(parts["loss"]) if bound else parts["loss"]
     model.train()
     expected = parts.get("expected_loss")
     return Subject(
@@ -134,11 +169,25 @@ def _subject(name: str, found: Any, given: Mapping[str, Any], again: Callable[[]
         model,
         parts["optimizer"],
         parts["batch"],
-        parts["loss"],
+        loss,
         None if expected is None else float(expected),
         tuple(defaults),
+        bound,
         again,
     )
+
+
+def _takes_batch_alone(loss: Callable[..., Any]) -> bool:
+    try:
+        parameters = inspect.signature(loss).parameters.values()
+    except (TypeError, ValueError):
+        return False
+    needed = [each for each in parameters if each.default is each.empty and each.kind in _POSITIONAL]
+    return len(needed) == 1 and not any(each.kind is each.VAR_POSITIONAL for each in parameters)
+
+
+def _without_model(loss: Callable[[Any], Any]) -> LossFunction:
+    return lambda _model, batch: loss(batch)
 
 
 def _mean_square(model: nn.Module, batch: Any) -> Tensor:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from nantrap.doctor.preflight.subject import Subject
 from nantrap.guard import Guard, Policy
@@ -74,7 +73,6 @@ def try_step(
     batch: Any = None,
     *,
     autocast: torch.dtype | None = None,
-    prepare: Callable[[nn.Module], None] | None = None,
     diagnose: bool = True,
 ) -> StepResult:
     """Make one guarded step on fresh copies.
@@ -83,12 +81,9 @@ def try_step(
         subject: what is tried out.
         batch: another batch than the subject's.
         autocast: run forward and loss in this precision.
-        prepare: changes the copy before the step.
         diagnose: locate and explain a failure.
     """
-    model, optimizer = subject.fresh()
-    if prepare is not None:
-        prepare(model)
+    fresh = subject.fresh()
     used = subject.batch if batch is None else batch
     # Nothing is written to disk, and a single step needs no memory of earlier states.
     policy = Policy(
@@ -97,10 +92,10 @@ def try_step(
 
     def loss(part: Any) -> Any:
         with _precision(subject.device.type, autocast):
-            return subject.loss(model, part)
+            return fresh.loss_of(part)
 
     torch.manual_seed(0)
-    with quiet(), Guard(model, optimizer, max_grad_norm=None, policy=policy, quiet=True) as guard:
+    with quiet(), Guard(fresh.model, fresh.optimizer, max_grad_norm=None, policy=policy, quiet=True) as guard:
         try:
             outcome = guard.attempt(loss, used)
         except Exception as error:
@@ -132,15 +127,6 @@ def place_of(incident: Incident) -> str:
     if incident.source is not None:
         words.append(f"at {os.path.basename(incident.source.file)}:{incident.source.line}")
     return " ".join(words) or f"in the {incident.phase} phase"
-
-
-def plain_loss(subject: Subject, model: nn.Module, batch: Any) -> Tensor:
-    """The loss as one tensor."""
-    found = subject.loss(model, batch)
-    if isinstance(found, Tensor):
-        return found
-    total: Tensor = torch.stack([term.float() for term in found.values()]).sum()
-    return total
 
 
 def _precision(device: str, dtype: torch.dtype | None) -> contextlib.AbstractContextManager[Any]:
