@@ -85,11 +85,40 @@ def test_json_of_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("words", "code"),
+    [
+        (["sqrt"], "NT301"),
+        (["aten._softmax"], "NT203"),
+        (["softmax", "mask"], "NT203"),
+        (["loss", "is", "nan", "after", "resume"], "NT604"),
+        (["batchnorm"], "NT605"),
+        (["acos"], "NT302"),
+        (["fp16", "overflow"], "NT401"),
+        (["log", "of", "zero"], "NT201"),
+        (["divide", "by", "zero"], "NT202"),
+    ],
+)
+def test_words_find_causes(words: list[str], code: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", *words, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    codes = [found["code"]] if isinstance(found, dict) else [each["code"] for each in found[:4]]
+    assert code in codes
+
+
+def test_the_list_of_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "sqrt"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "causes and checks that speak of 'sqrt', the closest first"
+    assert any("NT301  singular_gradient_at_zero" in line for line in lines)
+    assert lines[-1] == "`nantrap explain CODE` shows the page of a cause or a check"
+
+
 def test_a_cause_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["explain", "softmax_masked_row"]) == 2
+    assert main(["explain", "NT2033"]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        "error: no cause is called 'softmax_masked_row'; did you mean softmax_fully_masked_row? "
+        "error: no cause is called 'NT2033'; did you mean NT203 or NT703 or NT603? "
         "`nantrap explain` lists every code and slug\n"
     )

@@ -37,7 +37,21 @@ def test_no_command_is_wrong_use(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([]) == 2
     captured = capsys.readouterr()
     assert captured.out == ""
-    assert captured.err.startswith("usage: nantrap [-h] [--version] COMMAND ...")
+    assert "What to do first:" in captured.err
+    shown = {
+        line.rpartition("   nantrap ")[2].split()[0] for line in captured.err.splitlines() if "   nantrap " in line
+    }
+    assert shown <= set(COMMANDS)
+    assert {"run", "report", "audit", "explain", "demo"} <= shown
+    assert max(map(len, captured.err.splitlines())) <= 110
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "tcsh"])
+def test_completion(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("shtab", reason="needs nantrap[completion]")
+    assert main(["--print-completion", shell]) == 0
+    shown = capsys.readouterr().out
+    assert all(name in shown for name in COMMANDS)
 
 
 def test_unknown_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -15,7 +15,8 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from nantrap._version import __version__
-from nantrap.errors import NantrapError
+from nantrap.cli.start import start_text
+from nantrap.errors import MissingExtraError, NantrapError
 from nantrap.incident.wording import escaped
 
 __all__ = ["COMMANDS", "main"]
@@ -42,12 +43,17 @@ class Command(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `nantrap` with these arguments (those of the process by default) and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if not given:
+        print(start_text(COMMANDS), file=sys.stderr)
+        return 2
     parser = _parser(COMMANDS if not given or given[0] not in COMMANDS else (given[0],))
     parsed = parser.parse_args(given)
-    if parsed.command is None:
-        parser.print_help(sys.stderr)
-        return 2
     try:
+        if parsed.print_completion:
+            return _print_completion(parser, parsed.print_completion)
+        if parsed.command is None:
+            parser.print_help(sys.stderr)
+            return 2
         return int(parsed.run(parsed))
     except NantrapError as error:
         print(f"error: {escaped(' '.join(str(error).split()), most=4000)}", file=sys.stderr)
@@ -71,6 +77,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
 
+def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:
+    try:
+        import shtab
+    except ModuleNotFoundError:
+        raise MissingExtraError("shtab", extra="completion") from None
+    print(shtab.complete(parser, shell))
+    return 0
+
+
 def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nantrap",
@@ -78,6 +93,12 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
         epilog="`nantrap COMMAND --help` tells more.",
     )
     parser.add_argument("--version", action="version", version=f"nantrap {__version__}")
+    parser.add_argument(
+        "--print-completion",
+        choices=("bash", "zsh", "tcsh"),
+        metavar="SHELL",
+        help="completion for bash, zsh or tcsh",
+    )
     commands = parser.add_subparsers(metavar="COMMAND", dest="command", title="commands")
     for name in names:
         command = _load(name)

@@ -4,35 +4,49 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 from nantrap.causes import Page, page, pages
+from nantrap.causes.search import search
 from nantrap.doctor.pages import CheckPage, check_page, check_pages
+from nantrap.errors import UsageError
 from nantrap.incident import BY_CODE
 
 _WIDEST = 100
+_MORE = "`nantrap explain CODE` shows the page of a cause or a check"
 
 
 class Explain:
     """Show what a cause is, code that shows it, why it happens, the fix, and how nantrap proves it.
 
-    CAUSE is a code (NT203) or a slug (softmax_fully_masked_row), as a diagnostic names it, or a check of `nantrap
-    doctor` (NT851). Without one, all are listed by family. Exit code 0; 2 if there is no such cause.
+    CAUSE is a code (NT203) or a slug (softmax_fully_masked_row), as a diagnostic names it, a check of `nantrap doctor`
+    (NT851), or any words: an operation (sqrt) or a symptom (resume, float16 overflow) lists the causes that name it.
+    Without one, all are listed by family. Exit code 0; 2 if nothing is found.
     """
 
     name = "explain"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("cause", nargs="?", metavar="CAUSE", help="a code or a slug; without it, the list of all")
+        parser.add_argument("cause", nargs="*", metavar="CAUSE", help="a code, a slug or words; without it, all")
         parser.add_argument("--json", action="store_true", help="print it as JSON on stdout")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        if arguments.cause is None:
+        if not arguments.cause:
             found: tuple[Page | CheckPage, ...] = (*pages(), *check_pages())
             print(_as_json([_entry(each) for each in found]) if arguments.json else _listed(found))
             return 0
-        chosen = check_page(arguments.cause) or page(arguments.cause)
+        wanted = " ".join(arguments.cause)
+        try:
+            chosen = check_page(wanted) or page(wanted)
+        except UsageError:
+            everything: tuple[Page | CheckPage, ...] = (*pages(), *check_pages())
+            matches = search(everything, wanted)
+            if not matches:
+                raise
+            print(_as_json([_entry(each) for each in matches]) if arguments.json else _matched(matches, wanted))
+            return 0
         if arguments.json:
             print(_as_json({**asdict(chosen), "family": chosen.family}))
         else:
@@ -61,7 +75,13 @@ def _listed(found: tuple[Page | CheckPage, ...]) -> str:
             family = each.family
             lines += ["", family] if lines else [family]
         lines.append(f"  {each.code}  {each.slug:<{widest}}  {_title(each)}")
-    return "\n".join([*lines, "", "`nantrap explain CODE` shows the page of a cause or a check"])
+    return "\n".join([*lines, "", _MORE])
+
+
+def _matched(found: Sequence[Page | CheckPage], wanted: str) -> str:
+    widest = max(len(each.slug) for each in found)
+    lines = [f"  {each.code}  {each.slug:<{widest}}  {_title(each)}" for each in found]
+    return "\n".join([f"causes and checks that speak of {wanted!r}, the closest first", *lines, "", _MORE])
 
 
 def _title(each: Page | CheckPage) -> str:

@@ -27,7 +27,7 @@ from nantrap.guard.watch import Watch
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Incident
 from nantrap.record import History, Journal, Listener, StepRecord, write_run_info
-from nantrap.report import one_line, render_incident, write_line, write_run_report
+from nantrap.report import fingerprint, one_line, render_incident, write_line, write_run_report
 
 _KEPT = 256
 _LARGEST_REPORTED = 32 * 1024 * 1024
@@ -75,6 +75,7 @@ class Recorder:
         self._headroom = headroom
         self._records: deque[StepRecord] = deque(maxlen=_KEPT)
         self._first_rates: tuple[float, ...] = ()
+        self._shown: set[tuple[object, ...]] = set()
         self._journal = None if run_dir is None else Journal(run_dir, rank=rank)
         self._listeners: tuple[Listener, ...] = ()
 
@@ -268,8 +269,10 @@ class Recorder:
         if not self._prints:
             return
         write_line(f"nantrap: {one_line(incident, reason)}")
-        if incident.same_as is None and (incident.op or incident.causes):
+        looks = fingerprint(incident)
+        if incident.same_as is None and (incident.op or incident.causes) and looks not in self._shown:
             write_line(render_incident(incident, color=None))
+            self._shown.add(looks)  # the next one that looks the same is one line
 
     def _count(self, incident: Incident) -> None:
         self.last_incident = incident

@@ -18,6 +18,7 @@ reader never loses what a new writer said.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -293,6 +294,11 @@ class Incident:
         from nantrap.incident.codec import encode_incident
 
         return encode_incident(self)
+
+    def _repr_html_(self) -> str:
+        """For notebooks. The pages belong to a higher layer and are looked up when one is shown."""
+        html: str = importlib.import_module("nantrap.report.notebook").incident_html(self)
+        return html
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Incident:

@@ -13,6 +13,7 @@ from nantrap.launch.attach import Attachment
 from nantrap.launch.settings import Settings, read_settings
 from nantrap.launch.summary import Summary, print_summary
 from nantrap.launch.torch_private import is_scheduled, mark_scheduled, mark_stepped
+from nantrap.report.notebook import magic
 
 _attached: list[tuple[Attachment, Settings]] = []
 _own_steps: list[tuple[weakref.ref[Optimizer], Any]] = []
@@ -20,6 +21,8 @@ _own_steps: list[tuple[weakref.ref[Optimizer], Any]] = []
 
 def load(shell: Any) -> None:
     """Attach, once, with the settings of the environment and of `pyproject.toml`."""
+    if hasattr(shell, "register_magic_function"):
+        shell.register_magic_function(magic, "line", "nantrap")
     if _attached:
         return
     settings = read_settings({"name": "notebook"}, environment=os.environ, folder=Path.cwd())

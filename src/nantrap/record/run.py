@@ -8,6 +8,7 @@ run.refresh()                            # reads what was appended since
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
@@ -130,6 +131,11 @@ class Run:
 
     def __repr__(self) -> str:
         return f"Run({str(self.path)!r}, {self.kind}, {len(self.main):,} rows, ranks {list(self.ranks)})"
+
+    def _repr_html_(self) -> str:
+        """For notebooks. The pages belong to a higher layer and are looked up when one is shown."""
+        html: str = importlib.import_module("nantrap.report.notebook").run_html(self)
+        return html
 
     # ---- what it holds
 
