@@ -26,4 +26,12 @@ class Tally:
     scaler_probes: int = 0
     rollbacks: int = 0
     spikes: int = 0
+    still: int = 0
+    """Steps in a row, up to now, in which no gradient reached a parameter."""
+    still_since: int | None = None
+    """The first step of the last row of them that was long enough to be reported."""
+    given_up: int = 0
+    """Steps that the script itself did not make because they were bad."""
+    left_out: int = 0
+    """Bad losses that the script left out of a step that it made."""
     causes: Counter[str] = field(default_factory=Counter)

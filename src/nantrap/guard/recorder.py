@@ -32,6 +32,9 @@ from nantrap.report import fingerprint, one_line, render_incident, write_line, w
 _KEPT = 256
 _LARGEST_REPORTED = 32 * 1024 * 1024
 """Bytes of a journal whose report is written when the run ends; of a longer one `nantrap report` makes it."""
+_MOST_SPIKES = 5
+STILL_STEPS = 20
+"""Steps in a row without any gradient after which a run is called dead."""
 
 
 class Recorder:
@@ -113,6 +116,8 @@ class Recorder:
         """A step has ended: write it down, count it, and begin the next."""
         progress, tally = self._progress, self.tally
         step, applied = progress.step, action is Action.APPLY
+        if window.repeated and incident is None:  # the same update once more: it has its line and its number already
+            return Outcome(applied, action, max(step - 1, 0), reading.loss, reading.norm, None, reading.terms)
         self._write(step, window, reading, action, (time.perf_counter() - window.started) * 1e3, incident)
         if self._headroom is not None:
             for message in self._headroom.end(step, applied=applied):
@@ -200,6 +205,29 @@ class Recorder:
         if self._prints:
             write_line(f"nantrap: {text}")
 
+    def say_spike(self, note: str | None) -> None:
+        """A finite value far outside its range: the first few are printed, all are counted."""
+        self.tally.spikes += 1
+        if self.tally.spikes <= _MOST_SPIKES:
+            self.say(f"step {self._progress.step:,}: {note}")
+        elif self.tally.spikes == _MOST_SPIKES + 1:
+            self.say(f"step {self._progress.step:,}: {note}; further spikes are only counted")
+
+    def note_still(self, *, still: bool) -> None:
+        """Count the steps without any gradient: after a while the run learns nothing, and that is said once."""
+        tally = self.tally
+        tally.still = tally.still + 1 if still else 0
+        if tally.still == STILL_STEPS:
+            tally.still_since = self._progress.step - STILL_STEPS + 1
+            self.say(
+                f"step {self._progress.step:,}: no gradient has reached any parameter for {STILL_STEPS} steps, since "
+                f"step {tally.still_since:,}: nothing is learned (dead_training). A loss that was replaced by a "
+                "constant, frozen parameters, or a graph that is cut by detach() look like this"
+            )
+        elif not still and tally.still_since is not None:
+            self.say(f"step {self._progress.step:,}: there are gradients again")
+            tally.still_since = None
+
     def close(self) -> None:
         """Write what is kept, close the journal, and write the report of the run. May be called again."""
         journal, self._journal = self._journal, None
@@ -232,13 +260,14 @@ class Recorder:
         journal = self._journal
         if journal is None and not self._listeners:
             return
+        applied = action is Action.APPLY
         line: dict[str, Any] = {
             "step": step,
             "loss": loss,
             "grad_norm": norm,
             "lr": rates,
             "action": action.value,
-            "by": self._by,
+            "by": "guard" if incident is not None and not applied and not window.given_up else self._by,
             "ms": round(milliseconds, 3),
         }
         progress = self._progress
@@ -308,10 +337,18 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
         lines.append(f"{tally.scaler_probes:,} steps skipped by the GradScaler while it searched its scale (normal)")
     if tally.spikes:
         lines.append(f"{tally.spikes:,} spikes of loss or gradient norm")
+    lines += dead_lines(tally)
     if run_dir is not None:
         report = os.path.join(run_dir, "report.html")
         lines.append(f"report: {report}" if os.path.exists(report) else f"journal: {run_dir}")
     return "\n".join(lines)
+
+
+def dead_lines(tally: Tally) -> list[str]:
+    """What the end of a run says if it learned nothing up to the end."""
+    if tally.still_since is None:
+        return []
+    return [f"no gradient from step {tally.still_since:,} to the end: nothing was learned (dead_training)"]
 
 
 def stop_message(incident: Incident, reason: str, restart: str = "") -> str:

@@ -194,11 +194,11 @@ def _is_skipped_spike(parts: Parts, reading: Reading) -> bool:
     """A finite value far outside its range: reported here, or a reason to skip."""
     assert parts.spikes is not None
     found = parts.spikes.find(reading.loss, reading.norm)
-    parts.recorder.tally.spikes += len(found)
     if found and parts.policy.spikes == "skip" and parts.policy.on_incident == "skip":
+        parts.recorder.tally.spikes += len(found)
         return True
     for spike in found:
-        parts.recorder.say(f"step {parts.progress.step:,}: {spike.note}")
+        parts.recorder.say_spike(spike.note)
     return False
 
 
@@ -270,6 +270,8 @@ def accept(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Ou
     if parts.protected.has_buffers:
         parts.protected.buffers.adopt()
     driver.advance(applied=True)
+    if reading.norm == 0.0 or parts.recorder.tally.still:
+        parts.recorder.note_still(still=reading.norm == 0.0)
     ladder, spikes = parts.ladder, parts.spikes
     if ladder.in_a_row or ladder.harmless_in_a_row:
         ladder.applied()

@@ -65,6 +65,8 @@ class Window:
         accumulated: the gradients of the settled ones.
         drafts: the incidents of the dropped ones, and what was done, in words.
         findings: loss terms that were dropped.
+        given_up: the script itself did not make this step.
+        repeated: the script makes the last update once more; the journal has a line for it already.
     """
 
     started: float
@@ -79,6 +81,8 @@ class Window:
     accumulated: list[Tensor | None] | None = None
     drafts: list[tuple[Draft, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    given_up: bool = False
+    repeated: bool = False
 
     @property
     def unsettled(self) -> bool:

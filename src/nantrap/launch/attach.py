@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 from nantrap.faults import Injected, Injector, parse_faults
-from nantrap.launch import children, gradients, loaders, optimizers, resuming, saving, scalers, schedules
+from nantrap.launch import children, gradients, handled, loaders, optimizers, resuming, saving, scalers, schedules
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 from nantrap.launch.settings import Settings
@@ -24,6 +24,7 @@ class Attachment:
         optimizers.install(self._patches, self.loops)
         gradients.install(self._patches, self.loops, scaled)
         scalers.install(self._patches, self.loops, scaled)
+        handled.install(self._patches, self.loops)
         schedules.install(self._patches, self.loops)
         resuming.install(self._patches, self.loops)
         saving.install(self._patches, self.loops)
@@ -47,7 +48,7 @@ class Attachment:
 
     def bad_state(self) -> list[str]:
         """The names of the guarded parameters and buffers that are not finite now."""
-        return [name for loop in self.loops for name in loop.bad_state()]
+        return [name for loop in self.loops for name in loop.bad_state()] + self.loops.bad_loose()
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -22,6 +23,7 @@ def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
         if loss is None or kwargs.get("inputs") is not None or loops.looks_away():
             run()
             return
+        loops.meet(loss)
         for loop in loops.loops_below(loss):
             run = functools.partial(loop.backward, loss, run)
         run()
@@ -31,13 +33,31 @@ def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
             return original(parameters, *args, **kwargs)
         given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         loop = loops.loop_owning(given)
+        if loop is not None and loop.keeps_bad_gradients and _on_host(given):
+            norm = get_total_norm([p.grad for p in given if p.grad is not None], *_norm_options(*args, **kwargs))
+            if not math.isfinite(norm.item()):
+                loop.clipped(norm.detach())
+                return norm  # clipping would turn Inf into NaN (Inf × 0) and hide what happened; no step follows
         # a norm that is not finite is the guard's business: the step will not be taken, whatever it was clipped to
         norm = original(given, *args, **({**kwargs, "error_if_nonfinite": False} if loop is not None else kwargs))
         if loop is not None and isinstance(norm, Tensor):
             loop.clipped(norm.detach())
         return norm
 
+    get_total_norm = torch.nn.utils.get_total_norm
     patches.wrap(torch.autograd, "backward", backward)
     clip_module = torch.nn.utils.clip_grad
     patches.wrap(clip_module, "clip_grad_norm_", clip)
     patches.put(torch.nn.utils, "clip_grad_norm_", clip_module.clip_grad_norm_)
+
+
+def _norm_options(
+    max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, foreach: bool | None = None
+) -> tuple[float, bool, bool | None]:
+    """The arguments of `get_total_norm` in a call of `clip_grad_norm_`."""
+    return norm_type, False, foreach
+
+
+def _on_host(parameters: list[Tensor]) -> bool:
+    """Whether the norm can be read without waiting for a device, and is an ordinary tensor."""
+    return all(type(p.grad) is Tensor and p.grad.device.type == "cpu" for p in parameters if p.grad is not None)

@@ -1,4 +1,4 @@
-"""Which samples of the data set a batch was made of: the indices that `DataLoader` drew for it.
+"""Which samples of the dataset a batch was made of: the indices that `DataLoader` drew for it, its epoch and number.
 
 A loader may be read ahead (worker processes, Accelerate), so a batch is known by its tensors and not by being the last
 one. What the script copied, sorted or cut after loading is not known any more; then nothing is said.
@@ -12,39 +12,69 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
+from torch.utils.data import Subset
 
 from nantrap.launch.patches import Patches
-from nantrap.launch.torch_private import LoaderIterator
+from nantrap.launch.torch_private import LoaderIterator, dataset_of
 from nantrap.locate import tensors_of
 
 _REMEMBERED = 8
 
 
 @dataclass(frozen=True, slots=True)
-class _Batch:
+class LoadedBatch:
+    """A batch as a loader gave it.
+
+    Attributes:
+        tensors: its tensors, weakly.
+        indices: the samples it was made of, as the loader's dataset counts them.
+        original: the same as the dataset below a `Subset` counts them; empty if there is no `Subset`.
+        epoch: how often the loader's dataset was begun before.
+        number: of the batch in its epoch, from 0.
+    """
+
     tensors: tuple[weakref.ref[Tensor], ...]
     indices: tuple[int, ...]
+    original: tuple[int, ...] = ()
+    epoch: int = 0
+    number: int = 0
 
 
 class Batches:
     """The last few batches: their tensors, weakly, and the indices they were made of."""
 
     def __init__(self) -> None:
-        self._last: deque[_Batch] = deque(maxlen=_REMEMBERED)
+        self._last: deque[LoadedBatch] = deque(maxlen=_REMEMBERED)
 
-    def add(self, batch: Any, indices: tuple[int, ...]) -> None:
+    def add(
+        self,
+        batch: Any,
+        indices: tuple[int, ...],
+        *,
+        original: tuple[int, ...] = (),
+        epoch: int = 0,
+        number: int = 0,
+    ) -> None:
         """A batch as the loader gave it."""
         rows = [tensor for _, tensor in tensors_of(batch) if tensor.dim() and len(tensor) == len(indices)]
-        self._last.append(_Batch(tuple(weakref.ref(tensor) for tensor in rows), indices))
+        references = tuple(weakref.ref(tensor) for tensor in rows)
+        self._last.append(LoadedBatch(references, indices, original, epoch, number))
 
     def indices(self, inputs: Any) -> tuple[int, ...]:
         """The indices of the batch that these inputs are; nothing if they are a copy, a part, or another's."""
+        found = self.find(inputs)
+        return () if found is None else found.indices
+
+    def find(self, inputs: Any) -> LoadedBatch | None:
+        """The batch that these inputs are; `None` if they are a copy, a part, or of another loader."""
+        if not self._last:
+            return None
         given = [tensor for _, tensor in tensors_of(inputs)]
         for batch in reversed(self._last):
             alive = [tensor for ref in batch.tensors if (tensor := ref()) is not None]
             if any(_same_rows(one, other) for one in given for other in alive):
-                return batch.indices
-        return ()
+                return batch
+        return None
 
 
 def _same_rows(one: Tensor, other: Tensor) -> bool:
@@ -57,6 +87,7 @@ def _same_rows(one: Tensor, other: Tensor) -> bool:
 
 def install(patches: Patches, batches: Batches) -> None:
     """Note the indices of every batch."""
+    begun: dict[int, int] = {}
 
     def next_index(original: Any, self: Any) -> Any:
         index = original(self)
@@ -70,11 +101,15 @@ def install(patches: Patches, batches: Batches) -> None:
             index = drawn.popleft()
             indices = index if isinstance(index, (list, tuple)) else [index]
             if getattr(self, "_in_order", True) and all(isinstance(each, int) for each in indices):
-                batches.add(batch, tuple(indices))
+                epoch, number = _position(self, begun)
+                batches.add(
+                    batch, tuple(indices), original=_original(dataset_of(self), indices), epoch=epoch, number=number
+                )
         return batch
 
     def reset(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         _drawn(self).clear()  # workers that persist: what was drawn ahead in the last epoch is thrown away
+        vars(self).pop("_nantrap_position", None)
         return original(self, *args, **kwargs)
 
     patches.wrap_all(LoaderIterator, "_reset", reset)
@@ -85,3 +120,26 @@ def install(patches: Patches, batches: Batches) -> None:
 def _drawn(iterator: Any) -> deque[Any]:
     queue: deque[Any] = vars(iterator).setdefault("_nantrap_drawn", deque())
     return queue
+
+
+def _position(iterator: Any, begun: dict[int, int]) -> tuple[int, int]:
+    """Epoch and number of the batch that an iterator gives now. `begun` counts the epochs of each dataset."""
+    known = vars(iterator).get("_nantrap_position")
+    if known is None:
+        dataset = id(dataset_of(iterator))
+        begun[dataset] = begun.get(dataset, -1) + 1
+        known = begun[dataset], -1
+    epoch, number = known
+    vars(iterator)["_nantrap_position"] = epoch, number + 1
+    return epoch, number + 1
+
+
+def _original(dataset: Any, indices: Any) -> tuple[int, ...]:
+    """The indices in the dataset below a `Subset`, or below several of them."""
+    if not isinstance(dataset, Subset):
+        return ()
+    found = tuple(indices)
+    while isinstance(dataset, Subset):
+        found = tuple(int(dataset.indices[each]) for each in found)
+        dataset = dataset.dataset
+    return found

@@ -10,13 +10,15 @@ gradient is cleared, no schedule stepped; the script's own `optimizer.step()` ru
     optimizer.step()           step(run)                     judges; runs it, or not
     scaler.step(optimizer)     step(run, scaler=...)         the same, and leaves the scaler its search for a scale
     optimizer.step(closure)    step_with_closure(...)        the same, for optimizers that evaluate the loss themselves
-    optimizer.zero_grad()      cleared()                     what the script gives up takes no part any more
+    optimizer.zero_grad()      clears()                      what the script gives up takes no part any more
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
+import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -40,11 +42,16 @@ from nantrap.guard.parts import make_parts
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Tally
 from nantrap.guard.rates import current_rates
+from nantrap.guard.reading import Reading
+from nantrap.guard.recorder import dead_lines
 from nantrap.guard.snapshot import UpdateSnapshot
 from nantrap.guard.step import run_step
 from nantrap.guard.window import Micro, Window
-from nantrap.incident import Incident
+from nantrap.incident import Action, Incident
+from nantrap.launch.asked import Asked
 from nantrap.launch.driver import ScriptDriver
+from nantrap.launch.habits import Habits
+from nantrap.launch.loaders import LoadedBatch
 from nantrap.launch.torch_private import hook_tables
 from nantrap.locate.autopsy import examine
 from nantrap.locate.hooks import Hook
@@ -67,10 +74,11 @@ class ScriptLoop:
         policy: what to check and what to do.
         run_dir: where the journal and the incidents go.
         quiet: print nothing.
-        find_indices: from the inputs of a forward pass to the dataset's indices of its samples, where they are known.
+        find_batch: from the inputs of a forward pass to the batch of a data loader that they are, if it is known.
         siblings: the guards of the script's other optimizers, which may share a loss with this one.
         export: exporters, by name.
         alerts: whom to call.
+        asked: the scalars that the script asked about, shared by all guards.
     """
 
     def __init__(
@@ -81,10 +89,11 @@ class ScriptLoop:
         policy: Policy,
         run_dir: str | os.PathLike[str] | None = None,
         quiet: bool = False,
-        find_indices: Callable[[Any], tuple[int, ...]] | None = None,
+        find_batch: Callable[[Any], LoadedBatch | None] | None = None,
         siblings: Sequence[ScriptLoop] = (),
         export: Sequence[str] = (),
         alerts: Alerts | None = None,
+        asked: Asked | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -93,8 +102,9 @@ class ScriptLoop:
         self.stopped: NonFiniteError | None = None
         self.busy = False
         """Whether the guard is at work: calls that come now are its own."""
-        self._find_indices = find_indices
+        self._find_batch = find_batch
         self._siblings = siblings
+        self._asked = asked or Asked()
         self.diagnosed: tuple[weakref.ref[Tensor], Incident] | None = None
         """The loss and the incident of the last diagnosis, for a sibling that sees the same loss."""
         self.parts = make_parts(
@@ -110,6 +120,7 @@ class ScriptLoop:
         )
         self._driver = ScriptDriver(self.parts.protected, self.parts.scaling)
         self._collector = Collector(model, self.parts, self._driver, before_pass=self._before_pass)
+        self._habits = Habits(self.parts.recorder.say)
         self._micros_last_time = 1
         self._in_backward = False
 
@@ -139,10 +150,18 @@ class ScriptLoop:
         """The script's `loss.backward()`; `run` is the call itself. `loss` is without the scale of a scaler."""
         self._driver.forget_norm()
         collector = self._collector
-        window = collector.window or collector.open()
+        window = collector.window
+        if window is None:
+            self._habits.before_backward(self.parameters)
+            window = collector.open()
         micro = Micro(Loss(loss, {}), root_call=collector.take_root_call())
+        self._note_position(micro)
+        self._asked.open = False
+        left_out = self._asked.take(instead_of=loss)
         if reads_at_once(loss):
             micro.values = [loss.item()]
+            if left_out and not micro.bad:
+                self._left_out(window, micro, left_out[0])
             if micro.bad:
                 micro.evidence = examine(loss, micro.root_call)
                 if self._drops(window):
@@ -156,6 +175,11 @@ class ScriptLoop:
             run()
         finally:
             self._in_backward = False
+
+    @property
+    def keeps_bad_gradients(self) -> bool:
+        """Whether gradients that are not finite are left as they are by the script's clipping: no step follows."""
+        return self.policy.on_incident != "observe" and not self.busy
 
     def clipped(self, norm: Tensor) -> None:
         """The script clipped all gradients, and this was their norm before."""
@@ -171,7 +195,13 @@ class ScriptLoop:
         """
         if self.stopped is not None:
             self._refuse_again()
+        if self._collector.window is None:
+            self.settle()
+        repeated = self._collector.window is None and self._habits.is_repeated_step(self.parameters)
+        if repeated and self.refused:
+            return None  # the step stays refused until there are new gradients
         window = self._seen_window()
+        window.repeated = repeated
         self._driver.prepare(run, scaler=scaler, still_scaled=still_scaled)
         self.busy = True
         try:
@@ -196,12 +226,39 @@ class ScriptLoop:
             return value
         return self._evaluated_step(run, closure)
 
-    def cleared(self) -> None:
-        """The script cleared the gradients. If that was in the middle of a step, the step was given up."""
-        if self._collector.window is not None and not self.busy:
-            self._collector.window = None
-            self._driver.forget_norm()
-            self._forget_bad_buffers()
+    def clears(self) -> None:
+        """The script is about to clear the gradients. In the middle of a step that gives the step up."""
+        window = self._collector.window
+        if window is None or self.busy:
+            return
+        if window.micros and self._is_bad(window):
+            self._given_up(window, "the script cleared the gradients of this step instead of making it")
+        self._collector.window = None
+        self._driver.forget_norm()
+        self._forget_bad_buffers()
+
+    def leave(self) -> None:
+        """The script turns to an evaluation, a save or its end: a forward pass without a backward pass is given up."""
+        if not self.busy:
+            self.settle()
+            if self._collector.window is None:
+                self._forget_bad_buffers()
+
+    def settle(self) -> None:
+        """A forward pass that the script looked at and gave up is an incident; its buffers are put back at once."""
+        self._asked.open = False
+        for loss in self._asked.take():
+            call = self._collector.take_root_call()
+            micro = Micro(Loss(loss, {}), root_call=call, values=[float(loss.detach())])
+            micro.evidence = examine(loss, call)
+            self._note_position(micro)
+            window = self._collector.window
+            if window is not None and window.micros:
+                self._drop(window, micro, "left out by the script")
+            else:
+                given_up = Window(time.perf_counter(), whole=True, micros=[micro])
+                self._given_up(given_up, "the script skipped this batch itself")
+            break  # several losses of one forward pass are one incident
 
     def explain(self, error: BaseException) -> Incident | None:
         """The script ended with an exception: say what was behind it, if a non-finite value was."""
@@ -212,6 +269,10 @@ class ScriptLoop:
         protected = self.parts.protected
         bad = [name for name, parameter in protected.members.named() if finite.any_nonfinite([parameter.detach()])]
         return bad + [name for name, _ in protected.buffers.names_of_bad()]
+
+    def notes(self) -> list[str]:
+        """What the end of the run says of the training as a whole."""
+        return dead_lines(self.tally) + self._habits.notes()
 
     def close(self) -> None:
         """Remove every hook and write the journal. May be called again."""
@@ -241,13 +302,19 @@ class ScriptLoop:
     def name_samples(self, incident: Incident, micro: Micro) -> Incident:
         """The incident with the dataset's own indices, where the data loader told them."""
         call = micro.root_call
-        if incident.dataset_indices or self._find_indices is None or call is None:
+        if incident.dataset_indices or self._find_batch is None or call is None:
             return incident
-        indices = self._find_indices([(each.args, each.kwargs) for each in call.chain()])
-        if not indices:
+        batch = self._find_batch([(each.args, each.kwargs) for each in call.chain()])
+        if batch is None or not batch.indices:
             return incident
+        indices = batch.indices
         if incident.samples and max(incident.samples) < len(indices):
-            return replace(incident, dataset_indices=tuple(indices[i] for i in incident.samples))
+            notes = incident.notes
+            if batch.original:
+                below = ", ".join(str(batch.original[i]) for i in incident.samples[:_SHOWN])
+                notes = (*notes, f"the dataset is a Subset: in the dataset below it the index is {below}")
+            found = tuple(indices[i] for i in incident.samples)
+            return replace(incident, dataset_indices=found, notes=notes)
         shown = ", ".join(map(str, indices[:_SHOWN])) + (", ..." if len(indices) > _SHOWN else "")
         return replace(incident, notes=(*incident.notes, f"the batch was made of the dataset's samples {shown}"))
 
@@ -270,12 +337,15 @@ class ScriptLoop:
         if self._in_backward:
             return False
         collector = self._collector
+        if not self.busy and (collector.root_call is None or not collector.root_call.running):
+            self.settle()
         if collector.begun:
             earlier = collector.root_call
             if earlier is not None and earlier.module is module and not earlier.running:
                 self._forget_bad_buffers()
             elif collector.window is not None and collector.window.micros:
                 self.parts.protected.buffers.mark()
+        self._asked.open = module.training
         return True
 
     def _forget_bad_buffers(self) -> None:
@@ -297,7 +367,63 @@ class ScriptLoop:
         accumulates = bool(window.micros) or window.dropped or self._micros_last_time > 1
         return bool(accumulates) and self.parts.drops_micro_batches
 
-    def _drop(self, window: Window, micro: Micro) -> None:
+    def _note_position(self, micro: Micro) -> None:
+        """Epoch and batch of a forward pass, where the data loader tells them."""
+        call, batch = micro.root_call, None
+        if self._find_batch is not None and call is not None:
+            batch = self._find_batch((call.args, call.kwargs))
+        progress = self.parts.progress
+        progress.epoch, progress.batch = (None, None) if batch is None else (batch.epoch, batch.number)
+
+    def _is_bad(self, window: Window) -> bool:
+        """Whether a step that the script gives up was bad: its loss, or its gradients as they are now."""
+        if any(micro.bad for micro in window.micros):
+            return True
+        return not math.isfinite(finite.read([self._driver.norm()])[0])
+
+    def _given_up(self, window: Window, words: str) -> None:
+        """A bad step that the script itself does not make: contained, diagnosed and recorded like any other."""
+        parts = self.parts
+        observes = self.policy.on_incident == "observe"
+        self.busy = True
+        try:
+            micro = next((micro for micro in window.micros if micro.bad), window.micros[-1])
+            norm = finite.read([self._driver.norm()])[0]
+            verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
+            bad_buffers = bool(parts.protected.buffers.names_of_bad())
+            observation = observe(
+                parts.protected, micro, norm, verdict=verdict, buffers_bad=bad_buffers, copy_gradients=True
+            )
+            if not observes:
+                parts.protected.restore()
+            draft = parts.diagnosis.draft(observation)
+            if not observes:
+                parts.protected.restore()
+            window.given_up = True
+            reading = Reading(norm, micro.values[0] if micro.values else math.nan, rates=current_rates(self.optimizer))
+            restored = None if observes else parts.protected.verify()
+            incident = parts.recorder.finish(draft, Action.SKIP, words, restored=restored)
+            parts.recorder.tally.given_up += 1
+            parts.recorder.end(window, reading, Action.SKIP, incident)
+        finally:
+            self.busy = False
+            self._collector.end()
+
+    def _left_out(self, window: Window, micro: Micro, loss: Tensor) -> None:
+        """The script trains on another loss than the bad one it looked at: on the other heads, or on a constant."""
+        parts = self.parts
+        bad = Micro(Loss(loss, {}), root_call=micro.root_call, values=[float(loss.detach())])
+        self.busy = True
+        try:
+            bad.evidence = examine(loss, micro.root_call)
+            verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
+            draft = parts.diagnosis.draft(observe(parts.protected, bad, 0.0, verdict=verdict, copy_gradients=True))
+            window.drafts.append((draft, "the script left this non-finite loss out and trained on another one"))
+            parts.recorder.tally.left_out += 1
+        finally:
+            self.busy = False
+
+    def _drop(self, window: Window, micro: Micro, words: str = "left out") -> None:
         number = len(window.micros) + window.dropped + 1
         parts = self.parts
         self.busy = True
@@ -305,7 +431,7 @@ class ScriptLoop:
             verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
             observation = observe(parts.protected, micro, 0.0, verdict=verdict, copy_gradients=True)
             draft = parts.diagnosis.draft(observation)
-            drop(parts, window, draft, f"micro-batch {number} left out, the others stay")
+            drop(parts, window, draft, f"micro-batch {number} {words}, the others stay")
             parts.protected.buffers.restore_mark()
         finally:
             self.busy = False
@@ -327,6 +453,7 @@ class ScriptLoop:
 
     def _ended(self, outcome: Outcome, window: Window) -> None:
         self.refused = not outcome.applied and outcome.incident is not None  # a scaler that probes goes on as ever
+        self._habits.after_step(self.parameters)
         self._micros_last_time = len(window.micros) + window.dropped
 
     def _end(self) -> None:

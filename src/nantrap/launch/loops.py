@@ -17,8 +17,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from nantrap import finite
 from nantrap.errors import NantrapError
 from nantrap.guard.guard import is_guarded
+from nantrap.incident.wording import some_of
+from nantrap.launch.asked import Asked
 from nantrap.launch.loaders import Batches
 from nantrap.launch.loop import ScriptLoop
 from nantrap.launch.roots import find_root, owns_some
@@ -59,12 +62,18 @@ class Loops:
     def __init__(self, settings: Settings, batches: Batches) -> None:
         self.settings = settings
         self.batches = batches
+        self.asked = Asked()
+        self.cleaned_inputs = 0
+        """How many tensors of data the script passed through `nan_to_num` that were not finite."""
         self.run_dir: Path | None = None
         self.has_children = False
+        self.loose: list[weakref.ref[Tensor]] = []
+        """Tensors that a script without an optimizer trains by hand."""
         self._entries: dict[int, Entry] = {}
         self._kept: list[ScriptLoop] = []
         self._busy = False
         self._plain_call: Any = None
+        self._depth = 0
 
     def say(self, text: str) -> None:
         """Print a line, unless the run is quiet."""
@@ -111,12 +120,38 @@ class Loops:
             self._make(entry, called=None)
         return entry.loop
 
+    def meet(self, loss: Tensor) -> None:
+        """A backward pass begins: an optimizer whose tensors belong to no module is guarded from here on.
+
+        Without any optimizer the script updates its tensors by hand: they are checked at the end at least.
+        """
+        if self._plain_call is None and self._entries:
+            return  # every optimizer has its guard
+        waiting = [entry for entry in self.entries() if entry.loop is None and not entry.hopeless]
+        if not waiting and self._entries:
+            return
+        if not self._entries:
+            if not self.loose:
+                self.loose = [weakref.ref(leaf) for leaf in _leaves_below(loss)]
+            return
+        reached = {id(leaf) for leaf in _leaves_below(loss)}
+        for entry in waiting:
+            optimizer = entry.optimizer()
+            if optimizer is not None and any(id(each) in reached for each in _parameters(optimizer)):
+                self._make(entry, called=None)
+
+    def bad_loose(self) -> list[str]:
+        """The tensors that the script updates by hand and that are not finite now, by shape: they have no names."""
+        leaves = [leaf for ref in self.loose if (leaf := ref()) is not None]
+        bad = [leaf for leaf in leaves if finite.any_nonfinite([leaf.detach()])]
+        return [f"a tensor of shape {tuple(leaf.shape)}" for leaf in bad]
+
     def loops_below(self, loss: Tensor) -> list[ScriptLoop]:
         """The guards whose parameters a loss reaches; with one optimizer there is nothing to look for."""
         entries = [entry for entry in self.entries() if entry.loop is not None]
         if len(entries) <= 1:
             return [entry.loop for entry in entries if entry.loop is not None]
-        reached = _leaves_below(loss)
+        reached = {id(leaf) for leaf in _leaves_below(loss)}
         return [
             entry.loop
             for entry in entries
@@ -133,6 +168,29 @@ class Loops:
                     return entry.loop
         return None
 
+    # ---- what the script handles itself
+
+    def settle(self) -> None:
+        """The script turns to something else (an evaluation, a save, its end): what it gave up is recorded now."""
+        for loop in self._kept:
+            loop.leave()
+
+    def cleaned(self, tensor: Tensor) -> None:
+        """The script passes data through `nan_to_num`. If they are not finite, that is said once and counted."""
+        if not finite.any_nonfinite([tensor]):
+            return
+        self.cleaned_inputs += 1
+        if self.cleaned_inputs == 1:
+            indices = self.batches.indices(tensor)
+            bad = ~torch.isfinite(tensor)
+            samples = bad.reshape(len(bad), -1).any(1).nonzero().ravel().tolist() if bad.dim() else []
+            where = f"samples {some_of([str(each) for each in samples])} of the batch" if samples else "a scalar"
+            if indices and len(indices) == len(tensor):
+                where += f" (dataset indices {some_of([str(indices[each]) for each in samples])})"
+            self.say(
+                f"the script replaces non-finite values of its data by nan_to_num: {where}; further ones are counted"
+            )
+
     # ---- finding the models
 
     def close(self) -> None:
@@ -147,9 +205,16 @@ class Loops:
         plain = self._plain_call = nn.Module.__call__
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if torch.is_grad_enabled() and not self.looks_away():
-                self._called(module)
-            return plain(module, *args, **kwargs)
+            if not self.looks_away():
+                if torch.is_grad_enabled():
+                    self._called(module)
+                if not self._depth and self.asked.open and module.training:
+                    self._called_from_outside(module)
+            self._depth += 1
+            try:
+                return plain(module, *args, **kwargs)
+            finally:
+                self._depth -= 1
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
 
@@ -164,8 +229,16 @@ class Loops:
             optimizer = entry.optimizer()
             if optimizer is not None and owns_some(module, _parameters(optimizer)):
                 self._make(entry, called=module)
-        if all(each.loop is not None or each.hopeless for each in self.entries()):
-            self._unwatch_calls()
+        if all(each.hopeless or (each.loop is not None and each.loop.tally.attempted) for each in self.entries()):
+            self._unwatch_calls()  # the first step of each has shown which modules take part
+
+    def _called_from_outside(self, module: nn.Module) -> None:
+        """The script calls another module between the model and backward: a loss with buffers is protected too."""
+        if next(module.buffers(), None) is None:
+            return
+        for loop in self._kept:
+            if not any(module is each for each in loop.model.modules()) and not owns_some(module, loop.parameters):
+                loop.parts.protected.add(type(module).__name__.lower(), module)
 
     def _make(self, entry: Entry, *, called: nn.Module | None) -> None:
         optimizer = entry.optimizer()
@@ -183,10 +256,11 @@ class Loops:
                 policy=self.settings.policy(),
                 run_dir=self._folder(),
                 quiet=self.settings.quiet,
-                find_indices=self.batches.indices,
+                find_batch=self.batches.find,
                 siblings=self._kept,
                 export=self.settings.exporters,
                 alerts=self.settings.alerts(),
+                asked=self.asked,
             )
             self._kept.append(entry.loop)
         except NantrapError as error:
@@ -206,18 +280,18 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
-def _leaves_below(loss: Tensor) -> set[int]:
-    """The ids of the leaves in whose gradients a backward pass from here would end."""
-    leaves: set[int] = set()
+def _leaves_below(loss: Tensor) -> list[Tensor]:
+    """The leaves in whose gradients a backward pass from here would end."""
+    leaves: dict[int, Tensor] = {}
     waiting = [loss.grad_fn] if loss.grad_fn is not None else []
     seen = set(waiting)
     while waiting:
         node = waiting.pop()
         variable = getattr(node, "variable", None)
         if variable is not None:
-            leaves.add(id(variable))
+            leaves[id(variable)] = variable
         for below, _ in node.next_functions:
             if below is not None and below not in seen:
                 seen.add(below)
                 waiting.append(below)
-    return leaves
+    return list(leaves.values())

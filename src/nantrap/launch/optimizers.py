@@ -39,12 +39,11 @@ def install(patches: Patches, loops: Loops) -> None:
         patches.wrap_all(Optimizer, "step", step, only=lambda function: getattr(function, "hooked", False))
 
     def cleared(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        result = original(self, *args, **kwargs)
         if not loops.looks_away():
             for entry in loops.entries():
                 if entry.loop is not None and (entry.optimizer() is self or _holds(self, entry.loop.model)):
-                    entry.loop.cleared()
-        return result
+                    entry.loop.clears()
+        return original(self, *args, **kwargs)
 
     patches.wrap(Optimizer, "__init__", made)
     wrap_steps()

@@ -7,7 +7,9 @@ modules that hold them, found among everything alive; several of them (a backbon
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterable, Sequence
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
@@ -17,14 +19,25 @@ from nantrap.locate import unwrap
 
 
 class Parts(nn.Module):
-    """Several models trained by one optimizer. Holds them by name and is never called itself."""
+    """Several models and tensors trained by one optimizer. Holds them by name and is never called itself.
 
-    def __init__(self, parts: Sequence[nn.Module], loose: Sequence[nn.Parameter] = ()) -> None:
+    A tensor need not be an `nn.Parameter`: an optimizer takes any leaf that requires a gradient.
+    """
+
+    def __init__(self, parts: Sequence[nn.Module], loose: Sequence[Tensor] = ()) -> None:
         super().__init__()
         for part in parts:
             self.add_module(self._free_name(type(unwrap(part)).__name__.lower()), part)
-        for index, parameter in enumerate(loose):
-            self.register_parameter(f"tensor{index}", parameter)
+        written = {
+            id(value): name for name, value in vars(sys.modules["__main__"]).items() if isinstance(value, Tensor)
+        }
+        names = [written.get(id(tensor), f"tensor{index}") for index, tensor in enumerate(loose)]
+        self._loose = list(zip(names, loose, strict=True))
+
+    def named_parameters(self, *args: Any, **kwargs: Any) -> Iterator[tuple[str, nn.Parameter]]:
+        """Those of the modules, then the loose ones."""
+        yield from super().named_parameters(*args, **kwargs)
+        yield from self._loose  # type: ignore[misc]
 
     def _free_name(self, wanted: str) -> str:
         name, number = wanted, 1
@@ -59,7 +72,7 @@ def find_root(parameters: Sequence[Tensor], called: nn.Module | None = None) -> 
             missing -= held
     if any(_is_lazy(root) for root in chosen):
         return None
-    loose = [p for p in parameters if id(p) in missing and isinstance(p, nn.Parameter)]
+    loose = [p for p in parameters if id(p) in missing]
     return chosen[0] if len(chosen) == 1 and not loose else Parts(chosen, loose)
 
 

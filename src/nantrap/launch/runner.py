@@ -30,6 +30,7 @@ def run_program(program: Program, settings: Settings) -> int:
         code = _run(lambda: _wait_for_threads(before), attachment) or code
         with contextlib.suppress(Exception):  # the script may have put something else there, or closed it
             sys.stdout.flush()
+        attachment.loops.settle()
         summary = Summary.of(attachment)
     code = STOPPED if summary.stopped else code
     if not summary.state_finite and code == 0:

@@ -60,6 +60,7 @@ def _place(loops: Loops, obj: Any, where: Any) -> Any:
     """Where this may be written: where it was meant to be, or beside."""
     if loops.looks_away() or not _is_guarded_state(loops, obj):
         return where
+    loops.settle()
     is_path = isinstance(where, (str, os.PathLike))
     path = Path(where) if is_path else Path("a checkpoint")
     allowed = tuple(f"*{name}" for loop in loops for name in loop.parts.protected.buffers.exempt_names())

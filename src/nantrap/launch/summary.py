@@ -26,6 +26,10 @@ class Summary:
         applied: those that were taken.
         skipped: those that were refused.
         scaler_probes: those that a GradScaler skipped while it searched its scale.
+        given_up: of those, the ones that the script itself did not make.
+        left_out: bad losses that the script left out of steps it made.
+        cleaned_inputs: batches that the script passed through `nan_to_num` and that were not finite.
+        notes: what else was found wrong with the training, such as steps without any gradient.
         dropped_micro_batches: parts of a step that were left out.
         rollbacks: how often an older state was gone back to.
         incidents: how many there were.
@@ -58,6 +62,10 @@ class Summary:
     in_children: bool = False
     rank: int = 0
     injected: dict[str, int] = field(default_factory=dict)
+    given_up: int = 0
+    left_out: int = 0
+    cleaned_inputs: int = 0
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, attachment: Attachment) -> Summary:
@@ -80,6 +88,10 @@ class Summary:
             rollbacks=sum(t.rollbacks for t in tallies),
             incidents=sum(t.incidents for t in tallies),
             causes=dict(causes.most_common()),
+            given_up=sum(t.given_up for t in tallies),
+            left_out=sum(t.left_out for t in tallies),
+            cleaned_inputs=attachment.loops.cleaned_inputs,
+            notes=tuple(note for loop in loops for note in loop.notes()),
             stopped=any(loop.stopped is not None for loop in loops),
             state_finite=not bad,
             bad=tuple(bad),
@@ -96,13 +108,20 @@ class Summary:
         if self.in_children and not self.optimizers:
             return ["the training ran in other processes, each with a summary of its own"]
         if not self.optimizers:
-            return ["no optimizer made a step, so nothing was guarded"]
+            nothing = ["no optimizer made a step, so nothing was guarded"]
+            bad = f"the run ends with NON-FINITE values in {some_of(self.bad)}; it is no success"
+            return nothing if self.state_finite else [*nothing, bad]
         share = 100.0 * self.applied / self.steps if self.steps else 100.0
         found = [
             f"{self.steps:,} steps, {self.applied:,} applied ({share:.1f} %), {_plural(self.incidents, 'incident')}"
         ]
         if self.skipped or self.rollbacks:
-            found.append(f"{_plural(self.skipped, 'step')} skipped, {_plural(self.rollbacks, 'rollback')}")
+            by_script = f" ({self.given_up:,} by the script itself)" if self.given_up else ""
+            found.append(f"{_plural(self.skipped, 'step')} skipped{by_script}, {_plural(self.rollbacks, 'rollback')}")
+        if self.left_out:
+            found.append(f"{_plural(self.left_out, 'non-finite loss', 'non-finite losses')} left out by the script")
+        if self.cleaned_inputs:
+            found.append(f"{_plural(self.cleaned_inputs, 'batch', 'batches')} cleaned by the script with nan_to_num")
         found += [f"  {count:,} × {slug}" for slug, count in self.causes.items()]
         if self.injected:
             kinds = ", ".join(f"{count:,} × {kind}" for kind, count in self.injected.items())
@@ -111,6 +130,7 @@ class Summary:
             found.append(f"{self.dropped_micro_batches:,} micro-batches left out")
         if self.scaler_probes:
             found.append(f"{self.scaler_probes:,} steps skipped by the GradScaler while it searched its scale (normal)")
+        found += self.notes
         if not self.state_finite:
             found.append(f"the run ends with NON-FINITE weights: {some_of(self.bad)}; it is no success")
         if self.stopped:
@@ -152,5 +172,5 @@ def _shown(path: Path) -> str:
     return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
 
 
-def _plural(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def _plural(count: int, noun: str, several: str = "") -> str:
+    return f"{count:,} {noun if count == 1 else several or noun + 's'}"

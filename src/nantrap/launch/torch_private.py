@@ -1,4 +1,4 @@
-"""The private names of PyTorch that `nantrap run` relies on, and nothing else. Seen in torch 2.4 to 2.13."""
+"""The private names of PyTorch that `nantrap run` relies on, and nothing else. Seen in torch 2.6 to 2.13."""
 
 from __future__ import annotations
 
@@ -11,6 +11,11 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 LoaderIterator = _BaseDataLoaderIter
 """What `iter(DataLoader)` gives, with or without workers."""
+
+
+def dataset_of(iterator: Any) -> Any:
+    """The dataset that an iterator of a loader reads."""
+    return getattr(iterator, "_dataset", None)
 
 
 def hook_tables(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:

@@ -1,0 +1,44 @@
+"""The scalars that a script asked about, and that had no backward pass yet."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+_MOST = 16
+
+
+class Asked:
+    """Holds the scalars that the script looked at since the last forward pass began, with their graphs.
+
+    `open` says whether a forward pass waits for its backward pass; at any other time questions are of no interest.
+    """
+
+    def __init__(self) -> None:
+        self.open = False
+        self._tensors: list[Tensor] = []
+
+    def note(self, tensor: Any) -> None:
+        """The script looks at a tensor; only a scalar with a graph can be a loss."""
+        if (
+            tensor.grad_fn is not None
+            and tensor.numel() == 1
+            and len(self._tensors) < _MOST
+            and not any(tensor is each for each in self._tensors)
+        ):
+            self._tensors.append(tensor)
+
+    def take(self, *, instead_of: Tensor | None = None) -> list[Tensor]:
+        """Those that are not finite; from here on nothing is remembered.
+
+        Args:
+            instead_of: the loss of the backward pass that comes now, which is not given up.
+        """
+        if not self._tensors:
+            return []
+        tensors, self._tensors = self._tensors, []
+        if len(tensors) == 1 and tensors[0] is instead_of:  # the usual case: the loss was printed
+            return []
+        return [each for each in tensors if each is not instead_of and not math.isfinite(float(each.detach()))]

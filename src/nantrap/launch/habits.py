@@ -1,0 +1,73 @@
+"""Wrong training that needs no NaN to be seen: gradients that are never cleared, two steps for one backward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from torch import Tensor
+
+from nantrap.guard.torch_private import version_of
+
+_OFTEN = 3
+
+
+class Habits:
+    """Compares the gradients after a step with those before the next one. Holds one of them, and what was counted.
+
+    Args:
+        say: prints a line.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.uncleared = 0
+        """Steps in a row whose gradients were added to those of the step before."""
+        self.repeated = 0
+        """Steps that were made a second time with the same gradients."""
+        self._say = say
+        self._gradient: Tensor | None = None
+        self._version = 0
+
+    def after_step(self, parameters: Sequence[Tensor]) -> None:
+        """A step has ended: remember one gradient, and how often it was written."""
+        self._gradient = next((p.grad for p in parameters if p.grad is not None), None)
+        self._version = version_of(self._gradient) if self._gradient is not None else 0
+
+    def before_backward(self, parameters: Sequence[Tensor]) -> None:
+        """The first backward pass of a step begins: were the last gradients cleared?"""
+        if not self._is_untouched(parameters):
+            self.uncleared = 0
+            return
+        self.uncleared += 1
+        if self.uncleared == _OFTEN:
+            self._say(
+                "the gradients are not cleared between steps, so each step adds to all the ones before: "
+                "call optimizer.zero_grad() before each backward pass (zero_grad_missing)"
+            )
+
+    def is_repeated_step(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether a step that is asked for now would use the gradients of the last one once more."""
+        if not self._is_untouched(parameters):
+            return False
+        self.repeated += 1
+        if self.repeated == _OFTEN:
+            self._say(
+                "optimizer.step() is called twice for each backward pass, so each update is made twice: "
+                "scaler.step(optimizer) makes it already (double_step)"
+            )
+        return True
+
+    def notes(self) -> list[str]:
+        """What the end of the run says."""
+        found = []
+        if self.uncleared >= _OFTEN:
+            found.append(f"the gradients were not cleared in the last {self.uncleared:,} steps (zero_grad_missing)")
+        if self.repeated >= _OFTEN:
+            found.append(f"{self.repeated:,} updates were made twice (double_step)")
+        return found
+
+    def _is_untouched(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether the gradient that was remembered is still there and nothing wrote it since."""
+        kept = self._gradient
+        if kept is None or version_of(kept) != self._version:
+            return False
+        return any(p.grad is kept for p in parameters)

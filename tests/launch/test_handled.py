@@ -1,0 +1,435 @@
+"""Loops that handle NaN themselves, train nothing, or train wrongly: seen, counted, diagnosed, put back."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Subset, TensorDataset
+
+from launch.loops import Batches, Net, batches
+from nantrap.launch.attach import Attachment, attached
+from nantrap.launch.loop import ScriptLoop
+from nantrap.launch.settings import Settings
+from nantrap.launch.summary import Summary
+
+BAD = 5
+Loop = Callable[[Batches], nn.Module]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(run_dir=str(tmp_path / "run"))
+
+
+def isnan_then_continue(data: Batches) -> nn.Module:
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    for x, y in data:
+        loss = F.mse_loss(net(x), y)
+        if torch.isnan(loss):
+            continue
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return net
+
+
+def method_then_continue(data: Batches) -> nn.Module:
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    for x, y in data:
+        loss = F.mse_loss(net(x), y)
+        if not loss.isfinite():
+            continue
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return net
+
+
+def item_then_continue(data: Batches) -> nn.Module:
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(x), y)
+        if not math.isfinite(loss.item()):
+            continue
+        loss.backward()
+        optimizer.step()
+    return net
+
+
+def detached_then_break(data: Batches) -> nn.Module:
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    for x, y in data[: BAD + 1]:
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(x), y)
+        if not math.isfinite(float(loss.detach())):
+            break
+        loss.backward()
+        optimizer.step()
+    return net
+
+
+def norm_then_zero_grad(data: Batches) -> nn.Module:
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    for x, y in data:
+        loss = F.mse_loss(net(x), y)
+        loss.backward()
+        norm = nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+        if not torch.isfinite(norm):
+            optimizer.zero_grad()
+            continue
+        optimizer.step()
+        optimizer.zero_grad()
+    return net
+
+
+SKIPPING: dict[str, Loop] = {
+    each.__name__: each
+    for each in (
+        isnan_then_continue,
+        method_then_continue,
+        item_then_continue,
+        detached_then_break,
+        norm_then_zero_grad,
+    )
+}
+
+
+def only(attachment: Attachment) -> ScriptLoop:
+    (loop,) = attachment.loops
+    return loop
+
+
+def journal(settings: Settings) -> list[dict[str, Any]]:
+    lines = (Path(settings.run_dir) / "journal-r0.jsonl").read_text().splitlines()
+    return [line for line in map(json.loads, lines) if "action" in line]
+
+
+def state(module: nn.Module) -> list[Tensor]:
+    return [t.detach().clone() for t in (*module.parameters(), *module.buffers())]
+
+
+@pytest.mark.parametrize("name", SKIPPING)
+def test_a_batch_that_the_script_skips_is_an_incident(name: str, settings: Settings) -> None:
+    torch.manual_seed(7)
+    with attached(settings) as attachment:
+        net = SKIPPING[name](batches(bad=BAD))
+        attachment.loops.settle()
+        loop, summary = only(attachment), Summary.of(attachment)
+    incident = loop.last_incident
+    assert incident is not None
+    assert (incident.step, incident.phase, incident.samples) == (BAD, "data", (2,))
+    assert incident.cause is not None
+    assert incident.cause.slug == "bad_input_data"
+    assert incident.restored, "buffers as before the batch"
+    assert (loop.tally.incidents, loop.tally.given_up) == (1, 1)
+    assert [(line["step"], line["by"]) for line in journal(settings) if line["action"] == "skip"] == [(BAD, "script")]
+    assert all(bool(t.isfinite().all()) for t in state(net))
+    assert "1 step skipped (1 by the script itself), 0 rollbacks" in summary.lines(0)
+
+
+@pytest.mark.parametrize("name", SKIPPING)
+def test_a_healthy_loop_of_this_kind_is_unchanged_and_silent(
+    name: str, settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    torch.manual_seed(7)
+    plain = state(SKIPPING[name](batches()))
+    torch.manual_seed(7)
+    with attached(settings) as attachment:
+        guarded = state(SKIPPING[name](batches()))
+        attachment.loops.settle()
+    assert all(torch.equal(a, b) for a, b in zip(plain, guarded, strict=True))
+    assert only(attachment).tally.incidents == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_a_skip_at_the_end_of_an_epoch_is_put_back_before_the_evaluation(settings: Settings) -> None:
+    with attached(settings):
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        for x, y in batches(BAD + 1, bad=BAD):
+            loss = F.mse_loss(net(x), y)
+            if torch.isnan(loss):
+                continue
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        net.eval()
+        with torch.no_grad():
+            assert bool(net(batches(1)[0][0]).isfinite().all())
+
+
+def test_a_loss_that_is_printed_before_backward_is_not_given_up(settings: Settings) -> None:
+    """The gradients are cleared between the forward and the backward pass, and the bad loss is read before."""
+    with attached(settings) as attachment:
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        for x, y in batches(bad=BAD):
+            loss = F.mse_loss(net(x), y)
+            loss.item()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            loss.item()
+    tally = only(attachment).tally
+    assert (tally.incidents, tally.given_up, tally.applied) == (1, 0, 11)
+
+
+def test_an_evaluation_without_no_grad_is_not_training(settings: Settings) -> None:
+    with attached(settings) as attachment:
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        for x, y in batches(4):
+            optimizer.zero_grad()
+            F.mse_loss(net(x), y).backward()
+            optimizer.step()
+        net.eval()
+        for x, y in batches(4, bad=2):
+            F.mse_loss(net(x), y).item()
+        attachment.loops.settle()
+    assert only(attachment).tally.incidents == 0
+
+
+def test_a_loss_replaced_by_zero_is_an_incident(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    with attached(settings) as attachment:
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        for x, y in batches(bad=BAD):
+            optimizer.zero_grad()
+            loss = F.mse_loss(net(x), y)
+            if torch.isnan(loss):
+                loss = torch.tensor(0.0, requires_grad=True)
+            loss.backward()
+            optimizer.step()
+        summary = Summary.of(attachment)
+    tally = only(attachment).tally
+    assert (tally.incidents, tally.left_out) == (1, 1)
+    assert "the script left this non-finite loss out and trained on another one" in capsys.readouterr().err
+    assert "1 non-finite loss left out by the script" in summary.lines(0)
+    assert all(bool(t.isfinite().all()) for t in state(net))
+
+
+def test_heads_that_the_script_leaves_out_are_named(settings: Settings) -> None:
+    with attached(settings) as attachment:
+        body, heads = nn.Linear(6, 8), nn.ModuleList([nn.Linear(8, 1) for _ in range(3)])
+        model = nn.ModuleDict({"body": body, "heads": heads})
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-2)
+        for number, (x, y) in enumerate(batches()):
+            optimizer.zero_grad()
+            features = body(x)
+            outputs = [head(features) for head in heads]
+            if number == BAD:
+                outputs[1] = outputs[1] - outputs[1].detach()  # a constant head
+                outputs[1] = outputs[1] / outputs[1]
+            losses = [F.mse_loss(each, y) for each in outputs]
+            sum(each for each in losses if torch.isfinite(each)).backward()
+            optimizer.step()
+    loop = only(attachment)
+    assert (loop.tally.incidents, loop.tally.left_out, loop.tally.applied) == (1, 1, 12)
+    assert loop.last_incident is not None
+    assert loop.last_incident.op == "aten.div"
+
+
+def test_inputs_that_the_script_cleans_are_counted(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    with attached(settings) as attachment:
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        data = TensorDataset(*(torch.cat(part) for part in zip(*batches(bad=BAD), strict=True)))
+        for x, y in DataLoader(data, batch_size=8):
+            optimizer.zero_grad()
+            F.mse_loss(net(torch.nan_to_num(x)), y).backward()
+            optimizer.step()
+        summary = Summary.of(attachment)
+    assert "nan_to_num: samples 2 of the batch (dataset indices 42)" in capsys.readouterr().err
+    assert "1 batch cleaned by the script with nan_to_num" in summary.lines(0)
+    assert summary.incidents == 0
+
+
+def test_a_run_that_learns_nothing_is_said(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    with attached(settings) as attachment:
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        for number in range(40):
+            x, y = batches(1)[0]
+            optimizer.zero_grad()
+            loss = F.mse_loss(net(x), y)
+            if number >= 10:
+                loss = torch.tensor(0.0, requires_grad=True)
+            loss.backward()
+            optimizer.step()
+        summary = Summary.of(attachment)
+    err = capsys.readouterr().err
+    assert "step 29: no gradient has reached any parameter for 20 steps, since step 10" in err
+    assert "no gradient from step 10 to the end: nothing was learned (dead_training)" in summary.lines(0)
+
+
+class Centred(nn.Module):
+    """A loss with a running centre, as in self-distillation."""
+
+    centre: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("centre", torch.zeros(1))
+
+    def forward(self, output: Tensor, target: Tensor) -> Tensor:
+        self.centre.mul_(0.9).add_(0.1 * output.detach().mean())
+        return (output - self.centre - target).square().mean()
+
+
+@pytest.mark.parametrize("bad", [0, BAD], ids=["first step", "later"])
+def test_a_loss_module_with_a_buffer_is_put_back(bad: int, settings: Settings) -> None:
+    with attached(settings) as attachment:
+        net, criterion = Net(), Centred()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        for x, y in batches(bad=bad):
+            optimizer.zero_grad()
+            criterion(net(x), y).backward()
+            optimizer.step()
+    tally = only(attachment).tally
+    assert (tally.incidents, tally.applied) == (1, 11)
+    assert bool(criterion.centre.isfinite())
+
+
+def test_a_second_step_after_a_refused_one_stays_refused(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`scaler.step(optimizer)` and then `optimizer.step()`: a real bug that doubles each update."""
+    with attached(settings):
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        scaler = torch.amp.GradScaler("cpu")
+        kept: list[Tensor] = []
+        for number, (x, y) in enumerate(batches(bad=BAD)):
+            before = state(net)
+            optimizer.zero_grad()
+            scaler.scale(F.mse_loss(net(x), y)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.step()
+            if number == BAD:
+                kept = [a for a, b in zip(before, state(net), strict=True) if not torch.equal(a, b)]
+    assert not kept, "not one tensor moved"
+    assert [line["step"] for line in journal(settings)] == list(range(12)), "one line for each step"
+    assert "optimizer.step() is called twice for each backward pass" in capsys.readouterr().err
+
+
+def test_gradients_that_are_never_cleared_are_said(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    with attached(settings) as attachment:
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        for x, y in batches():
+            F.mse_loss(net(x), y).backward()
+            optimizer.step()
+        summary = Summary.of(attachment)
+    assert capsys.readouterr().err.count("the gradients are not cleared between steps") == 1
+    assert "the gradients were not cleared in the last 11 steps (zero_grad_missing)" in summary.lines(0)
+
+
+def test_gradients_cleared_by_hand_are_cleared(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    with attached(settings):
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        for x, y in batches():
+            for parameter in net.parameters():
+                parameter.grad = None
+            F.mse_loss(net(x), y).backward()
+            optimizer.step()
+    assert capsys.readouterr().err == ""
+
+
+def test_an_optimizer_over_plain_tensors_is_guarded(settings: Settings) -> None:
+    with attached(settings) as attachment:
+        weight = torch.zeros(6, 1, requires_grad=True)
+        optimizer = torch.optim.SGD([weight], 0.1)
+        for x, y in batches(bad=BAD):
+            optimizer.zero_grad()
+            F.mse_loss(x @ weight, y).backward()
+            optimizer.step()
+    tally = only(attachment).tally
+    assert (tally.incidents, tally.applied) == (1, 11)
+    assert bool(weight.isfinite().all())
+
+
+def test_tensors_that_are_updated_by_hand_are_checked_at_the_end(settings: Settings) -> None:
+    weight = torch.zeros(6, 1, requires_grad=True)
+    with attached(settings) as attachment:
+        for x, y in batches(bad=BAD):
+            F.mse_loss(x @ weight, y).backward()
+            with torch.no_grad():
+                assert weight.grad is not None
+                weight -= 0.1 * weight.grad
+                weight.grad = None
+        summary = Summary.of(attachment)
+    assert not summary.state_finite
+    assert "the run ends with NON-FINITE values in a tensor of shape (6, 1); it is no success" in summary.lines(1)
+
+
+def test_inf_gradients_are_seen_before_they_are_clipped_to_nan(settings: Settings) -> None:
+    with attached(settings) as attachment:
+        scale = nn.Parameter(torch.ones(4))
+        net = nn.Module()
+        net.register_parameter("scale", scale)
+        optimizer = torch.optim.SGD([scale], 0.1)
+        for number in range(4):
+            optimizer.zero_grad()
+            loss = (scale * torch.zeros(4) if number == 2 else scale).sqrt().sum()
+            loss.backward()
+            nn.utils.clip_grad_norm_([scale], 1.0)
+            optimizer.step()
+    incident = only(attachment).last_incident
+    assert incident is not None
+    assert incident.step == 2
+    assert incident.cause is not None
+    assert incident.cause.slug == "singular_gradient_at_zero"
+
+
+def test_epoch_batch_and_the_index_below_a_subset_are_named(settings: Settings) -> None:
+    with attached(settings) as attachment:
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        x, y = (torch.cat(part) for part in zip(*batches(4), strict=True))
+        x[25, 0] = math.nan
+        data = Subset(TensorDataset(x, y), list(range(31, -1, -1)))
+        for _ in range(2):
+            for inputs, target in DataLoader(data, batch_size=8):
+                optimizer.zero_grad()
+                F.mse_loss(net(inputs), target).backward()
+                optimizer.step()
+    first, second = (line for line in journal(settings) if line["action"] == "skip")
+    assert (first["epoch"], first["batch"], second["epoch"], second["batch"]) == (0, 0, 1, 0)
+    assert first["by"] == "guard"
+    folder = next(Path(settings.run_dir).glob("incidents/000000-*"))
+    incident = json.loads((folder / "incident.json").read_text())
+    assert (incident["samples"], incident["dataset_indices"]) == ([6], [6])
+    assert "the dataset is a Subset: in the dataset below it the index is 25" in incident["notes"]
+    assert only(attachment).tally.incidents == 2
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+def test_a_disabled_scaler_does_not_break_a_healthy_run(enabled: bool, settings: Settings) -> None:
+    with attached(settings) as attachment:
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        scaler = torch.amp.GradScaler("cpu", enabled=enabled)
+        for x, y in batches(bad=BAD):
+            optimizer.zero_grad()
+            scaler.scale(F.mse_loss(net(x), y)).backward()
+            scaler.unscale_(optimizer)
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            scaler.step(optimizer)
+            scaler.update()
+    assert only(attachment).tally.applied == 11
