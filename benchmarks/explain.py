@@ -2,10 +2,10 @@
 
     python benchmarks/explain.py [FOLDER ...]   default: all parts of the zoo in tests
 
-Every program knows its own cause. `tests/zoo`, `zoo_more`, `zoo_third` and `zoo_traps` were looked at while the rules were
-written; `tests/zoo_held_back` was not, so its figures are the honest ones. A false proof is a cause that is called proven
-and is not the true one, at any rank: there must be none. A false sentence is one that the program's truth lists as false
-of it (`never_said`), found anywhere in the incident.
+Every program knows its own cause. `tests/zoo`, `zoo_more`, `zoo_third` and `zoo_traps` were looked at while the rules
+were written; `tests/zoo_held_back` was not, so its figures are the honest ones. A false proof is a cause that is called
+proven and is not the true one, at any rank: there must be none. A false sentence is one that the program's truth lists
+as false of it (`never_said`), found anywhere in the incident.
 """
 
 from __future__ import annotations
@@ -102,7 +102,15 @@ def measure(folder: Path, *, name_misses: bool) -> None:
     sys.path.insert(0, str(folder))
     paths = sorted(folder.glob("[0-9][0-9]_*.py"))
     print(f"\n{folder.name}: {len(paths)} programs")
-    heads = (("first", 9), ("of three", 10), ("proven", 9), ("false", 7), ("untrue", 8), ("verified", 10), ("alarms", 9))
+    heads = (
+        ("first", 9),
+        ("of three", 10),
+        ("proven", 9),
+        ("false", 7),
+        ("untrue", 8),
+        ("verified", 10),
+        ("alarms", 9),
+    )
     heads += (("median s", 10), ("worst", 7))
     print(" " * 12 + "".join(f"{head:>{width}}" for head, width in heads))
     for form in ("attempt", "two lines"):

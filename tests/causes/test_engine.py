@@ -11,7 +11,9 @@ import torch
 import nantrap
 from causes.programs import run
 from nantrap.causes import Case, Rule, engine
-from nantrap.incident import BY_SLUG, Cause, Evidence, Incident
+from nantrap.causes.claim import Claim
+from nantrap.causes.verdict import PRECEDENCE, risk_of
+from nantrap.incident import BY_SLUG, Evidence, Incident
 
 PROGRAM = """
 import torch
@@ -25,7 +27,7 @@ def loss_fn(batch):
 """
 """lgamma(0) is Inf, and no rule knows lgamma."""
 
-Ask = Callable[[Case], "Cause | None"]
+Ask = Callable[[Case], "Claim | None"]
 
 
 @pytest.fixture
@@ -45,35 +47,46 @@ AskOnly = Callable[[dict[str, Ask]], Incident]
 
 
 def test_a_rule_that_raises_is_noted_and_passed_over(ask_only: AskOnly) -> None:
-    def broken(case: Case) -> Cause | None:
+    def broken(case: Case) -> Claim | None:
         raise ZeroDivisionError("by design")
 
-    incident = ask_only({"log_of_zero": broken, "exp_overflow": lambda _: Cause("exp_overflow", confidence=0.5)})
+    incident = ask_only({"log_of_zero": broken, "exp_overflow": lambda _: Claim("hint", "perhaps", ("it is",))})
     assert [cause.slug for cause in incident.causes] == ["exp_overflow"]
     (note,) = [note for note in incident.notes if note.startswith("the rule for")]
     assert note.startswith("the rule for log_of_zero failed: ZeroDivisionError: by design (broken, line ")
 
 
-def test_proven_comes_before_confident(ask_only: AskOnly) -> None:
+def test_proven_comes_first_then_what_was_measured_then_hints(ask_only: AskOnly) -> None:
     incident = ask_only(
         {
-            "log_of_zero": lambda _: Cause("log_of_zero", confidence=0.99),
-            "exp_overflow": lambda _: Cause("exp_overflow", proven=True, confidence=0.6),
+            "bad_input_data": lambda _: Claim("hint", "perhaps the data", ("it is",)),
+            "softmax_fully_masked_row": lambda _: Claim("tried", "nothing was tried", ("it is",)),
+            "exp_overflow": lambda _: Claim("measured", "it is exp", ("it is",)),
             "lr_too_high": lambda _: None,
-            "mask_overflow": lambda _: Cause("mask_overflow", proven=True, confidence=0.8),
         }
     )
-    assert [cause.slug for cause in incident.causes] == ["mask_overflow", "exp_overflow", "log_of_zero"]
+    slugs = [cause.slug for cause in incident.causes]
+    assert slugs == ["exp_overflow", "softmax_fully_masked_row", "bad_input_data"]
+    assert [cause.proven for cause in incident.causes] == [True, False, False]
 
 
-def test_of_equals_the_one_asked_first(ask_only: AskOnly) -> None:
-    names = ("exp_overflow", "log_of_zero", "mask_overflow")
-    incident = ask_only({name: lambda _, name=name: Cause(name, confidence=0.5) for name in names})  # type: ignore[misc]
-    assert tuple(cause.slug for cause in incident.causes) == names
+def test_only_one_cause_remains_proven_and_precedence_decides(ask_only: AskOnly) -> None:
+    claim = Claim("measured", "so it is", ("it is",))
+    incident = ask_only(
+        {"exp_overflow": lambda _: claim, "log_of_zero": lambda _: claim, "mask_overflow": lambda _: claim}
+    )
+    assert [cause.slug for cause in incident.causes] == ["mask_overflow", "log_of_zero", "exp_overflow"]
+    assert [cause.proven for cause in incident.causes] == [True, False, False]
+    assert incident.causes[1].evidence[-1].text.startswith("holds as well; mask_overflow lies further back")
+
+
+def test_every_slug_has_a_place_in_the_order() -> None:
+    assert sorted(PRECEDENCE) == sorted(BY_SLUG)
+    assert {risk_of(slug) for slug in BY_SLUG} == {"high", "medium", "low"}
 
 
 def test_what_a_trial_contradicts_is_refuted(ask_only: AskOnly) -> None:
-    def asked(case: Case) -> Cause | None:
+    def asked(case: Case) -> Claim | None:
         trial = case.lab.again()
         case.refute("lr_too_high", trial, "the same again does not help")
         return None
@@ -104,9 +117,10 @@ def _unknown(incident: Incident) -> str:
     return evidence.text
 
 
-def test_unknown_says_that_no_rule_knows_the_operation(ask_only: AskOnly) -> None:
+def test_unknown_says_that_nothing_fits(ask_only: AskOnly) -> None:
     text = _unknown(ask_only({}))
-    assert text == "no rule knows this operation; the frames and statistics above are all that was measured"
+    rest = "the frames and statistics above are all that was measured"
+    assert text == f"what the operation was given fits no rule; {rest}"
 
 
 def test_unknown_asks_for_attempt_in_the_two_line_form() -> None:

@@ -39,7 +39,11 @@ def _code(each: Page) -> str:
 def test_example_is_diagnosed_as_its_page_says(each: Page, incident_of: IncidentOf) -> None:
     incident = incident_of(each.slug)
     assert incident is not None, "the example runs without an incident"
-    assert incident.causes[0].code == each.code
+    codes = [cause.code for cause in incident.causes]
+    if each.slug == "dead_training":  # a run that stands still does not fail by it: it is told beside another cause
+        assert each.code in codes[1:]
+    else:
+        assert codes[0] == each.code
     assert not [note for note in incident.notes if note.startswith("the rule for")]
 
 

@@ -17,7 +17,7 @@ import nantrap
 from causes.programs import InspectCase
 from nantrap.causes import Case, page
 from nantrap.causes.replacement import Replacement
-from nantrap.causes.trials import Laboratory
+from nantrap.causes.trials import Laboratory, Result
 from nantrap.incident import Source, Trial
 
 FORWARD = """
@@ -146,11 +146,11 @@ def test_budget(budget: dict[str, Any], inspect_case: InspectCase) -> None:
         lab = Laboratory(case, **budget)
         calls: list[str] = []
 
-        def experiment() -> tuple[bool, float | None]:
+        def experiment() -> Result:
             calls.append("ran")
-            return True, 1.5
+            return Result(True, 1.5)
 
-        trials = [lab.run(name, "something", experiment) for name in ("first", "second")]
+        trials = [lab.run(name, "something", experiment, harness="none") for name in ("first", "second")]
         allowed = budget["most"] if budget["seconds"] > 0 else 0
         assert len(calls) == allowed
         for trial in trials[allowed:]:
@@ -267,7 +267,7 @@ def test_only_the_guilty_line_is_replaced(other: str, finite: bool, inspect_case
 def test_hits_are_counted_at_their_line() -> None:
     x = torch.tensor([0.0, 4.0], requires_grad=True)
     line = test_hits_are_counted_at_their_line.__code__.co_firstlineno + 4
-    with Replacement(Source(file=__file__, line=line), "sqrt") as replacement:
+    with Replacement([Source(file=__file__, line=line)], "sqrt") as replacement:
         here = x.sqrt()  # this one
         there = x.sqrt()
         torch.sin(x)

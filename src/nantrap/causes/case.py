@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from nantrap.incident import Cause, Evidence
 
@@ -38,6 +38,7 @@ class Case:
     state_untouched: bool | None = None
     checksums: tuple[float, ...] = ()
     refuted: list[Cause] = field(default_factory=list)
+    _kept: dict[int, Capture | None] = field(default_factory=dict)
 
     # ---- the origin
 
@@ -128,16 +129,83 @@ class Case:
             index = next((source for source in current.sources if 0 <= source < current.index), -1)
         return chain
 
-    def was_given(self, tensor: Tensor) -> bool:
-        """Whether the tensor came in with the batch or the model's arguments, rather than being made on the way."""
+    def was_given(self, tensor: Tensor) -> Literal["loader", "argument", ""]:
+        """Where a tensor came from: what the data loader gave, an argument of the model, or made on the way.
+
+        What is handed to `guard.attempt` is the batch. In the two-line form only the names that the caller's loop
+        assigns from its iterable are: a tensor that the loop's own code made is an argument of the model at most.
+        """
         from nantrap.locate import tensors_of
+        from nantrap.locate.caller import given_by_loop
         from nantrap.locate.storage import share_memory
 
-        given = list(tensors_of(self.failed.batch))
-        if self.failed.root_call is not None:
-            for call in self.failed.root_call.chain():
-                given += list(tensors_of((call.args, call.kwargs)))
-        return any(share_memory(t, tensor) for _, t in given)
+        given = [t for _, t in tensors_of(self.failed.batch)]
+        if not self.failed.repeatable:
+            given += given_by_loop()
+        if any(share_memory(t, tensor) for t in given):
+            return "loader"
+        calls = self.failed.root_call.chain() if self.failed.root_call is not None else []
+        arguments = [t for call in calls for _, t in tensors_of((call.args, call.kwargs))]
+        return "argument" if any(share_memory(t, tensor) for t in arguments) else ""
+
+    @property
+    def loop_is_finite(self) -> bool:
+        """Whether the caller's loop holds tensors that it took from its iterable, and all of them are finite."""
+        from nantrap.finite import any_nonfinite
+        from nantrap.locate.caller import given_by_loop
+
+        tensors = [] if self.failed.repeatable else given_by_loop()
+        return bool(tensors) and not any_nonfinite(tensors)
+
+    @functools.cached_property
+    def faithful(self) -> bool:
+        """Whether what was measured belongs to the failed step: read from its own graph, or in a replay that failed
+        in the same way."""
+        replay = self.location.replay
+        if replay is None or self.external is not None:
+            return True
+        own = self.capture is not None and replay.trace.captures.get(self.capture.op.index) is not self.capture
+        return own or replay.alike is not False
+
+    @property
+    def has_all_operands(self) -> bool:
+        """Whether every operand of the guilty operation was recorded as a copy, rather than by reference."""
+        limit = 1 << 22
+        capture = self.capture
+        return capture is not None and not capture.assumed and all(t.numel() <= limit for t in capture.inputs())
+
+    @property
+    def in_users_backward(self) -> bool:
+        """Whether it began in a backward pass that the user wrote: of a custom function, or a hook."""
+        if self.phase != "backward" or self.capture is None:
+            return False
+        from nantrap.locate.nodes import operation_name
+
+        return bool(self.node) and operation_name(self.node) is None and self.capture.op.place is not None
+
+    def operands_of(self, index: int) -> Capture | None:
+        """An operation of the replay with its operands: the replay is run once more to keep them."""
+        replay = self.location.replay
+        if replay is None or replay.again is None:
+            return None
+        if index in replay.trace.captures:
+            return replay.trace.captures[index]
+        if index not in self._kept:
+            kept = replay.again(frozenset({index})).kept.get(index)
+            same = kept is not None and kept.op.name == replay.trace.ops[index].name
+            self._kept[index] = kept if same else None
+        return self._kept[index]
+
+    def is_updated_in_forward(self, external: External) -> bool:
+        """Whether a buffer is one that a forward pass writes, as seen in the replay."""
+        return external.kind == "buffer" and self.trace is not None and self.trace.wrote(external.tensor)
+
+    def try_replacement(self, family: str, instead: str) -> Trial | None:
+        """Replace the guilty call at its own line by its stable form, if line and step can be run again."""
+        source = self.location.source
+        if source is None or not self.failed.repeatable:
+            return None
+        return self.lab.replaced(source, family, instead)
 
     def refute(self, slug: str, trial: Trial, text: str) -> None:
         """Note a cause that a trial contradicts."""

@@ -1,4 +1,4 @@
-"""The engine: asks every rule, ranks what they say, keeps facts and guesses apart."""
+"""The engine: asks every rule, builds causes from what they claim, and ranks them."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from nantrap.causes import rules as _rules  # noqa: F401  (registers them)
 from nantrap.causes.case import Case
+from nantrap.causes.claim import Claim
 from nantrap.causes.registry import RULES
 from nantrap.causes.trials import Laboratory
+from nantrap.causes.verdict import cause_of, ranked
 from nantrap.incident import Cause, Evidence, Trial
 
 
@@ -25,23 +27,21 @@ class Explanation:
 def explain_case(case: Case, *, seconds: float) -> Explanation:
     """Explain one failure. Never raises: a rule that fails is noted and passed over."""
     case.lab = Laboratory(case, seconds=seconds)
-    causes: list[Cause] = []
+    causes: list[tuple[Cause, Claim]] = []
     notes: list[str] = []
     for slug, rule in RULES.items():
         try:
-            cause = rule.ask(case)
+            claim = rule.ask(case)
+            if claim is not None:
+                causes.append((cause_of(case, slug, claim), claim))
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
             notes.append(
                 f"the rule for {slug} failed: {type(error).__name__}: {error} ({last.name}, line {last.lineno})"
             )
-            continue
-        if cause is not None:
-            causes.append(cause)
-    causes.sort(key=lambda cause: (cause.proven, cause.confidence), reverse=True)
-    if not causes:
-        causes = [_unknown(case)]
-    return Explanation(tuple(causes), tuple(case.refuted), case.lab.trials, tuple(notes))
+    notes += case.lab.notes
+    found = ranked(causes) if causes else (_unknown(case),)
+    return Explanation(found, tuple(case.refuted), case.lab.trials, tuple(notes))
 
 
 def _unknown(case: Case) -> Cause:
@@ -50,6 +50,8 @@ def _unknown(case: Case) -> Cause:
         needs = "guard.attempt(fn, batch) would allow a replay and trials"
     elif case.location.replay is None or case.location.replay.origin is None:
         needs = "the failure did not repeat, so nothing could be tried on it"
+    elif case.capture is None:
+        needs = "the place is known, what the operation was given is not"
     else:
-        needs = "no rule knows this operation; the frames and statistics above are all that was measured"
+        needs = "what the operation was given fits no rule; the frames and statistics above are all that was measured"
     return Cause("unknown", summary="no cause could be established", evidence=(Evidence(needs),))

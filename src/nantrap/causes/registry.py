@@ -6,12 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from nantrap.incident import BY_SLUG, Cause, Code
+from nantrap.incident import BY_SLUG, Code
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
+    from nantrap.causes.claim import Claim
 
-RuleFunction = Callable[["Case"], "Cause | None"]
+RuleFunction = Callable[["Case"], "Claim | None"]
 
 
 @dataclass(frozen=True, slots=True)

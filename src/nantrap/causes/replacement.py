@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -23,11 +23,11 @@ from nantrap.locate.source import user_place
 
 
 class Replacement(TorchFunctionMode):
-    """Replaces calls of one family at one line. `hits` counts them."""
+    """Replaces calls of one family at the given lines. `hits` counts them."""
 
-    def __init__(self, source: Source, family: str) -> None:
+    def __init__(self, sources: Iterable[Source], family: str) -> None:
         super().__init__()
-        self._source = source
+        self._lines = {(source.file, source.line) for source in sources}
         self._functions = FAMILIES[family]
         self.hits = 0
 
@@ -38,8 +38,7 @@ class Replacement(TorchFunctionMode):
         stable = self._functions.get(getattr(func, "__name__", ""))
         if stable is not None:
             place = user_place(sys._getframe(1))
-            here = place is not None and (place.code.co_filename, place.line) == (self._source.file, self._source.line)
-            if here:
+            if place is not None and (place.code.co_filename, place.line) in self._lines:
                 self.hits += 1
                 return stable(*args, **given)
         return func(*args, **given)
@@ -132,6 +131,15 @@ def _ctc(log_probs: Tensor, targets: Tensor, input_lengths: Any, target_lengths:
     )
 
 
+def _inside(function: Callable[..., Tensor], low: float | None, high: float | None) -> Callable[..., Tensor]:
+    """The function with its argument brought into its domain."""
+
+    def stable(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        return function(x.clamp(low, high), *args, **kwargs)
+
+    return stable
+
+
 def _floored(function: Callable[..., Tensor], at: float = USUAL_EPS) -> Callable[..., Tensor]:
     def stable(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         return function(x.clamp(min=at), *args, **kwargs)
@@ -176,6 +184,17 @@ FAMILIES: dict[str, dict[str, Callable[..., Any]]] = {
     "softmax": {"softmax": _softmax, "log_softmax": _log_softmax},
     "exp": {"exp": _exp, "exp_": _exp, "expm1": _exp, "cosh": _bounded(torch.cosh), "sinh": _bounded(torch.sinh)},
     "std": {"std": _std, "var": _var},
+    "domain": {
+        **{name: _inside(getattr(torch, name), 1e-12, None) for name in ("sqrt", "rsqrt", "log", "log2", "log10")},
+        "log1p": _inside(torch.log1p, -1 + 1e-6, None),
+        **{name: _inside(getattr(torch, name), -1 + 1e-6, 1 - 1e-6) for name in ("acos", "asin", "atanh", "erfinv")},
+        "arccos": _inside(torch.acos, -1 + 1e-6, 1 - 1e-6),
+        "arcsin": _inside(torch.asin, -1 + 1e-6, 1 - 1e-6),
+        "acosh": _inside(torch.acosh, 1 + 1e-6, None),
+        "logit": _inside(torch.logit, 1e-6, 1 - 1e-6),
+        "pow": _inside(torch.pow, 1e-12, None),
+        "__pow__": _inside(torch.pow, 1e-12, None),
+    },
     "cross_entropy": {"cross_entropy": _cross_entropy},
     "ctc": {"ctc_loss": _ctc},
     "floor": {

@@ -1,122 +1,236 @@
-"""Trials: the failed step again with exactly one thing changed. Each leaves everything as it found it, bit for bit."""
+"""Trials: the failed step again with exactly one thing changed. Each leaves everything as it found it, bit for bit.
+
+A trial says something only if its *control* holds: the same step, unchanged, in the same harness, fails in the same
+way (`control`). There is one control for each harness: the step, the update, and the steps driven again from an older
+state. Where a control does not hold, its trials are not run; each says so, and none of them is finite or refuted.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from nantrap.causes.replacement import Replacement
+from nantrap.causes.logspace import LogSpace
+from nantrap.causes.precision import SinglePrecision
+from nantrap.causes.replacement import FAMILIES, Replacement
 from nantrap.finite import any_nonfinite, clip_with_norm, gradient_norm
 from nantrap.incident import Source, Trial
-from nantrap.locate import RngState
 from nantrap.locate.batch import with_tensor
+from nantrap.locate.program import cannot_rewind
+from nantrap.locate.replay import fails_alike, replay_step
 from nantrap.locate.samples import fails
-from nantrap.locate.storage import map_leaves
-from nantrap.locate.trace import recomputing
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
 
 _HALF = (torch.float16, torch.bfloat16)
 _AS_IT_WAS = object()
+_MOST_LINES = 4
+_DIVERGED = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run of a step gave.
+
+    Attributes:
+        finite: loss, gradients, buffers and, after an update, parameters and optimizer state.
+        loss: the loss, if it was computed.
+        bad: the parameters whose gradients are non-finite.
+        change: what was changed, where that is known only afterwards.
+    """
+
+    finite: bool
+    loss: float | None = None
+    bad: tuple[str, ...] = ()
+    change: str = ""
 
 
 class Laboratory:
-    """Runs trials on one case, each at most once, within a budget. Holds their results."""
+    """Runs trials on one case, each at most once, within a budget. Holds their results and those of the controls."""
 
-    def __init__(self, case: Case, *, seconds: float, most: int = 12) -> None:
+    def __init__(self, case: Case, *, seconds: float, most: int = 16) -> None:
         self._case = case
         self._deadline = time.monotonic() + seconds
         self._most = most
         self._done: dict[str, Trial] = {}
+        self._controls: dict[str, str] = {}
+        self._drift: float | None = None
+        self.notes: list[str] = []
 
     @property
     def trials(self) -> tuple[Trial, ...]:
         """All trials, in the order in which they were run."""
         return tuple(self._done.values())
 
-    def run(self, name: str, change: str, experiment: Callable[[], tuple[bool, float | None]]) -> Trial:
-        """Run one trial. `experiment` tells whether the step was finite, and its loss. What it raises is noted."""
+    def run(self, name: str, change: str, experiment: Callable[[], Result], *, harness: str) -> Trial:
+        """Run one trial, after its control. What the experiment raises is noted.
+
+        Args:
+            name: of the trial; the same name is run once.
+            change: what is changed, in words.
+            experiment: runs the step and says what it gave.
+            harness: `step`, `update`, `steps` (driven again from an older state), or `none` for a control itself.
+        """
         if name in self._done:
             return self._done[name]
-        started = time.monotonic()
-        finite: bool | None = None
-        loss: float | None = None
+        result: Result | None = None
         note = ""
+        started = time.monotonic()
         if started > self._deadline or len(self._done) >= self._most:
             note = "not run: the budget for trials was used up"
         else:
             try:
-                finite, loss = experiment()
+                reason = self.control(harness)
+                if reason:
+                    note = f"not run: {reason}"
+                else:
+                    result = experiment()
             except Exception as error:
                 lines = str(error).splitlines()
                 note = f"{type(error).__name__}: {lines[0] if lines else ''}"
         trial = Trial(
             number=len(self._done) + 1,
             name=name,
-            change=change,
-            finite=finite,
-            loss=loss,
+            change=result.change if result is not None and result.change else change,
+            finite=None if result is None else result.finite,
+            loss=None if result is None else result.loss,
             note=note,
             milliseconds=round((time.monotonic() - started) * 1e3, 1),
         )
         self._done[name] = trial
         return trial
 
+    # ---- controls
+
+    def control(self, harness: str) -> str:
+        """Why trials in this harness prove nothing; empty if the unchanged step fails in it as it did."""
+        if harness not in self._controls:
+            check = {"step": self._step_again, "update": self._update_again, "steps": self._steps_again}.get(harness)
+            self._controls[harness] = "" if check is None else check()
+        return self._controls[harness]
+
+    def _step_again(self) -> str:
+        failed = self._case.failed
+        if failed.forward is None:
+            raise LookupError("the two-line form cannot compute the loss again; guard.attempt can")
+        if failed.symptom == "optimizer":
+            return "the step itself is finite, only its update is not"
+        result = self._step(stop_early=False)
+        assert result.loss is not None
+        if not result.finite and fails_alike(failed, result.loss, result.bad):
+            return ""
+        how = "is finite" if result.finite else "fails in another way"
+        hidden = cannot_rewind(failed.forward, failed.batch)
+        reason = f"the unchanged step {how} when it is run again"
+        about = f"; it reads what cannot be put back: {', '.join(hidden[:3])}" if hidden else ""
+        self.notes.append(f"no trial counts: {reason}{about}")
+        return reason
+
+    def _update_again(self) -> str:
+        with self._update_rewound():
+            finite = self._update()
+        return "the unchanged update is finite when it is run again" if finite else ""
+
+    def _steps_again(self) -> str:
+        """The steps since an older state at their own rates must reach this failure, and not another one before."""
+        result = self._driven(lambda _, rate: rate)
+        if result.finite:
+            return "the same steps at the same rate do not fail when they are run again"
+        if result.loss is None:
+            return "the same steps at the same rate fail earlier when they are run again"
+        return "" if fails_alike(self._case.failed, result.loss, result.bad) else "the same steps fail in another way"
+
     # ---- the step, with one thing changed
 
     def again(self) -> Trial:
-        """Nothing changed: a transient fault does not come back."""
-        return self.run("again", "nothing: the same step once more", self._step)
+        """Nothing changed: whether the step fails again as the program runs it."""
+        return self.run("again", "nothing: the same step once more", self._step, harness="none")
 
     def single_precision(self) -> Trial:
         """Every operation in float32 instead of half precision."""
-        return self.run("fp32", "every operation in float32", lambda: self._step(around=_SinglePrecision()))  # type: ignore[no-untyped-call]
+        return self.run(
+            "fp32", "every operation in float32", lambda: self._step(around=SinglePrecision()), harness="step"
+        )
+
+    def in_log_space(self, what: str) -> Trial:
+        """Logarithms of softmax, sigmoid and exp computed in one piece, without leaving log space."""
+
+        def experiment() -> Result:
+            mode = LogSpace()
+            result = self._step(around=mode)
+            if not mode.hits:
+                raise LookupError("no logarithm of a softmax, sigmoid or exp was found")
+            return result
+
+        return self.run("log_space", what, experiment, harness="step")
 
     def without_samples(self, samples: tuple[int, ...], size: int) -> Trial:
         """The batch without the suspect samples."""
         rest = [i for i in range(size) if i not in set(samples)]
         shown = ", ".join(map(str, samples[:6])) + (" ..." if len(samples) > 6 else "")
+        noun = "sample" if len(samples) == 1 else "samples"
 
-        def experiment() -> tuple[bool, float | None]:
-            return not fails(self._case.failed, rest, size), None
+        def experiment() -> Result:
+            return Result(not fails(self._case.failed, rest, size))
 
-        return self.run("without_samples", f"the batch without sample {shown}", experiment)
+        return self.run("without_samples", f"the batch without {noun} {shown}", experiment, harness="step")
 
     def with_tensor(self, path: str, change: str, old: Tensor, new: Tensor) -> Trial:
         """The batch with one of its tensors changed."""
         batch = with_tensor(self._case.failed.batch, old, new)
-        return self.run(f"changed:{path}", change, lambda: self._step(batch=batch))
+        return self.run(f"changed:{path}", change, lambda: self._step(batch=batch), harness="step")
+
+    def with_batch(self, name: str, change: str, batch: Any) -> Trial:
+        """Another batch in place of the failed one."""
+        return self.run(name, change, lambda: self._step(batch=batch), harness="step")
 
     def loss_scale_one(self, scale: float) -> Trial:
         """The gradients of the loss divided by its scale."""
-        return self.run("scale_one", f"a loss scale of 1 instead of {scale:g}", lambda: self._step(seed=1.0 / scale))
+        change = f"a loss scale of 1 instead of {scale:g}"
+        return self.run("scale_one", change, lambda: self._step(seed=1.0 / scale), harness="step")
 
     def replaced(self, source: Source, family: str, instead: str) -> Trial:
-        """The guilty call replaced by a stable one, at its own source line only."""
-        change = f"{instead} in line {source.line}"
+        """The guilty call replaced by a stable one at its own line, and at others where the same call fails next."""
 
-        def experiment() -> tuple[bool, float | None]:
-            replacement = Replacement(source, family)
-            result = self._step(around=replacement)
-            if not replacement.hits:
-                raise LookupError("the call was not found at its line")
-            return result
+        def experiment() -> Result:
+            sources = [source]
+            while True:
+                replacement = Replacement(sources, family)
+                result = self._step(around=replacement)
+                if not replacement.hits:
+                    raise LookupError("the call was not found at its line")
+                further = None if result.finite or len(sources) == _MOST_LINES else self._next_line(sources, family)
+                if further is None:
+                    break
+                sources.append(further)
+            lines = " and ".join(str(one.line) for one in sources)
+            change = f"{instead} in line{'s' * (len(sources) > 1)} {lines}"
+            return Result(result.finite, result.loss, result.bad, change)
 
-        return self.run(f"replaced:{family}", change, experiment)
+        return self.run(f"replaced:{family}", f"{instead} in line {source.line}", experiment, harness="step")
+
+    def _next_line(self, sources: list[Source], family: str) -> Source | None:
+        """The next line at which a call of the same family fails, with those in `sources` replaced."""
+        replay = replay_step(self._case.failed, around=Replacement(sources, family))
+        op = replay.op
+        if op is None or op.place is None or op.name.removeprefix("aten.") not in FAMILIES[family]:
+            return None
+        found = op.place.source()
+        known = [(one.file, one.line) for one in sources]
+        return None if (found.file, found.line) in known else found
 
     def with_weights(self, name: str, change: str, alter: Callable[[], None]) -> Trial:
         """Other weights for one run; `alter` may write the parameters, which are put back."""
 
-        def experiment() -> tuple[bool, float | None]:
+        def experiment() -> Result:
             kept = [(p, p.detach().clone()) for p in self._case.failed.parameters.values()]
             try:
                 with torch.no_grad():
@@ -127,24 +241,24 @@ class Laboratory:
                     for parameter, values in kept:
                         parameter.copy_(values)
 
-        return self.run(name, change, experiment)
+        return self.run(name, change, experiment, harness="step")
 
     # ---- the update, with one thing changed
 
     def fresh_optimizer_state(self) -> Trial:
         """The same gradients, the optimizer's memory empty."""
 
-        def experiment() -> tuple[bool, float | None]:
+        def experiment() -> Result:
             with self._update_rewound():
                 self._case.failed.optimizer.state.clear()
-                return self._update(), None
+                return Result(self._update())
 
-        return self.run("fresh_state", "a fresh optimizer state", experiment)
+        return self.run("fresh_state", "a fresh optimizer state", experiment, harness="update")
 
     def update_in_single_precision(self) -> Trial:
         """Parameters, gradients and state in float32 for the update."""
 
-        def experiment() -> tuple[bool, float | None]:
+        def experiment() -> Result:
             failed = self._case.failed
             with self._update_rewound():
                 kept = [(p, p.data) for p in failed.parameters.values()]
@@ -158,52 +272,47 @@ class Laboratory:
                         for key, value in state.items():
                             if isinstance(value, Tensor) and value.dtype in _HALF:
                                 state[key] = value.float()
-                    return self._update(), None
+                    return Result(self._update())
                 finally:
                     for parameter, data in kept:
                         parameter.grad = None
                         parameter.data = data
 
-        return self.run("update_fp32", "the update in float32", experiment)
+        return self.run("update_fp32", "the update in float32", experiment, harness="update")
 
-    # ---- the steps before, with another rate
+    # ---- the steps before, with one thing changed
 
     def rate(self, name: str, change: str, rate_of: Callable[[int, float], float]) -> Trial:
         """The steps since an older state again, with other rates. `rate_of(step, rate)` gives the new one."""
+        return self.run(name, change, lambda: self._driven(rate_of), harness="steps")
 
-        def experiment() -> tuple[bool, float | None]:
-            case = self._case
-            anchors, failed = case.anchors, case.failed
-            if not failed.repeatable:
-                raise LookupError("the two-line form cannot run earlier steps again")
-            drive = _drivable(anchors, failed.step)
-            if drive is None:
-                raise LookupError("no older state is kept from which the steps could be run again")
-            anchor, attempts = drive
-            rates = {record.step: record.lr for record in case.history}
-            found_rng, present = RngState.capture(), anchors.capture(failed.step)
+    def steps_with(self, name: str, change: str, alter: Callable[[Any], Any]) -> Trial:
+        """The steps since an older state again, each with `alter(batch)` instead of its batch."""
+        return self.run(name, change, lambda: self._driven(lambda _, rate: rate, alter), harness="steps")
+
+    def weights_diverged(self) -> bool | None:
+        """Whether an earlier batch has a much larger loss with the weights of now; `None` if it cannot be said.
+
+        A loss may rise since its batches are noisy or get harder. Only a rise on the same batch, with the same random
+        numbers, shows that the weights have gone astray.
+        """
+        failed = self._case.failed
+        drive = _drivable(self._case.anchors, failed.step)
+        if drive is None or not failed.repeatable:
+            return None
+        if self._drift is None:
+            recorded = {record.step: record.loss for record in self._case.history.applied()}
+            earlier = next((a for a in drive[1] if a.applied and recorded.get(a.step)), None)
+            if earlier is None:
+                return None
             try:
-                anchors.restore(anchor)
-                for attempt in attempts:
-                    if attempt.step == failed.step:
-                        break
-                    if attempt.applied:
-                        self._drive(attempt, rates.get(attempt.step, ()), rate_of)
-                    if any_nonfinite(failed.parameters.values()):
-                        return False, None
-                return self._forward_and_backward(failed.batch)
-            finally:
-                anchors.restore(present)
-                for parameter in failed.parameters.values():
-                    parameter.grad = None
-                found_rng.restore()
-
-        kept = {name: parameter.grad for name, parameter in self._case.failed.parameters.items()}
-        try:
-            return self.run(name, change, experiment)
-        finally:
-            for parameter_name, parameter in self._case.failed.parameters.items():
-                parameter.grad = kept[parameter_name]
+                with failed.rewound(), torch.no_grad():
+                    earlier.rng.restore()
+                    now = sum(float(earlier.forward(batch)) for batch in earlier.batches) / len(earlier.batches)
+            except Exception:  # an earlier batch that cannot be run again says nothing
+                return None
+            self._drift = abs(now) / abs(recorded[earlier.step]) if math.isfinite(now) else math.inf
+        return self._drift >= _DIVERGED
 
     # ---- parts
 
@@ -213,34 +322,39 @@ class Laboratory:
         around: contextlib.AbstractContextManager[Any] | None = None,
         seed: float | None = None,
         batch: Any = _AS_IT_WAS,
-    ) -> tuple[bool, float | None]:
+        stop_early: bool = True,
+    ) -> Result:
         failed = self._case.failed
         if failed.forward is None:
             raise LookupError("the two-line form cannot compute the loss again; guard.attempt can")
         with failed.rewound(), around or contextlib.nullcontext():
             given = failed.batch if batch is _AS_IT_WAS else batch
-            return self._forward_and_backward(given, seed=seed, rng=None)
+            return self._forward_and_backward(given, seed=seed, stop_early=stop_early)
 
-    def _forward_and_backward(
-        self, batch: Any, *, seed: float | None = None, rng: RngState | None = None
-    ) -> tuple[bool, float | None]:
+    def _forward_and_backward(self, batch: Any, *, seed: float | None = None, stop_early: bool = True) -> Result:
         failed = self._case.failed
         assert failed.forward is not None
-        if rng is None and failed.rng is not None:
+        if failed.rng is not None:
             failed.rng.restore()
         for parameter in failed.parameters.values():
             parameter.grad = None
+        bad_before = {name for name, buffer in failed.root.named_buffers() if any_nonfinite([buffer])}
         loss = failed.forward(batch)
         value = float(loss.detach())
-        if not math.isfinite(value):
-            return False, value
+        if not math.isfinite(value) and (stop_early or not loss.requires_grad):
+            return Result(False, value)
         factor = failed.loss_factor if seed is None else seed
         loss.backward(torch.full_like(loss, factor))
-        finite = not any_nonfinite([p.grad for p in failed.parameters.values()])
-        if finite and failed.bad_buffers:
-            buffers = dict(failed.root.named_buffers())
-            finite = not any_nonfinite([buffers[name] for name in failed.bad_buffers if name in buffers])
-        return finite, value
+        gradients = {n: p.grad for n, p in failed.parameters.items() if p.grad is not None}
+        bad = tuple(name for name, gradient in gradients.items() if any_nonfinite([gradient]))
+        finite = math.isfinite(value) and not bad
+        if finite and failed.norm_overflowed:
+            finite = math.isfinite(float(gradient_norm(list(gradients.values()))))
+        if finite:
+            finite = not any_nonfinite([b for n, b in failed.root.named_buffers() if n not in bad_before])
+        if finite:
+            finite = not any_nonfinite(failed.parameters.values())  # a forward pass may write them
+        return Result(finite, value, bad)
 
     @contextlib.contextmanager
     def _update_rewound(self) -> Iterator[None]:
@@ -264,7 +378,45 @@ class Laboratory:
         ]
         return not any_nonfinite([*failed.parameters.values(), *state])
 
-    def _drive(self, attempt: Any, rates: tuple[float, ...], rate_of: Callable[[int, float], float]) -> None:
+    def _driven(self, rate_of: Callable[[int, float], float], alter: Callable[[Any], Any] | None = None) -> Result:
+        """The steps from an older state up to the failed one, which is run last. Everything is put back."""
+        case = self._case
+        anchors, failed = case.anchors, case.failed
+        if not failed.repeatable or failed.rng is None:
+            raise LookupError("the two-line form cannot run earlier steps again")
+        drive = _drivable(anchors, failed.step)
+        if drive is None:
+            raise LookupError("no older state is kept from which the steps could be run again")
+        anchor, attempts = drive
+        change = alter or (lambda batch: batch)
+        rates = {record.step: record.lr for record in case.history}
+        gradients = {name: parameter.grad for name, parameter in failed.parameters.items()}
+        found, present = failed.rng.now(), anchors.capture(failed.step)
+        try:
+            anchors.restore(anchor)
+            for attempt in attempts:
+                if attempt.step == failed.step:
+                    break
+                if attempt.applied:
+                    self._drive(attempt, rates.get(attempt.step, ()), rate_of, change)
+                if any_nonfinite(failed.parameters.values()):
+                    return Result(False)
+            if failed.symptom == "optimizer":
+                return Result(True)  # reached the failed step with finite weights; its update is another harness
+            return self._forward_and_backward(change(failed.batch))
+        finally:
+            anchors.restore(present)
+            for name, parameter in failed.parameters.items():
+                parameter.grad = gradients[name]
+            found.restore()
+
+    def _drive(
+        self,
+        attempt: Any,
+        rates: tuple[float, ...],
+        rate_of: Callable[[int, float], float],
+        change: Callable[[Any], Any],
+    ) -> None:
         """One earlier step, as the plain loop would make it."""
         case = self._case
         optimizer = case.failed.optimizer
@@ -272,7 +424,7 @@ class Laboratory:
         for parameter in case.failed.parameters.values():
             parameter.grad = None
         for batch in attempt.batches:
-            loss = attempt.forward(batch) / len(attempt.batches)
+            loss = attempt.forward(change(batch)) / len(attempt.batches)
             loss.backward()
         parameters = list(case.failed.parameters.values())
         if case.max_grad_norm is not None:
@@ -282,26 +434,6 @@ class Laboratory:
             rate = rates[index] if index < len(rates) else float(group["lr"])
             group["lr"] = rate_of(attempt.step, rate)
         optimizer.step()
-
-
-class _SinglePrecision(TorchDispatchMode):
-    """Every operation in float32: half inputs are widened, half results are not made. Autocast has no effect in it."""
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func._schema.is_mutable:  # the memory that is written keeps its dtype
-            return func(*args, **(kwargs or {}))
-        in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward and func is torch.ops.aten._to_copy.default and not recomputing(sys._getframe(1)):
-            return func(*args, **(kwargs or {}))  # autograd hands a half-precision leaf its gradient in its own dtype
-        return func(*map_leaves(args, _widened), **map_leaves(kwargs or {}, _widened))
-
-
-def _widened(leaf: Any) -> Any:
-    if isinstance(leaf, Tensor):
-        return leaf.float() if leaf.dtype in _HALF else leaf
-    return torch.float32 if isinstance(leaf, torch.dtype) and leaf in _HALF else leaf
 
 
 def _drivable(anchors: Any, step: int) -> tuple[Any, list[Any]] | None:
@@ -314,3 +446,11 @@ def _drivable(anchors: Any, step: int) -> tuple[Any, list[Any]] | None:
         if len(since) == step - anchor.step and len(since) >= 1:
             return anchor, since
     return None
+
+
+def try_replacement(case: Case, family: str, instead: str) -> Trial | None:
+    """Replace the guilty call at its own line by its stable form, if line and step can be run again."""
+    source = case.location.source
+    if source is None or not case.failed.repeatable:
+        return None
+    return case.lab.replaced(source, family, instead)

@@ -5,6 +5,7 @@ from nantrap.finite.norm import clip_with_norm, exact_norm, gradient_norm, total
 from nantrap.finite.stats import (
     dtype_name,
     first_nonfinite_index,
+    has_nan_payload,
     headroom_bits,
     limit_of,
     tensor_stats,
@@ -17,6 +18,7 @@ __all__ = [
     "exact_norm",
     "first_nonfinite_index",
     "gradient_norm",
+    "has_nan_payload",
     "headroom_bits",
     "limit_of",
     "nonfinite_flag",

@@ -115,3 +115,22 @@ def _integer_stats(tensor: Tensor, shape: tuple[int, ...], name: str) -> TensorS
         mean=float(values.to(torch.float64).mean()),
         absmax=float(max(abs(low), abs(high))),
     )
+
+
+_PAYLOAD = {
+    torch.float32: (torch.int32, 0x003FFFFF),
+    torch.float64: (torch.int64, 0x0007FFFFFFFFFFFF),
+    torch.float16: (torch.int16, 0x01FF),
+    torch.bfloat16: (torch.int16, 0x003F),
+}
+"""The bits of a NaN below its quiet bit: arithmetic leaves them 0, unless it hands on a NaN that has them."""
+
+
+def has_nan_payload(tensor: Tensor) -> bool:
+    """Whether any NaN carries bits that no arithmetic writes: those of a number whose exponent was overwritten."""
+    entry = _PAYLOAD.get(tensor.dtype)
+    values = tensor.detach()[tensor.detach().isnan()]
+    if entry is None or not values.numel():
+        return False
+    kind, mask = entry
+    return bool((values.contiguous().view(kind) & mask).any())

@@ -93,7 +93,8 @@ class Collector:
         while frame is not None and not is_user_code(frame.f_code):
             frame = frame.f_back
         place = None if frame is None else Place(frame.f_code, frame.f_lasti, frame.f_lineno)
-        call = RootCall(args, kwargs, RngState.capture(), autocast, module=module, place=place)
+        rng = RngState.capture(self._parts.protected.note_program())
+        call = RootCall(args, kwargs, rng, autocast, module=module, place=place)
         if earlier is not None:
             call.after(earlier)
         self.root_call = call

@@ -231,7 +231,7 @@ class Guard:
             raise UsageError("guard.attempt inside a step that guard.backward began; call guard.step() first")
         collector.attempting = True
         collector.begin()
-        rng = RngState.capture()
+        rng = RngState.capture(parts.protected.note_program(fn, batch))
         batches = (batch, *more)
         try:
             if self._evaluates_itself:
@@ -251,7 +251,7 @@ class Guard:
                     continue
                 if index:
                     collector.before_micro()
-                before = RngState.capture() if index else rng
+                before = RngState.capture(parts.protected.note_program(fn, micro_batch)) if index else rng
                 versions = {}
                 for path, tensor in _tensors(micro_batch):
                     if not tensor.is_inference():

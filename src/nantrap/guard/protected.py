@@ -24,7 +24,7 @@ from nantrap.guard.policy import Policy
 from nantrap.guard.snapshot import UpdateSnapshot
 from nantrap.guard.torch_private import count_writes, step_hooks_of, version_of
 from nantrap.incident import Finding, Phase
-from nantrap.locate import finding
+from nantrap.locate import Program, ProgramState, finding
 
 
 class Protected:
@@ -76,6 +76,9 @@ class Protected:
         self.forward_writes = ForwardWrites(self.members.parameters, limit_bytes=policy.anchor_bytes)
         self._sums: list[int] | None = None
         self._not_restored: list[str] = []
+        self._program = Program(self.modules)
+        self._program_at_begin: ProgramState | None = None
+        self._refused_in_a_row = 0
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -100,6 +103,17 @@ class Protected:
             writes.copy()
         if self.scheduler is not None:
             self._schedule_at_begin = getattr(self.scheduler, "last_epoch", None)
+
+    def note_program(self, *reachable: Any) -> ProgramState | None:
+        """The program's own generators and attributes before a forward pass; the first of a step is what it goes back to.
+
+        Args:
+            reachable: the function that computes the loss, and the batch, where they are known.
+        """
+        state = self._program.capture(*reachable)
+        if state is not None and self._program_at_begin is None:
+            self._program_at_begin = state
+        return state
 
     def refresh(self) -> None:
         """Follow an optimizer that got more parameters since; what is new is not trusted yet."""
@@ -152,6 +166,7 @@ class Protected:
         step's doing; it is left alone, and `newly_bad_before` names it once.
         """
         self._steps_since_check += 1
+        self._refused_in_a_row = 0
         if careful:
             self.forward_writes.learn()
         else:
@@ -191,7 +206,25 @@ class Protected:
         whole = self.forward_writes.restore()
         if self._sums is None:  # the first time in this step: from here on only a diagnosis may write
             self._not_restored = [] if whole else ["a parameter that the forward pass writes"]
+            self._restore_program()
             self._sums = self._checksums()
+
+    def _restore_program(self) -> None:
+        """Put back what the program keeps itself.
+
+        After a second refused step in a row generators and attributes go on: the same draw, or the same value of a
+        counter, would otherwise fail again and again.
+        """
+        self._refused_in_a_row += 1
+        before = self._program_at_begin
+        if before is None:
+            return
+        if self._refused_in_a_row == 1:
+            before.restore()
+        elif before.changed():
+            self._not_restored.append(
+                f"{', '.join(before.changed()[:3])}, which goes on after a second refused step in a row"
+            )
 
     def verify(self) -> list[str]:
         """After `restore`: what is not as it was before the step, by name. Reads everything; for bad steps only."""
@@ -209,6 +242,7 @@ class Protected:
         """The step is over, whatever became of it."""
         self._sums = None
         self._not_restored = []
+        self._program_at_begin = None
         self.forward_writes.writes_at_begin = None  # what is written until the next step is the script's doing
 
     def restore_for_replay(self, *, undone: bool) -> Callable[[], None] | None:

@@ -189,11 +189,16 @@ class Fix:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """A diagnosis. `proven` means a trial, or a measurement that admits no other reading; else it is a guess."""
+    """A diagnosis. `proven` means a trial, or a measurement that admits no other reading; else it is a guess.
+
+    `risk` is `high`, `medium` or `low`: what follows if nothing is done (empty in files written before it existed).
+    `confidence` only repeats how well it is supported: 1.0 for a proven cause.
+    """
 
     slug: str
     proven: bool = False
     confidence: float = 0.0
+    risk: str = ""
     summary: str = ""
     evidence: tuple[Evidence, ...] = ()
     fix: Fix | None = None

@@ -4,6 +4,7 @@ from nantrap.locate.batch import batch_size, select, tensors_of
 from nantrap.locate.locate import locate
 from nantrap.locate.location import Location, batch_findings, finding
 from nantrap.locate.probes import clear_probes, probe, read_probes
+from nantrap.locate.program import Program, ProgramState
 from nantrap.locate.rng import RngState
 from nantrap.locate.samples import find_samples
 from nantrap.locate.step import FailedStep, RootCall
@@ -12,6 +13,8 @@ from nantrap.locate.wrapping import unwrap
 __all__ = [
     "FailedStep",
     "Location",
+    "Program",
+    "ProgramState",
     "RngState",
     "RootCall",
     "batch_findings",

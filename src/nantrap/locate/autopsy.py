@@ -39,6 +39,7 @@ from nantrap.locate.storage import extremes, only_minus_inf
 from nantrap.locate.trace import OUTSIDE, Capture, External, Op
 
 _MOST_NODES = 20_000
+_LONGEST_CHAIN = 6
 _DEEPEST = 64
 _LARGEST = 1 << 24
 _SOFTMAX = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax")
@@ -212,12 +213,13 @@ class _Autopsy:
 
     # ---- judgement
 
-    def verdict(self) -> Evidence | None:
+    def verdict(self, begin: Edge | None = None, *, follow_erased: bool = True) -> Evidence | None:
+        """The guilty node behind an edge that carries bad values: the loss itself, unless told otherwise."""
         origins: list[Evidence] = []
         hidden: list[Evidence] = []
         crossed = False
         seen: set[Any] = set()
-        stack: list[tuple[Any, int]] = [(self.root, 0)]
+        stack: list[tuple[Any, int]] = [(self.root, 0) if begin is None else (begin.node, begin.output)]
         while stack:
             node, output = stack.pop()
             if node in seen:
@@ -245,11 +247,34 @@ class _Autopsy:
         if not origins:
             return None
         chosen = _past_masks(sorted(origins, key=lambda one: one.op.sequence))
+        if follow_erased and chosen.capture is not None and (edge := self._erased_behind(chosen)) is not None:
+            earlier = self.verdict(edge, follow_erased=False)
+            if earlier is not None and earlier.capture is not None:
+                chosen = earlier
         chosen.crossed = crossed
         chosen.witnesses = tuple(self._witnesses())
         chosen.anchor = self.root._sequence_nr()
         chosen.model_anchor = max((node._sequence_nr() for node in self.boundary), default=0)
         return chosen
+
+    def _erased_behind(self, chosen: Evidence) -> Edge | None:
+        """The edge whose Inf arithmetic erased (x / inf = 0) before the convicted node failed at the same places."""
+        assert chosen.capture is not None
+        bad = ~chosen.capture.outputs[0].isfinite()
+        node = next((n for n in self.reached if n._sequence_nr() == chosen.op.sequence), None)
+        for _ in range(_LONGEST_CHAIN):
+            below = [edge for edge in edges(node) if edge.node is not None] if node is not None else []
+            following: Any = None
+            for edge in below:
+                value = self.value(edge.node, edge.output)
+                if value is None or value.shape != bad.shape or not value.is_floating_point():
+                    continue
+                if not bool(value[bad].isfinite().all()):
+                    return edge
+                if (operation_name(edge.node.name()) or "") not in (*_SELECT, "relu", "nan_to_num"):
+                    following = edge.node
+            node = following
+        return None
 
     def _witnesses(self) -> Iterator[Capture]:
         for node in self.reached:
@@ -313,7 +338,7 @@ class _Autopsy:
         call = self.call(node)
         if call is not None:
             args, kwargs = call.as_traced()
-            capture = Capture(op, call.run, args, kwargs, (value,))
+            capture = Capture(op, call.run, args, kwargs, (value,), call.assumed)
             if call.assumed:
                 notes.append(f"what {' and '.join(call.assumed)} of {op.name} was is not known: it needs no gradient")
         return Evidence(op, capture, inside=node in self.inside, parameters=tuple(self._parameters(node)), notes=notes)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import inspect
+import linecache
 import sys
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from torch import Tensor
@@ -42,6 +44,58 @@ def batch_of_caller() -> dict[str, Tensor]:
         for path, tensor in tensors_of(value, name)
         if tensor.grad_fn is None and not tensor.requires_grad
     }
+
+
+def given_by_loop() -> list[Tensor]:
+    """The tensors that the caller's loop took from its iterable: `for batch in loader`, or `batch = next(it)`.
+
+    A name that the loop's body assigns again is left out: it holds what the program made.
+    """
+    frame = caller()
+    if frame is None:
+        return []
+    names = _names_of_loop(frame.f_code, frame.f_lineno)
+    held = names_in(frame)
+    return [tensor for name in names if name in held for _, tensor in tensors_of(held[name])]
+
+
+def _names_of_loop(code: CodeType, line: int) -> set[str]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+    except (SyntaxError, ValueError):
+        return set()
+    loops = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.For, ast.AsyncFor, ast.While)) and node.lineno <= line <= (node.end_lineno or 0)
+    ]
+    taken: set[str] = set()
+    made: set[str] = set()
+    for loop in loops:
+        if not isinstance(loop, ast.While):
+            taken |= _stored(loop.target)
+        for node in (inner for statement in loop.body for inner in ast.walk(statement)):
+            if isinstance(node, ast.Assign):
+                names = set().union(*(_stored(target) for target in node.targets))
+                from_next = isinstance(node.value, ast.Call) and getattr(node.value.func, "id", "") == "next"
+                if from_next or _only_unpacks(node.value, taken):
+                    taken |= names
+                else:
+                    made |= names
+            elif isinstance(node, ast.AugAssign):
+                made |= _stored(node.target)
+    return taken - made
+
+
+def _stored(target: ast.AST) -> set[str]:
+    return {node.id for node in ast.walk(target) if isinstance(node, ast.Name)}
+
+
+def _only_unpacks(value: ast.AST, taken: set[str]) -> bool:
+    """`x, y = batch` and `x = batch["x"]` take parts; they make nothing."""
+    while isinstance(value, (ast.Subscript, ast.Attribute)):
+        value = value.value
+    return isinstance(value, ast.Name) and value.id in taken
 
 
 def find_in_batch(tensor: Tensor | None) -> tuple[str, Tensor] | None:

@@ -145,6 +145,11 @@ def external_location(location: Location, external: External, trace: Trace) -> L
     elif external.kind == "optimizer_state":
         location.phase, location.module = "state", "optimizer"
         location.findings.append(finding("optimizer_state", external.name, external.tensor, "state"))
+    elif external.kind == "overwritten":
+        location.phase = "forward"
+        if reader is not None:
+            location.phase, location.module = trace.ops[reader].phase, trace.ops[reader].module
+        location.findings.append(finding("activation", "a value written by no operation", external.tensor, "forward"))
     else:
         location.phase, location.module = "state", owner_of(external.name)
         kind = "buffer" if external.kind == "buffer" else "parameter"

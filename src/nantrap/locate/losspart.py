@@ -101,9 +101,9 @@ def _reference(node: Any, name: str) -> Any:
 # ---- after a failure
 
 
-def replay_loss_part(failed: FailedStep, part: LossPart) -> Replay:
+def replay_loss_part(failed: FailedStep, part: LossPart, *, wanted: frozenset[int] = frozenset()) -> Replay:
     """Run the backward of the loss's nodes again. The sinks are the gradients that enter the model or a parameter."""
-    trace = Trace(failed.root, registered(failed))
+    trace = Trace(failed.root, registered(failed), wanted=wanted)
     run = _Backward(part, trace)
     with trace:
         run.go(failed.loss_factor)
@@ -112,6 +112,7 @@ def replay_loss_part(failed: FailedStep, part: LossPart) -> Replay:
     sinks = [Sink("the gradient that enters the model", "gradient", trace.origins_of(g)) for g in run.arrived]
     replay = judge(trace, sinks)
     replay.unknown = tuple(run.unknown)
+    replay.again = lambda wanted: replay_loss_part(failed, part, wanted=wanted).trace
     return replay
 
 

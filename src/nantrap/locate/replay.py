@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -61,6 +62,8 @@ class Replay:
         anchor: sequence number of the last node, by which nodes of the failed pass are matched with the re-run.
         unknown: nodes that could not be run again.
         dropped: a forward operation whose NaN the forward pass threw away, and whose derivative brought it back.
+        alike: whether the re-run failed in the same way as the step; `None` if that cannot be said.
+        again: runs the same again and keeps the operands of some operations, by index.
     """
 
     trace: Trace
@@ -75,6 +78,8 @@ class Replay:
     anchor: int | None = None
     unknown: tuple[Any, ...] = ()
     dropped: int | None = None
+    alike: bool | None = None
+    again: Callable[[frozenset[int]], Trace] | None = None
 
     @property
     def op(self) -> Op | None:
@@ -82,14 +87,41 @@ class Replay:
         return self.trace.ops[self.origin] if self.origin is not None and self.origin >= 0 else None
 
 
-def replay_step(failed: FailedStep) -> Replay:
-    """Run forward and backward again under a trace. Needs `failed.repeatable`."""
+def fails_alike(failed: FailedStep, loss: float, bad: Iterable[str]) -> bool:
+    """Whether a re-run failed as the step did: the same kind of loss and, after a finite one, common bad gradients.
+
+    Args:
+        failed: the failed step.
+        loss: the loss of the re-run.
+        bad: the parameters whose gradients were non-finite in the re-run.
+    """
+    if not math.isfinite(failed.loss_value):
+        return math.isnan(loss) if math.isnan(failed.loss_value) else loss == failed.loss_value
+    if not math.isclose(loss, failed.loss_value, rel_tol=1e-3, abs_tol=1e-6):
+        return False
+    before = {name for name, gradient in failed.gradients.items() if any_nonfinite([gradient])}
+    return not before or bool(before & set(bad))
+
+
+def replay_step(
+    failed: FailedStep,
+    *,
+    around: contextlib.AbstractContextManager[Any] | None = None,
+    wanted: frozenset[int] = frozenset(),
+) -> Replay:
+    """Run forward and backward again under a trace. Needs `failed.repeatable`.
+
+    Args:
+        failed: the failed step.
+        around: a mode under which the user's code runs, inside the trace.
+        wanted: operations, by index, whose operands are kept.
+    """
     assert failed.forward is not None
     with failed.rewound():
-        trace = Trace(failed.root, registered(failed))
+        trace = Trace(failed.root, registered(failed), wanted=wanted)
         loss: Tensor | None = None
         error: BaseException | None = None
-        with eagerly(), trace:
+        with eagerly(), trace, around or contextlib.nullcontext():
             try:
                 loss = failed.forward(failed.batch)
                 scaled = loss if failed.loss_factor == 1.0 else loss * failed.loss_factor
@@ -109,16 +141,24 @@ def replay_step(failed: FailedStep) -> Replay:
             replay.anchor = loss.grad_fn._sequence_nr() if loss.grad_fn is not None else None
             replay.loss = float(loss.detach())
             replay.exact, replay.differences = _compare(failed, replay.loss)
+            bad = [n for n, p in failed.parameters.items() if p.grad is not None and any_nonfinite([p.grad])]
+            replay.alike = fails_alike(failed, replay.loss, bad)
+        replay.again = functools.partial(_again, failed, replay_step)
         return replay
 
 
+def _again(failed: FailedStep, run: Callable[..., Replay], wanted: frozenset[int]) -> Trace:
+    """The same replay once more, with the operands of the wanted operations kept."""
+    return run(failed, wanted=wanted).trace
+
+
 @is_boundary
-def replay_calls(failed: FailedStep) -> Replay:
+def replay_calls(failed: FailedStep, *, wanted: frozenset[int] = frozenset()) -> Replay:
     """Run the model's calls of the step again, and, after a finite loss, their backward from the gradients they got."""
     assert failed.root_call is not None
     calls = failed.root_call.chain()
     with failed.rewound():
-        trace = Trace(failed.root, registered(failed))
+        trace = Trace(failed.root, registered(failed), wanted=wanted)
         error: BaseException | None = None
         outputs: list[tuple[RootCall, str, Tensor]] = []
         with eagerly(), trace:
@@ -144,7 +184,21 @@ def replay_calls(failed: FailedStep) -> Replay:
         replay = judge(trace, [*sinks, *_sinks(failed, trace, None)])
         replay.error = error
         replay.anchor = max((t.grad_fn._sequence_nr() for *_, t in outputs if t.grad_fn is not None), default=None)
+        replay.again = functools.partial(_again, failed, replay_calls)
+        replay.alike = _outputs_alike(calls, outputs)
         return replay
+
+
+def _outputs_alike(calls: list[RootCall], outputs: list[tuple[RootCall, str, Tensor]]) -> bool | None:
+    """Whether the model gave the outputs that it gave in the failed step; `None` where none of those were kept."""
+    kept = [tensor for call in calls for tensor, _ in call.outputs.values()]
+    now = [tensor.detach() for _, _, tensor in outputs if tensor.grad_fn is not None]
+    if not kept or len(kept) != len(now):
+        return None
+    return all(
+        a.shape == b.shape and bool(((a == b) | (~a.isfinite() & ~b.isfinite())).all())
+        for a, b in zip(kept, now, strict=True)
+    )
 
 
 def replay_update(failed: FailedStep) -> Replay:

@@ -19,28 +19,41 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nantrap.locate.program import ProgramState
+
 _MT19937_BYTES = 624 * 4 + 4
 
 
 @dataclass(frozen=True, slots=True)
 class RngState:
-    """All random streams at one moment."""
+    """All random streams at one moment. `program` is what the program keeps itself: its generators and attributes."""
 
     torch_cpu: Tensor
     torch_cuda: tuple[Tensor, ...]
     python: Any
     numpy: Any
+    program: ProgramState | None = None
 
     @classmethod
-    def capture(cls) -> RngState:
-        """The streams as they are now."""
+    def capture(cls, program: ProgramState | None = None) -> RngState:
+        """The streams as they are now.
+
+        Args:
+            program: the program's own state at this moment, from `Program.capture`.
+        """
         cuda: tuple[Tensor, ...] = ()
         if torch.cuda.is_initialized():
             cuda = tuple(torch.cuda.get_rng_state_all())
-        return cls(torch.get_rng_state(), cuda, _python_state(), _numpy_state())
+        return cls(torch.get_rng_state(), cuda, _python_state(), _numpy_state(), program)
+
+    def now(self) -> RngState:
+        """The same streams, generators and attributes as they are at this moment."""
+        return RngState.capture(self.program.now() if self.program is not None else None)
 
     def restore(self) -> None:
-        """Put the streams back."""
+        """Put everything back."""
+        if self.program is not None:
+            self.program.restore()
         torch.set_rng_state(self.torch_cpu)
         if self.torch_cuda:
             torch.cuda.set_rng_state_all(list(self.torch_cuda))

@@ -65,11 +65,11 @@ def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 6
                 note="the batch does not fail again when it is rebuilt from its samples",
                 runs=search.runs,
             )
-        guilty = search.descend(everybody) or search.leave_out(everybody)
+        guilty = search.descend(everybody) or search.leave_out(everybody) or search.one_by_one(everybody)
     except _Enough:
         guilty, note = search.found, "the search for the samples was cut short by its budget"
     if not guilty:
-        return Samples(size=size, note=note or _nobody_alone(failed), runs=search.runs)
+        return Samples(size=size, note=note or _nobody_alone(failed, search), runs=search.runs)
     rest = [i for i in everybody if i not in set(guilty)]
     clean: bool | None = None
     if rest:
@@ -79,8 +79,8 @@ def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 6
     return Samples(chosen, size, note, clean, search.runs, dataset_indices(failed.batch, chosen, size))
 
 
-def _nobody_alone(failed: FailedStep) -> str:
-    """Why no sample is guilty: perhaps the fault was in the dice, which fall otherwise for a part of the batch."""
+def _nobody_alone(failed: FailedStep, search: _Search) -> str:
+    """Why no sample is guilty, with no more said than was tried."""
     assert failed.forward is not None
     with failed.rewound():
         before = torch.get_rng_state()
@@ -89,7 +89,11 @@ def _nobody_alone(failed: FailedStep) -> str:
         draws = not torch.equal(before, torch.get_rng_state())
     if draws:
         return "the step draws random numbers, and a part of the batch draws others: the sample cannot be told"
-    return "no part of the batch fails alone: the fault needs the whole batch"
+    if search.alone == search.size:
+        return "each sample was run alone and none of them fails: the fault needs several of them together"
+    if search.refused:
+        return "some parts of the batch could not be run alone, so the sample cannot be told"
+    return "neither half of the batch fails by itself; single samples were not tried"
 
 
 def dataset_indices(batch: Any, samples: Sequence[int], size: int | None) -> tuple[int, ...]:
@@ -128,6 +132,7 @@ class _Search:
         self.found: list[int] = []
         self.smallest: list[int] = []
         self.refused = False
+        self.alone = 0
 
     def try_fails(self, samples: Sequence[int]) -> bool | None:
         """Like `fails`; `None` where the function does not take such a part (BatchNorm and a single sample)."""
@@ -155,6 +160,17 @@ class _Search:
                 guilty += self.descend(part)
         if not guilty:
             self.smallest = samples
+        return guilty
+
+    def one_by_one(self, everybody: list[int]) -> list[int]:
+        """Where no half fails: the samples that fail alone."""
+        if self.refused or len(everybody) > self.max_runs - self.runs:
+            return []
+        guilty = []
+        for sample in everybody:
+            if self.fails([sample]):
+                guilty.append(sample)
+            self.alone += not self.refused
         return guilty
 
     def leave_out(self, everybody: list[int]) -> list[int]:

@@ -1,8 +1,9 @@
 """`FailedStep`: what the guard hands over when a step has failed, and the way to run it again.
 
 Everything is held by reference. `rewound` puts the world back to just before the step, and afterwards to just after
-it: parameters, buffers, optimizer state, gradients and random streams end as they were found, whatever happened
-between. `fn` may have side effects of its own (a counter, a log line); those happen again.
+it: parameters, buffers, optimizer state, gradients, random streams, and the generators and attributes of the program
+end as they were found, whatever happened between. `fn` may have side effects of other kinds (a log line, an iterator
+that it advances); those happen again.
 """
 
 from __future__ import annotations
@@ -183,10 +184,10 @@ class FailedStep:
     @contextlib.contextmanager
     def rewound(self) -> Iterator[None]:
         """The world as just before the step; put back afterwards as it was found."""
-        found = RngState.capture()
+        state = self.rng or (self.root_call.rng if self.root_call else None)
+        found = RngState.capture() if state is None else state.now()
         modes = [(module, module.training) for module in self.root.modules()]
         gradients = [(parameter, parameter.grad) for parameter in self.parameters.values()]
-        state = self.rng or (self.root_call.rng if self.root_call else None)
         _replays.append(self.step)
         try:
             self.restore_buffers()

@@ -6,11 +6,14 @@ storage carries the set of *origins* whose badness has flowed into it:
 1.  An operation is an origin when its result holds NaN though no input does, or Inf though every input, scalars
     included, is finite.
 2.  A bad result inherits the origins of its bad inputs; a finite result inherits nothing. What ReLU, a mask or an
-    index erased is thereby forgotten, without a walk back.
+    index erased is thereby forgotten, without a walk back. What arithmetic erased (x / inf = 0) is remembered place
+    by place: if an operation fails at exactly those places (log of that 0), it inherits the origins of what vanished.
 3.  The answer is read at the sinks: the origins carried by the bad loss, gradient, parameter or buffer.
 4.  Tensors that were bad before the step (batch, parameters, buffers) are origins of their own. A constant of the
     program is not: who writes `float("-inf")` means it.
 5.  Results of `empty*` are not looked at before somebody reads them.
+6.  Before an operation is convicted its inputs are read again: a write that no operation made (through NumPy, or by a
+    kernel of the user's) would otherwise convict whoever reads it next.
 
 Storages are told apart by `Memory`, whose numbers are never used twice: a tensor may appear without an operation of
 its own (from NumPy, out of a kernel), at the address of one that was freed.
@@ -38,7 +41,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from nantrap.finite import dtype_name
 from nantrap.incident import Phase
 from nantrap.locate.source import Place, user_place
-from nantrap.locate.storage import Memory, covers_storage, extremes, looks_like_mask, numbers_in, tensors_in
+from nantrap.locate.storage import Memory, covers_storage, extremes, looks_like_mask, map_leaves, numbers_in, tensors_in
 
 OUTSIDE = "loss"
 """The module name of code that runs outside every named submodule."""
@@ -67,6 +70,13 @@ _OVERWRITE = frozenset(
      "aten.random_", "aten.exponential_", "aten.set_", "aten._foreach_zero_", "aten._foreach_copy_"}
 )  # fmt: skip
 
+_SELECTS = frozenset(
+    {"aten.where", "aten.masked_fill", "aten.masked_fill_", "aten.nan_to_num", "aten.nan_to_num_", "aten.clamp",
+     "aten.clamp_", "aten.clamp_min", "aten.clamp_max", "aten.minimum", "aten.maximum", "aten.relu", "aten.relu_",
+     "aten.threshold", "aten.hardtanh", "aten.masked_scatter", "aten.index_put", "aten.index_put_", "aten.copy_",
+     "aten.isfinite", "aten.isnan", "aten.isinf"}
+)  # fmt: skip
+"""They drop a value on purpose: what they erased does not come back by itself."""
 _SILENT_WRITERS = frozenset({"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"})
 """They update the running statistics among their arguments, and their schema does not say so."""
 
@@ -99,13 +109,17 @@ class Op:
 
 @dataclass(slots=True)
 class Capture:
-    """An origin with what it was given and what it gave: the material of the rules."""
+    """An origin with what it was given and what it gave: the material of the rules.
+
+    `assumed` names operands that nobody recorded and that were taken for finite.
+    """
 
     op: Op
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     outputs: tuple[Tensor, ...]
+    assumed: tuple[str, ...] = ()
 
     def inputs(self) -> list[Tensor]:
         """The input tensors, in order."""
@@ -114,13 +128,17 @@ class Capture:
 
 @dataclass(slots=True)
 class External:
-    """A tensor that was bad before the step began. `first_reader` is the first operation that computed with it."""
+    """A tensor that was bad before the step began. `first_reader` is the first operation that computed with it.
 
-    kind: Literal["parameter", "buffer", "batch", "optimizer_state", "constant"]
+    `during` marks one that was finite when the step began and was written since, by no operation that the trace saw.
+    """
+
+    kind: Literal["parameter", "buffer", "batch", "optimizer_state", "constant", "overwritten"]
     name: str
     tensor: Tensor
     mask: bool = False
     first_reader: int | None = None
+    during: bool = False
 
 
 @dataclass(slots=True)
@@ -143,13 +161,22 @@ class Trace(TorchDispatchMode):
     of the first origins only.
     """
 
-    def __init__(self, root: nn.Module, registered: Registered, *, optimizer: bool = False) -> None:
+    def __init__(
+        self,
+        root: nn.Module,
+        registered: Registered,
+        *,
+        optimizer: bool = False,
+        wanted: frozenset[int] = frozenset(),
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.ops: list[Op] = []
         self.captures: dict[int, Capture] = {}
         self.externals: dict[int, External] = {}
         self.witnesses: dict[int, Capture] = {}
         self.recent: frozenset[int] = frozenset()  # origins of the bad values somebody read last: why an exception came
+        self.kept: dict[int, Capture] = {}  # operations that were asked for by index, guilty or not
+        self._wanted = wanted
         self._memory = Memory()
         self._writer: dict[int, int] = {}
         self._names = {id(module): name for name, module in root.named_modules()}
@@ -163,6 +190,7 @@ class Trace(TorchDispatchMode):
         self._by_sequence: dict[int, Op] = {}
         self._handles: list[Any] = []
         self._named: dict[int, tuple[Any, str]] = {}
+        self._erased: dict[int, tuple[Tensor, frozenset[int]]] = {}
         for kind in ("optimizer_state", "batch", "buffers", "parameters"):
             for name, tensor in getattr(registered, kind).items():
                 self._named[self._memory.key(tensor)] = (
@@ -256,12 +284,22 @@ class Trace(TorchDispatchMode):
                 op.absmax, op.dtype = absmax, dtype_name(output.dtype)
             elif not op.dtype and output.is_floating_point():
                 op.dtype = dtype_name(output.dtype)
+        if (op.nan and not input_nan) or (op.inf and not (input_nan or input_inf)):
+            own = {key for _, key, *_ in checked}
+            written_nan, written_inf, unseen = self._unseen_writes(read_from, op, own)
+            input_nan, input_inf, inherited = input_nan or written_nan, input_inf or written_inf, inherited | unseen
         if op.nan and not input_nan:
             op.made = "nan"
         elif op.inf and not (input_nan or input_inf):
             op.made = "inf"
+        if self._erased or (inherited and (input_nan or input_inf)):
+            vanished = self._follow_erased(name, arguments, outputs, made=op.made is not None)
+            if vanished:
+                op.made, inherited = None, inherited | vanished
+        if op.index in self._wanted:
+            self.kept[op.index] = Capture(op, func, _frozen_arguments(kept), kwargs, _frozen(outputs))
         if op.made and len(self.captures) < _MAX_CAPTURES:
-            self.captures[op.index] = Capture(op, func, kept, kwargs, _frozen(outputs))
+            self.captures[op.index] = Capture(op, func, _frozen_arguments(kept), kwargs, _frozen(outputs))
         if name.startswith(_WITNESSES) and len(self.witnesses) < _MAX_CAPTURES:
             self.witnesses[op.index] = Capture(op, func, kept, kwargs, outputs)
         origins = inherited | {op.index} if op.made else inherited
@@ -340,10 +378,58 @@ class Trace(TorchDispatchMode):
             any_nan, any_inf = any_nan or math.isnan(number), any_inf or math.isinf(number)
         return any_nan, any_inf, origins
 
-    def _meet(self, tensor: Tensor, key: int) -> None:
+    def _unseen_writes(self, arguments: Any, op: Op, own: set[int]) -> tuple[bool, bool, frozenset[int]]:
+        """Inputs that were finite when they were last looked at and are not now: written, but by no operation.
+
+        Args:
+            arguments: what the operation read.
+            op: the operation.
+            own: the memory that it wrote itself.
+        """
+        any_nan = any_inf = False
+        origins: frozenset[int] = frozenset()
+        for tensor in tensors_in(arguments):
+            key = self._memory.key(tensor)
+            if key in self._bad or key in self._uninitialised or key in own:
+                continue
+            nan, inf, _ = extremes(tensor)
+            if nan or inf:
+                self._meet(tensor, key, during=True)
+                self._unread.pop(key).first_reader = op.index
+                any_nan, any_inf, origins = any_nan or nan, any_inf or inf, origins | self._bad[key].origins
+        return any_nan, any_inf, origins
+
+    def _follow_erased(self, name: str, arguments: Any, outputs: tuple[Tensor, ...], *, made: bool) -> frozenset[int]:
+        """Note the places at which arithmetic erased a bad value, and the origins if the operation fails just there."""
+        result = outputs[0] if len(outputs) == 1 else None
+        if result is None or not result.is_floating_point() or result.numel() > _CLONE_LIMIT or name in _SELECTS:
+            return frozenset()
+        gone: Tensor | None = None  # places at which a value had vanished before
+        places: Tensor | None = None  # those, and places at which an input is bad now
+        origins: frozenset[int] = frozenset()
+        for tensor in tensors_in(arguments):
+            if tensor.dim() > result.dim() or not _broadcasts(tensor.shape, result.shape):
+                continue
+            key = self._memory.key(tensor)
+            known, bad = self._erased.get(key), self._bad.get(key)
+            if known is not None and known[0].numel() == tensor.numel():
+                found = known[0].reshape(tensor.shape).expand(result.shape)
+                gone, origins = found if gone is None else gone | found, origins | known[1]
+            if bad is not None and bad.origins and tensor.is_floating_point():
+                found = (~tensor.detach().isfinite()).expand(result.shape)
+                places, origins = found if places is None else places | found, origins | bad.origins
+        finite = result.detach().isfinite()
+        if made and gone is not None and not bool((~finite & ~gone).any()):
+            return origins
+        either = gone if places is None else places if gone is None else gone | places
+        if either is not None and bool((either & finite).any()):
+            self._erased[self._memory.key(result)] = (either & finite, origins)
+        return frozenset()
+
+    def _meet(self, tensor: Tensor, key: int, *, during: bool = False) -> None:
         """A bad tensor from outside the trace: an origin of its own if it has a name and is not a mask."""
-        kind, name = self._named.get(key, ("constant", ""))
-        external = External(kind, name, tensor, mask=looks_like_mask(tensor))
+        kind, name = self._named.get(key, ("overwritten" if during else "constant", ""))
+        external = External(kind, name, tensor, mask=looks_like_mask(tensor) and not during, during=during)
         index = -1 - len(self.externals)
         self.externals[index] = external
         origins = frozenset() if kind == "constant" or external.mask else frozenset({index})
@@ -365,6 +451,10 @@ class Trace(TorchDispatchMode):
         self._bad[key] = _Bad(origins)
 
     # ---- answers
+
+    def wrote(self, tensor: Tensor) -> bool:
+        """Whether an operation of the trace wrote the tensor's memory."""
+        return self._memory.key(tensor) in self._writer
 
     def op_of_node(self, sequence: int) -> Op | None:
         """The forward operation that made the autograd node with this sequence number."""
@@ -428,6 +518,21 @@ def _frozen(outputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(t.detach().clone() if t.numel() <= _CLONE_LIMIT else t.detach() for t in outputs)
 
 
+def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
+    """Whether a tensor of one shape can be expanded to another."""
+    return all(a in (1, b) for a, b in zip(reversed(shape), reversed(wanted), strict=False))
+
+
+def _frozen_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments with copies of their tensors: recorded operands stay what they were, whoever writes later."""
+
+    def keep(value: Any) -> Any:
+        small = isinstance(value, Tensor) and value.layout == torch.strided and value.numel() <= _CLONE_LIMIT
+        return value.detach().clone() if small else value
+
+    return tuple(map_leaves(list(args), keep))
+
+
 def _kept(args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of an in-place operation as they were before it: only afterwards it is known to be guilty."""
 
@@ -447,6 +552,6 @@ def earliest(origins: frozenset[int] | Sequence[int], trace: Trace) -> int | Non
         return None
     outside = [index for index in origins if index < 0]
     if outside:
-        rank = {"parameter": 0, "optimizer_state": 1, "buffer": 2, "batch": 3, "constant": 4}
+        rank = {"parameter": 0, "optimizer_state": 1, "buffer": 2, "batch": 3, "overwritten": 4, "constant": 5}
         return min(outside, key=lambda index: rank[trace.externals[index].kind])
     return min(origins)

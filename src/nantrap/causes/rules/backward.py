@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from nantrap.causes.amplifier import find_amplifier
+from nantrap.causes.claim import Claim
 from nantrap.causes.facts import USUAL_EPS, share
-from nantrap.causes.proofs import add_proof, fix_for, try_replacement
 from nantrap.causes.registry import rule
 from nantrap.causes.rules.decompositions import is_decomposition
-from nantrap.incident import Cause, Evidence
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nantrap.causes.amplifier import Amplifier
     from nantrap.causes.case import Case
+    from nantrap.incident import Trial
     from nantrap.locate.trace import Op
 
 _SELECTING = (
@@ -29,6 +31,10 @@ _SELECTING = (
     "Gather",
     "Split",
     "Unbind",
+    "Clamp",
+    "Minimum",
+    "Maximum",
+    "Hardtanh",
 )
 _MASKS = (
     "gt", "ge", "lt", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "bitwise_not", "isfinite",
@@ -63,6 +69,8 @@ _INSIDE = {
     "std": ("sqrt(x.var() + 1e-12)", "x.std() + eps"),
 }
 """Where an eps helps, and where it does not."""
+_NEXT_TO_ZERO = 1e-4
+_FILLS = ("zeros", "zeros_like", "new_zeros", "full", "full_like", "scalar_tensor", "ones", "ones_like")
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +81,11 @@ class Incoming:
     op: Op
     argument: int
     count: int
+    bad: Tensor | None = None
 
 
 @rule("where_unselected_branch")
-def where_unselected_branch(case: Case) -> Cause | None:
+def where_unselected_branch(case: Case) -> Claim | None:
     """A branch that was not selected put NaN into the gradient.
 
     `torch.where(ok, f(x), 0)` was meant to avoid the bad places of f. It does so in the forward pass. In the backward
@@ -124,65 +133,50 @@ def where_unselected_branch(case: Case) -> Cause | None:
         return None
     incoming, selector = found
     _, (family, call, safe) = _family(case.node)
-    evidence = [
-        Evidence(
-            f"the gradient that reaches {case.node} is exactly 0 at all {incoming.count:,} bad places: they "
-            "were not selected"
+    return Claim(
+        "measured",
+        f"the branch of {call} that was not selected put NaN into the gradient",
+        (
+            (
+                f"the gradient that reaches {case.node} is exactly 0 at all {incoming.count:,} bad places, and so it "
+                f"is "
+                f"where it "
+                f"leaves {selector}: they were not selected"
+            ),
+            f"the local derivative of {call} is infinite there, and 0 · Inf = NaN",
         ),
-        Evidence(
-            f"the local derivative of {call} is infinite there, and 0 · Inf = NaN; the zeros come from {selector}"
-        ),
-    ]
-    trial = try_replacement(case, family, safe) if family != "norm" else None
-    add_proof(evidence, trial, "with an argument that is safe on both branches the step is finite")
-    return Cause(
-        "where_unselected_branch",
-        proven=trial is None or trial.finite is not False,
-        confidence=0.95 if trial is None or trial.finite is not False else 0.5,
-        summary=f"the branch of {call} that was not selected put NaN into the gradient",
-        evidence=tuple(evidence),
-        fix=fix_for(
-            case,
-            f"select before the operation, not after it: {call}(torch.where(ok, x, 1.0)), then torch.where "
-            f"on the result; or {safe}",
-            trial,
-            patch=True,
-        ),
+        trial=case.try_replacement(family, safe) if family != "norm" else None,
+        shows="with an argument that is safe on both branches the step is finite",
+        help=f"select before the operation, not after it: {call}(torch.where(ok, x, 1.0)), then torch.where on the "
+        f"result; "
+        f"or {safe}",
+        patch=True,
     )
 
 
-def _dropped_branch(case: Case, index: int) -> Cause | None:
+def _dropped_branch(case: Case, index: int) -> Claim | None:
     """The forward result was NaN at places that never reached the loss; its derivative brought it back."""
     assert case.trace is not None
     capture = case.trace.captures.get(index)
     if capture is None:
         return None
     _, (family, call, safe) = _family(case.node)
-    evidence = [
-        Evidence(
-            f"{capture.op.name} gave NaN at {share(~capture.outputs[0].isfinite())}, and the loss is finite: dropped"
+    return Claim(
+        "measured",
+        f"the branch of {call} that was not selected put NaN into the gradient",
+        (
+            f"{capture.op.name} gave NaN at {share(~capture.outputs[0].isfinite())}, and the loss is finite: dropped",
+            f"{case.node} multiplies the gradient of exactly 0 that those places get by NaN, and 0 · NaN = NaN",
         ),
-        Evidence(f"{case.node} multiplies the gradient of exactly 0 that those places get by NaN, and 0 · NaN = NaN"),
-    ]
-    trial = try_replacement(case, family, safe)
-    add_proof(evidence, trial, "with an argument that is safe on both branches the step is finite")
-    return Cause(
-        "where_unselected_branch",
-        proven=trial is None or trial.finite is not False,
-        confidence=0.94 if trial is None or trial.finite is not False else 0.5,
-        summary=f"the branch of {call} that was not selected put NaN into the gradient",
-        evidence=tuple(evidence),
-        fix=fix_for(
-            case,
-            f"select before the operation, not after it: {call}(torch.where(ok, x, 1.0)), then torch.where "
-            "on the result",
-            trial,
-        ),
+        trial=case.try_replacement(family, safe),
+        shows="with an argument that is safe on both branches the step is finite",
+        help=f"select before the operation, not after it: {call}(torch.where(ok, x, 1.0)), then torch.where on the "
+        f"result",
     )
 
 
 @rule("arccos_boundary")
-def arccos_boundary(case: Case) -> Cause | None:
+def arccos_boundary(case: Case) -> Claim | None:
     """The derivative of acos or asin is infinite at ±1.
 
     The angle between two equal (or opposite) directions was computed by acos, or an Euler angle by asin at the pole.
@@ -217,33 +211,24 @@ def arccos_boundary(case: Case) -> Cause | None:
         The bad values stand exactly where the saved argument is ±1, in AcosBackward0 or AsinBackward0: a measurement.
         The call is then replaced at its own line by one with a bounded slope, and the step must be finite.
     """
-    if case.phase != "backward" or not case.node.startswith(("Acos", "Asin")):
+    if case.phase == "forward":
+        return _just_outside(case)
+    if case.phase != "backward" or not case.node.startswith(("Acos", "Asin")) or case.output is None:
         return None
     call = "acos" if case.node.startswith("Acos") else "asin"
-    evidence = [Evidence(f"{case.node} computes 1/√(1 - x²), which is 1/√0 where x is exactly ±1")]
-    if case.output is not None:
-        evidence[0] = Evidence(
-            f"{case.node} computes 1/√(1 - x²), and x is exactly ±1 at {share(~case.output.isfinite())}"
-        )
-    trial = try_replacement(case, "acos", f"nantrap.ops.safe_{call}")
-    add_proof(evidence, trial, "with a bounded slope the step is finite")
-    return Cause(
-        "arccos_boundary",
-        proven=True,
-        confidence=0.94,
-        summary=f"the derivative of {call} is infinite at ±1",
-        evidence=tuple(evidence),
-        fix=fix_for(
-            case,
-            f"nantrap.ops.safe_{call}(x), atan2, or clamp to ±(1 - 1e-6); clamping to [-1, 1] does not help",
-            trial,
-            patch=True,
-        ),
+    return Claim(
+        "measured",
+        f"the derivative of {call} is infinite at ±1",
+        (f"{case.node} computes 1/√(1 - x²), and x is exactly ±1 at {share(~case.output.isfinite())}",),
+        trial=case.try_replacement("acos", f"nantrap.ops.safe_{call}"),
+        shows="with a bounded slope the step is finite",
+        help=f"nantrap.ops.safe_{call}(x), atan2, or clamp to ±(1 - 1e-6); clamping to [-1, 1] does not help",
+        patch=True,
     )
 
 
 @rule("singular_gradient_at_zero")
-def singular_gradient_at_zero(case: Case) -> Cause | None:
+def singular_gradient_at_zero(case: Case) -> Claim | None:
     """The derivative is infinite at exactly zero.
 
     The loss is finite, the gradient is not: sqrt, a power below 1 or a norm or deviation built from them was computed
@@ -293,54 +278,50 @@ def singular_gradient_at_zero(case: Case) -> Cause | None:
     name, (family, call, safe) = _family(case.node)
     if not name or name in ("Acos", "Asin", "Exp"):
         return None
-    if case.made == "inf" and case.op in ("mm", "bmm", "addmm", "mul", "convolution_backward"):
+    if case.made == "inf" and case.op in ("mm", "bmm", "addmm", "convolution_backward"):
         return None
     inside, outside = _INSIDE[family]
-    evidence = [Evidence(f"{case.node}: the derivative of {call} is infinite at exactly 0, {_zeros(case)}")]
-    trial = try_replacement(case, family, safe) if family != "norm" else None
-    proven = add_proof(evidence, trial, "with a slope bounded at 0 the step is finite")
-    return Cause(
-        "singular_gradient_at_zero",
-        proven=proven or bool(_zero_divisor(case)),
-        confidence=0.9 if proven or _zero_divisor(case) else 0.5,
-        summary=f"the derivative of {call} is infinite at exactly zero",
-        evidence=tuple(evidence),
-        fix=fix_for(
-            case,
-            f"{safe}, or an eps inside: {inside} (an eps outside, {outside}, changes nothing)",
-            trial,
-            patch=True,
-        ),
+    nearest = _nearest_to_zero(case)
+    if nearest is None:
+        return None
+    exact = nearest == 0.0
+    if not exact and (case.made != "inf" or nearest > _NEXT_TO_ZERO):
+        return None
+    where = "at exactly zero" if exact else f"next to zero, at {nearest:.3g}"
+    grows = "is infinite" if exact else "leaves the range of the dtype"
+    return Claim(
+        "tried" if case.failed.repeatable and family != "norm" else "measured",
+        f"the derivative of {call} {grows} {where}",
+        (f"{case.node}: the derivative of {call} {grows} {where}; {_zeros(case)}",),
+        trial=case.try_replacement(family if exact else "floor", safe) if family != "norm" else None,
+        shows="with a bounded slope the step is finite",
+        help=f"{safe}, or an eps inside: {inside} (an eps outside, {outside}, changes nothing)",
+        patch=exact,
     )
 
 
-def _too_steep_for_half(case: Case, steep: Amplifier) -> Cause:
+def _too_steep_for_half(case: Case, steep: Amplifier) -> Claim:
     """The slope next to 0 is finite, and the gradient that it makes does not fit float16."""
     place = steep.forward.place
-    evidence = [
-        Evidence(f"{steep.op.node} multiplies the gradient by up to {steep.gain:.2g}: {steep.reason}"),
-        Evidence(f"{case.location.op} writes it in float16, which ends at 65,504; without that factor it fits"),
-    ]
     trial = None
     if place is not None and case.failed.repeatable:
         trial = case.lab.replaced(place.source(), "floor", f"an eps of {USUAL_EPS:g} for {steep.call}")
-    proven = add_proof(evidence, trial, f"with an eps of {USUAL_EPS:g} there the step is finite")
-    if trial is not None and not proven:
-        trial = case.lab.single_precision()
-        add_proof(evidence, trial, "in float32 the same gradient is finite")
+    also: tuple[tuple[Trial, str], ...] = ()
+    if trial is not None and not trial.finite:
+        also = ((case.lab.single_precision(), "in float32 the same gradient is finite"),)
     line = "" if place is None else f" in line {place.line} of {place.source().function}"
-    return Cause(
-        "singular_gradient_at_zero",
-        proven=proven,
-        confidence=0.93 if proven else 0.6,
-        summary=f"the slope of {steep.call} next to zero makes a gradient that float16 cannot hold",
-        evidence=tuple(evidence),
-        fix=fix_for(
-            case,
-            f"a larger eps for {steep.call}{line}, {USUAL_EPS:g} say: one that float32 holds may still be too small "
-            "for the gradient in float16 (a GradScaler only multiplies it further)",
-            trial if proven else None,
+    return Claim(
+        "tried",
+        f"the slope of {steep.call} next to zero makes a gradient that float16 cannot hold",
+        (
+            f"{steep.op.node} multiplies the gradient by up to {steep.gain:.2g}: {steep.reason}",
+            f"{case.location.op} writes it in float16, which ends at 65,504; without that factor it fits",
         ),
+        trial=trial,
+        shows=f"with an eps of {USUAL_EPS:g} there the step is finite",
+        also=also,
+        help=f"a larger eps for {steep.call}{line}, {USUAL_EPS:g} say: one that float32 holds may still be too small "
+        "for the gradient in float16 (a GradScaler only multiplies it further)",
     )
 
 
@@ -372,29 +353,52 @@ def _zero_gradients(case: Case) -> Iterator[Incoming]:
         for argument in range(1 if name == "aten.div" else len(inputs)):  # a quotient's gradient stands on top
             candidate = inputs[argument]
             if candidate.shape == bad.shape and bool(bad.any()) and bool((candidate[bad] == 0).all()):
-                yield Incoming(op, argument, int(bad.sum()))
+                yield Incoming(op, argument, int(bad.sum()), bad)
 
 
 def _selector(case: Case, incoming: Incoming) -> str | None:
-    """The node that made those zeros, back along the gradient: a `where`, an index, a product with a mask."""
+    """The node that made those zeros, back along the gradient: a `where`, a clamp, an index, a product with a mask.
+
+    The gradient must be exactly 0 at the bad places where it leaves that node already. Zeros that are multiplied in
+    afterwards (log of 1, a weight of 0) belong to places that were selected.
+    """
     trace = case.trace
     assert trace is not None
     queue = [incoming.op.sources[incoming.argument]] if incoming.argument < len(incoming.op.sources) else []
     seen: set[int] = set()
+    rejected: set[int] = set()
     while queue and len(seen) < 24:
         index = queue.pop(0)
         if index < 0 or index in seen:
             continue
         seen.add(index)
         op = trace.ops[index]
-        if op.phase != "backward":
+        if op.phase != "backward" or op.sequence in rejected or op.name.removeprefix("aten.") in _FILLS:
             continue
-        if op.node is not None and op.node.startswith(_SELECTING):
+        selects = op.node is not None and op.node.startswith(_SELECTING)
+        selects = selects or (op.node is not None and op.node.startswith("Mul") and _is_mask_product(case, op))
+        if selects and _leaves_zero(case, op, incoming):
             return op.node
-        if op.node is not None and op.node.startswith("Mul") and _is_mask_product(case, op):
-            return op.node
+        if selects:
+            rejected.add(op.sequence)
         queue += op.sources
     return None
+
+
+def _leaves_zero(case: Case, op: Op, incoming: Incoming) -> bool:
+    """Whether the gradient is exactly 0 at all bad places when it leaves the selecting operation."""
+    kept = case.operands_of(op.index)
+    if kept is None or not kept.outputs or incoming.bad is None:
+        return True  # it cannot be looked at again: the node's kind is all that is known
+    leaving = kept.outputs[0]
+    if leaving.numel() == incoming.bad.numel():
+        return bool((leaving.reshape(incoming.bad.shape)[incoming.bad] == 0).all())
+    if leaving.numel() > incoming.bad.numel() or not leaving.numel():
+        return True
+    try:
+        return bool((leaving.expand_as(incoming.bad)[incoming.bad] == 0).all())
+    except RuntimeError:
+        return True
 
 
 def _is_mask_product(case: Case, op: Op) -> bool:
@@ -418,17 +422,55 @@ def _is_mask_product(case: Case, op: Op) -> bool:
     return False
 
 
-def _zero_divisor(case: Case) -> bool:
-    if case.op in ("div", "true_divide") and len(case.inputs) > 1:
-        return bool((case.inputs[1] == 0).any())
-    if case.op in ("pow", "rsqrt", "reciprocal", "log") and case.inputs:
-        return bool((case.inputs[0] == 0).any())
-    return False
+def _nearest_to_zero(case: Case) -> float | None:
+    """The smallest magnitude the derivative was computed at, among the bad places where those can be told."""
+    x = _denominator(case)
+    if x is None or not x.numel():
+        return None
+    if case.output is not None and x.shape == case.output.shape:
+        x = x[~case.output.isfinite()]
+    return float(x.abs().double().min()) if x.numel() else None
+
+
+def _denominator(case: Case) -> Tensor | None:
+    """What the derivative divides by, or takes a negative power of, as the guilty operation was given it."""
+    if case.op in ("div", "true_divide", "addcdiv"):
+        return case.inputs[-1] if len(case.inputs) > 1 else None
+    if case.op == "mul" and len(case.inputs) > 1:
+        # the slope itself overflowed before, or the product with it does: the factor that is Inf, or the larger one
+        factors = [1 / t.double() for t in case.inputs if bool(t.isinf().any())]
+        largest = max(case.inputs, key=lambda t: float(t.abs().nan_to_num(0.0).max()) if t.numel() else 0.0)
+        return factors[0] if factors else 1 / largest.double()
+    if case.op == "pow" and case.node.startswith("Rsqrt") and case.inputs:
+        return case.inputs[0].double().pow(-2)  # the node keeps x^(-1/2)
+    return case.inputs[0] if case.inputs else None
 
 
 def _zeros(case: Case) -> str:
-    if case.op in ("div", "true_divide") and len(case.inputs) > 1:
-        return f"its saved value is 0 at {share(case.inputs[1] == 0)}"
-    if case.inputs:
-        return f"its saved value is 0 at {share(case.inputs[0] == 0)}"
-    return "which was reached here"
+    """What the derivative was given, as measured."""
+    x = _denominator(case)
+    if x is None:
+        return "what it was given was not kept"
+    zero = x == 0
+    if bool(zero.any()):
+        return f"what it divides by is 0 at {share(zero)}"
+    return f"what it divides by is as small as {float(x.abs().double().min()):.3g}"
+
+
+def _just_outside(case: Case) -> Claim | None:
+    """acos of 1.0000001: rounding carried a cosine just beyond the domain, and the value itself is NaN."""
+    if case.op not in ("acos", "asin") or case.made != "nan" or not case.inputs:
+        return None
+    beyond = case.inputs[0].abs().double() - 1
+    worst = float(beyond.max())
+    if not 0 < worst <= 1e-3:
+        return None
+    return Claim(
+        "measured",
+        f"{case.op} was given {1 + worst:.9g}: rounding carried it beyond ±1",
+        (f"{case.location.op} was given values beyond ±1 at {share(beyond > 0)}, by {worst:.3g} at most",),
+        trial=case.try_replacement("domain", f"nantrap.ops.safe_{case.op}"),
+        shows="with its argument kept within ±(1 - 1e-6) the step is finite",
+        help=f"nantrap.ops.safe_{case.op}(x), atan2, or clamp to ±(1 - 1e-6)",
+        patch=True,
+    )

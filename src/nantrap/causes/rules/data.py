@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from nantrap.causes.claim import Claim
 from nantrap.causes.facts import describe, share, where_text
-from nantrap.causes.proofs import add_proof, fix_for, try_replacement
 from nantrap.causes.registry import rule
-from nantrap.incident import Cause, Evidence, Fix, Trial
+from nantrap.incident import Trial
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
 
-_ABSURD = 1e15
+_ABSURD = 1e12
 _ADDED_OVER_MASKS = ("sum", "count_nonzero", "mean")
 _FLAGS = (
     "gt", "ge", "lt", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "bitwise_not",
@@ -26,7 +27,7 @@ _SPREADS = ("std", "var", "linalg_vector_norm", "sub", "amax", "max", "sqrt", "n
 
 
 @rule("bad_input_data")
-def bad_input_data(case: Case) -> Cause | None:
+def bad_input_data(case: Case) -> Claim | None:
     """The batch holds values that no model can train on.
 
     The batch was already NaN or Inf before the model saw it, or it holds finite nonsense: a sentinel such as -9999 or
@@ -67,90 +68,134 @@ def bad_input_data(case: Case) -> Cause | None:
         then be finite.
     """
     external = case.external
-    if external is not None and external.kind == "batch":
-        finding = next((f for f in case.location.findings if f.kind == "batch"), None)
-        samples = finding.samples if finding else ()
-        noun = "sample" if len(samples) == 1 else "samples"
-        which = f", {noun} {', '.join(map(str, samples[:6]))}" if samples else ""
-        evidence = [Evidence(f"{external.name} {describe(external.tensor)} before the forward pass{which}")]
-        trial: Trial | None = None
-        if case.location.samples.rest_is_finite:
-            trial = case.lab.without_samples(case.location.samples.guilty, case.location.samples.size or 0)
-            add_proof(evidence, trial, "without those samples the step is finite")
-        given = case.was_given(external.tensor)
-        return Cause(
-            "bad_input_data",
-            proven=given,
-            confidence=0.99 if given else 0.6,
-            summary=f"the batch is non-finite before the forward pass: {external.name}"
-            if given
-            else f"a tensor that the loss reads without a gradient is non-finite: {external.name}",
-            evidence=tuple(evidence),
-            fix=fix_for(
-                case, f"clean or drop the sample where {external.name} is made; meanwhile its steps are skipped", trial
-            ),
+    if external is None or external.kind != "batch":
+        return _sentinel(case)
+    finding = next((f for f in case.location.findings if f.kind == "batch"), None)
+    samples = finding.samples if finding else ()
+    noun = "sample" if len(samples) == 1 else "samples"
+    which = f", {noun} {', '.join(map(str, samples[:6]))}" if samples else ""
+    trial: Trial | None = None
+    if case.location.samples.rest_is_finite:
+        trial = case.lab.without_samples(case.location.samples.guilty, case.location.samples.size or 0)
+    given = case.was_given(external.tensor)
+    if given == "argument" and case.loop_is_finite:
+        case.location.notes.append(
+            f"{external.name} of the model is non-finite, though what the loop took from its loader is finite: the "
+            f"code "
+            "between the two made it"
         )
-    return _finite_nonsense(case)
-
-
-def _finite_nonsense(case: Case) -> Cause | None:
-    """Finite values so large that the first operation that meets them overflows: a sentinel, a wrong unit."""
-    samples = case.location.samples
-    worst = _largest_input(case)
-    if case.made != "inf" or worst[0] < _ABSURD:
         return None
-    if not case.failed.repeatable and case.growth < 8:
-        return Cause(
-            "bad_input_data",
-            confidence=0.6,
-            summary=f"the batch holds nonsense: {worst[1]} reaches {worst[0]:.3g}",
-            evidence=(Evidence(f"|{worst[1]}| reaches {worst[0]:.4g}, though it is finite"),),
-            fix=Fix(text="replace the sentinel or missing-value code before the data reach the model"),
-        )
-    if not samples.guilty or not samples.rest_is_finite:
-        return None
-    trial = case.lab.without_samples(samples.guilty, samples.size or 0)
-    if not trial.finite:
-        return None
-    which = ", ".join(map(str, samples.guilty[:6]))
-    return Cause(
-        "bad_input_data",
-        proven=True,
-        confidence=0.97,
-        summary=f"the batch holds nonsense: {worst[1]} reaches {worst[0]:.3g}",
-        evidence=(
-            Evidence(f"|{worst[1]}| reaches {worst[0]:.4g} in sample {which}, though it is finite"),
-            Evidence("without that sample the step is finite", kind="trial", trial=trial.number),
-        ),
-        fix=Fix(
-            text="replace the sentinel or missing-value code before the data reach the model",
-            verified=True,
-            trial=trial.number,
-        ),
+    what = {
+        "loader": f"the batch is non-finite before the forward pass: {external.name}",
+        "argument": f"the model's input is non-finite before its forward pass: {external.name}",
+    }.get(given, f"a tensor that the loss reads without a gradient is non-finite: {external.name}")
+    return Claim(
+        "measured" if given == "loader" else "hint",
+        what,
+        (f"{external.name} {describe(external.tensor)} before the forward pass{which}",),
+        trial=trial,
+        shows="without those samples the step is finite",
+        help=f"clean or drop the sample where {external.name} is made; meanwhile its steps are skipped",
     )
 
 
-def _largest_input(case: Case) -> tuple[float, str]:
-    """The largest magnitude that came in from outside, and its name.
+def _sentinel(case: Case) -> Claim | None:
+    """A value that stands for a missing one (1e30, the largest float): finite, and no measurement."""
+    ""
+    ""
+    found = largest_input(case)
+    if found is None or not _is_sentinel(found.tensor, found.value):
+        return None
+    return out_of_range(
+        case,
+        found,
+        f"the batch holds nonsense: {found.name} reaches {found.value:.3g}",
+        "replace the sentinel or missing-value code before the data reach the model",
+    )
 
-    From the batch, or in the two-line form from the model's inputs and the targets of the guilty call.
-    """
+
+def _is_sentinel(tensor: Tensor, value: float) -> bool:
+    """Whether a value is one that programs write for "missing", rather than a measurement in another scale."""
+    if value >= 1e29:
+        return True
+    whole = value == round(value) and int(value) % 100 in (0, 99)
+    return value >= 1e15 and (whole and int((tensor.abs() == value).sum()) > 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Extreme:
+    """The largest value that came in from outside: its tensor, name and magnitude."""
+
+    tensor: Tensor
+    name: str
+    value: float
+
+
+def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim | None:
+    """A finite value that overflows: proven if the step is finite without its samples, or with the batch rescaled."""
+    ""
+    ""
+    facts = [f"|{found.name}| reaches {found.value:.4g}, though it is finite"]
+    samples = case.location.samples
+    if not case.failed.repeatable:
+        return Claim("hint", summary, tuple(facts), help=advice) if case.growth < 8 else None
+    trial = None
+    shows = ""
+    if samples.guilty and samples.rest_is_finite:
+        which = ", ".join(map(str, samples.guilty[:6]))
+        facts[0] = f"|{found.name}| reaches {found.value:.4g} in sample {which}, though it is finite"
+        trial = case.lab.without_samples(samples.guilty, samples.size or 0)
+        shows = "without that sample the step is finite"
+    if trial is None or not trial.finite:
+        trial = case.lab.with_batch("rescaled_batch", "the batch in the usual scale", rescaled(case.failed.batch))
+        shows = "with the batch brought to the usual scale the step is finite"
+    if trial.finite is False:
+        return None
+    return Claim("tried", summary, tuple(facts), trial=trial, shows=shows, help=advice)
+
+
+def rescaled(batch: Any) -> Any:
+    """The batch with values beyond 1e6 times the usual scale brought back to it."""
+    import torch
+
+    from nantrap.locate.storage import map_leaves
+
+    def scale(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point() or not leaf.numel():
+            return leaf
+        size = float(leaf.abs().max())
+        return leaf / size if size > 1e6 else leaf
+
+    return map_leaves(batch, scale)
+
+
+def largest_input(case: Case) -> Extreme | None:
+    """The largest value that came in from outside: from the batch, or in the two-line form from the model's inputs."""
     from nantrap.locate import tensors_of
 
+    if case.made == "" or case.phase not in ("forward", "backward") or case.failed.norm_overflowed:
+        return None
     given = list(tensors_of(case.failed.batch))
     if not case.failed.repeatable and case.failed.root_call is not None:
         given += list(tensors_of((case.failed.root_call.args, case.failed.root_call.kwargs)))
-    if not case.failed.repeatable and case.capture is not None and case.location.module == "loss":
-        given += [("a target of the loss", t) for t in case.capture.inputs() if not t.requires_grad]
-    worst = (0.0, "")
+    if not case.failed.repeatable and case.phase == "forward" and case.location.module == "loss":
+        given += [("a target of the loss", t) for t in case.inputs[1:]]
+    worst: Extreme | None = None
     for path, tensor in given:
-        if tensor.is_floating_point() and tensor.numel():
-            worst = max(worst, (float(tensor.detach().abs().max()), path))
-    return worst
+        if tensor.is_floating_point() and tensor.numel() and not _is_added_mask(tensor):
+            value = float(tensor.detach().abs().max())
+            if value < float("inf") and (worst is None or value > worst.value):
+                worst = Extreme(tensor.detach(), path, value)
+    return worst if worst is not None and worst.value >= _ABSURD else None
+
+
+def _is_added_mask(tensor: Tensor) -> bool:
+    """0 and one very negative number: a mask that is added to scores, not a measurement."""
+    return float(tensor.detach().min()) < -1e4 and tensor.detach().unique().numel() <= 2
 
 
 @rule("empty_reduction")
-def empty_reduction(case: Case) -> Cause | None:
+def empty_reduction(case: Case) -> Claim | None:
     """A mean or quotient was taken over zero elements.
 
     The batch held no valid token, no positive anchor, no labelled pixel, so the mean over them is 0/0. It is rare,
@@ -201,7 +246,7 @@ def empty_reduction(case: Case) -> Cause | None:
             text = f"all {target.numel():,} targets are {ignored} (ignored): the mean is 0/0"
             if bool((target != ignored).any()):
                 text = "the weights of all classes that occur are 0: the mean is 0/0"
-            trial = try_replacement(case, "cross_entropy", "nantrap.ops.cross_entropy")
+            trial = case.try_replacement("cross_entropy", "nantrap.ops.cross_entropy")
             return _empty(
                 case, "every label of the batch is ignored", text, "nantrap.ops.cross_entropy(logits, labels)", trial
             )
@@ -217,7 +262,7 @@ def empty_reduction(case: Case) -> Cause | None:
     return _count_of_nothing(case)
 
 
-def _count_of_nothing(case: Case) -> Cause | None:
+def _count_of_nothing(case: Case) -> Claim | None:
     """0 / 0 where the denominator counted a mask that selects nothing."""
     capture = case.capture
     assert capture is not None
@@ -234,31 +279,24 @@ def _count_of_nothing(case: Case) -> Cause | None:
     counted = _counted_by(case)
     if counted is None:
         return None
-    text = (
-        f"the denominator is exactly 0 in {share(denominator == 0)} and was made by {counted}, the numerator is 0 too"
-    )
-    trial = try_replacement(case, "div", "nantrap.ops.safe_divide")
     return _empty(
         case,
-        "a mean over a mask that selects nothing",
-        text,
+        "a quotient over a count of zero",
+        f"the denominator is exactly 0 in {share(denominator == 0)} and was made by {counted}, the numerator is 0 too",
         "nantrap.ops.masked_mean(x, mask), or divide by count.clamp(min=1)",
-        trial,
+        case.try_replacement("div", "nantrap.ops.safe_divide"),
     )
 
 
-def _perhaps_nothing(case: Case, numerator: Tensor, denominator: Tensor) -> Cause | None:
+def _perhaps_nothing(case: Case, numerator: Tensor, denominator: Tensor) -> Claim | None:
     """In the two-line form nobody saw who made the two: one sum divided by another, both exactly 0."""
     if numerator.numel() != 1 or denominator.numel() != 1:
         return None
-    return Cause(
-        "empty_reduction",
-        confidence=0.7,
-        summary="a sum of 0 divided by a count of 0: nothing was selected",
-        evidence=(
-            Evidence("numerator and denominator are single numbers, both exactly 0; what made them was not seen"),
-        ),
-        fix=Fix(text="nantrap.ops.masked_mean(x, mask), or divide by count.clamp(min=1)"),
+    return Claim(
+        "hint",
+        "a sum of 0 divided by a count of 0: nothing was selected",
+        ("numerator and denominator are single numbers, both exactly 0; what made them was not seen",),
+        help="nantrap.ops.masked_mean(x, mask), or divide by count.clamp(min=1)",
     )
 
 
@@ -277,23 +315,17 @@ def _counted_by(case: Case) -> str | None:
     return None
 
 
-def _empty(case: Case, summary: str, text: str, fix: str, trial: Trial | None) -> Cause:
-    evidence = [Evidence(text)]
+def _empty(case: Case, summary: str, text: str, advice: str, trial: Trial | None) -> Claim:
+    facts = [text]
     if case.incident.grad_norm is not None and case.incident.grad_norm == 0:
-        evidence.append(Evidence("the gradients are all zero: nothing to be rolled back"))
-    add_proof(evidence, trial, "with the safe form the step is finite")
-    return Cause(
-        "empty_reduction",
-        proven=True,
-        confidence=0.96,
-        summary=summary,
-        evidence=tuple(evidence),
-        fix=fix_for(case, fix, trial),
+        facts.append("the gradients are all zero: nothing to be rolled back")
+    return Claim(
+        "measured", summary, tuple(facts), trial=trial, shows="with the safe form the step is finite", help=advice
     )
 
 
 @rule("ctc_infeasible_alignment")
-def ctc_infeasible_alignment(case: Case) -> Cause | None:
+def ctc_infeasible_alignment(case: Case) -> Claim | None:
     """A CTC target does not fit into its input.
 
     CTC aligns each label with at least one frame, and two equal neighbours need a blank between them. If the target
@@ -336,20 +368,16 @@ def ctc_infeasible_alignment(case: Case) -> Cause | None:
             bad = _infeasible(*call.args[:4])
             if bad and not bool(call.outputs[0].isfinite().all()):
                 sample, needed, given = bad[0]
-                return Cause(
-                    "ctc_infeasible_alignment",
-                    proven=True,
-                    confidence=0.98,
-                    summary=f"sample {sample} needs {needed} frames for its target, the input has {given}",
-                    evidence=(
-                        Evidence(f"{len(bad)} of {call.args[0].shape[1]} targets do not fit: {where_text(bad)}"),
-                        Evidence("a target of length L with r repeated neighbours needs at least L + r input frames"),
+                return Claim(
+                    "measured",
+                    f"sample {sample} needs {needed} frames for its target, the input has {given}",
+                    (
+                        f"{len(bad)} of {call.args[0].shape[1]} targets do not fit: {where_text(bad)}",
+                        "a target of length L with r repeated neighbours needs at least L + r input frames",
                     ),
-                    fix=Fix(
-                        text="nantrap.ops.ctc_loss, which leaves such samples out and counts them; or drop "
-                        "them from the data "
-                        "(zero_infinity=True hides them)"
-                    ),
+                    help="nantrap.ops.ctc_loss, which leaves such samples out and counts them; or drop them from the "
+                    "data "
+                    "(zero_infinity=True hides them)",
                 )
     return None
 
@@ -369,3 +397,51 @@ def _infeasible(
         if length + repeats > inputs[sample]:
             bad.append((sample, length + repeats, inputs[sample]))
     return bad
+
+
+@rule("input_out_of_scale")
+def input_out_of_scale(case: Case) -> Claim | None:
+    """A batch or target lies in another scale than the others.
+
+    The values are finite and no sentinel, but of another size than what the model was made for: one value of 1e25 from
+    a file read with the wrong byte order, a column in pascal where bar was meant, pixels of 0 to 255 where 0 to 1 was
+    trained on. A square or a sum of them leaves the range of the dtype.
+
+    Example:
+        import torch
+
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = [torch.randn(8, 4) for _ in range(4)]
+        batches[3][5, 1] = 1e25  # one value, read with the wrong byte order
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        Everything after the input is built for numbers near 1. 1e25 squared is 1e50, and float32 ends at 3.4e38.
+
+    Fix:
+        Check the range where the data are read, and scale there:
+
+            - x = torch.from_numpy(raw)
+            + x = torch.from_numpy(raw)
+            + if x.abs().max() > 1e6:
+            +     raise ValueError(f"{path}: values up to {x.abs().max():.3g}")
+
+        Gradient clipping does not help, since the loss itself overflows. A clamp of the input hides the file at fault.
+
+    Proof:
+        The largest value of the batch is far beyond what a network is fed, and the step is finite without the sample
+        that holds it, or with the batch brought to the usual scale.
+    """
+    found = largest_input(case)
+    if found is None or _is_sentinel(found.tensor, found.value):
+        return None
+    return out_of_range(
+        case,
+        found,
+        f"the batch is out of scale: {found.name} reaches {found.value:.3g}",
+        "check the range where the data are read, and scale or drop what lies outside it",
+    )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nantrap.causes.claim import Claim
 from nantrap.causes.registry import rule
-from nantrap.incident import Cause, Evidence, Fix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 @rule("degenerate_linalg_backward")
-def degenerate_linalg_backward(case: Case) -> Cause | None:
+def degenerate_linalg_backward(case: Case) -> Claim | None:
     """The gradient of a decomposition with a repeated or zero spectrum.
 
     The forward pass of svd, eigh, eig or a Cholesky factor is in order. Its derivative divides by differences of
@@ -56,20 +56,16 @@ def degenerate_linalg_backward(case: Case) -> Cause | None:
     if case.phase != "backward" or case.trace is None or not is_decomposition(case.node):
         return None
     gap = _smallest_gap(case)
-    evidence = [Evidence(f"{case.node} divides by differences of singular or eigen-values")]
+    facts = [f"{case.node} divides by differences of singular or eigen-values"]
     if gap is not None:
-        evidence.append(Evidence(f"the smallest gap in the spectrum is {gap:.3g}"))
-    return Cause(
-        "degenerate_linalg_backward",
-        proven=gap is not None and gap < 1e-5,
-        confidence=0.93,
-        summary="the gradient of a decomposition with a repeated or zero spectrum is infinite",
-        evidence=tuple(evidence),
-        fix=Fix(
-            text="add a small diagonal jitter before decomposing (x + 1e-6·diag(1..n)), or use only "
-            "quantities whose gradient does "
-            "not need the vectors (svdvals, slogdet)"
-        ),
+        facts.append(f"the smallest gap in the spectrum is {gap:.3g}")
+    return Claim(
+        "measured" if gap is not None and gap < 1e-5 else "hint",
+        "the gradient of a decomposition with a repeated or zero spectrum is infinite",
+        tuple(facts),
+        help="add a small diagonal jitter before decomposing (x + 1e-6·diag(1..n)), or use only quantities whose "
+        "gradient "
+        "does not need the vectors (svdvals, slogdet)",
     )
 
 

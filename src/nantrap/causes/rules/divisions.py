@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nantrap.causes.claim import Claim
 from nantrap.causes.facts import share
-from nantrap.causes.proofs import add_proof, fix_for, try_replacement
 from nantrap.causes.registry import rule
-from nantrap.incident import Cause, Evidence, Fix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @rule("division_by_zero")
-def division_by_zero(case: Case) -> Cause | None:
+def division_by_zero(case: Case) -> Claim | None:
     """A division by exactly zero.
 
     Something was divided by a standard deviation, a norm, a sum or a degree that is exactly 0. The usual reason is an
@@ -52,7 +51,10 @@ def division_by_zero(case: Case) -> Cause | None:
         The denominator is exactly 0 at all bad places while every input is finite: a measurement. The division is
         then replaced at its own line by one with a floor, and the step must be finite.
     """
-    if case.capture is None or case.phase != "forward" or case.half or case.output is None:
+    own_backward = case.in_users_backward
+    if case.capture is None or case.output is None or (case.half and not own_backward):
+        return None
+    if case.phase != "forward" and not own_backward:
         return None
     if 0.0 in case.capture.op.scalars and case.op in ("div", "true_divide"):
         return _division_by_constant(case)
@@ -67,43 +69,33 @@ def division_by_zero(case: Case) -> Cause | None:
         return None
     made_by = next(iter(case.source_ops(case.capture.op, 0 if case.op in ("reciprocal", "rsqrt", "pow") else 1)), None)
     origin = f", made by {made_by.name}" if made_by is not None else ""
-    evidence = [Evidence(f"the denominator is exactly 0 at {share(zero)}{origin}; every input is finite")]
-    trial = try_replacement(
-        case, "pow" if case.op == "pow" else "sqrt" if case.op == "rsqrt" else "div", "nantrap.ops.safe_divide"
-    )
-    add_proof(evidence, trial, "with a floor under the denominator the step is finite")
+    family = "pow" if case.op == "pow" else "sqrt" if case.op == "rsqrt" else "div"
     # a single 0/0 of the two-line form may as well be a mean over nothing: see empty_reduction
     sure = case.failed.repeatable or denominator.numel() > 1 or case.made != "nan"
-    return Cause(
-        "division_by_zero",
-        proven=sure,
-        confidence=0.92 if sure else 0.6,
-        summary=f"a division by exactly zero in {case.place}",
-        evidence=tuple(evidence),
-        fix=fix_for(
-            case,
-            "add an eps inside (x / (std + eps)), or nantrap.ops.safe_divide(x, y); blank or constant "
-            "inputs are the usual reason",
-            trial,
-            patch=True,
-        ),
+    where = f"the backward of {case.node}, written by hand" if own_backward else case.place
+    return Claim(
+        "measured" if sure else "hint",
+        f"a division by exactly zero in {where}",
+        (f"the denominator is exactly 0 at {share(zero)}{origin}; every input is finite",),
+        trial=case.try_replacement(family, "nantrap.ops.safe_divide"),
+        shows="with a floor under the denominator the step is finite",
+        help="add an eps inside (x / (std + eps)), or nantrap.ops.safe_divide(x, y); blank or constant inputs are "
+        "the usual "
+        "reason",
+        patch=True,
     )
 
 
-def _division_by_constant(case: Case) -> Cause:
-    return Cause(
-        "division_by_zero",
-        proven=True,
-        confidence=0.92,
-        summary=f"a division by the constant 0 in {case.place}",
-        evidence=(
-            Evidence(f"{case.location.op} divides by a plain number that is exactly 0 (a temperature, a count)"),
-        ),
-        fix=Fix(text="the constant must not become 0: bound it from below where it is scheduled or computed"),
+def _division_by_constant(case: Case) -> Claim:
+    return Claim(
+        "measured",
+        f"a division by the constant 0 in {case.place}",
+        (f"{case.location.op} divides by a plain number that is exactly 0 (a temperature, a count)",),
+        help="the constant must not become 0: bound it from below where it is scheduled or computed",
     )
 
 
-def _weight_norm_of_zeros(case: Case) -> Cause | None:
+def _weight_norm_of_zeros(case: Case) -> Claim | None:
     """g·v/|v| with a row of v that is all zeros."""
     direction = case.inputs[0]
     dim = case.capture.args[2] if case.capture is not None and len(case.capture.args) > 2 else 0
@@ -111,20 +103,12 @@ def _weight_norm_of_zeros(case: Case) -> Cause | None:
     zero = (direction == 0).all(others[0]) if len(others) == 1 else (direction == 0).flatten(1).all(1)
     if not bool(zero.any()):
         return None
-    return Cause(
-        "division_by_zero",
-        proven=True,
-        confidence=0.92,
-        summary=f"a weight norm divides by the length of a direction that is all zeros, in {case.place}",
-        evidence=(
-            Evidence(
-                f"g·v/|v|: {int(zero.sum()):,} of {zero.numel():,} rows of v are exactly 0; every input is finite"
-            ),
-        ),
-        fix=Fix(
-            text="do not set a weight-normed layer to zeros: give v a direction (nn.init.normal_) and set g, its "
-            "length (original0 of the parametrization), to 0 instead"
-        ),
+    return Claim(
+        "measured",
+        f"a weight norm divides by the length of a direction that is all zeros, in {case.place}",
+        (f"g·v/|v|: {int(zero.sum()):,} of {zero.numel():,} rows of v are exactly 0; every input is finite",),
+        help="do not set a weight-normed layer to zeros: give v a direction (nn.init.normal_) and set g, its length "
+        "(original0 of the parametrization), to 0 instead",
     )
 
 

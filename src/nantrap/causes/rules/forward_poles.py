@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from nantrap.causes.claim import Claim
 from nantrap.causes.facts import share
-from nantrap.causes.proofs import add_proof, fix_for, try_replacement
 from nantrap.causes.registry import rule
-from nantrap.incident import Cause, Evidence, Fix
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nantrap.causes.case import Case
+    from nantrap.incident import Trial
 
 _LOGARITHMS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0, "special_entr": 0.0, "logit": 0.0}
 
 
 @rule("softmax_fully_masked_row")
-def softmax_fully_masked_row(case: Case) -> Cause | None:
+def softmax_fully_masked_row(case: Case) -> Claim | None:
     """Softmax over a row in which every position is masked.
 
     A row of attention scores was -inf everywhere: a sequence of padding only, a query that may see no key, a state
@@ -67,32 +69,25 @@ def softmax_fully_masked_row(case: Case) -> Cause | None:
     if bad_rows is None or not bool(masked_rows.any()) or not bool((bad_rows == masked_rows).all()):
         return None
     count = int(masked_rows.sum())
-    evidence = [
-        Evidence(f"{count:,} of {masked_rows.numel():,} rows are -inf everywhere, and exactly those rows are NaN"),
-        Evidence("softmax of such a row is 0/0: exp(-inf - max) with max = -inf"),
-    ]
-    trial = try_replacement(case, "softmax", "nantrap.ops.masked_softmax")
-    add_proof(evidence, trial, "with a masked softmax the step is finite")
     samples = case.location.samples
     which = f", from sample {', '.join(map(str, samples.guilty[:4]))}" if samples.guilty else ""
-    return Cause(
-        "softmax_fully_masked_row",
-        proven=True,
-        confidence=0.98,
-        summary="softmax over a row in which every position is masked gave NaN" + which,
-        evidence=tuple(evidence),
-        fix=fix_for(
-            case,
-            "give the row one valid key, or use nantrap.ops.masked_softmax(scores, mask), which gives zeros there "
-            "(nan_to_num afterwards leaves NaN in the gradient of an added mask)",
-            trial,
-            patch=True,
+    return Claim(
+        "measured",
+        "softmax over a row in which every position is masked gave NaN" + which,
+        (
+            f"{count:,} of {masked_rows.numel():,} rows are -inf everywhere, and exactly those rows are NaN",
+            "softmax of such a row is 0/0: exp(-inf - max) with max = -inf",
         ),
+        trial=case.try_replacement("softmax", "nantrap.ops.masked_softmax"),
+        shows="with a masked softmax the step is finite",
+        help="give the row one valid key, or use nantrap.ops.masked_softmax(scores, mask), which gives zeros there "
+        "(nan_to_num afterwards leaves NaN in the gradient of an added mask)",
+        patch=True,
     )
 
 
 @rule("log_of_zero")
-def log_of_zero(case: Case) -> Cause | None:
+def log_of_zero(case: Case) -> Claim | None:
     """The logarithm of zero gave -Inf.
 
     A probability underflowed to exactly 0, or reached exactly 1 in log(1 - p), and its logarithm is -Inf. Usually it
@@ -131,49 +126,50 @@ def log_of_zero(case: Case) -> Cause | None:
         The argument of the logarithm is exactly at its pole at the bad places, in float32: a measurement. The call is
         then replaced by a logarithm with a floor at its own line, and the step must be finite.
     """
-    if case.capture is None or case.op not in _LOGARITHMS or case.phase != "forward" or not case.inputs:
+    if case.capture is None or case.op not in _LOGARITHMS or not case.inputs or case.output is None:
         return None
+    if (case.phase != "forward" and not case.in_users_backward) or case.half:
+        return None  # in half precision it is a question of precision: see eps_underflow_half
     x, pole = case.inputs[0], _LOGARITHMS[case.op]
-    at_pole = x == pole
-    if case.op == "logit":
-        at_pole = (x == 0) | (x == 1)
-    below = int((x < pole).sum())
-    if not bool(at_pole.any()) and not below:
-        return None
-    if case.half and not below:
-        return None  # a question of precision: see eps_underflow_half
-    where = f"{case.location.op} was given exactly {pole:g} at {share(at_pole)}"
-    if below:
-        where = f"{case.location.op} was given {below:,} values below {pole:g}"
-    evidence = [Evidence(where)]
-    trial = try_replacement(case, "log", "nantrap.ops.safe_log")
-    add_proof(evidence, trial, "with a floor under its argument the step is finite")
-    return Cause(
-        "log_of_zero",
-        proven=not below,
-        confidence=0.93 if not below else 0.6,
-        summary=f"the logarithm of {'a negative number gave NaN' if below else 'zero gave -Inf'} in {case.place}",
-        evidence=tuple(evidence),
-        fix=fix_for(case, _log_advice(case), trial, patch=True),
+    at_pole = (x == 0) | (x == 1) if case.op == "logit" else x == pole
+    bad = ~case.output.isfinite()
+    if not bool(at_pole.any()) or (bad.shape == at_pole.shape and not bool(at_pole[bad].all())):
+        return None  # below the pole it is a domain error
+    trial, advice = _log_remedy(case)
+    return Claim(
+        "measured",
+        f"the logarithm of zero gave -Inf in {case.place}",
+        (f"{case.location.op} was given exactly {pole:g} at {share(at_pole)}",),
+        trial=trial,
+        shows=f"with {trial.change} the step is finite" if trial is not None else "",
+        help=advice,
+        patch=trial is not None and trial.name.startswith("replaced"),
     )
 
 
-def _log_advice(case: Case) -> str:
-    """Stay in log space where the argument was a probability; a floor for everything else."""
+def _log_remedy(case: Case) -> tuple[Trial | None, str]:
+    """Stay in log space where the argument was a probability; a floor for everything else. Each is tried."""
     assert case.capture is not None
     behind = " ".join(op.name for op in case.source_ops(case.capture.op, 0)[:4])
-    if "softmax" in behind:
-        return "log_softmax(x) instead of log(softmax(x)), which stays finite; or nantrap.ops.safe_log(x)"
-    if "sigmoid" in behind:
-        return (
-            "logsigmoid(x), or binary_cross_entropy_with_logits, instead of the logarithm of a sigmoid; or "
-            "nantrap.ops.safe_log(x)"
-        )
-    return "nantrap.ops.safe_log(x), or an argument that is kept from 0 where it is made"
+    together = {
+        "softmax": ("log_softmax(x) instead of log(softmax(x))", "log_softmax(x) instead of log(softmax(x))"),
+        "sigmoid": (
+            "logsigmoid(x) instead of log(sigmoid(x))",
+            "logsigmoid(x), or binary_cross_entropy_with_logits, instead of the logarithm of a sigmoid",
+        ),
+    }
+    found = next((texts for word, texts in together.items() if word in behind), None)
+    if found is not None:
+        trial = case.lab.in_log_space(found[0]) if case.failed.repeatable else None
+        if trial is None or trial.finite:
+            return trial, f"{found[1]}, which stays finite; or nantrap.ops.safe_log(x)"
+    floored = case.try_replacement("log", "nantrap.ops.safe_log")
+    advice = "nantrap.ops.safe_log(x), or an argument that is kept from 0 where it is made"
+    return floored, advice if found is None else f"{found[1]}; or nantrap.ops.safe_log(x)"
 
 
 @rule("zero_times_inf")
-def zero_times_inf(case: Case) -> Cause | None:
+def zero_times_inf(case: Case) -> Claim | None:
     """Zero times infinity gave NaN.
 
     An Inf that was put there on purpose, mostly a mask, met a factor 0 that was meant to remove it. A product does
@@ -219,54 +215,47 @@ def zero_times_inf(case: Case) -> Cause | None:
         and case.location.sinks == ("the loss",)
     ):
         return _constant_in_loss(case)
-    if case.made != "nan" or case.phase != "forward" or len(case.inputs) < 2 or case.output is None:
+    if case.made != "nan" or case.phase != "forward" or not case.inputs or case.output is None or case.capture is None:
         return None
-    if case.op in ("mul", "addcmul"):
-        a, b = case.inputs[-2], case.inputs[-1]
-        bad = case.output.isnan()
-        a, b = a.expand_as(bad)[bad], b.expand_as(bad)[bad]
+    bad = case.output.isnan()
+    if case.op in ("mul", "addcmul") and len(case.inputs) > 1:
+        a, b = case.inputs[-2].expand_as(bad)[bad], case.inputs[-1].expand_as(bad)[bad]
         if not bool((((a == 0) & b.isinf()) | ((b == 0) & a.isinf())).all()):
             return None
         text = f"at all {int(bad.sum()):,} bad places one factor is 0 and the other Inf"
-    elif case.op in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "matmul"):
+    elif case.op == "mul" and 0.0 in case.capture.op.scalars and bool(case.inputs[0].isinf().any()):
+        text = f"a plain number that is exactly 0 was multiplied by Inf at {share(case.inputs[0].isinf())}"
+    elif case.op in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "matmul") and len(case.inputs) > 1:
         if not any(bool(t.isinf().any()) for t in case.inputs) or not any(bool((t == 0).any()) for t in case.inputs):
             return None
         text = "one matrix holds Inf where the other holds 0"
     else:
         return None
-    return Cause(
-        "zero_times_inf",
-        proven=case.op in ("mul", "addcmul"),
-        confidence=0.93,
-        summary="zero times infinity gave NaN: a mask product does not remove an Inf",
-        evidence=(Evidence(text), Evidence("the Inf was there on purpose (a mask); nothing overflowed before")),
-        fix=Fix(
-            text="select instead of multiplying: torch.where(mask, x, 0) before the product, or "
-            "nantrap.ops.xlogx(p) for p·log p"
-        ),
+    return Claim(
+        "measured" if case.op in ("mul", "addcmul") else "hint",
+        "zero times infinity gave NaN: a product with 0 does not remove an Inf",
+        (text, "the Inf was there before this product, and was not made by an overflow in this step"),
+        help="select instead of multiplying: torch.where(mask, x, 0) before the product, or leave out a term whose "
+        "weight "
+        "is 0; nantrap.ops.xlogx(p) for p·log p",
     )
 
 
-def _constant_in_loss(case: Case) -> Cause:
+def _constant_in_loss(case: Case) -> Claim:
     """No operation made the Inf: it was written on purpose, and a reduction took it into the loss."""
-    return Cause(
-        "zero_times_inf",
-        confidence=0.7,
-        summary=f"an Inf that was put there on purpose (a mask) reached the loss through {case.location.op}",
-        evidence=(
-            Evidence("every Inf in the step comes from a constant of the program; no operation made one"),
-            Evidence(
-                "label smoothing and soft targets give masked classes a weight, and any weight times Inf is Inf or NaN"
-            ),
+    return Claim(
+        "hint",
+        f"an Inf that was put there on purpose (a mask) reached the loss through {case.location.op}",
+        (
+            "every Inf in the step comes from a constant of the program; no operation made one",
+            "label smoothing and soft targets give masked classes a weight, and any weight times Inf is Inf or NaN",
         ),
-        fix=Fix(
-            text="leave masked classes out of the sum (torch.where(mask, 0, term)), or mask with a large finite value"
-        ),
+        help="leave masked classes out of the sum (torch.where(mask, 0, term)), or mask with a large finite value",
     )
 
 
 @rule("std_of_one_element")
-def std_of_one_element(case: Case) -> Cause | None:
+def std_of_one_element(case: Case) -> Claim | None:
     """An unbiased standard deviation of a single element.
 
     `torch.std` and `torch.var` divide by n - 1. With one element that is 0/0. It happens in the last batch of an
@@ -307,21 +296,110 @@ def std_of_one_element(case: Case) -> Cause | None:
     if case.op not in ("std", "var", "var_mean", "std_mean") or case.made != "nan" or case.output is None:
         return None
     count = case.inputs[0].numel() // max(1, case.output.numel())
-    evidence = [
-        Evidence(
-            f"each group holds {count} element{'s' * (count != 1)}: the unbiased estimate divides by "
-            f"{count} - 1 = {count - 1}"
-        )
-    ]
-    trial = try_replacement(case, "std", "nantrap.ops.safe_std")
-    add_proof(evidence, trial, "with a deviation that is 0 for one element the step is finite")
-    return Cause(
-        "std_of_one_element",
-        proven=True,
-        confidence=0.97,
-        summary="an unbiased standard deviation over one element is 0/0",
-        evidence=tuple(evidence),
-        fix=fix_for(
-            case, "correction=0, drop_last=True in the DataLoader, or nantrap.ops.safe_std(x)", trial, patch=True
+    if count > 1:
+        return None
+    return Claim(
+        "measured",
+        "an unbiased standard deviation over one element is 0/0",
+        (
+            (
+                f"each group holds {count} element{'s' * (count != 1)}: the unbiased estimate divides by "
+                f"{count} - 1 = {count - 1}"
+            ),
         ),
+        trial=case.try_replacement("std", "nantrap.ops.safe_std"),
+        shows="with a deviation that is 0 for one element the step is finite",
+        help="correction=0, drop_last=True in the DataLoader, or nantrap.ops.safe_std(x)",
+        patch=True,
     )
+
+
+@rule("domain_error")
+def domain_error(case: Case) -> Claim | None:
+    """A function was given an argument for which it is not defined.
+
+    The square root or logarithm of a negative number, a fractional power of one, acos beyond ±1: the result is NaN
+    although every input is finite. Often the argument is negative by rounding only: E[x²] - E[x]², 1 - x² next to 1, a
+    distance built from differences of large numbers.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = [torch.tensor([[3.0, 4.0, 5.0]]), torch.tensor([[1.0, 2.0, 4.0]])]  # the second is no triangle
+
+        def loss_fn(batch):
+            half = batch.sum(-1, keepdim=True) / 2
+            area = (half * (half - batch).prod(-1, keepdim=True)).sqrt()  # the root of a negative number
+            return (model(batch) * area).mean()
+
+    Why:
+        Over the real numbers those functions have no value there. In floating point a difference of nearly equal
+        numbers keeps only the rounding errors of both, whose sign is arbitrary.
+
+    Fix:
+        Compute the argument in a form that cannot be negative, or bound it:
+
+            - variance = (x * x).mean(-1) - x.mean(-1) ** 2
+            + variance = x.var(-1, correction=0)
+
+            - length = (squared_a - squared_b).sqrt()
+            + length = (squared_a - squared_b).clamp(min=0).sqrt()
+
+        At exactly 0 the slope of sqrt is infinite (NT301), so bound it a little above. `nan_to_num` after it leaves NaN
+        in the gradient.
+
+    Proof:
+        At all bad places the argument lies outside the domain of the function, and every input is finite: a
+        measurement. The call is then replaced at its own line by one whose argument is kept inside, and the step must
+        be finite.
+    """
+    if case.capture is None or case.made != "nan" or not case.inputs or case.output is None:
+        return None
+    if case.phase != "forward" and not case.in_users_backward:
+        return None
+    x = case.inputs[0]
+    outside = _outside_domain(case, x)
+    if outside is None or not bool(outside.any()):
+        return None
+    bad = case.output.isnan()
+    if bad.shape == outside.shape and not bool(outside[bad].all()):
+        return None
+    values = x[outside] if x.shape == outside.shape else x
+    return Claim(
+        "tried",  # what carried the argument there may be the labels or the data: only the remedy decides
+        f"{case.op} was given {float(values.double().flatten()[0]):.4g}, for which it is not defined, in {case.place}",
+        (
+            (
+                f"{case.location.op} was given values outside its domain at {share(outside)}, from "
+                f"{float(values.double().min()):.4g} to {float(values.double().max()):.4g}; every input is finite"
+            ),
+        ),
+        trial=case.try_replacement("domain", "an argument kept inside the domain"),
+        shows="with the argument kept inside the domain the step is finite",
+        help="compute the argument in a form that cannot leave the domain (var instead of E[x²] - E[x]²), or bound "
+        "it a "
+        "little inside: x.clamp(min=1e-12)",
+    )
+
+
+def _outside_domain(case: Case, x: Tensor) -> Tensor | None:
+    """The places at which an argument lies outside the domain of the guilty function."""
+    assert case.capture is not None
+    if case.op in ("sqrt", "rsqrt", "log", "log2", "log10", "special_entr"):
+        return x < 0
+    if case.op == "log1p":
+        return x < -1
+    if case.op in ("acos", "asin", "erfinv", "atanh"):
+        return x.abs() > 1
+    if case.op == "acosh":
+        return x < 1
+    if case.op == "logit":
+        return (x < 0) | (x > 1)
+    if case.op == "pow" and len(case.capture.args) > 1:
+        exponent = case.capture.args[1]
+        if isinstance(exponent, (int, float)):
+            return x < 0 if exponent != int(exponent) else None
+        return (x < 0).expand_as(case.output) if case.output is not None else None
+    return None

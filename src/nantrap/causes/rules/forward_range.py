@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from typing import TYPE_CHECKING
 
+from nantrap.causes.claim import Claim
 from nantrap.causes.facts import absmax, limit
-from nantrap.causes.proofs import add_proof, fix_for, try_replacement
 from nantrap.causes.registry import rule
-from nantrap.incident import Cause, Evidence, Fix
+from nantrap.causes.rounds import growing_rounds
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
-    from nantrap.locate.trace import Op
 
 _EXPONENTIALS = ("exp", "expm1", "exp2", "cosh", "sinh")
 
 
 @rule("exp_overflow")
-def exp_overflow(case: Case) -> Cause | None:
+def exp_overflow(case: Case) -> Claim | None:
     """Exp of a finite value exceeded the range of its dtype.
 
     exp, expm1, sinh or cosh was given a number that is finite but too large. Log-variances, log-ratios of a policy,
@@ -62,26 +60,32 @@ def exp_overflow(case: Case) -> Cause | None:
     x = case.inputs[0]
     top = absmax(x) if case.op in ("cosh", "sinh") else float(x.max())
     bound = math.log(limit(case.output)) / (math.log(2) if case.op == "exp2" else 1.0)
-    evidence = [Evidence(f"{case.location.op} was given {top:.4g}; in {case.dtype} it overflows above {bound:.4g}")]
-    trial = try_replacement(case, "exp", "an argument bounded from above")
-    add_proof(evidence, trial, "with a bounded argument the step is finite")
+    facts = [f"{case.location.op} was given {top:.4g}; in {case.dtype} it overflows above {bound:.4g}"]
     samples = case.location.samples
     if samples.guilty and samples.rest_is_finite:
-        evidence.append(Evidence(f"only sample {', '.join(map(str, samples.guilty[:4]))} reaches it"))
-    return Cause(
-        "exp_overflow",
-        proven=True,
-        confidence=0.9,
-        summary=f"exp of {top:.4g} exceeds the range of {case.dtype} in {case.place}",
-        evidence=tuple(evidence),
-        fix=fix_for(
-            case, "bound the argument (log-variances to [-30, 20]), or stay in log space with logsumexp", trial
-        ),
+        facts.append(f"only sample {', '.join(map(str, samples.guilty[:4]))} reaches it")
+    advice = "bound the argument (log-variances to [-30, 20]), or stay in log space with logsumexp"
+    trial = None
+    if case.failed.repeatable and _log_follows(case):
+        trial = case.lab.in_log_space("softplus(x) instead of log(1 + exp(x)), log space instead of log of exp")
+    if trial is not None and trial.finite:
+        advice = "softplus(x) instead of log(1 + exp(x)), or log space (logsumexp) instead of the logarithm of exp"
+        shows = "computed in log space the step is finite"
+    else:
+        trial = case.try_replacement("exp", "an argument bounded from above")
+        shows = "with a bounded argument the step is finite"
+    return Claim(
+        "measured",
+        f"exp of {top:.4g} exceeds the range of {case.dtype} in {case.place}",
+        tuple(facts),
+        trial=trial,
+        shows=shows,
+        help=advice,
     )
 
 
 @rule("exploding_recurrence")
-def exploding_recurrence(case: Case) -> Cause | None:
+def exploding_recurrence(case: Case) -> Claim | None:
     """One forward pass multiplied its values again and again.
 
     A recurrence, an iterated refinement or an unrolled solver multiplies its state by more than 1 in each round.
@@ -121,44 +125,35 @@ def exploding_recurrence(case: Case) -> Cause | None:
         The results of one and the same operation, at one line, grow by a steady factor within the failed forward pass
         until Inf: the series is measured and shown.
     """
-    if case.trace is None or case.capture is None or case.phase != "forward" or case.made != "inf" or case.half:
+    if case.trace is None or case.capture is None or case.phase != "forward" or case.half:
         return None
-    origin = case.capture.op
-    same_line = [
-        op.absmax
-        for op in case.trace.ops[: origin.index]
-        if op.name == origin.name
-        and op.phase == "forward"
-        and op.absmax is not None
-        and op.module == origin.module
-        and _same_place(op, origin)
-    ]
-    if len(same_line) < 4 or min(same_line) <= 0:
+    if case.op in _EXPONENTIALS or (case.made == "nan" and not case.op.endswith(("norm", "mm"))):
         return None
-    tail = same_line[-8:]
-    ratios = [b / a for a, b in itertools.pairwise(tail)]
-    typical = sorted(ratios)[len(ratios) // 2]
-    if typical < 1.3 or tail[-1] / tail[0] < 10:
+    rounds = growing_rounds(case.trace, case.capture.op)
+    if rounds is None:
         return None
-    shown = " -> ".join(f"{value:.3g}" for value in tail[-5:])
-    return Cause(
-        "exploding_recurrence",
-        proven=True,
-        confidence=0.9 if case.growth < 10 else 0.75,
-        summary=f"{case.place} multiplied its values by about {typical:.3g} in each of {len(same_line) + 1} rounds",
-        evidence=(
-            Evidence(f"{origin.name} at the same line gave {shown} -> Inf within one forward pass"),
-            Evidence(f"the factor a round is {typical:.3g}: growth inside the step, not between steps"),
+    shown = " -> ".join(f"{value:.3g}" for value in rounds.values[-5:])
+    return Claim(
+        "measured" if case.growth < 10 else "hint",
+        f"{case.place} multiplied its values by about {rounds.factor:.3g} in each of {len(rounds.values) + 1} rounds",
+        (
+            f"{rounds.op.name} at the same line gave {shown} -> Inf within one forward pass",
+            f"the factor per round is {rounds.factor:.3g}: growth inside the step, not between steps",
         ),
-        fix=Fix(
-            text="normalise or gate the state in each round (LayerNorm, a spectral bound below 1, tanh), or "
-            "run fewer rounds"
-        ),
+        help="normalise or gate the state in each round (LayerNorm, a spectral bound below 1, tanh), or run fewer "
+        "rounds",
     )
 
 
-def _same_place(op: Op, origin: Op) -> bool:
-    """The same instruction of the user's code, reached again: a round of a loop or of a recurrence."""
-    if op.place is None or origin.place is None:
-        return op.place is origin.place
-    return (op.place.code, op.place.instruction) == (origin.place.code, origin.place.instruction)
+def _log_follows(case: Case) -> bool:
+    """Whether a logarithm is taken of what the guilty exponential gave, directly or with something added."""
+    if case.trace is None or case.capture is None:
+        return False
+    reached = {case.capture.op.index}
+    for op in case.trace.ops[case.capture.op.index + 1 :]:
+        if op.phase == "forward" and reached & set(op.sources):
+            if op.name.rstrip("_") in ("aten.log", "aten.log1p"):
+                return True
+            if op.name.rstrip("_") in ("aten.add", "aten.view", "aten.index", "aten.gather", "aten.squeeze"):
+                reached.add(op.index)
+    return False

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nantrap.causes.claim import Claim
 from nantrap.causes.facts import absmax, limit, rounded, share
-from nantrap.causes.proofs import add_proof, fix_for
 from nantrap.causes.registry import rule
-from nantrap.incident import Cause, Evidence, Fix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -27,7 +26,7 @@ _ZERO_POLES = ("div", "true_divide", "log", "log2", "log10", "log1p", "rsqrt", "
 
 
 @rule("mask_overflow")
-def mask_overflow(case: Case) -> Cause | None:
+def mask_overflow(case: Case) -> Claim | None:
     """A mask value near the dtype's limit overflowed when something was added.
 
     A mask filled with `finfo(dtype).min` is finite, but nothing may be added to it: with a second mask, or a negative
@@ -79,29 +78,24 @@ def mask_overflow(case: Case) -> Cause | None:
     if not (extreme or scalars) or not bool(case.output.isneginf().any()):
         return None
     value = max([absmax(t) for t in extreme] + scalars)
-    evidence = [
-        Evidence(
-            f"{case.location.op} adds to a mask of -{value:.4g}; the limit of {case.dtype} is {top:.4g}, so "
-            "the sum is -Inf"
+    also = ((case.lab.single_precision(), "in float32 the step is finite"),) if case.half else ()
+    return Claim(
+        "measured",
+        f"a mask of finfo.min plus something is -Inf in {case.dtype}",
+        (
+            (
+                f"{case.location.op} adds to a mask of -{value:.4g}; the limit of {case.dtype} is {top:.4g}, so the "
+                f"sum "
+                f"is -Inf"
+            ),
         ),
-    ]
-    if case.half:
-        trial = case.lab.single_precision()
-        add_proof(evidence, trial, "in float32 the step is finite")
-    return Cause(
-        "mask_overflow",
-        proven=True,
-        confidence=0.96,
-        summary=f"a mask of finfo.min plus something is -Inf in {case.dtype}",
-        evidence=tuple(evidence),
-        fix=Fix(
-            text="mask with masked_fill on a boolean mask once, or with finfo(dtype).min / 2; never add two such masks"
-        ),
+        also=also,
+        help="mask with masked_fill on a boolean mask once, or with finfo(dtype).min / 2; never add two such masks",
     )
 
 
 @rule("fp16_loss_overflow")
-def fp16_loss_overflow(case: Case) -> Cause | None:
+def fp16_loss_overflow(case: Case) -> Claim | None:
     """The loss was reduced in half precision and overflowed.
 
     The model's output is finite; the loss is not. A sum of squares, a sum over tokens or the square of a difference
@@ -141,30 +135,27 @@ def fp16_loss_overflow(case: Case) -> Cause | None:
         return None
     if case.location.module != "loss" or case.capture.op.inside or case.op not in _REDUCING_LOSSES:
         return None
-    wide = _recomputed(case)
+    wide = _above_the_limit(case)
     if wide is None:
         return None
-    evidence = [
-        Evidence(
-            f"{case.location.op} runs in float16 outside the model; its float32 result is {wide:.4g}, the "
-            "limit is 65504"
+    return Claim(
+        "measured",
+        f"the loss was reduced in float16 and overflowed: {wide:.4g} > 65504",
+        (
+            (
+                f"{case.location.op} runs in float16 outside the model; its float32 result is {wide:.4g}, the limit is "
+                f"65504"
+            ),
+            "what it was given is finite",
         ),
-        Evidence("the model's output is finite"),
-    ]
-    trial = case.lab.single_precision()
-    add_proof(evidence, trial, "with the loss in float32 the step is finite")
-    return Cause(
-        "fp16_loss_overflow",
-        proven=True,
-        confidence=0.95,
-        summary=f"the loss was reduced in float16 and overflowed: {wide:.4g} > 65504",
-        evidence=tuple(evidence),
-        fix=fix_for(case, "compute the loss in float32: logits.float() before it", trial),
+        trial=case.lab.single_precision(),
+        shows="with every operation in float32 the step is finite",
+        help="compute the loss in float32: logits.float() before it",
     )
 
 
 @rule("fp16_forward_overflow")
-def fp16_forward_overflow(case: Case) -> Cause | None:
+def fp16_forward_overflow(case: Case) -> Claim | None:
     """An activation exceeded the range of float16.
 
     float16 ends at 65504. A residual sum, an attention score before its scaling, a wide linear layer or a feature
@@ -206,35 +197,32 @@ def fp16_forward_overflow(case: Case) -> Cause | None:
     """
     if case.phase != "forward" or case.dtype != "float16" or case.made != "inf" or case.capture is None:
         return None
-    wide = _recomputed(case)
+    wide = _above_the_limit(case)
+    if wide is None and _fails_in_single_precision(case):
+        return None  # a pole, not the range: 1/0 is Inf in every precision
     trial = case.lab.single_precision()
-    evidence = []
-    if wide is not None:
-        evidence.append(
-            Evidence(f"the float32 result of {case.location.op} is {wide:.5g}, above float16's limit of 65504")
-        )
-    finite = add_proof(evidence, trial, "the same step in float32 is finite")
     if trial.finite is False:
         case.refute("fp16_forward_overflow", trial, "the step is as bad in float32")
         return None
-    if wide is None and not finite:
+    if wide is None and not trial.finite:
         return None
-    return Cause(
-        "fp16_forward_overflow",
-        proven=True,
-        confidence=0.92,
-        summary=f"{case.place} exceeded the range of float16" + (f": {wide:.5g} > 65504" if wide is not None else ""),
-        evidence=tuple(evidence),
-        fix=fix_for(
-            case,
-            f"run {case.place} in float32 (torch.autocast(enabled=False) around it) or train in bfloat16",
-            trial,
-        ),
+    facts = (
+        ()
+        if wide is None
+        else (f"the float32 result of {case.location.op} is {wide:.5g}, above float16's limit of 65504",)
+    )
+    return Claim(
+        "measured" if wide is not None else "tried",
+        f"{case.place} exceeded the range of float16" + (f": {wide:.5g} > 65504" if wide is not None else ""),
+        facts,
+        trial=trial,
+        shows="the same step in float32 is finite",
+        help=f"run {case.place} in float32 (torch.autocast(enabled=False) around it) or train in bfloat16",
     )
 
 
 @rule("eps_underflow_half")
-def eps_underflow_half(case: Case) -> Cause | None:
+def eps_underflow_half(case: Case) -> Claim | None:
     """An epsilon is zero in the precision in which it is used.
 
     The code has an eps, and yet it divides by 0 or takes log 0: in float16 everything below 6e-8 (2.98e-8 after
@@ -284,29 +272,29 @@ def eps_underflow_half(case: Case) -> Cause | None:
         return None
     trial = case.lab.single_precision()
     constants = _tiny_constants(case)
-    evidence = [Evidence(f"the argument of {case.location.op} is exactly {pole:g} at {share(zero)} in {case.dtype}")]
+    facts = [f"the argument of {case.location.op} is exactly {pole:g} at {share(zero)} in {case.dtype}"]
     if constants:
         text = ", ".join(f"{value:g} is {rounded(value, case.output):g}" for value in constants[:2])
-        evidence.append(Evidence(f"in {case.dtype} {text}"))
-    finite = add_proof(evidence, trial, "the same step in float32 is finite")
+        facts.append(f"in {case.dtype} {text}")
     # a slope of 1/eps may be too large for half-precision weights even where the value is mended
     swallowed = case.capture is not None and _swallowed(case, case.capture.op, len(case.capture.op.sources) - 1)
     if trial.finite is False and not swallowed:
         case.refute("eps_underflow_half", trial, "the step is as bad in float32")
         return None
-    if not finite and not constants and case.failed.repeatable:
+    if not trial.finite and not constants and case.failed.repeatable:
         return None
-    return Cause(
-        "eps_underflow_half",
-        proven=finite or bool(swallowed),
-        confidence=0.94 if finite or swallowed else 0.5,
-        summary=f"an epsilon has no effect in {case.dtype}: the argument of {case.op} is exactly {pole:g}",
-        evidence=tuple(evidence),
-        fix=fix_for(case, "compute this part in float32, or use an eps the dtype can hold (1e-4 for float16)", trial),
+    failed = trial.finite is False
+    return Claim(
+        "measured" if swallowed else "tried",
+        f"an epsilon has no effect in {case.dtype}: the argument of {case.op} is exactly {pole:g}",
+        tuple(facts),
+        trial=None if failed else trial,
+        shows="the same step in float32 is finite",
+        help="compute this part in float32, or use an eps the dtype can hold (1e-4 for float16)",
     )
 
 
-def _swallowed_before_the_slope(case: Case) -> Cause | None:
+def _swallowed_before_the_slope(case: Case) -> Claim | None:
     """`sqrt(x + 1e-8)` in float16: the value is 0 and fine, the slope is infinite."""
     if case.capture is None or case.trace is None or not case.node.startswith(_SLOPES):
         return None
@@ -314,22 +302,20 @@ def _swallowed_before_the_slope(case: Case) -> Cause | None:
     constant = _swallowed(case, forward, 0) if forward is not None else None
     if forward is None or constant is None:
         return None
-    evidence = [
-        Evidence(f"{constant:g} is 0 in {forward.dtype}, so nothing keeps the argument of {forward.name} from 0"),
-        Evidence(f"{case.node}: its derivative is infinite at exactly 0"),
-    ]
     trial = case.lab.single_precision()
-    finite = add_proof(evidence, trial, "the same step in float32 is finite")
     if trial.finite is False:
         case.refute("eps_underflow_half", trial, "the step is as bad in float32")
         return None
-    return Cause(
-        "eps_underflow_half",
-        proven=finite,
-        confidence=0.95 if finite else 0.5,
-        summary=f"an epsilon of {constant:g} has no effect in {forward.dtype}: the slope of {forward.name} is infinite",
-        evidence=tuple(evidence),
-        fix=fix_for(case, "compute this part in float32, or use an eps the dtype can hold (1e-4 for float16)", trial),
+    return Claim(
+        "tried",
+        f"an epsilon of {constant:g} has no effect in {forward.dtype}: the slope of {forward.name} is infinite",
+        (
+            f"{constant:g} is 0 in {forward.dtype}, so nothing keeps the argument of {forward.name} from 0",
+            f"{case.node}: its derivative is infinite at exactly 0",
+        ),
+        trial=trial,
+        shows="the same step in float32 is finite",
+        help="compute this part in float32, or use an eps the dtype can hold (1e-4 for float16)",
     )
 
 
@@ -345,7 +331,7 @@ def _swallowed(case: Case, op: Op, argument: int) -> float | None:
     return None
 
 
-def _recomputed(case: Case) -> float | None:
+def _above_the_limit(case: Case) -> float | None:
     """The guilty operation on its recorded inputs in float32: its magnitude, if that is finite and above the limit."""
     from nantrap.causes.reference import recomputed
 
@@ -354,6 +340,13 @@ def _recomputed(case: Case) -> float | None:
         return None
     value = absmax(result)
     return value if value > 65504 else None
+
+
+def _fails_in_single_precision(case: Case) -> bool:
+    from nantrap.causes.reference import recomputed
+
+    result = recomputed(case, "float32")
+    return result is not None and not bool(result.isfinite().all())
 
 
 def _negative_exponent(case: Case) -> bool:

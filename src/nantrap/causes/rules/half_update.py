@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nantrap.causes.claim import Claim
 from nantrap.causes.facts import rounded, share
-from nantrap.causes.proofs import add_proof, fix_for
 from nantrap.causes.registry import rule
-from nantrap.incident import Cause, Evidence, Fix
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
 
 
 @rule("adam_eps_underflow_half")
-def adam_eps_underflow_half(case: Case) -> Cause | None:
+def adam_eps_underflow_half(case: Case) -> Claim | None:
     """Adam's eps is zero in the precision of its state.
 
     The weights are float16 themselves (`model.half()`), so that the optimizer keeps its moments in float16 as well.
@@ -57,32 +56,22 @@ def adam_eps_underflow_half(case: Case) -> Cause | None:
     denominator = case.inputs[-1]
     if denominator.numel() <= 1 or not bool((denominator == 0).any()):
         return None
-    trial = case.lab.update_in_single_precision()
     eps = [group["eps"] for group in case.failed.optimizer.param_groups if "eps" in group]
-    evidence = [
-        Evidence(
-            f"√v + eps is exactly 0 at {share(denominator == 0)} in {case.dtype}; gradients and weights are finite"
-        )
-    ]
+    facts = [f"√v + eps is exactly 0 at {share(denominator == 0)} in {case.dtype}; gradients and weights are finite"]
     if eps:
-        evidence.append(Evidence(f"eps = {eps[0]:g} is {rounded(eps[0], denominator):g} in {case.dtype}"))
-    finite = add_proof(evidence, trial, "the same update in float32 is finite")
-    return Cause(
-        "adam_eps_underflow_half",
-        proven=finite,
-        confidence=0.95 if finite else 0.6,
-        summary=f"the optimizer's eps is 0 in {case.dtype}, so it divides by zero",
-        evidence=tuple(evidence),
-        fix=fix_for(
-            case,
-            "keep the weights in float32 and use autocast (or a float32 master copy); eps=1e-4 holds in float16",
-            trial,
-        ),
+        facts.append(f"eps = {eps[0]:g} is {rounded(eps[0], denominator):g} in {case.dtype}")
+    return Claim(
+        "tried",
+        f"the optimizer's eps is 0 in {case.dtype}, so it divides by zero",
+        tuple(facts),
+        trial=case.lab.update_in_single_precision(),
+        shows="the same update in float32 is finite",
+        help="keep the weights in float32 and use autocast (or a float32 master copy); eps=1e-4 holds in float16",
     )
 
 
 @rule("optimizer_constant_rounding")
-def optimizer_constant_rounding(case: Case) -> Cause | None:
+def optimizer_constant_rounding(case: Case) -> Claim | None:
     """An optimizer constant rounds to one in its precision.
 
     An optimizer that keeps its betas in a low-precision tensor computes with other numbers than it was given: 0.999
@@ -136,23 +125,19 @@ def optimizer_constant_rounding(case: Case) -> Cause | None:
         return None
     dtype = str(divisors[0].dtype).removeprefix("torch.") if divisors else case.dtype
     trial = case.lab.update_in_single_precision()
-    return Cause(
-        "optimizer_constant_rounding",
-        proven=trial.finite is not True,
-        confidence=0.95 if trial.finite is not True else 0.6,
-        summary="a bias correction 1 - beta^t is exactly 0: its constant was rounded to 1",
-        evidence=(
-            Evidence(
-                f"{case.location.op} divides by a single value that is exactly 0, in {dtype}; 0.999 is 1.0 in bfloat16"
-            ),
-            Evidence("weights, gradients and state in float32 do not clear it", kind="trial", trial=trial.number),
-        ),
-        fix=Fix(text="keep the optimizer's constants as Python floats or float32 tensors"),
+    facts = [f"{case.location.op} divides by a single value that is exactly 0, in {dtype}; 0.999 is 1.0 in bfloat16"]
+    if trial.finite is False:
+        facts.append("weights, gradients and state in float32 do not clear it")
+    return Claim(
+        "measured" if trial.finite is False else "hint",
+        "a bias correction 1 - beta^t is exactly 0: its constant was rounded to 1",
+        tuple(facts),
+        help="keep the optimizer's constants as Python floats or float32 tensors",
     )
 
 
 @rule("loss_scale_misuse")
-def loss_scale_misuse(case: Case) -> Cause | None:
+def loss_scale_misuse(case: Case) -> Claim | None:
     """The loss scale overflowed, collapsed or was applied in the wrong order.
 
     The loss is multiplied by a large number so that small gradients survive in float16. If that number is too large,
@@ -198,38 +183,29 @@ def loss_scale_misuse(case: Case) -> Cause | None:
     if scale is None:
         return _overflow_in_half_backward(case)
     trial = case.lab.loss_scale_one(scale)
-    evidence = [
-        Evidence(
-            f"the loss is multiplied by {scale:g} before backward, and {case.location.op} overflows in {case.dtype}"
-        )
-    ]
-    finite = add_proof(evidence, trial, "with a scale of 1 the gradients are finite")
-    if not finite:
+    if not trial.finite:
         if trial.finite is False:
             case.refute("loss_scale_misuse", trial, "a loss scale of 1 does not help")
         return None
-    return Cause(
-        "loss_scale_misuse",
-        proven=True,
-        confidence=0.95,
-        summary=f"a loss scale of {scale:g} overflows the gradients",
-        evidence=tuple(evidence),
-        fix=fix_for(
-            case, "use torch.amp.GradScaler, which lowers the scale by itself, and give it to the guard", trial
-        ),
+    return Claim(
+        "tried",
+        f"a loss scale of {scale:g} overflows the gradients",
+        (f"the loss is multiplied by {scale:g} before backward, and {case.location.op} overflows in {case.dtype}",),
+        trial=trial,
+        shows="with a scale of 1 the gradients are finite",
+        help="use torch.amp.GradScaler, which lowers the scale by itself, and give it to the guard",
     )
 
 
-def _overflow_in_half_backward(case: Case) -> Cause | None:
+def _overflow_in_half_backward(case: Case) -> Claim | None:
     """In the two-line form the scale is not seen; a half-precision gradient that overflows still points to it."""
     if case.failed.repeatable or case.made != "inf" or case.dtype != "float16":
         return None
-    return Cause(
-        "loss_scale_misuse",
-        confidence=0.58,
-        summary="a gradient exceeds the range of float16 in the backward pass: the loss is probably scaled too high",
-        evidence=(Evidence(f"{case.location.op} overflows in {case.dtype} though the forward pass is finite"),),
-        fix=Fix(text="use torch.amp.GradScaler, which lowers the scale by itself, and give it to the guard"),
+    return Claim(
+        "hint",
+        "a gradient exceeds the range of float16 in the backward pass: the loss is probably scaled too high",
+        (f"{case.location.op} overflows in {case.dtype} though the forward pass is finite",),
+        help="use torch.amp.GradScaler, which lowers the scale by itself, and give it to the guard",
     )
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from nantrap.causes.claim import Claim
 from nantrap.causes.facts import integer_valued
-from nantrap.causes.proofs import add_proof, fix_for
 from nantrap.causes.registry import rule
-from nantrap.incident import Cause, Evidence, Fix
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nantrap.causes.case import Case
+    from nantrap.incident import Trial
+    from nantrap.locate.trace import Capture
 
 _WANTS_POSITIVE = ("pow", "log", "log2", "log10", "log1p", "sqrt", "rsqrt")
 
 
 @rule("label_out_of_range")
-def label_out_of_range(case: Case) -> Cause | None:
+def label_out_of_range(case: Case) -> Claim | None:
     """A target lies outside the range its loss accepts.
 
     Binary cross-entropy wants targets from 0 to 1, and nobody checks. A mask stored as 0/255, classes numbered 1 and
@@ -53,25 +56,25 @@ def label_out_of_range(case: Case) -> Cause | None:
 
     Proof:
         The targets are compared with the range of the very operation that read them in the failed step: a
-        measurement. A loss that had fallen below zero in the steps before is added as evidence. A hand-written
-        cross-entropy has no such operation: there the step must be finite with the labels clamped to [0, 1], or the
-        cause stays a guess.
+        measurement. Then the step, or the steps that led to it from an older state, must be finite with the targets
+        clamped to the range; if they are as bad, the targets are innocent. A loss that had fallen below zero in the
+        steps before is added as evidence.
     """
     for call in case.calls_of("aten.binary_cross_entropy"):
         target = call.args[1]
         low, high = float(target.min()), float(target.max())
         if low < 0 or high > 1:
             outside = float(((target < 0) | (target > 1)).sum())
-            return _label(case, call.op.name, f"[{low:g}, {high:g}]", "[0, 1]", outside)
+            return _label(case, call, target, f"[{low:g}, {high:g}]", "[0, 1]", outside)
     for call in case.calls_of("aten.xlogy", "aten.kl_div"):
         target = call.args[1 if call.op.name == "aten.kl_div" else 0]
         if float(target.min()) < 0:
             outside = float((target < 0).sum())
-            return _label(case, "aten.kl_div", f"from {float(target.min()):g}", "probabilities >= 0", outside)
+            return _label(case, call, target, f"from {float(target.min()):g}", "probabilities >= 0", outside)
     return _outside_the_domain(case) or _handmade_cross_entropy(case)
 
 
-def _outside_the_domain(case: Case) -> Cause | None:
+def _outside_the_domain(case: Case) -> Claim | None:
     """A label of 255 makes 1 - p negative, and a power or logarithm of that is NaN: tried with labels in [0, 1]."""
     if case.phase != "forward" or case.made != "nan" or case.op not in _WANTS_POSITIVE or not case.inputs:
         return None
@@ -84,28 +87,28 @@ def _outside_the_domain(case: Case) -> Cause | None:
         if not tensor.numel() or not integer_valued(tensor):
             continue
         outside = tensor[(tensor < 0) | (tensor > 1)].unique()
-        if not 0 < outside.numel() <= 2 or outside.numel() == tensor.unique().numel():
+        inside = float(((tensor == 0) | (tensor == 1)).float().mean())
+        if not 0 < outside.numel() <= 2 or inside < 0.5:
             continue
         shown = f"batch{path}" if path.startswith("[") else path
         values = " and ".join(f"{float(value):g}" for value in outside)
         trial = case.lab.with_tensor(path, f"{shown} clamped to [0, 1]", tensor, tensor.clamp(0, 1))
-        evidence = [
-            Evidence(f"{case.location.op} was given {below:,} negative values, for which it is not defined"),
-            Evidence(f"{shown} holds labels of 0 and 1, and {values}"),
-        ]
-        if add_proof(evidence, trial, f"with {shown} clamped to [0, 1] the step is finite"):
-            return Cause(
-                "label_out_of_range",
-                proven=True,
-                confidence=0.97,
-                summary=f"{shown} holds {values}, and the loss is written for labels of 0 and 1",
-                evidence=tuple(evidence),
-                fix=fix_for(case, f"leave out the places where {shown} is {values} (an ignore value?): a mask", trial),
+        if trial.finite:
+            return Claim(
+                "tried",
+                f"{shown} holds {values}, and the loss is written for labels of 0 and 1",
+                (
+                    f"{case.location.op} was given {below:,} negative values, for which it is not defined",
+                    f"{shown} holds labels of 0 and 1, and {values}",
+                ),
+                trial=trial,
+                shows=f"with {shown} clamped to [0, 1] the step is finite",
+                help=f"leave out the places where {shown} is {values} (an ignore value?): a mask",
             )
     return None
 
 
-def _handmade_cross_entropy(case: Case) -> Cause | None:
+def _handmade_cross_entropy(case: Case) -> Claim | None:
     """A loss that should be positive fell below zero, and a batch holds labels above 1: y·log p + (1-y)·log(1-p)."""
     losses = [record.loss for record in case.history.applied()]
     if len(losses) < 2 or not losses[-1] < 0 or not losses[-1] < losses[0] or case.growth < 3:
@@ -114,33 +117,67 @@ def _handmade_cross_entropy(case: Case) -> Cause | None:
 
     for path, tensor in tensors_of(case.failed.batch):
         if integer_valued(tensor) and tensor.numel() and float(tensor.max()) > 1 and float(tensor.min()) >= 0:
-            return Cause(
-                "label_out_of_range",
-                confidence=0.6,
-                summary=f"{path} holds values up to {float(tensor.max()):g}, and the loss fell below zero",
-                evidence=(
-                    Evidence(
-                        f"the loss fell to {losses[-1]:.4g}; a cross-entropy with targets in [0, 1] is never negative",
-                        kind="history",
-                    ),
-                    Evidence(f"{path} reaches {float(tensor.max()):g}"),
+            return Claim(
+                "hint",
+                f"{path} holds values up to {float(tensor.max()):g}, and the loss fell below zero",
+                (f"{path} reaches {float(tensor.max()):g}",),
+                history=(
+                    f"the loss fell to {losses[-1]:.4g}; a cross-entropy with targets in [0, 1] is never negative",
                 ),
-                fix=Fix(text=f"map {path} to [0, 1] before the loss"),
+                help=f"map {path} to [0, 1] before the loss",
             )
     return None
 
 
-def _label(case: Case, op: str, found: str, allowed: str, count: float) -> Cause:
+def _label(case: Case, call: Capture, target: Tensor, found: str, allowed: str, count: float) -> Claim | None:
+    """Targets outside the range: proven only if the step, or the steps before it, are finite with targets inside it."""
     losses = [record.loss for record in case.history.applied()]
-    evidence = [Evidence(f"{op} was given {count:,.0f} targets outside {allowed}: {found}")]
-    if losses and losses[-1] < 0:
-        text = f"the loss had fallen to {losses[-1]:.4g}: with valid targets it is never negative"
-        evidence.append(Evidence(text, kind="history"))
-    return Cause(
-        "label_out_of_range",
-        proven=True,
-        confidence=0.98,
-        summary=f"targets lie in {found}, {op.removeprefix('aten.')} accepts {allowed}",
-        evidence=tuple(evidence),
-        fix=Fix(text=f"map the targets to {allowed} (a mask read as 0..255 needs / 255; an ignore value needs a mask)"),
+    below_zero = bool(losses) and losses[-1] < 0
+    at_origin = case.capture is call
+    trial = _with_clean_targets(case, target, allowed)
+    if trial is not None and trial.finite is False:
+        case.refute("label_out_of_range", trial, f"the step is as bad with targets in {allowed}")
+        return None
+    if trial is None and not at_origin and not below_zero:
+        return None  # targets a little outside train well; nothing ties them to this failure
+    return Claim(
+        "tried" if case.failed.repeatable or not at_origin else "measured",
+        f"targets lie in {found}, {call.op.name.removeprefix('aten.')} accepts {allowed}",
+        (f"{call.op.name} was given {count:,.0f} targets outside {allowed}: {found}",),
+        history=(f"the loss had fallen to {losses[-1]:.4g}: with valid targets it is never negative",)
+        if below_zero
+        else (),
+        trial=trial,
+        shows=f"with targets in {allowed} the same steps are finite",
+        help=f"map the targets to {allowed} (a mask read as 0..255 needs / 255; an ignore value needs a mask)",
     )
+
+
+def _with_clean_targets(case: Case, target: Tensor, allowed: str) -> Trial | None:
+    """The failed step, or if that does not suffice the steps that led to it, with the targets clamped."""
+    from nantrap.locate.batch import tensors_of, with_tensor
+
+    if not case.failed.repeatable:
+        return None
+    path = next((path for path, tensor in tensors_of(case.failed.batch) if _same_values(tensor, target)), None)
+    if path is None:
+        return None
+    high = 1.0 if allowed.startswith("[") else None
+
+    def clean(batch: Any) -> Any:
+        tensor = dict(tensors_of(batch)).get(path)
+        return batch if tensor is None else with_tensor(batch, tensor, tensor.clamp(0, high))
+
+    trial = case.lab.with_batch("clean_targets", f"targets clamped to {allowed}", clean(case.failed.batch))
+    if trial.finite:
+        return trial
+    steps = case.lab.steps_with("clean_steps", f"targets clamped to {allowed} in the steps since an older state", clean)
+    led_here = case.loss_growth >= 3 or any(record.loss < 0 for record in case.history.applied())
+    return steps if steps.finite is not None or led_here else trial
+
+
+def _same_values(tensor: Tensor, target: Tensor) -> bool:
+    """Whether the batch's tensor is what the loss was given, possibly reshaped or cast."""
+    if tensor.numel() != target.numel() or not tensor.numel():
+        return False
+    return bool((tensor.detach().flatten().to(target.dtype) == target.detach().flatten()).all())

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from nantrap.causes.proofs import add_proof, fix_for
+from nantrap.causes.claim import Claim
 from nantrap.causes.registry import rule
-from nantrap.incident import Cause, Evidence, Fix, Trial
+from nantrap.causes.rounds import growing_rounds
+from nantrap.incident import Trial
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,11 +16,13 @@ if TYPE_CHECKING:
     from nantrap.causes.case import Case
 
 _GROWTH = 8.0
+_FEWEST_ROUNDS = 8
+_STILL = 8
 _KNOWN_LAYOUT = ("Linear", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "RNN", "Bilinear", "MultiheadAttention")
 
 
 @rule("lr_too_high")
-def lr_too_high(case: Case) -> Cause | None:
+def lr_too_high(case: Case) -> Claim | None:
     """The learning rate is beyond the stability limit.
 
     Each update overshoots by more than it gains. The loss grows from step to step, slowly at first, until something
@@ -57,36 +60,42 @@ def lr_too_high(case: Case) -> Cause | None:
     """
     if case.phase not in ("forward", "backward", "optimizer") or case.growth < _GROWTH or rate_jump(case) is not None:
         return None
+    overflowed = case.incident.loss is None or not math.isfinite(case.incident.loss)
+    if not case.failed.repeatable and not overflowed:
+        return None  # nothing can be tried, and a finite loss that rose is no sign of an unstable rate
+    if case.lab.weights_diverged() is False:
+        return None  # the loss of an earlier batch has not risen: the batches differ, the weights did not go astray
     records = case.history.applied()[-6:]
     shown = " -> ".join(f"{record.loss:.3g}" for record in records)
     rate = records[-1].lr[0] if records and records[-1].lr else math.nan
-    evidence = [Evidence(f"the loss went {shown} before it overflowed", kind="history")]
     trial = case.lab.rate("tenth_of_rate", "a tenth of the rate from an older state on", lambda _, lr: lr / 10)
-    proven = add_proof(evidence, trial, "the same batches with a tenth of the rate stay finite")
     if trial.finite is False:
         case.refute("lr_too_high", trial, "a tenth of the rate does not help")
         return None
-    return Cause(
-        "lr_too_high",
-        proven=proven,
-        confidence=0.955 if proven else 0.55 if case.loss_growth >= _GROWTH else 0.45,
-        summary=f"a rate of {rate:.4g} is beyond the stability limit: the loss grew until it overflowed",
-        evidence=tuple(evidence),
-        fix=_slower(case, rate, trial),
+    tried = f"the same steps stay finite at {rate / 10:.3g}" if trial.finite else f"to {rate / 10:.3g}, say"
+    grew = "the loss grew until it overflowed" if overflowed else "the loss and its gradients grew from step to step"
+    return Claim(
+        "tried",
+        f"a rate of {rate:.4g} is beyond the stability limit: {grew}"
+        if trial.finite
+        else f"the rate of {rate:.4g} may be too high: {grew}",
+        ("an earlier batch has a far larger loss now, with the same random numbers",) if trial.finite else (),
+        history=(f"the loss went {shown} before the failure",),
+        trial=trial,
+        shows="the same batches with a tenth of the rate stay finite",
+        help=f"lower the learning rate ({tried}), warm it up, or clip the gradients",
+        verifies=_is_stable(case, trial),
     )
 
 
-def _slower(case: Case, rate: float, trial: Trial) -> Fix:
-    """Verified only if the loss did not grow at the lower rate either: finite for a few steps is not yet stable."""
-    tried = f"the same steps stay finite at {rate / 10:.3g}" if trial.finite else f"to {rate / 10:.3g}, say"
-    text = f"lower the rate ({tried}), warm it up, or clip the gradients"
+def _is_stable(case: Case, trial: Trial) -> bool:
+    """Whether the loss did not grow at the lower rate either: finite for a few steps is not yet stable."""
     first = next((abs(record.loss) for record in case.history.applied()), math.inf)
-    stable = trial.loss is not None and abs(trial.loss) <= 2 * first
-    return fix_for(case, text, trial) if stable else Fix(text=text)
+    return trial.loss is not None and abs(trial.loss) <= 2 * first
 
 
 @rule("resume_lr_jump")
-def resume_lr_jump(case: Case) -> Cause | None:
+def resume_lr_jump(case: Case) -> Claim | None:
     """Restored state changed the learning rate.
 
     After a resume the rate is not what the configuration says: `optimizer.load_state_dict` brings the rate of the
@@ -138,25 +147,19 @@ def resume_lr_jump(case: Case) -> Cause | None:
     if jump is None:
         return None
     step, before, after = jump
-    evidence = [Evidence(f"the rate jumped from {before:.4g} to {after:.4g} at step {step:,}", kind="history")]
     trial = case.lab.rate("rate_before", "the rate before the jump", lambda s, lr: before if s >= step else lr)
-    proven = add_proof(evidence, trial, "with the rate before the jump the same steps stay finite")
     if trial.finite is False:
         case.refute("resume_lr_jump", trial, "the rate before the jump does not help")
         return None
-    return Cause(
-        "resume_lr_jump",
-        proven=proven,
-        confidence=0.965 if proven else 0.7,
-        summary=f"the rate jumped from {before:.4g} to {after:.4g} at step {step:,}: restored state overrode it",
-        evidence=tuple(evidence),
-        fix=fix_for(
-            case,
-            "after load_state_dict set the rate again in every param group (and the scheduler's base_lrs), "
-            "or do not restore "
-            "the scheduler",
-            trial,
-        ),
+    return Claim(
+        "tried",
+        f"the rate jumped from {before:.4g} to {after:.4g} at step {step:,}: restored state overrode it",
+        (),
+        history=(f"the rate jumped from {before:.4g} to {after:.4g} at step {step:,}",),
+        trial=trial,
+        shows="with the rate before the jump the same steps stay finite",
+        help="after load_state_dict set the rate again in every param group (and the scheduler's base_lrs), or do not "
+        "restore the scheduler",
     )
 
 
@@ -175,7 +178,7 @@ def rate_jump(case: Case) -> tuple[int, float, float] | None:
 
 
 @rule("grad_norm_overflow")
-def grad_norm_overflow(case: Case) -> Cause | None:
+def grad_norm_overflow(case: Case) -> Claim | None:
     """The norm of finite gradients overflowed.
 
     Every gradient is finite, but the sum of their squares is not, so their norm is Inf. `clip_grad_norm_` then
@@ -218,22 +221,19 @@ def grad_norm_overflow(case: Case) -> Cause | None:
     finding = next((f for f in case.incident.findings if f.kind == "grad_norm"), None)
     if finding is None:
         return None
-    return Cause(
-        "grad_norm_overflow",
-        proven=True,
-        confidence=0.97 if case.growth < _GROWTH else 0.94,  # after growth it is the messenger
-        summary="every gradient is finite, but their norm overflows: clipping would silently zero the update",
-        evidence=(Evidence(finding.note),),
-        fix=Fix(
-            text="bring loss and targets to a sensible scale (gradients above 1e19 are never meant), or "
-            "take the norm in float32 "
-            "for half-precision gradients"
-        ),
+    slower = case.lab.rate("tenth_of_rate", "a tenth of the rate from an older state on", lambda _, lr: lr / 10)
+    messenger = case.growth >= _GROWTH and case.lab.weights_diverged() and slower.finite
+    return Claim(
+        "hint" if messenger else "measured",
+        "every gradient is finite, but their norm overflows: clipping would silently zero the update",
+        (finding.note,),
+        help="bring loss and targets to a sensible scale (gradients above 1e19 are never meant), or take the norm in "
+        "float32 for half-precision gradients",
     )
 
 
 @rule("exploding_gradient")
-def exploding_gradient(case: Case) -> Cause | None:
+def exploding_gradient(case: Case) -> Claim | None:
     """The gradients grew step by step until they overflowed.
 
     The forward pass is bounded and the loss looks normal, while the gradient norm grows by orders of magnitude:
@@ -275,35 +275,13 @@ def exploding_gradient(case: Case) -> Cause | None:
     """
     if case.phase != "backward" or case.made not in ("inf", "nan"):
         return None
-    norms = [record.grad_norm for record in case.history.applied()[-8:]]
-    if len(norms) < 2 or not norms[0] > 0 or norms[-1] / min(norms) < 1e3:
-        return None
     if case.op in ("div", "rsqrt", "reciprocal", "log"):
         return None
-    shown = " -> ".join(f"{value:.3g}" for value in norms[-5:])
-    losses = [record.loss for record in case.history.applied()[-8:]]
-    evidence = [
-        Evidence(f"the gradient norm went {shown} -> {case.incident.grad_norm:.3g}", kind="history"),
-        Evidence(
-            f"the loss stayed between {min(losses):.3g} and {max(losses):.3g}: the forward pass is bounded",
-            kind="history",
-        ),
-    ]
-    trial = case.lab.rate("tenth_of_rate", "a tenth of the rate from an older state on", lambda _, lr: lr / 10)
-    if trial.finite is False:
-        evidence.append(Evidence("a tenth of the rate does not help", kind="trial", trial=trial.number))
-    return Cause(
-        "exploding_gradient",
-        proven=trial.finite is False,
-        confidence=0.9 if trial.finite is False else 0.5 if case.loss_growth >= _GROWTH else 0.6,
-        summary=f"the gradients exploded in {case.place} while the loss stayed bounded",
-        evidence=tuple(evidence),
-        fix=Fix(text=f"clip the gradients (max_grad_norm=1.0), and bound what {case.place} multiplies in each round"),
-    )
+    return _through_a_loop(case) or _over_the_steps(case)
 
 
 @rule("bad_initialisation")
-def bad_initialisation(case: Case) -> Cause | None:
+def bad_initialisation(case: Case) -> Claim | None:
     """The first forward pass is already far outside any useful range.
 
     The weights were drawn far too large (a standard deviation of 20 instead of 0.02, an embedding without scaling),
@@ -344,6 +322,8 @@ def bad_initialisation(case: Case) -> Cause | None:
     """
     if not case.first_step or case.phase not in ("forward", "backward") or case.half or case.trace is None:
         return None
+    if case.op in ("div", "log", "sqrt", "rsqrt", "reciprocal", "pow", "acos", "asin") and case.made == "nan":
+        return None  # at a pole or outside a domain: no question of size
     suspects = _oversized(case)
     if not suspects:
         return None
@@ -354,23 +334,20 @@ def bad_initialisation(case: Case) -> Cause | None:
             case.failed.parameters[key].div_(factor)
 
     trial = case.lab.with_weights("rescaled", "the oversized weights divided by their gain", rescale)
-    evidence = [
-        Evidence(f"{len(suspects)} weights multiply the scale of their input by more than 4; {name} by {gain:.3g}")
-    ]
+    facts = [f"{len(suspects)} weights multiply the scale of their input by more than 4; {name} by {gain:.3g}"]
     grown = [f.absmax for f in case.location.frames if f.absmax is not None]
     if len(grown) > 2:
-        evidence.append(Evidence("magnitudes on the way: " + " -> ".join(f"{value:.3g}" for value in grown[-5:])))
-    proven = add_proof(evidence, trial, "with those weights rescaled the step is finite")
+        facts.append("magnitudes on the way: " + " -> ".join(f"{value:.3g}" for value in grown[-5:]))
     if trial.finite is False:
         case.refute("bad_initialisation", trial, "the step stays bad with rescaled weights")
         return None
-    return Cause(
-        "bad_initialisation",
-        proven=proven,
-        confidence=0.9 if proven else 0.5,
-        summary=f"the weights are initialised far too large: {name} multiplies by about {gain:.3g}",
-        evidence=tuple(evidence),
-        fix=fix_for(case, "initialise with a gain near 1 (nn.init.kaiming_normal_, std = 1/√fan_in)", trial),
+    return Claim(
+        "tried",
+        f"the weights are initialised far too large: {name} multiplies by about {gain:.3g}",
+        tuple(facts),
+        trial=trial,
+        shows="with those weights rescaled the step is finite",
+        help="initialise with a gain near 1 (nn.init.kaiming_normal_, std = 1/√fan_in)",
     )
 
 
@@ -401,3 +378,106 @@ def _gain(weight: Tensor, owner: str) -> float:
     if owner not in _KNOWN_LAYOUT:  # a parameter of the user's own: either side may be the input
         fan_in = max(fan_in, weight.numel() // weight.shape[-1])
     return typical * math.sqrt(fan_in)
+
+
+def _through_a_loop(case: Case) -> Claim | None:
+    """The gradient is multiplied in each round of a loop on its way back, inside this one step."""
+    if case.trace is None or case.capture is None or case.half:
+        return None
+    rounds = growing_rounds(case.trace, case.capture.op)
+    if rounds is None or len(rounds.values) < _FEWEST_ROUNDS:
+        return None
+    forward = [
+        op.absmax for op in case.trace.ops if op.phase == "forward" and op.absmax and op.place == rounds.op.place
+    ]
+    bounded = bool(forward) and max(forward) < 1e3 * max(1.0, min(forward))
+    shown = " -> ".join(f"{value:.3g}" for value in rounds.values[-5:])
+    facts = [f"{rounds.op.node} at one line gave gradients of {shown} -> Inf within one backward pass"]
+    if bounded:
+        facts.append(f"the values at that line stay below {max(forward):.3g} in the forward pass: only the slope grows")
+    return Claim(
+        "measured",
+        f"the gradient was multiplied by about {rounds.factor:.3g} in each of {len(rounds.values)} rounds of a loop",
+        tuple(facts),
+        help="bound the factor of a round (tanh, a norm, a spectral bound), run fewer rounds, or cut the unroll "
+        "(state.detach() every so many rounds); clipping cannot help once a gradient is Inf",
+    )
+
+
+def _over_the_steps(case: Case) -> Claim | None:
+    norms = [record.grad_norm for record in case.history.applied()[-8:]]
+    if len(norms) < 2 or not norms[0] > 0 or norms[-1] / min(norms) < 1e3:
+        return None
+    shown = " -> ".join(f"{value:.3g}" for value in norms[-5:])
+    losses = [record.loss for record in case.history.applied()[-8:]]
+    trial = case.lab.rate("tenth_of_rate", "a tenth of the rate from an older state on", lambda _, lr: lr / 10)
+    facts = ("a tenth of the rate does not help",) if trial.finite is False else ()
+    return Claim(
+        "measured" if trial.finite is False else "hint",
+        f"the gradients exploded in {case.place} while the loss stayed bounded",
+        facts,
+        history=(
+            f"the gradient norm went {shown} -> {case.incident.grad_norm:.3g}",
+            f"the loss stayed between {min(losses):.3g} and {max(losses):.3g}: the forward pass is bounded",
+        ),
+        help=f"clip the gradients (max_grad_norm=1.0), and bound what {case.place} multiplies in each round",
+    )
+
+
+@rule("dead_training")
+def dead_training(case: Case) -> Claim | None:
+    """Nothing is learned: the updates are exactly zero.
+
+    The run looks healthy and stands still. No gradient reaches the parameters (a `detach`, a frozen layer, a dead
+    ReLU), or the update is 0: an Inf in Adam's second moment divides every later update to nothing, a clipped gradient
+    of infinite norm is multiplied by 0.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(4, 3) for _ in range(12)]
+        batches[11][0] = float("nan")  # the run stood still long before this
+
+        def loss_fn(batch):
+            return (model(batch).detach() + 0 * model.weight.sum()).square().mean()  # no gradient reaches the model
+
+    Why:
+        A gradient of 0 is a valid gradient. Nothing raises, the loss is finite, and the curves are flat.
+
+    Fix:
+        Find where the gradient ends:
+
+            - loss = (model(x).detach() - y).square().mean()
+            + loss = (model(x) - y).square().mean()
+
+        For an Inf in the optimizer's state: restore an older state, or `optimizer.state.clear()`. A higher learning
+        rate does not help, 0 times anything is 0.
+
+    Proof:
+        The gradient norm was exactly 0 in the last eight steps or more, while the loss was finite; the first of those
+        steps is named. It stands beside the cause of the failure, since it is no reason for a NaN.
+    """
+    applied = case.history.applied()
+    still = [record for record in applied[-_STILL:] if record.grad_norm == 0]
+    if len(applied) < _STILL or len(still) < _STILL:
+        return None
+    first = applied[-1].step
+    for record in reversed(applied):
+        if record.grad_norm != 0:
+            break
+        first = record.step
+    return Claim(
+        "hint",
+        f"nothing has been learned since step {first:,}: every gradient is exactly zero",
+        (),
+        history=(
+            (
+                f"the gradient norm is exactly 0 in each of the "
+                f"{len(applied) - first if first < len(applied) else _STILL} "
+                "last steps"
+            ),
+        ),
+        help="look for a detach, a frozen layer or a term without a graph between the loss and the parameters",
+    )

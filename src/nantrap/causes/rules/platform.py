@@ -5,11 +5,13 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
+from nantrap.causes.claim import Claim
 from nantrap.causes.facts import absmax, limit
 from nantrap.causes.registry import rule
-from nantrap.incident import Cause, Evidence, Fix
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nantrap.causes.case import Case
 
 
@@ -18,12 +20,12 @@ _MODERATE = 1e6
 
 
 @rule("hardware_fault")
-def hardware_fault(case: Case) -> Cause | None:
-    """The exact replay does not reproduce the failure.
+def hardware_fault(case: Case) -> Claim | None:
+    """The same operation gave different results on the same operands.
 
-    The same step, with the same weights, batch and random numbers, is finite when it is run again; or a weight
-    changed in memory though nothing wrote it. A bit flipped, a cable or a memory module is failing. It is rare on one
-    device and regular on thousands.
+    The same operation on the same operands gives different bits in two runs: a bit flipped, a cable or a memory module
+    is failing. It is rare on one device and regular on thousands. A step that is finite when it is run again, or a
+    weight with odd bits, only points there: a generator that was not put back, or a write past PyTorch, looks the same.
 
     Example:
         import torch
@@ -53,68 +55,24 @@ def hardware_fault(case: Case) -> Cause | None:
             nvidia-smi -q -d ECC
             dcgmi diag -r 3
 
-        If it comes back on the same device, replace it. A failure that comes and goes with dropout is no hardware
-        fault: random numbers must be restored before a comparison, as the replay does.
+        If those tests find something, replace the device. A failure that comes and goes with dropout is no hardware
+        fault: random numbers must be put back before a comparison, as the replay does.
 
     Proof:
-        A parameter or buffer that was finite after the last step is non-finite now, and its version counter has not
-        moved; or two exact replays are finite and agree bit for bit.
+        The operation is run twice more on its recorded operands, agrees with itself and is finite, while it was not in
+        the step. Everything less is called a guess: a weight with a NaN whose bits no arithmetic writes, or a step
+        that is finite in two replays.
     """
     external = case.external
     if external is not None and external.kind in ("parameter", "buffer") and case.state_untouched:
-        return Cause(
-            "hardware_fault",
-            proven=True,
-            confidence=0.96,
-            summary=f"{external.name} changed though nothing wrote it",
-            evidence=(
-                Evidence(f"{external.name} was finite after the last step, and no write to it was counted since"),
-            ),
-            fix=Fix(
-                text="go back to the last good checkpoint and test the memory of this machine; replace the "
-                "device if it recurs"
-            ),
-        )
+        return _odd_bits(external.name, external.tensor)
     if case.capture is not None and not case.half and (case.location.op or "").startswith("aten."):
-        from nantrap.causes.reference import recomputed
-
-        repeated = recomputed(case, case.dtype)
-        if repeated is not None and bool(repeated.isfinite().all()):
-            return Cause(
-                "hardware_fault",
-                proven=case.failed.repeatable,
-                confidence=0.9 if case.failed.repeatable else 0.5,
-                summary=f"{case.location.op} is finite on the very inputs on which it failed",
-                evidence=(Evidence("the same operation on its recorded inputs, in the same precision, is finite now"),),
-                fix=Fix(
-                    text="nothing in the code needs to change; if it happens again on this device, test its memory or "
-                    "replace it"
-                ),
-            )
-    replay = case.location.replay
-    if replay is None or replay.failed or replay.error is not None or not case.failed.repeatable:
-        return None
-    trial = case.lab.again()
-    if not trial.finite or trial.loss != replay.loss:
-        return None  # two replays disagree: the function itself is random, which is no proof of anything
-    return Cause(
-        "hardware_fault",
-        proven=True,
-        confidence=0.9,
-        summary="the failure is transient: the same step with the same inputs is finite",
-        evidence=(
-            Evidence("two exact replays are finite and agree bit for bit", kind="trial", trial=trial.number),
-            Evidence("parameters, buffers, batch and random streams were those of the failed step"),
-        ),
-        fix=Fix(
-            text="nothing in the code needs to change; if it happens again on this device, test its memory "
-            "or replace it"
-        ),
-    )
+        return _other_bits(case)
+    return _did_not_repeat(case)
 
 
 @rule("backend_or_kernel_bug")
-def backend_or_kernel_bug(case: Case) -> Cause | None:
+def backend_or_kernel_bug(case: Case) -> Claim | None:
     """One kernel is wrong on inputs for which the reference is right.
 
     The operation got harmless inputs and gave NaN or Inf, and the same mathematics in a trusted form is finite. A
@@ -167,13 +125,11 @@ def backend_or_kernel_bug(case: Case) -> Cause | None:
     top = limit(case.output)
     if not name.startswith("aten."):
         largest = max([absmax(t) for t in case.inputs], default=0.0)
-        return Cause(
-            "backend_or_kernel_bug",
-            proven=False,
-            confidence=0.85,
-            summary=f"the kernel {name} made non-finite values out of finite ones",
-            evidence=(Evidence(f"{name} is not an operation of PyTorch; its inputs are finite, absmax {largest:.4g}"),),
-            fix=Fix(text=f"compare {name} with a plain PyTorch version on these inputs; use that one meanwhile"),
+        return Claim(
+            "hint",
+            f"the kernel {name} made non-finite values out of finite ones",
+            (f"{name} is not an operation of PyTorch; its inputs are finite, absmax {largest:.4g}",),
+            help=f"compare {name} with a plain PyTorch version on these inputs; use that one meanwhile",
         )
     if case.half or max([absmax(t) for t in case.inputs], default=0.0) > _MODERATE:
         return None  # a sum or a square inside the kernel may honestly overflow
@@ -183,21 +139,19 @@ def backend_or_kernel_bug(case: Case) -> Cause | None:
     reference = recomputed(case, "float64")
     if reference is None or not bool(reference.isfinite().all()) or absmax(reference) >= top:
         return None
-    return Cause(
-        "backend_or_kernel_bug",
-        proven=True,
-        confidence=0.88,
-        summary=f"{name} is wrong on these inputs: in float64 it is finite and fits into {case.dtype}",
-        evidence=(
-            Evidence(f"the same operation on its recorded inputs in float64 is finite, absmax {absmax(reference):.4g}"),
-            Evidence(f"that fits into {case.dtype} (limit {top:.4g})"),
+    return Claim(
+        "measured",
+        f"{name} is wrong on these inputs: in float64 it is finite and fits into {case.dtype}",
+        (
+            f"the same operation on its recorded inputs in float64 is finite, absmax {absmax(reference):.4g}",
+            f"that fits into {case.dtype} (limit {top:.4g})",
         ),
-        fix=Fix(text="use another backend or an equivalent form for this operation, and report it with these inputs"),
+        help="use another backend or an equivalent form for this operation, and report it with these inputs",
     )
 
 
 @rule("compiler_bug")
-def compiler_bug(case: Case) -> Cause | None:
+def compiler_bug(case: Case) -> Claim | None:
     """The compiled model differs from the eager one.
 
     With `torch.compile` the step is NaN, without it the same step is finite. A fusion reordered operations, dropped a
@@ -244,29 +198,27 @@ def compiler_bug(case: Case) -> Cause | None:
         The same step with the same inputs is run without compilation and is finite, while the compiled one is not.
     """
     replay = case.location.replay
-    if "torch._dynamo" not in sys.modules or replay is None or replay.failed or not case.failed.repeatable:
+    if not _was_compiled(case) or replay is None or replay.failed or not case.failed.repeatable or replay.loss is None:
         return None
-    trial = case.lab.again()
-    if trial.finite is not False:
+    if case.lab.control("step"):
+        return None  # the compiled step does not fail again as it did: nothing tells the two apart
+    again = case.lab.again()
+    if again.finite is not False:
         return None
-    return Cause(
-        "compiler_bug",
-        proven=True,
-        confidence=0.95,
-        summary="the compiled model gives non-finite values where the eager one is finite",
-        evidence=(
-            Evidence(f"run eagerly on the same inputs, the step is finite (loss {replay.loss:.6g})"),
-            Evidence("run compiled, it fails again", kind="trial", trial=trial.number),
+    return Claim(
+        "measured",
+        "the compiled model gives non-finite values where the eager one is finite",
+        (
+            f"run eagerly on the same inputs, the step is finite (loss {replay.loss:.6g})",
+            f"run compiled, it fails again, twice (trial {again.number} and its control)",
         ),
-        fix=Fix(
-            text="train eagerly, or exclude the part with torch.compiler.disable, until the compiler is fixed; backend="
-            '"aot_eager" tells whether the code generator is to blame'
-        ),
+        help="train eagerly, or exclude the part with torch.compiler.disable, until the compiler is fixed; "
+        'backend="aot_eager" tells whether the code generator is to blame',
     )
 
 
 @rule("rank_divergence")
-def rank_divergence(case: Case) -> Cause | None:
+def rank_divergence(case: Case) -> Claim | None:
     """The ranks hold or decided different things.
 
     In data-parallel training all ranks must hold the same weights and take the same decisions. One rank skipped a bad
@@ -313,15 +265,95 @@ def rank_divergence(case: Case) -> Cause | None:
     if len(set(case.checksums)) < 2:
         return None
     shown = ", ".join(f"rank {rank}: {value:.9g}" for rank, value in enumerate(case.checksums[:4]))
-    return Cause(
-        "rank_divergence",
-        proven=True,
-        confidence=0.99,
-        summary="the ranks hold different parameters, though gradients are averaged between them",
-        evidence=(Evidence(f"checksums of the parameters: {shown}"),),
-        fix=Fix(
-            text="load before wrapping in DistributedDataParallel (it broadcasts rank 0's weights), call the wrapper "
-            "and not model.module (whose gradients nobody averages), and let no rank skip a step alone; to mend it "
-            "now, broadcast the parameters and the optimizer state from rank 0"
-        ),
+    return Claim(
+        "measured",
+        "the ranks hold different parameters, though gradients are averaged between them",
+        (f"checksums of the parameters: {shown}",),
+        help="load before wrapping in DistributedDataParallel (it broadcasts rank 0's weights), call the wrapper "
+        "and not model.module (whose gradients nobody averages), and let no rank skip a step alone; to mend it "
+        "now, broadcast the parameters and the optimizer state from rank 0",
     )
+
+
+_RANDOM = ("dropout", "rand", "bernoulli", "normal", "uniform", "multinomial", "exponential", "poisson", "rrelu")
+
+
+def _odd_bits(name: str, tensor: Tensor) -> Claim | None:
+    """A NaN that no arithmetic makes: its bits carry a payload, as if single bits of a number had flipped.
+
+    An uncounted write alone is no evidence: `tensor.data`, NumPy and kernels write without counting. It stays a guess.
+    """
+    from nantrap.finite import has_nan_payload
+
+    bad = tensor.detach()[~tensor.detach().isfinite()]
+    if bad.numel() != 1 or not has_nan_payload(bad):
+        return None
+    return Claim(
+        "hint",
+        f"one value of {name} has the bits of a damaged number",
+        (
+            (
+                f"{name} was finite after the last step; one value is NaN now, and its bits are not those that "
+                f"arithmetic "
+                "writes for NaN"
+            ),
+            "no operation of PyTorch wrote it; NumPy, tensor.data or a kernel may have",
+        ),
+        help="go back to the last good checkpoint; if it comes again at other places of the same device, test its "
+        "memory",
+    )
+
+
+def _other_bits(case: Case) -> Claim | None:
+    """The same operation on the same recorded operands gives another result than it gave in the step."""
+    from nantrap.causes.reference import recomputed
+
+    if case.capture is None or case.capture.assumed or any(word in case.op for word in _RANDOM):
+        return None
+    first, second = recomputed(case, case.dtype), recomputed(case, case.dtype)
+    if first is None or second is None or not bool(first.isfinite().all()) or not bool((first == second).all()):
+        return None
+    recorded = case.trace is not None and case.capture.op.index in case.trace.captures and case.has_all_operands
+    return Claim(
+        "measured" if recorded and case.failed.repeatable else "hint",
+        f"{case.location.op} is finite on the very inputs on which it failed",
+        ("run twice more on its recorded operands, in the same precision, it is finite and agrees with itself",),
+        help="nothing in the code needs to change; if it happens again on this device, test its memory",
+    )
+
+
+def _did_not_repeat(case: Case) -> Claim | None:
+    """The step is finite in two exact replays that agree. Something was different; what, nobody has seen."""
+    replay = case.location.replay
+    if replay is None or replay.failed or replay.error is not None or not case.failed.repeatable:
+        return None
+    from nantrap.locate.program import cannot_rewind
+
+    if cannot_rewind(case.failed.forward, case.failed.batch):
+        return None
+    trial = case.lab.again()
+    if not trial.finite or trial.loss != replay.loss:
+        return None  # two replays disagree: the function itself is random
+    return Claim(
+        "hint",
+        "the failure did not repeat: run again twice, the same step is finite",
+        (
+            (
+                "two replays are finite and agree bit for bit; weights, buffers, batch, random streams and the "
+                "program's own "
+                "generators and attributes were put back before each"
+            ),
+            "either something the step reads was not put back, or a value changed in memory once",
+        ),
+        help="if it comes again at random places, test the memory of this machine; guard.attempt with everything the "
+        "loss reads inside the batch makes the replay exact",
+    )
+
+
+def _was_compiled(case: Case) -> bool:
+    """Whether compiled code ran in this process: frames that the compiler took over are counted."""
+    dynamo = sys.modules.get("torch._dynamo")
+    if dynamo is None:
+        return False
+    counters = getattr(getattr(dynamo, "utils", None), "counters", {})
+    return bool(counters.get("frames", {}).get("ok") or counters.get("stats", {}).get("unique_graphs"))

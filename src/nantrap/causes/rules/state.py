@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nantrap.causes.claim import Claim, Has
 from nantrap.causes.facts import describe, share
-from nantrap.causes.proofs import add_proof, fix_for
 from nantrap.causes.registry import rule
-from nantrap.incident import Cause, Evidence, Fix
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +15,7 @@ if TYPE_CHECKING:
 
 
 @rule("uninitialised_memory")
-def uninitialised_memory(case: Case) -> Cause | None:
+def uninitialised_memory(case: Case) -> Claim | None:
     """A parameter or buffer was never initialised.
 
     `torch.empty`, `to_empty()` or `empty_like` gives memory with whatever was in it. Often that is zeros, sometimes
@@ -65,40 +64,35 @@ def uninitialised_memory(case: Case) -> Cause | None:
         and case.trace is not None
         and (case.location.op or "").startswith(("aten.empty", "aten.new_empty"))
     ):
-        return Cause(
-            "uninitialised_memory",
-            proven=True,
-            confidence=0.95,
-            summary=f"{case.location.op} was read before anything was written to it",
-            evidence=(Evidence(f"the result of {case.location.op} was read while it still held what was in memory"),),
-            fix=Fix(text="torch.zeros instead of torch.empty, or fill it before it is read"),
+        return Claim(
+            "measured",
+            f"{case.location.op} was read before anything was written to it",
+            (f"the result of {case.location.op} was read while it still held what was in memory",),
+            help="torch.zeros instead of torch.empty, or fill it before it is read",
         )
     external = case.external
-    if external is None or external.kind not in ("parameter", "buffer") or not case.first_step:
+    if external is None or external.kind not in ("parameter", "buffer") or not case.first_step or external.during:
         return None
     if not _never_written(case, external.tensor):
         return None
-    return Cause(
-        "uninitialised_memory",
-        proven=True,
-        confidence=0.96,
-        summary=f"{external.name} was never initialised",
-        evidence=(
-            Evidence(f"{external.name} {describe(external.tensor)} before the first step"),
-            Evidence(
-                "nothing was ever written to it since it was allocated (torch.empty, or a key missing from "
-                "the checkpoint)"
+    return Claim(
+        "measured",
+        f"{external.name} was never initialised",
+        (
+            f"{external.name} {describe(external.tensor)} before the first step",
+            (
+                "it looks like memory that was never filled (torch.empty, or a key missing from the checkpoint): no "
+                "write to it "
+                "was counted, or whole rows of it are bad"
             ),
         ),
-        fix=Fix(
-            text="initialise it (nn.init.xavier_uniform_, torch.zeros), or check the missing keys of "
-            f"load_state_dict for {external.name}"
-        ),
+        help=f"initialise it (nn.init.xavier_uniform_, torch.zeros), or check the missing keys of load_state_dict for "
+        f"{external.name}",
     )
 
 
 @rule("corrupt_checkpoint")
-def corrupt_checkpoint(case: Case) -> Cause | None:
+def corrupt_checkpoint(case: Case) -> Claim | None:
     """The weights were non-finite when they were loaded.
 
     The checkpoint was saved after the run had gone NaN, converted to float16 and overflowed, or damaged on the way.
@@ -136,29 +130,21 @@ def corrupt_checkpoint(case: Case) -> Cause | None:
         places: a loaded value, not empty memory. The counts are a measurement.
     """
     external = case.external
-    if external is None or external.kind not in ("parameter", "buffer") or case.state_untouched:
+    if external is None or external.kind not in ("parameter", "buffer") or not case.first_step or external.during:
         return None
-    if not case.first_step and external.kind == "buffer":
-        return None
-    if case.first_step and _never_written(case, external.tensor):
+    if _never_written(case, external.tensor):
         return None
     bad = ~external.tensor.detach().isfinite()
-    when = "before the first step" if case.first_step else "since somebody wrote it between two steps"
-    return Cause(
-        "corrupt_checkpoint",
-        proven=case.first_step,
-        confidence=0.93 if case.first_step else 0.6,
-        summary=f"{external.name} was non-finite when it was loaded",
-        evidence=(
-            Evidence(f"{external.name} {describe(external.tensor)} {when}"),
-            Evidence(_why_loaded(case, bad)),
-        ),
-        fix=Fix(text="nantrap audit on the checkpoint folder names the newest healthy one; start from that"),
+    return Claim(
+        "measured",
+        f"{external.name} was non-finite when it was loaded",
+        (f"{external.name} {describe(external.tensor)} before the first step", _why_loaded(case, bad)),
+        help="nantrap audit on the checkpoint folder names the newest healthy one; start from that",
     )
 
 
 @rule("corrupt_optimizer_state")
-def corrupt_optimizer_state(case: Case) -> Cause | None:
+def corrupt_optimizer_state(case: Case) -> Claim | None:
     """The optimizer state was bad before the step.
 
     Weights, loss and gradients are finite. The optimizer's memory is not: a NaN in the momentum, a negative second
@@ -207,30 +193,23 @@ def corrupt_optimizer_state(case: Case) -> Cause | None:
     )
     if not negative and (external is None or external.kind != "optimizer_state"):
         return None
-    trial = case.lab.fresh_optimizer_state()
     if negative:
         text = f"the second moment is negative at {share(case.inputs[0] < 0)}: the square root of that is NaN"
     else:
         assert external is not None
         text = f"{external.name} {describe(external.tensor)} before the step"
-    evidence = [Evidence(text), Evidence("weights and gradients are finite")]
-    proven = add_proof(evidence, trial, "with a fresh optimizer state the same update is finite")
-    return Cause(
-        "corrupt_optimizer_state",
-        proven=proven,
-        confidence=0.97 if proven else 0.8,
-        summary="the optimizer state was bad before the step",
-        evidence=tuple(evidence),
-        fix=fix_for(
-            case,
-            "restore the optimizer state from an older checkpoint, or start it afresh (optimizer.state.clear())",
-            trial,
-        ),
+    return Claim(
+        "tried",
+        "the optimizer state was bad before the step",
+        (text, "weights and gradients are finite"),
+        trial=case.lab.fresh_optimizer_state(),
+        shows="with a fresh optimizer state the same update is finite",
+        help="restore the optimizer state from an older checkpoint, or start it afresh (optimizer.state.clear())",
     )
 
 
 @rule("bn_buffers_poisoned")
-def bn_buffers_poisoned(case: Case) -> Cause | None:
+def bn_buffers_poisoned(case: Case) -> Claim | None:
     """A buffer updated in the forward pass holds non-finite values.
 
     BatchNorm's running statistics, a quantisation observer or another buffer is written by the forward pass itself,
@@ -269,31 +248,31 @@ def bn_buffers_poisoned(case: Case) -> Cause | None:
         are finite: a measurement.
     """
     external = case.external
-    if external is not None and external.kind == "buffer" and not case.first_step and not case.state_untouched:
-        name, text = (
-            external.name,
-            f"{external.name} {describe(external.tensor)} before the step; the parameters are finite",
-        )
+    if (
+        external is not None
+        and external.kind == "buffer"
+        and not case.first_step
+        and case.is_updated_in_forward(external)
+    ):
+        name = external.name
+        text = f"{external.name} {describe(external.tensor)} before the step; the parameters are finite"
     elif case.failed.bad_buffers and _only_buffers(case):
         name = case.failed.bad_buffers[0]
         text = f"the forward pass made {name} non-finite; loss and gradients are finite, so no check of them sees it"
     else:
         return None
-    return Cause(
-        "bn_buffers_poisoned",
-        proven=True,
-        confidence=0.965,
-        summary=f"{name}, updated in the forward pass, holds non-finite values",
-        evidence=(Evidence(text), Evidence("a skipped optimizer step does not undo what a forward pass wrote")),
-        fix=Fix(
-            text="the guard put the buffer back; reset it (module.reset_running_stats()) where it is "
-            "already bad, and keep it in float32"
-        ),
+    return Claim(
+        "measured",
+        f"{name}, updated in the forward pass, holds non-finite values",
+        (text, "a skipped optimizer step does not undo what a forward pass wrote"),
+        help="the guard put the buffer back; reset it (module.reset_running_stats()) where it is already bad, and "
+        "keep it in "
+        "float32",
     )
 
 
 @rule("ema_poisoned")
-def ema_poisoned(case: Case) -> Cause | None:
+def ema_poisoned(case: Case) -> Claim | None:
     """The averaged weights hold non-finite values.
 
     The model is healthy, its moving average is not. The average took in one bad step that was later rolled back in
@@ -346,19 +325,14 @@ def ema_poisoned(case: Case) -> Cause | None:
             averaged += bad
     if not averaged:
         return None
-    return Cause(
-        "ema_poisoned",
-        proven=True,
-        confidence=0.97,
-        summary=f"the averaged weights are non-finite: {averaged[0].name}",
-        evidence=(
-            Evidence(f"{averaged[0].name}: {averaged[0].stats.describe() if averaged[0].stats else averaged[0].note}"),
-            Evidence("the model itself is finite"),
+    return Claim(
+        "measured",
+        f"the averaged weights are non-finite: {averaged[0].name}",
+        (
+            f"{averaged[0].name}: {averaged[0].stats.describe() if averaged[0].stats else averaged[0].note}",
+            "the model itself is finite",
         ),
-        fix=Fix(
-            text="keep the average in float32, update it only after applied steps (Guard(ema=...)), and "
-            "guard its divisor"
-        ),
+        help="keep the average in float32, update it only after applied steps (Guard(ema=...)), and guard its divisor",
     )
 
 
@@ -409,4 +383,81 @@ def _only_buffers(case: Case) -> bool:
         and norm is not None
         and norm == norm
         and abs(norm) != float("inf")
+    )
+
+
+@rule("state_overwritten")
+def state_overwritten(case: Case) -> Claim | None:
+    """The program itself wrote a non-finite value into its own state.
+
+    A parameter or buffer was finite when the last step ended and is not now. Between the two, or inside the forward
+    pass, the program wrote it: a codebook entry that is reset to the mean of no sample, a weight that is divided by its
+    norm of 0, a row that is loaded into a table. Writes through `tensor.data`, NumPy or a custom kernel leave no mark
+    in PyTorch, so that only the damage is seen.
+
+    Example:
+        import torch
+        import nantrap
+
+        torch.manual_seed(0)
+        model = torch.nn.Embedding(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+        guard = nantrap.Guard(model, optimizer, max_grad_norm=None, quiet=True)
+        for _ in range(2):
+            guard.attempt(loss_fn, torch.randint(0, 6, (8,)))
+        members = torch.zeros(0, 3)  # nobody chose this code
+        model.weight.data[4] = members.mean(0)  # the mean of nothing is NaN
+        batches = [torch.arange(6)]
+
+    Why:
+        Nothing checks what is assigned to a weight. The optimizer did not write it, no gradient shows it, and a skipped
+        step does not undo it.
+
+    Fix:
+        Check what is written before it is written:
+
+            - model.codes.data[dead] = samples[chosen].mean(0)
+            + if chosen.any():
+            +     model.codes.data[dead] = samples[chosen].mean(0)
+
+        `guard.check_state()` after such a write names it at once. `nan_to_num` on the weight hides it and trains on
+        zeros.
+
+    Proof:
+        The state was seen finite after the last step and holds non-finite values before this one, or it changed inside
+        the forward pass while no operation that could be seen wrote it: a measurement. The bits of the values are
+        looked at: a NaN that no arithmetic makes points elsewhere.
+    """
+    external = case.external
+    if external is None or external.kind not in ("parameter", "buffer", "overwritten"):
+        return None
+    name = external.name or "a value of the forward pass"
+    if external.during:
+        text = f"{name} {describe(external.tensor)} inside the forward pass, and no operation that was seen wrote it"
+        return _overwritten(name, "measured", text)
+    if case.first_step or external.kind == "overwritten" or case.is_updated_in_forward(external):
+        return None
+    from nantrap.finite import has_nan_payload
+
+    bad = external.tensor.detach()[~external.tensor.detach().isfinite()]
+    if case.state_untouched and bad.numel() == 1 and has_nan_payload(bad):
+        return None  # no assignment writes such bits: see hardware_fault
+    sure = case.state_untouched
+    since = "it was finite after the last step" if case.state_untouched else "the last step was applied"
+    return _overwritten(
+        name, "measured" if sure else "hint", f"{name} {describe(external.tensor)} before this step; {since}"
+    )
+
+
+def _overwritten(name: str, has: Has, text: str) -> Claim:
+    return Claim(
+        has,
+        f"{name} was overwritten with a non-finite value by the program itself",
+        (text,),
+        help=f"look for what writes {name} besides the optimizer: tensor.data, copy_ under no_grad, NumPy, a reset of "
+        "entries; check the value before it is written (guard.check_state() after it names it at once)",
     )

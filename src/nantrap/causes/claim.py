@@ -1,0 +1,44 @@
+"""`Claim`: what a rule says about a failure, before anybody decides whether it is proven. Imports no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from nantrap.incident import Trial
+
+Has = Literal["measured", "tried", "hint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A cause as its rule sees it.
+
+    Attributes:
+        has: what the rule has. `measured`: a fact about the recorded operands that admits no other reading; it is
+            still given up when the remedy was tried and the step failed all the same. `tried`: the facts leave room
+            for another reading, and the trial decides. `hint`: worth telling, never proven.
+        summary: the cause in this incident, in one line.
+        facts: what was measured.
+        history: what the steps before show.
+        trial: the step with exactly one thing changed.
+        shows: what is said if the trial was finite.
+        help: what to do about it.
+        verifies: whether the trial is the help, put in place, so that a finite one verifies it.
+        patch: whether a diff of the user's own line may be shown with the help.
+        also: further trials that support it, each with what it shows if it was finite.
+        code: what to write instead, as code.
+    """
+
+    has: Has
+    summary: str
+    facts: tuple[str, ...]
+    history: tuple[str, ...] = ()
+    trial: Trial | None = None
+    shows: str = ""
+    help: str = ""
+    verifies: bool = True
+    patch: bool = False
+    also: tuple[tuple[Trial, str], ...] = ()
+    code: str = ""

@@ -1,0 +1,84 @@
+"""Rounds of a loop inside one pass: the same operation at the same line, again and again, and how its results grow."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nantrap.locate.trace import Op, Trace
+
+_FEWEST = 4
+_MOST_ANCESTORS = 20_000
+_STEADY = 1.3
+_TENFOLD = 10.0
+_SLOW = 1.01
+_MILLIONFOLD = 1e6
+_RISING = 0.6
+
+
+@dataclass(frozen=True, slots=True)
+class Rounds:
+    """One operation of a loop: its largest magnitudes round by round, and the typical factor between two of them."""
+
+    op: Op
+    values: tuple[float, ...]
+    factor: float
+
+
+def growing_rounds(trace: Trace, origin: Op) -> Rounds | None:
+    """The loop that carried values up to the overflow at `origin`, in the pass that it belongs to."""
+    own = _rounds(trace, origin, range(origin.index))
+    if own is not None:
+        return own
+    groups: dict[object, Op] = {}
+    ancestors = _ancestors(trace, origin)
+    for index in ancestors:
+        groups.setdefault(_place(trace.ops[index]), trace.ops[index])
+    found = [rounds for op in groups.values() if (rounds := _rounds(trace, op, ancestors)) is not None]
+    near = [rounds for rounds in found if rounds.values[-1] > 1e-9 * max(one.values[-1] for one in found)]
+    return max(near, key=lambda rounds: rounds.values[-1] / rounds.values[0], default=None)
+
+
+def _rounds(trace: Trace, like: Op, among: range | list[int]) -> Rounds | None:
+    place = _place(like)
+    same = [op for index in among if _place(op := trace.ops[index]) == place and op.absmax]
+    values = [op.absmax for op in same if op.absmax]
+    if len(values) < _FEWEST or not _repeats(trace, same):
+        return None
+    ratios = [after / before for before, after in itertools.pairwise(values)]
+    total = values[-1] / values[0]
+    tail = sorted(ratios[-7:])
+    typical = tail[len(tail) // 2]
+    mean = total ** (1 / len(ratios))
+    rising = sum(ratio > 1 for ratio in ratios) / len(ratios)
+    fast = typical >= _STEADY and values[-1] / values[max(0, len(values) - 8)] >= _TENFOLD
+    slow = total >= _MILLIONFOLD and mean >= _SLOW and rising >= _RISING
+    return Rounds(like, tuple(values), typical if fast else mean) if fast or slow else None
+
+
+def _repeats(trace: Trace, rounds: list[Op]) -> bool:
+    """Whether each round runs through the same modules. A loop over different layers is depth, not recurrence."""
+    between = [
+        frozenset(op.module for op in trace.ops[a.index : b.index + 1]) for a, b in itertools.pairwise(rounds[-6:])
+    ]
+    return len(set(between)) <= 1
+
+
+def _place(op: Op) -> object:
+    """The same instruction of the user's code reached again; in backward, the same node made by it."""
+    place = None if op.place is None else (op.place.code, op.place.instruction)
+    return op.name, op.phase, op.module, op.node, place
+
+
+def _ancestors(trace: Trace, origin: Op) -> list[int]:
+    """The operations of the same pass whose values flowed into the origin, in order of time."""
+    seen: set[int] = set()
+    stack = list(origin.sources)
+    while stack and len(seen) < _MOST_ANCESTORS:
+        index = stack.pop()
+        if index >= 0 and index not in seen and trace.ops[index].phase == origin.phase:
+            seen.add(index)
+            stack += trace.ops[index].sources
+    return sorted(seen)

@@ -1,0 +1,293 @@
+"""What a step reads besides weights, batch and the global random streams, and how it is put back.
+
+A program may draw from generators of its own and keep state in plain attributes of its modules: a Python counter, a
+tensor that is no buffer. A replay that does not put those back is another step, and proves nothing about this one.
+
+`Program` finds them: generators reachable from the modules, from the function that computes the loss (its closure and
+the globals it names) and from the batch. `Program.capture` is called before each step, so it is short: a function in
+which three walks found nothing is not walked again, and attributes that did not change in the first steps are looked
+at only now and then. What cannot be put back (an iterator, an open file) is found after a failure and named.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import io
+import random
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+_DEEPEST = 4
+_WALKS = 3
+_FULL_STEPS = 4
+_FULL_EVERY = 64
+_LARGEST = 1 << 16
+_MOST_ITEMS = 64
+_PLAIN = (int, float, complex, str, bytes, bool, type(None))
+_OWN = frozenset(vars(nn.Module()))
+_GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
+_UNREPEATABLE = (random.SystemRandom, types.GeneratorType, io.IOBase)
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramState:
+    """A program's own generators and attributes at one moment."""
+
+    generators: tuple[tuple[Any, Any], ...] = ()
+    attributes: tuple[tuple[nn.Module, str, Any], ...] = ()
+
+    def restore(self, *, generators: bool = True) -> None:
+        """Put them back. Values are copied again, so that a state can be restored more than once."""
+        if generators:
+            for generator, state in self.generators:
+                _write_generator(generator, state)
+        for module, name, value in self.attributes:
+            current = module.__dict__.get(name)
+            if isinstance(current, Tensor) and isinstance(value, Tensor) and _fits(current, value):
+                with torch.no_grad():
+                    current.copy_(value)
+            else:
+                module.__dict__[name] = _copied(value)
+
+    def now(self) -> ProgramState:
+        """The same generators and attributes as they are at this moment."""
+        return ProgramState(
+            tuple((generator, _read_generator(generator)) for generator, _ in self.generators),
+            tuple((module, name, _copied(module.__dict__.get(name))) for module, name, _ in self.attributes),
+        )
+
+    def changed(self) -> tuple[str, ...]:
+        """The names of the attributes whose values are not those of this state."""
+        return tuple(
+            f"{type(module).__name__}.{name}"
+            for module, name, value in self.attributes
+            if not _equal(module.__dict__.get(name), value)
+        )
+
+
+class Program:
+    """Finds a program's own state and captures it before a step. Holds what it found in the steps so far."""
+
+    def __init__(self, modules: Iterable[nn.Module]) -> None:
+        self._modules = [m for module in modules for m in module.modules() if not _is_torchs(type(m))]
+        self._captures = 0
+        self._quiet = False
+        self._clean: set[Any] = set()
+        self._walks: dict[Any, int] = {}
+        self._moving: set[tuple[int, str]] = set()
+        self._last: tuple[tuple[nn.Module, str, Any], ...] = ()
+        self._held = list(self._module_generators())
+
+    def capture(self, *reachable: Any) -> ProgramState | None:
+        """The state just before a step; `None` if there is nothing of the kind.
+
+        Args:
+            reachable: the function that computes the loss, and the batch.
+        """
+        self._captures += 1
+        if self._quiet and self._captures % _FULL_EVERY:
+            if not reachable or getattr(reachable[0], "__code__", None) in self._clean:
+                return None
+        found: dict[int, Any] = {id(generator): generator for generator in self._held}
+        for value in reachable:
+            code = _code_of(value)
+            if code is not None:
+                if self._walks.get(code, 0) >= _WALKS:
+                    continue
+                before = len(found)
+                _walk(value, found, depth=0, seen=set())
+                self._walks[code] = 0 if len(found) > before else self._walks.get(code, 0) + 1
+            elif isinstance(value, (tuple, list, dict, *_GENERATORS)):
+                _walk(value, found, depth=_DEEPEST - 1, seen=set())
+        attributes = self._last = tuple(self._attributes())
+        self._clean = {code for code, walks in self._walks.items() if walks >= _WALKS}
+        self._quiet = self._captures > _FULL_STEPS and not (found or self._moving or self._held)
+        if not found and not attributes:
+            return None
+        generators = tuple((generator, _read_generator(generator)) for generator in found.values())
+        return ProgramState(generators, attributes)
+
+    def _attributes(self) -> Iterator[tuple[nn.Module, str, Any]]:
+        full = self._captures <= _FULL_STEPS or self._captures % _FULL_EVERY == 0
+        if not full and not self._moving:
+            return
+        for module, name, value in self._last:
+            if not _equal(module.__dict__.get(name), value):
+                self._moving.add((id(module), name))
+        for module in self._modules:
+            for name, value in module.__dict__.items():
+                key = (id(module), name)  # the modules are held, so their ids are not used again
+                if name in _OWN or not (full or key in self._moving):
+                    continue
+                if _is_state(value):
+                    yield module, name, _copied(value)
+
+    def _module_generators(self) -> Iterator[Any]:
+        found: dict[int, Any] = {}
+        for module in self._modules:
+            for name, value in module.__dict__.items():
+                if name not in _OWN:
+                    _walk(value, found, depth=_DEEPEST - 1, seen=set())
+        yield from found.values()
+
+
+def cannot_rewind(*reachable: Any) -> tuple[str, ...]:
+    """What a step reads and no replay can put back, by name: iterators, files, the operating system's randomness."""
+    names: dict[str, None] = {}
+    for value in reachable:
+        for name, item in _named(value, depth=0, seen=set()):
+            if isinstance(item, _UNREPEATABLE) or (
+                hasattr(item, "__next__") and not isinstance(item, (nn.Module, Tensor))
+            ):
+                names[f"{name} ({type(item).__name__})"] = None
+    return tuple(names)
+
+
+def _walk(value: Any, found: dict[int, Any], *, depth: int, seen: set[int]) -> None:
+    """Collect the generators reachable from a value."""
+    for _, item in _named(value, depth=depth, seen=seen):
+        if isinstance(item, _GENERATORS) and not isinstance(item, random.SystemRandom) and not _is_global(item):
+            found[id(item)] = item
+
+
+def _named(value: Any, *, depth: int, seen: set[int], name: str = "") -> Iterator[tuple[str, Any]]:
+    """What is reachable from a value: closures, named globals, arguments of partials, plain containers, attributes."""
+    if isinstance(value, (_PLAIN, Tensor, types.ModuleType, type)) or id(value) in seen:
+        return
+    seen.add(id(value))
+    yield name, value
+    if depth >= _DEEPEST:
+        return
+    deeper = functools.partial(_named, depth=depth + 1, seen=seen)
+    if isinstance(value, types.MethodType):
+        yield from deeper(value.__func__, name=value.__func__.__name__)
+        yield from deeper(value.__self__, name=type(value.__self__).__name__)
+    elif isinstance(value, types.FunctionType):
+        for free, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
+            try:
+                yield from deeper(cell.cell_contents, name=free)
+            except ValueError:  # a cell that nothing was assigned to yet
+                continue
+        for word in _words(value.__code__):
+            if word in value.__globals__:
+                yield from deeper(value.__globals__[word], name=word)
+        for default in (*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()):
+            yield from deeper(default, name=value.__name__)
+    elif isinstance(value, functools.partial):
+        for part in (value.func, *value.args, *value.keywords.values()):
+            yield from deeper(part, name=name)
+    elif isinstance(value, dict):
+        for key, item in list(value.items())[:_MOST_ITEMS]:
+            yield from deeper(item, name=str(key))
+    elif isinstance(value, (list, tuple, set, deque)):
+        for item in list(value)[:_MOST_ITEMS]:
+            yield from deeper(item, name=name)
+    elif not isinstance(value, (*_GENERATORS, torch.optim.Optimizer)) and not _is_torchs(type(value)):
+        for key, item in list(getattr(value, "__dict__", {}).items()):
+            if not (isinstance(value, nn.Module) and key in _OWN):
+                yield from deeper(item, name=key)
+
+
+@functools.lru_cache(maxsize=1024)
+def _words(code: types.CodeType) -> tuple[str, ...]:
+    """The global names a function uses, those of the functions written inside it included."""
+    inner = [word for constant in code.co_consts if isinstance(constant, types.CodeType) for word in _words(constant)]
+    return (*code.co_names, *inner)
+
+
+def _code_of(value: Any) -> Any:
+    if isinstance(value, functools.partial):
+        return _code_of(value.func)
+    function = getattr(value, "__func__", value)
+    return getattr(function, "__code__", None)
+
+
+def _is_torchs(kind: type) -> bool:
+    return (kind.__module__ or "").partition(".")[0] in ("torch", "nantrap") and ".systems." not in kind.__module__
+
+
+def _is_global(generator: Any) -> bool:
+    """The streams that `RngState` puts back already."""
+    return (
+        generator is random._inst
+        or generator is np.random.mtrand._rand
+        or (isinstance(generator, torch.Generator) and generator is torch.default_generator)
+    )
+
+
+def _read_generator(generator: Any) -> Any:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state()
+    return copy.deepcopy(generator.bit_generator.state)
+
+
+def _write_generator(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(state)
+    elif isinstance(generator, random.Random):
+        generator.setstate(state)
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    else:
+        generator.bit_generator.state = state
+
+
+def _is_state(value: Any) -> bool:
+    """Whether an attribute is a value a forward pass may change: a number, a small tensor, a small plain container."""
+    if isinstance(value, bool | str | bytes):
+        return isinstance(value, bool)
+    if isinstance(value, (int, float, complex)):
+        return True
+    if isinstance(value, Tensor):
+        return not isinstance(value, nn.Parameter) and value.grad_fn is None and value.numel() <= _LARGEST
+    if isinstance(value, (list, deque, dict, set)) and len(value) <= _MOST_ITEMS:
+        items: Iterable[Any] = value.values() if isinstance(value, dict) else value
+        return all(isinstance(item, _PLAIN) or (isinstance(item, Tensor) and _is_state(item)) for item in items)
+    return False
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone() if value.grad_fn is None and not value.requires_grad else value
+    if isinstance(value, dict):
+        return {key: _copied(item) for key, item in value.items()} if type(value) is dict else value
+    if isinstance(value, deque):
+        return deque((_copied(item) for item in value), maxlen=value.maxlen)
+    if isinstance(value, (list, set)):
+        return type(value)([_copied(item) for item in value])
+    return value
+
+
+def _fits(current: Tensor, kept: Tensor) -> bool:
+    """Whether a value can be written back into the same tensor, which others may hold as well."""
+    return (
+        current.shape == kept.shape
+        and current.dtype == kept.dtype
+        and current.device == kept.device
+        and current.grad_fn is None
+        and not current.requires_grad
+    )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
+    if isinstance(a, Tensor) or isinstance(b, Tensor) or type(a) is not type(b):
+        return a is b
+    if isinstance(a, (list, deque)):
+        return len(a) == len(b) and all(_equal(x, y) for x, y in zip(a, b, strict=True))
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(_equal(a[key], b[key]) for key in a)
+    return bool(a == b) or (a != a and b != b)
