@@ -32,6 +32,8 @@ def _atan2_is_safe_at_zero() -> bool:
         ("zoo_more", "attempt", 0),
         ("zoo_third", "attempt", 0),
         ("zoo_third", "two lines", 3),
+        ("zoo_traps", "attempt", 1),
+        ("zoo_traps", "two lines", 7),
     ],
 )
 def test_a_part_of_the_zoo(
@@ -45,5 +47,6 @@ def test_a_part_of_the_zoo(
             continue
         benchmark.judge(path, form, tally)
     assert tally.false_proofs == []
+    assert tally.false_sentences == []
     assert tally.false_alarms == 0
     assert tally.bugs - tally.first <= at_most_missed

@@ -105,7 +105,7 @@ class Protected:
             self._schedule_at_begin = getattr(self.scheduler, "last_epoch", None)
 
     def note_program(self, *reachable: Any) -> ProgramState | None:
-        """The program's own generators and attributes before a forward pass; the first of a step is what it goes back to.
+        """The program's own generators and attributes before a forward pass. A refused step goes back to the first.
 
         Args:
             reachable: the function that computes the loss, and the batch, where they are known.

@@ -93,9 +93,9 @@ class Program:
             reachable: the function that computes the loss, and the batch.
         """
         self._captures += 1
-        if self._quiet and self._captures % _FULL_EVERY:
-            if not reachable or getattr(reachable[0], "__code__", None) in self._clean:
-                return None
+        known = not reachable or getattr(reachable[0], "__code__", None) in self._clean
+        if self._quiet and known and self._captures % _FULL_EVERY:
+            return None
         found: dict[int, Any] = {id(generator): generator for generator in self._held}
         for value in reachable:
             code = _code_of(value)
