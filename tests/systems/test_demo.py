@@ -89,9 +89,11 @@ def test_the_whole_command(tmp_path: Path) -> None:
     assert names[0] == "clean"
     assert names[-1] == "nantrap"
     assert "error[NT203]" in done.stderr
-    *_, incident, report = done.stderr.splitlines()
+    *_, incident, comparison, report = done.stderr.splitlines()
     assert Path(incident.removeprefix("incident: "), "incident.json").exists()
-    assert report == f"report: {folder / 'pixeldlm' / 'short_text' / 'report.md'}"
+    assert comparison == f"comparison: {folder / 'pixeldlm' / 'short_text' / 'report.md'}"
+    assert report == f"report: {folder / 'pixeldlm' / 'short_text' / 'report.html'}"
+    assert Path(report.removeprefix("report: ")).read_text().startswith("<!doctype html>")
     assert json.loads((folder / "pixeldlm" / "short_text" / "showcase.json").read_text()) == document
 
 
@@ -117,7 +119,7 @@ def test_the_report_tells_story_table_and_diagnosis(tmp_path: Path, capsys: pyte
     assert "| run | applied | final loss | held out | cluster purity | weights | cause | proven |" in report
     assert report.count("\n| clean |") == report.count("\n| nantrap |") == 1
     assert f"- **plain**: {fault.damage}" in report
-    assert capsys.readouterr().err.splitlines()[-1] == f"report: {tmp_path / 'temi' / FAULT / 'report.md'}"
+    assert capsys.readouterr().err.splitlines()[-1] == f"report: {tmp_path / 'temi' / FAULT / 'report.html'}"
 
 
 def test_all_of_them_are_shown_in_order_with_a_process_each(tmp_path: Path) -> None:

@@ -85,6 +85,7 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
     import torch
 
     from nantrap.systems.job import processors
+    from nantrap.report import write_run_report
     from nantrap.systems.paper import write_report
     from nantrap.systems.showcase import show
 
@@ -118,7 +119,9 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
         print(_as_json(shown.to_dict()))
     if shown.incident is not None and shown.incident.bundle:
         console.print(f"incident: {shown.incident.bundle}", markup=False)
-    console.print(f"report: {report}", markup=False)
+    console.print(f"comparison: {report}", markup=False)
+    page = write_run_report(run_dir)  # of the guarded run: its curves, incidents and fixes
+    console.print(f"report: {page or report}", markup=False)
     return 0 if shown.named else 1
 
 
