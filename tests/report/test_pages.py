@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nantrap import record
-from nantrap.incident import Incident
+from nantrap.incident import Fix, Incident
 from nantrap.report.pages import incident_page, run_page
 from nantrap.report.surroundings import moments_before, source_lines, surroundings
 from nantrap.report.view_incident import command_text, view_incident
@@ -88,6 +88,12 @@ def test_the_first_screen_of_an_incident_says_it_all() -> None:
         "+ return nantrap.ops.masked_softmax(scores, mask)",
     ):
         assert words in page.text, words
+
+
+def test_code_at_the_start_of_a_sentence_keeps_its_small_letter() -> None:
+    cause = replace(MASKED.causes[0], fix=Fix("nantrap.ops.safe_pow(x, a), or an eps inside", verified=True, trial=1))
+    view = view_incident(replace(MASKED, causes=(cause,)))
+    assert view.next_steps[0].startswith("nantrap.ops.safe_pow(x, a), or an eps inside. It was verified")
 
 
 def test_the_evidence_follows() -> None:

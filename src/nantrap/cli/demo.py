@@ -84,8 +84,8 @@ def _refuse_used(folder: Path) -> None:
 def _show(console: Console, system: System, fault: Fault, run_dir: Path, arguments: argparse.Namespace) -> int:
     import torch
 
-    from nantrap.systems.job import processors
     from nantrap.report import write_run_report
+    from nantrap.systems.job import processors
     from nantrap.systems.paper import write_report
     from nantrap.systems.showcase import show
 

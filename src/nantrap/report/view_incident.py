@@ -260,7 +260,10 @@ def _policy(policy: Mapping[str, Any]) -> str:
 
 
 def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+    """The text as a sentence; a first word that is code keeps its small letter."""
+    first = text.partition(" ")[0]
+    begin = text[:1] if any(sign in first[:-1] for sign in "._(=") else text[:1].upper()
+    return begin + text[1:] + ("" if text.endswith(".") else ".")
 
 
 def _where(incident: Incident, said: words.Diagnostic) -> tuple[str, str]:
