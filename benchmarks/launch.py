@@ -1,6 +1,6 @@
 """What `nantrap run` costs: a healthy step as a ratio to the plain loop, and the start of an empty script in seconds.
 
-    python benchmarks/launch.py [--pairs 200] [--starts 15] [--only transformer|cnn|mlp|start] [--json]
+    python benchmarks/launch.py [--pairs 200] [--block 1] [--starts 15] [--only transformer|cnn|mlp|start] [--json]
 
 One process, one thread. The guarded loop and the plain one take turns, each on its own copy of the model; the plain one
 calls PyTorch's own functions, taken before the wrappers were put in their place. The journal is on, the policy is the
@@ -32,7 +32,7 @@ from nantrap.launch.settings import Settings
 Step = Callable[[], object]
 
 
-def measure(make: Any, pairs: int) -> dict[str, dict[str, float]]:
+def measure(make: Any, pairs: int, *, block: int = 1) -> dict[str, dict[str, float]]:
     """Median ratio to the plain loop, over adjacent pairs."""
     torch.manual_seed(0)
     model, batch, loss_of = make()
@@ -70,7 +70,7 @@ def measure(make: Any, pairs: int) -> dict[str, dict[str, float]]:
         for step in (base, *contestants.values()):
             for _ in range(5):
                 step()
-        return {name: ratio(step, base, pairs) for name, step in contestants.items()}
+        return {name: ratio(step, base, pairs, block=block) for name, step in contestants.items()}
 
 
 def measure_start(times: int) -> dict[str, float]:
@@ -97,6 +97,9 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, default=200, help="pairs of steps (the MLP takes ten times more)")
+    parser.add_argument(
+        "--block", type=int, default=1, help="steps in a row of each; 200 shows the cost in a warm cache"
+    )
     parser.add_argument("--starts", type=int, default=15, help="processes of each kind")
     parser.add_argument("--only", choices=[*sorted(CASES), "start"])
     parser.add_argument("--json", action="store_true")
@@ -105,7 +108,8 @@ def main() -> None:
     results: dict[str, Any] = {}
     for name, make in CASES.items():
         if arguments.only in (None, name):
-            results[name] = measure(make, arguments.pairs * (10 if name == "mlp" else 1))
+            more = 10 if name == "mlp" and arguments.block == 1 else 1
+            results[name] = measure(make, arguments.pairs * more, block=arguments.block)
     if arguments.only in (None, "start"):
         results["start"] = measure_start(arguments.starts)
     if arguments.json:

@@ -1,6 +1,6 @@
 """What the guard costs a healthy run: ratio to the plain loop that clips.
 
-    python benchmarks/overhead.py [--pairs 200] [--only transformer|cnn|mlp] [--json]
+    python benchmarks/overhead.py [--pairs 200] [--block 1] [--only transformer|cnn|mlp] [--json]
 
 One process, one thread. A contestant and the plain loop take turns, each on its own copy of the model, so that every
 ratio is of two adjacent measurements; the median over all pairs is printed, with the spread of the middle half. The
@@ -92,7 +92,9 @@ def contestants(make: Any, folder: str) -> dict[str, Step]:
 
     def two_line(**options: Any) -> Step:
         own, optimizer = fresh()
-        guard = nantrap.Guard(own, optimizer, run_dir=tempfile.mkdtemp(dir=folder), quiet=True, **options)
+        guard = nantrap.Guard(
+            own, optimizer, max_grad_norm=1.0, run_dir=tempfile.mkdtemp(dir=folder), quiet=True, **options
+        )
 
         def step() -> None:
             guard.backward(loss_of(own, batch))
@@ -102,7 +104,7 @@ def contestants(make: Any, folder: str) -> dict[str, Step]:
 
     def attempt() -> Step:
         own, optimizer = fresh()
-        guard = nantrap.Guard(own, optimizer, run_dir=tempfile.mkdtemp(dir=folder), quiet=True)
+        guard = nantrap.Guard(own, optimizer, max_grad_norm=1.0, run_dir=tempfile.mkdtemp(dir=folder), quiet=True)
 
         def step() -> None:
             guard.attempt(lambda b: loss_of(own, b), batch)
@@ -148,21 +150,22 @@ def contestants(make: Any, folder: str) -> dict[str, Step]:
     }
 
 
-def seconds(step: Step) -> float:
-    """One step on the clock."""
+def seconds_of(step: Step, count: int) -> float:
+    """So many steps on the clock, by the mean of one."""
     start = time.perf_counter()
-    step()
-    return time.perf_counter() - start
+    for _ in range(count):
+        step()
+    return (time.perf_counter() - start) / count
 
 
-def ratio(step: Step, plain: Step, pairs: int) -> dict[str, float]:
-    """Median ratio of a step to the plain one over adjacent pairs, with the spread of the middle half."""
+def ratio(step: Step, plain: Step, pairs: int, *, block: int = 1) -> dict[str, float]:
+    """Median ratio of a step to the plain one over adjacent pairs of blocks, with the spread of the middle half."""
     ratios, base = [], []
     for index in range(pairs):
         if index % 2:
-            ours, theirs = seconds(step), seconds(plain)
+            ours, theirs = seconds_of(step, block), seconds_of(plain, block)
         else:
-            theirs, ours = seconds(plain), seconds(step)
+            theirs, ours = seconds_of(plain, block), seconds_of(step, block)
         ratios.append(ours / theirs)
         base.append(theirs)
     low, _, high = statistics.quantiles(ratios, n=4)
@@ -174,15 +177,15 @@ def ratio(step: Step, plain: Step, pairs: int) -> dict[str, float]:
     }
 
 
-def measure(make: Any, pairs: int) -> dict[str, dict[str, float]]:
-    """Median ratio to the plain loop of each contestant, over adjacent pairs."""
+def measure(make: Any, pairs: int, *, block: int = 1) -> dict[str, dict[str, float]]:
+    """Median ratio to the plain loop of each contestant, over adjacent pairs of blocks."""
     with tempfile.TemporaryDirectory() as folder, contextlib.suppress(KeyboardInterrupt):
         steps = contestants(make, folder)
         plain = steps.pop("plain")
         for step in (plain, *steps.values()):
             for _ in range(5):
                 step()
-        return {name: ratio(step, plain, pairs) for name, step in steps.items()}
+        return {name: ratio(step, plain, pairs, block=block) for name, step in steps.items()}
     return {}
 
 
@@ -192,6 +195,9 @@ def main() -> None:
     parser.add_argument(
         "--pairs", type=int, default=200, help="pairs of steps for each line (the MLP takes ten times more)"
     )
+    parser.add_argument(
+        "--block", type=int, default=1, help="steps in a row of each; 200 shows the cost in a warm cache"
+    )
     parser.add_argument("--only", choices=sorted(CASES))
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
@@ -199,7 +205,8 @@ def main() -> None:
     results = {}
     for name, make in CASES.items():
         if arguments.only in (None, name):
-            results[name] = measure(make, arguments.pairs * (10 if name == "mlp" else 1))
+            more = 10 if name == "mlp" and arguments.block == 1 else 1
+            results[name] = measure(make, arguments.pairs * more, block=arguments.block)
             if not arguments.json:
                 plain_ms = next(iter(results[name].values()))["plain_ms"]
                 print(f"\n{name}: plain step {plain_ms:.2f} ms")

@@ -246,6 +246,61 @@ def _sync_batch_norm(rank: int, folder: str) -> dict[str, Any]:
     return {"actions": [str(outcome.action) for outcome in outcomes], "notes": notes}
 
 
+def _small(*, seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def _sharded(rank: int, folder: str) -> dict[str, Any]:
+    """FSDP2: parameters, gradients and their norm are DTensors; clipping and one bad shard of the batch."""
+    from torch.distributed.fsdp import fully_shard
+
+    model = _small()
+    fully_shard(model)
+    guard = nantrap.Guard(model, torch.optim.AdamW(model.parameters(), lr=1e-2), max_grad_norm=0.1, quiet=True)
+    outcomes = []
+    for step in range(4):
+        x, _ = batch_of(rank, step, bad=step == 2 and rank == 1)
+        outcomes.append(guard.attempt(lambda b: model(b).square().mean(), x))
+    return {
+        "actions": [str(outcome.action) for outcome in outcomes],
+        "origins": [outcome.incident.origin_rank for outcome in outcomes if outcome.incident],
+        "restored": [outcome.incident.restored for outcome in outcomes if outcome.incident],
+    }
+
+
+def _tensor_parallel(rank: int, folder: str) -> dict[str, Any]:
+    """One layer is split over the ranks, the other is plain: gradients of both kinds have one norm."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+    model, plain = _small(), _small()
+    parallelize_module(model[0], init_device_mesh("cpu", (WORLD,)), ColwiseParallel(output_layouts=Replicate()))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, foreach=False)
+    guard = nantrap.Guard(model, optimizer, max_grad_norm=0.1, quiet=True)
+    x, _ = batch_of(0, 0, bad=False)
+    outcome = guard.attempt(lambda b: model(b).square().mean(), x)
+    plain(x).square().mean().backward()
+    norm = torch.nn.utils.get_total_norm([p.grad for p in plain.parameters()])
+    return {"applied": outcome.applied, "norm": outcome.grad_norm, "plain": float(norm)}
+
+
+def _joined(rank: int, folder: str) -> dict[str, Any]:
+    """Uneven data under `Join`: the rank that is done answers DDP's collectives only, so the guard has none."""
+    from torch.distributed.algorithms.join import Join
+
+    model = DistributedDataParallel(_small())
+    guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-2), quiet=True)
+    actions = []
+    with Join([model]):
+        for step in range(3 + 2 * rank):
+            x, _ = batch_of(rank, step, bad=False)
+            guard.backward(model(x).square().mean())
+            actions.append(str(guard.step().action))
+    return {"actions": actions, "parameters": checksum(model)}
+
+
 SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
     "two_line": (_train, {"ddp": True, "form": "two_line", "bad": {"1": 1, "3": 0, "4": 1}}),
     "attempt": (_train, {"ddp": True, "form": "attempt", "bad": {"1": 1, "3": 0, "4": 1}}),
@@ -295,6 +350,9 @@ SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
         {"ddp": True, "form": "attempt", "steps": 4, "fault": "backward", "bad": {"1": 1, "2": 0}},
     ),
     "sync_batch_norm": (_sync_batch_norm, {}),
+    "sharded": (_sharded, {}),
+    "tensor_parallel": (_tensor_parallel, {}),
+    "joined": (_joined, {}),
 }
 Ranks = Callable[[str], list[dict[str, Any]]]
 
@@ -387,3 +445,23 @@ def test_synchronised_statistics_are_not_replayed_alone(ranks: Ranks) -> None:
     assert one["notes"] == [
         "not run again: the model talks to the other ranks in its forward pass, and they have moved on"
     ]
+
+
+def test_sharded_parameters_are_clipped_and_contained(ranks: Ranks) -> None:
+    zero, one = ranks("sharded")
+    assert zero == one
+    assert zero["actions"] == ["apply", "apply", "skip", "apply"]
+    assert (zero["origins"], zero["restored"]) == ([1], [True])
+
+
+def test_plain_and_split_parameters_have_one_norm(ranks: Ranks) -> None:
+    for result in ranks("tensor_parallel"):
+        assert result["applied"]
+        assert result["norm"] == pytest.approx(result["plain"], rel=1e-5)
+
+
+def test_uneven_data_under_join(ranks: Ranks) -> None:
+    zero, one = ranks("joined")
+    assert zero["actions"] == ["apply"] * 3
+    assert one["actions"] == ["apply"] * 5
+    assert zero["parameters"] == one["parameters"]

@@ -31,7 +31,7 @@ from nantrap.locate.hooks import Hook
 from nantrap.locate.losspart import note_loss_part
 from nantrap.locate.probes import pending_probes
 from nantrap.locate.source import Place, is_user_code
-from nantrap.locate.step import is_replaying
+from nantrap.locate.step import active_replays
 
 
 class Collector:
@@ -77,7 +77,7 @@ class Collector:
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to be called: note what is needed to call it again."""
-        if self.attempting or not torch.is_grad_enabled() or is_replaying():
+        if self.attempting or active_replays or not torch.is_grad_enabled():
             return
         earlier = self.root_call
         if earlier is not None and earlier.running and earlier.module is not module:
@@ -102,7 +102,7 @@ class Collector:
     def after_forward(self, module: nn.Module, output: Any) -> None:
         """The call has ended: note where the model's part of the graph ends."""
         call = self.root_call
-        if call is not None and call.running and call.module is module and not self.attempting and not is_replaying():
+        if call is not None and call.running and call.module is module and not self.attempting and not active_replays:
             call.watch_output(output)
 
     def take_root_call(self) -> RootCall | None:

@@ -231,7 +231,8 @@ def make_update(
     Returns:
         What it made non-finite here, and the verdict of the ranks; `None` if the update is good.
     """
-    driver.clip(reading.norm)
+    if driver.max_grad_norm is not None:
+        driver.clip(reading.norm)
     protected = parts.protected
     undone = protected.update(driver.take_update, careful=careful)
     if not careful:

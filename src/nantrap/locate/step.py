@@ -33,6 +33,10 @@ _NEAR = 32
 _replays: list[int] = []
 
 
+active_replays = _replays
+"""Empty unless a failed step is being run again: what `is_replaying` asks, for places that every step passes."""
+
+
 def is_replaying() -> bool:
     """Whether a failed step is being run again: hooks of guards, this one's and others', then look away."""
     return bool(_replays)
