@@ -223,6 +223,13 @@ def test_large_rows_that_differ_in_one_value_are_no_copies(tmp_path: Path) -> No
     assert found(tmp_path / "x.npy") == {("duplicate_sample", None, (6,))}
 
 
+def test_a_very_long_field_of_single_numbers(tmp_path: Path) -> None:
+    x = 1.0 + np.random.default_rng(0).random(3_000_000, dtype=np.float32)
+    x[1_234_567], x[2_999_999], x[17] = 1e3, -2e3, np.nan
+    np.save(tmp_path / "x.npy", x)
+    assert found(tmp_path / "x.npy") == {("non_finite", None, (17,)), ("outlier", None, (1_234_567, 2_999_999))}
+
+
 @pytest.mark.parametrize("make", [np.asfortranarray, lambda a: a.astype(">f4"), lambda a: a.astype("f8")])
 def test_every_layout_of_an_array(make: Callable[[Any], Any], tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", make(with_values(normal(30, 20), {(7, 2): np.nan})))

@@ -133,11 +133,14 @@ def _outlier(made: Measures) -> list[tuple[str, Array, str]]:
     if median <= 0:  # most samples are zero: any other value is infinitely larger, and means nothing
         return []
     with np.errstate(invalid="ignore"):
-        entries = np.flatnonzero(made.peaks.astype(np.float64) > _OUTLIER * median)
-    if not len(entries):
+        if made.tops is not None and made.tops_at is not None:
+            indices = np.sort(made.tops_at[made.tops.astype(np.float64) > _OUTLIER * median])
+            top = float(np.nanmax(made.tops))
+        else:
+            indices = np.sort(made.at(np.flatnonzero(made.peaks.astype(np.float64) > _OUTLIER * median)))
+            top = float(np.nanmax(made.peaks))
+    if not len(indices):
         return []
-    indices = np.sort(made.at(entries))
-    top = float(np.nanmax(made.peaks))
     text = f"{_samples(len(indices))} up to {top:.3g}, the median of all is {median:.3g}: {listed(indices.tolist())}"
     return [("outlier", indices, text)]
 

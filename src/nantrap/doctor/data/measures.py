@@ -26,6 +26,9 @@ Shape = tuple[object, ...]
 NOT_A_NUMBER: Final = "not a number"
 """The shape of a sample that is text where the others are numbers."""
 
+_TOPS = 4096
+_THINNING = 16
+
 
 @dataclass(frozen=True, slots=True)
 class Block:
@@ -78,6 +81,7 @@ class Measures:
         low: the least finite value.
         high: the greatest finite value.
         peaks: the greatest finite magnitude of each sample; NaN if it has none.
+        tops: the largest peaks of a field so long that `peaks` holds only a part of them; `tops_at` are their indices.
         marks: a hash of each sample.
         positions: the index of each entry of `peaks` and `marks`; `None` if they are consecutive.
         start: the index of the first entry.
@@ -101,6 +105,8 @@ class Measures:
     low: float | None = None
     high: float | None = None
     peaks: Array | None = None
+    tops: Array | None = None
+    tops_at: Indices | None = None
     marks: Array | None = None
     positions: Indices | None = None
     start: int = 0
@@ -142,12 +148,27 @@ def joined(parts: Sequence[Measures]) -> Measures:
         whole.hits[slug] = np.unique(np.concatenate([part.found(slug) for part in parts]))
     for shape in {shape: None for part in parts for shape in part.shapes}:
         whole.shapes[shape] = np.concatenate([part.shapes.get(shape, _NONE) for part in parts])
-    for name in ("peaks", "marks", "numbers", "needs"):
+    for name in ("peaks", "tops", "tops_at", "marks", "numbers", "needs"):
         arrays = [getattr(part, name) for part in parts if part.entries]
         if arrays and all(array is not None for array in arrays):
             setattr(whole, name, np.concatenate(arrays))
     whole.start, whole.positions = _joined_positions([part for part in parts if part.entries])
     return whole
+
+
+def thinned(made: Measures) -> Measures:
+    """Keep every 16th peak and the largest ones: for an array of a billion numbers, 250 MB instead of 4 GB.
+
+    The median is taken from the peaks that are kept, and outliers are among the largest.
+    """
+    if made.peaks is None or made.marks is not None:
+        return made
+    with np.errstate(invalid="ignore"):
+        known = np.where(np.isfinite(made.peaks), made.peaks, -1)
+    top = np.argpartition(known, -_TOPS)[-_TOPS:] if len(known) > _TOPS else np.arange(len(known))
+    made.tops, made.tops_at = made.peaks[top].copy(), made.at(top)
+    made.peaks = made.peaks[::_THINNING].copy()
+    return made
 
 
 def _first(part: Measures) -> int:

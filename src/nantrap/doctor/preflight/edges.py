@@ -49,6 +49,8 @@ def check_edges(subject: Subject) -> Iterator[Check]:
 def _check(name: str, edge: Edge, result: StepResult) -> Check:
     if result.finite:
         return Check(name, "ok", result.message, values=result.values())
+    if result.error and edge.name in ("shortest", "longest"):
+        return Check(name, "skip", f"sequences of this length are refused: {result.error}", values=result.values())
     if result.error:
         return Check(name, "warn", result.message, "say clearly what is refused, or handle it", result.values())
     return Check(name, edge.severity, result.message, result.help or edge.help, result.values())

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nantrap.doctor.data.measure import measure
-from nantrap.doctor.data.measures import Block, Kind, Measures, joined
+from nantrap.doctor.data.measures import Block, Kind, Measures, joined, thinned
 from nantrap.doctor.data.roles import DataOptions, role_of
 from nantrap.doctor.data.rows import Array, Rows, digest
 from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
@@ -26,6 +26,8 @@ _PIECE = 4 << 20
 """Bytes read and measured at once: within the second-level cache or near it."""
 _SHARD = 64 << 20
 """Bytes of one piece of work."""
+_LONG = 1 << 20
+"""Samples of a field beyond which not every number per sample is kept."""
 _BUFFERS = threading.local()
 
 
@@ -147,7 +149,8 @@ def _scan_rows(each: ArrayField, shard: Shard, options: DataOptions, stem: str, 
         parts.append(measure(block, options, file_stem=stem))
     if not parts:
         return [Measures(each.name, role_of(each.name or stem, options), each.kind)]
-    return [joined(parts)]
+    whole = joined(parts)
+    return [thinned(whole) if each.shape[0] > _LONG else whole]
 
 
 def _scan_list(each: ArrayField, samples: list[Any], options: DataOptions, stem: str) -> list[Measures]:

@@ -5,6 +5,7 @@ The object is a dataset with `len` and `[]`, an iterable, or a function without 
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import os
 import re
@@ -106,6 +107,8 @@ def _plain(value: Any) -> Any:
         if str(tensor.dtype) in ("torch.bfloat16",) or "float8" in str(tensor.dtype):
             tensor = tensor.float()
         return tensor.numpy()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {spec.name: _plain(getattr(value, spec.name)) for spec in dataclasses.fields(value)}
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     if isinstance(value, tuple) or (isinstance(value, list) and any(hasattr(each, "shape") for each in value)):
