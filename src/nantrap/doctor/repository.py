@@ -59,6 +59,8 @@ class Repository:
 
     sources: list[Source] = field(default_factory=list)
     modules: list[Module] = field(default_factory=list)
+    kept: dict[str, Any] = field(default_factory=dict)
+    """What a check has found out about all files, so that it is found out once."""
 
     def by_role(self, role: Role) -> list[Source]:
         """Every source with this role."""
@@ -71,6 +73,8 @@ class Repository:
         of the same project. Nearest ones may be several: a value counts only where they agree, see `agreed`.
         """
         candidates = [other for other in self.by_role(role) if other is not source]
+        if role == "deepspeed" and any(each.key == "deepspeed" and each.value is None for each in source.settings):
+            return []  # `deepspeed:` without a value
         if not candidates:
             return []
         if source.role == "deepspeed":
@@ -97,6 +101,9 @@ class Repository:
     ) -> tuple[_Value, Setting] | None:
         """The value that several sources give, if all that give one agree."""
         found = [each for each in map(read, sources) if each is not None]
+        files = [each for each in sources if each.kind != "shell"]
+        if len(files) > 1 and any(read(each) is None for each in files):
+            return None  # a choice of files, and some of them say nothing: which one is used is not known
         if not found or len({value for value, _ in found}) != 1:
             return None
         return found[0]
@@ -136,12 +143,30 @@ class Repository:
     @property
     def clips(self) -> bool:
         """Whether any Python file clips gradients."""
-        return any(module.clips for module in self.modules)
+        if "clips" not in self.kept:
+            self.kept["clips"] = any(module.clips for module in self.modules if not module.is_test)
+        return bool(self.kept["clips"])
+
+    @property
+    def names_dtype(self) -> bool:
+        """Whether any Python file opens an autocast region with a dtype."""
+        if "names_dtype" not in self.kept:
+            self.kept["names_dtype"] = any(
+                keyword.arg == "dtype"
+                for module in self.modules
+                if not module.is_test
+                for call, place in module.calls.get("autocast", ())
+                if not place.silent
+                for keyword in call.keywords
+            )
+        return bool(self.kept["names_dtype"])
 
     @property
     def scales(self) -> bool:
         """Whether any Python file uses a GradScaler."""
-        return any(module.scales for module in self.modules)
+        if "scales" not in self.kept:
+            self.kept["scales"] = any(module.scales for module in self.modules if not module.is_test)
+        return bool(self.kept["scales"])
 
 
 def _launches(line: Source, source: Source) -> bool:

@@ -9,7 +9,7 @@ from typing import Final
 from nantrap.doctor.checks.registry import Found, source_check
 from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.flow import Event, Flow, follows, leaves_block, tests_finite, training_flows
+from nantrap.doctor.source.flow import Event, Flow, expanded, follows, leaves_block, tests_finite, training_flows
 from nantrap.doctor.source.module import Function, Module
 from nantrap.doctor.source.tensors import operation
 from nantrap.doctor.source.wording import computes_loss, core, is_gradient, is_loss, is_norm, name_of
@@ -49,7 +49,8 @@ def isnan_misses_inf(module: Module, repository: Repository) -> Iterator[Found]:
             assert isinstance(node, ast.If)
             if node.lineno in seen or not _guards(node):
                 continue
-            tested = _nan_tested(module, node.test, event.function)
+            parts = expanded(node.test, event.function)
+            tested = next((t for part in parts if (t := _nan_tested(module, part, event.function)) is not None), None)
             if tested is not None:
                 seen.add(node.lineno)
                 yield Found(
@@ -102,7 +103,8 @@ def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Found
             and operand.func.attr in ("item", "detach")
         ):
             continue
-        if is_loss(operand) or is_gradient(operand) or computes_loss(operand) or into_loss:
+        gradient = is_gradient(operand) or (isinstance(operand, ast.Name) and operand.id in ("grad", "grads"))
+        if is_loss(operand) or gradient or computes_loss(operand) or into_loss:
             yield Found(
                 "high",
                 call.lineno,
@@ -393,16 +395,23 @@ def _nan_tested(module: Module, test: ast.expr, function: Function) -> ast.expr 
             if subject is not None and (is_loss(subject) or is_norm(module, subject, function)):
                 inner = core(subject)
                 return inner if isinstance(inner, ast.expr) else subject
+        if isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.NotEq):
+            same = ast.dump(each.left) == ast.dump(each.comparators[0])
+            if same and (is_loss(each.left) or is_norm(module, each.left, function)):
+                return each.left
     return None
 
 
 def _loss_tested(event: Event) -> bool:
     assert isinstance(event.node, ast.If)
-    for each in ast.walk(event.node.test):
-        if isinstance(each, ast.Call) and name_of(each.func) in ("isnan", "isfinite", "isinf"):
-            subject = each.args[0] if each.args else each.func.value if isinstance(each.func, ast.Attribute) else None
-            if is_loss(subject):
-                return True
+    for part in expanded(event.node.test, event.function):
+        for each in ast.walk(part):
+            if isinstance(each, ast.Call) and name_of(each.func) in ("isnan", "isfinite", "isinf"):
+                subject = (
+                    each.args[0] if each.args else each.func.value if isinstance(each.func, ast.Attribute) else None
+                )
+                if is_loss(subject):
+                    return True
     return False
 
 
@@ -466,17 +475,20 @@ def _zeroes_non_finite(event: Event, flow: Flow) -> bool:
         target = node.targets[0]
         if isinstance(target, ast.Subscript) and tests_finite(target.slice):
             return True
-        if isinstance(node.value, ast.Call) and name_of(node.value.func) == "where" and tests_finite(node.value):
-            return True
+        if isinstance(node.value, ast.Call) and name_of(node.value.func) in ("where", "masked_fill"):
+            return tests_finite(node.value)
         if isinstance(node.value, ast.Constant) and node.value.value is None:
             return False
         zero = (isinstance(node.value, ast.Constant) and node.value.value == 0) or (
             isinstance(node.value, ast.Call) and name_of(node.value.func) in ("zeros_like", "zeros", "new_zeros")
         )
         return zero and _inside_finite_test(event)
+    if isinstance(node, ast.AugAssign):
+        zero = isinstance(node.op, ast.Mult) and isinstance(node.value, ast.Constant) and node.value.value == 0
+        return zero and _inside_finite_test(event)
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
         name = name_of(node.value.func)
-        if name == "masked_fill_":
+        if name in ("masked_fill_", "copy_"):
             return any(tests_finite(argument) for argument in node.value.args)
         if name in ("fill_", "mul_"):
             if not (node.value.args and isinstance(node.value.args[0], ast.Constant) and node.value.args[0].value == 0):
@@ -505,7 +517,7 @@ def _zeroed_loss(module: Module, statement: ast.stmt, function: Function, condit
         )
         if about_loss and not isinstance(statement.value, ast.Constant) and _is_zero(module, statement.value, function):
             yield _zero_loss(statement.lineno, ast.unparse(statement.value)[:60])
-    elif isinstance(statement, (ast.If, ast.With, ast.For)):
+    elif isinstance(statement, (ast.With, ast.For)):
         for inner in statement.body:
             yield from _zeroed_loss(module, inner, function, condition)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -14,6 +15,10 @@ from nantrap.doctor.source.module import Function, Module, Place
 from nantrap.doctor.source.tensors import additions, has_epsilon, is_epsilon, is_operation, names_in, operation, peeled
 
 _LOGS: Final = ("log", "log2", "log10")
+_GRID: Final = re.compile(r"grid|coord|channel|^ind|^idx|arange|freq|mesh|position|linspace")
+_CONSTANT: Final = re.compile(r"^(mu|c|delta|huber_c|sigma_data|beta|eps|epsilon|margin|alpha|gamma|const)$")
+_UNGUIDED: Final = re.compile(r"sampl|generat|decode|beam|quanti|infer|predict|metric|eval")
+_COUNTS: Final = re.compile(r"count|nelem|^n_|num|len|rand|noise|uniform")
 _SQUASHED: Final = {"softmax": "softmax", "sigmoid": "sigmoid", "softmax_": "softmax", "sigmoid_": "sigmoid"}
 
 
@@ -163,7 +168,7 @@ def sqrt_at_zero(module: Module, repository: Repository) -> Iterator[Found]:
         if not place.silent and module.value(power.right) == 0.5:
             found.append((power, power.left, place))
     for node, operand, place in found:
-        if not in_model(module, place.function):
+        if not in_model(module, place.function) or "metric" in module.file.lower():
             continue
         inner = _followed(operand, place.function, node.lineno)
         if has_floor(module, inner, place.function) or not _sum_of_squares(module, inner, place.function, 0):
@@ -210,6 +215,8 @@ def where_guards_domain(module: Module, repository: Repository) -> Iterator[Foun
             condition, sides = call.args[0], [call.func.value, call.args[1]]
         else:
             continue
+        if _UNGUIDED.search(place.function.name.lower()):
+            continue
         for side in sides:
             risky = _risky(module, side, place.function, call.lineno, condition)
             if risky is not None:
@@ -223,7 +230,7 @@ def where_guards_domain(module: Module, repository: Repository) -> Iterator[Foun
                 break
 
 
-def in_model(module: Module, function: Function) -> bool:
+def in_model(module: Module, function: Function, depth: int = 0) -> bool:
     """Whether a function is part of a forward pass, a loss, or a training step."""
     at: Function | None = function
     while at is not None:
@@ -246,6 +253,10 @@ def in_model(module: Module, function: Function) -> bool:
         at = at.parent
     if isinstance(function.node, ast.Lambda):
         return False
+    if depth < 2 and function.name and function.owner is None:  # a helper of a forward pass or a loss
+        callers = {id(place.function): place.function for _, place in module.calls.get(function.name, ())}
+        if any(each is not function and in_model(module, each, depth + 1) for each in callers.values()):
+            return True
     if "backward" in module.calls and any(
         call for call, place in module.calls["backward"] if place.function is function
     ):
@@ -263,6 +274,10 @@ def _logarithms(module: Module) -> Iterator[tuple[ast.Call, Place, ast.expr]]:
         found = operation(module, call)
         if found is not None and found.operand is not None:
             yield call, place, found.operand
+    for call, place in module.sites("log1p"):  # log1p(-p) is log(1 - p)
+        found = operation(module, call)
+        if found is not None and isinstance(found.operand, ast.UnaryOp) and isinstance(found.operand.op, ast.USub):
+            yield call, place, found.operand.operand
 
 
 def _without_floor(module: Module, node: ast.expr, function: Function) -> tuple[ast.expr, bool]:
@@ -359,6 +374,8 @@ def _sum_of_squares(module: Module, node: ast.expr, function: Function, depth: i
         return True
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
         parts = list(additions(node))
+        if any(_GRID.search(name) for name in names_in(node)) or any(_is_setting(module, p, function) for p in parts):
+            return False
         return len(parts) >= 2 and all(_is_square(module, part, function, 0) for part in parts)
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Div):
         return _sum_of_squares(module, node.left, function, depth + 1)
@@ -372,10 +389,26 @@ def _sum_of_squares(module: Module, node: ast.expr, function: Function, depth: i
     return False
 
 
+def _is_setting(module: Module, node: ast.expr, function: Function) -> bool:
+    """Whether a square is that of a constant of the model, which keeps the sum above zero: `self.sigma_data ** 2`."""
+    base = node.left if isinstance(node, ast.BinOp) else node
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        base = node.func.value
+    name = dotted(base)
+    if name.startswith("self.") or _CONSTANT.match(name.rsplit(".", 1)[-1]):
+        return True
+    value = function.latest(name, node.lineno) if name else None
+    return value is not None and dotted(value).startswith("self.")
+
+
 def _risky(module: Module, side: ast.expr, function: Function, line: int, condition: ast.expr) -> ast.expr | None:
     """The logarithm, root or division inside a branch whose argument nothing protects."""
-    side = _followed(side, function, line, 2) if dotted(side) else side
     guarded = names_in(condition)
+    own = dotted(side)
+    if own:
+        if own.lower() in guarded:
+            return None  # the condition looks at the result
+        side = _followed(side, function, line, 2)
     name = dotted(condition)
     definition = function.latest(name, line) if name else None
     if definition is not None:
@@ -392,7 +425,7 @@ def _risky(module: Module, side: ast.expr, function: Function, line: int, condit
             argument = each.right
         if argument is None or not isinstance(each, ast.expr) or _safe(module, argument, function, line):
             continue
-        if opaque or guarded & names_in(argument):
+        if (opaque and not own) or guarded & names_in(argument):
             return each
     return None
 
@@ -415,6 +448,10 @@ def _safe(module: Module, node: ast.expr, function: Function, line: int) -> bool
         return True
     if has_epsilon(module, node, function):
         return True
+    while isinstance(node, ast.Subscript):
+        node = node.value
+    if any(_COUNTS.search(name) for name in names_in(node)):
+        return True  # counts and noise have no gradient
     text = ast.unparse(node)
     if any(
         word in text
@@ -423,6 +460,8 @@ def _safe(module: Module, node: ast.expr, function: Function, line: int) -> bool
         return True
     inner = _followed(node, function, line)
     if inner is not node:
+        if any(_COUNTS.search(name) for name in names_in(inner) if name.startswith(("rand", "uniform", "count"))):
+            return True
         made = operation(module, inner)
         if made is not None and made.name in (
             "where",

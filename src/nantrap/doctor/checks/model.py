@@ -16,31 +16,34 @@ from nantrap.doctor.source.module import Function, Module, Place
 from nantrap.doctor.source.tensors import operation
 from nantrap.doctor.source.wording import is_loss, name_of
 
-_NO_FORWARD: Final = (
+_NO_FORWARD: Final = frozenset(
+    {
+        "train",
+        "eval",
+        "to",
+        "cuda",
+        "cpu",
+        "float",
+        "half",
+        "bfloat16",
+        "modules",
+        "apply",
+        "buffers",
+        "children",
+        "step",
+        "copy",
+    }
+)
+_NO_FORWARD_BEGINNINGS: Final = (
     "state_dict",
-    "load_state_dict",
+    "load",
     "parameters",
-    "named_parameters",
-    "train",
-    "eval",
-    "to",
-    "cuda",
-    "cpu",
+    "named_",
     "zero_grad",
-    "modules",
-    "named_modules",
-    "apply",
     "no_sync",
-    "buffers",
-    "named_buffers",
-    "requires_grad_",
-    "float",
-    "half",
-    "children",
-    "named_children",
+    "requires_grad",
     "register",
     "save",
-    "load",
     "update",
     "set_",
     "get_",
@@ -48,19 +51,15 @@ _NO_FORWARD: Final = (
     "clip",
     "log",
     "print",
-    "step",
     "freeze",
     "unfreeze",
     "count",
     "num_",
     "init",
-    "named_",
     "share_memory",
-    "extra_repr",
     "ema",
     "momentum",
     "on_",
-    "copy",
     "configure",
 )
 TINY_EPS: Final = 1e-16
@@ -92,7 +91,7 @@ def ddp_bypassed(module: Module, repository: Repository) -> Iterator[Found]:
     if ".module" not in module.text:
         return
     for leaf, sites in list(module.calls.items()):
-        if leaf.startswith(_NO_FORWARD) and leaf != "training_step":
+        if (leaf in _NO_FORWARD or leaf.startswith(_NO_FORWARD_BEGINNINGS)) and "loss" not in leaf:
             continue
         for call, place in sites:
             if place.silent or not _through_module(call.func) or not (call.args or call.keywords):
@@ -127,22 +126,13 @@ def eps_too_small_for_half(module: Module, repository: Repository) -> Iterator[F
     Silent:
         For ordinary epsilons in float32.
     """
-    half = any(each.dtype == "float16" for each in halved_models(module))
-    half = half or (
-        not module.is_test
-        and any(
-            found.dtype == "float16"
-            for other in repository.modules
-            if other is not module and _beside(other, module)
-            for found in halved_models(other)
-        )
-    )
+    half = any(other is module or _beside(other, module) for other in _float16(repository))
     seen: set[int] = set()
     for node, function, where in _epsilons(module):
         value = module.value(node, function)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < HALF_EPS:
             continue
-        tiny = value <= TINY_EPS
+        tiny = value <= TINY_EPS and isinstance(node, ast.Constant) and not _of_an_optimizer(function)
         if (not tiny and (not half or where == "argument")) or node.lineno in seen:
             continue
         seen.add(node.lineno)
@@ -280,6 +270,16 @@ def _trained_here(module: Module, place: Place) -> bool:
     )
 
 
+def _float16(repository: Repository) -> list[Module]:
+    """The files that train a float16 model, looked for once."""
+    if "float16" not in repository.kept:
+        repository.kept["float16"] = [
+            each for each in repository.modules if any(found.dtype == "float16" for found in halved_models(each))
+        ]
+    found: list[Module] = repository.kept["float16"]
+    return found
+
+
 def _beside(other: Module, module: Module) -> bool:
     """Whether a training file imports a module by the name of its file."""
     stem = module.file.replace("\\", "/").rsplit("/", 1)[-1].removesuffix(".py")
@@ -294,7 +294,7 @@ def _epsilons(module: Module) -> Iterator[tuple[ast.expr, Function, str]]:
                 yield part, place.function, "divisor"
     for call, place in module.sites("clamp", "clamp_", "clamp_min", "clip", "log", "log2", "rsqrt", "sqrt", "maximum"):
         found = operation(module, call)
-        if found is None:
+        if found is None or "register_buffer" in ast.unparse(place.statement):
             continue
         if found.name in ("log", "log2", "rsqrt", "sqrt"):
             if found.operand is not None:
@@ -318,7 +318,7 @@ def _epsilons(module: Module) -> Iterator[tuple[ast.expr, Function, str]]:
             if value is not None
         ]
         for name, default in pairs:
-            if _called_eps(name.arg):
+            if _called_eps(name.arg) and not _of_an_optimizer(function):
                 yield default, top, "argument"
     if "torch" in module.imports or any(target.startswith("torch") for target in module.imports.values()):
         for function in module.functions:
@@ -333,6 +333,12 @@ def _epsilons(module: Module) -> Iterator[tuple[ast.expr, Function, str]]:
                         continue
                     if module.resolve(call.func).split(".")[0] not in ("numpy", "np"):
                         yield keyword.value, place.function, "argument"
+
+
+def _of_an_optimizer(function: Function) -> bool:
+    """Optimizers have epsilons of their own, below squares of gradients."""
+    owner = function.owner
+    return owner is not None and any("optim" in dotted(base).lower() for base in owner.bases)
 
 
 def _called_eps(name: str) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -24,6 +25,11 @@ _AUTOCAST: Final = frozenset(
         "torch.amp.autocast_mode.autocast",
         "torch.cuda.amp.autocast_mode.autocast",
     }
+)
+
+
+_SCALER: Final = re.compile(
+    r"GradScaler|NativeScaler|(loss|amp|grad)_?[sS]caler|[sS]caler\.(scale|step|unscale_)\(|[sS]caler\(\s*loss"
 )
 
 
@@ -69,7 +75,7 @@ def _is_cuda(module: Module, node: ast.AST | None, function: Function) -> bool:
 @source_check("NT803", "fp16_without_loss_scaling")
 def fp16_without_scaler(module: Module, repository: Repository) -> Iterator[Found]:
     """A float16 autocast region whose backward uses no scaler."""
-    if "autocast" not in module.calls or module.is_test or "scaler" in module.text.lower():
+    if "autocast" not in module.calls or module.is_test or _SCALER.search(module.text):
         return
     if "Accelerator" in module.calls or "scale_loss" in module.calls:
         return
@@ -321,6 +327,8 @@ def zero_grad_missing(module: Module, repository: Repository) -> Iterator[Found]
             or not any(is_optimizer(module, event.receiver) or event.scaled for event in steps)
         ):
             continue
+        if not any(step.loops for step in steps) and _cleared_elsewhere(module, repository):
+            continue  # a helper; the loop is in another file
         yield Found(
             "high",
             steps[0].line,
@@ -415,6 +423,10 @@ def _outermost(flows: list[Flow]) -> list[Flow]:
             chosen.append(flow)
             lines |= at
     return chosen
+
+
+def _cleared_elsewhere(module: Module, repository: Repository) -> bool:
+    return any(other is not module and "zero_grad" in other.text for other in repository.modules)
 
 
 def _clears(flow: Flow) -> bool:

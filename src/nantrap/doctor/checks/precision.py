@@ -47,7 +47,7 @@ def precision_mismatch(source: Source, repository: Repository) -> Iterator[Found
         When one of them is unset, `no` or `auto`.
     """
     if source.role == "launcher":
-        pairs = repository.partners(source, "deepspeed") if source.references else []
+        pairs = repository.partners(source, "deepspeed")
     elif source.role in ("trainer", "code"):
         pairs = [*repository.partners(source, "launcher"), *repository.partners(source, "deepspeed")]
     else:
@@ -177,6 +177,8 @@ def amp_without_dtype(source: Source, repository: Repository) -> Iterator[Found]
         return
     if any(switch(each.value) is not False and each.known for each in source.all("scaler")) or repository.scales:
         return
+    if repository.names_dtype:
+        return
     if any(
         each.key in ("precision", "weight_dtype", "loss_scale")
         and each.value is not True
@@ -190,12 +192,13 @@ def amp_without_dtype(source: Source, repository: Repository) -> Iterator[Found]
     if any(not each.known for each in (*source.all("fp16"), *source.all("bf16"))):
         return
     theirs = repository.agreed(repository.partners(source, "launcher"), asked_dtype)
+    named = "amp" in asked.setting.names[-1] or "amp" in asked.setting.parent
     bf16 = theirs is not None and theirs[0] == "bfloat16"
     beside = (
         f", while the launcher says bf16 ({theirs[1].file}:{theirs[1].line})" if bf16 and theirs is not None else ""
     )
     yield Found(
-        "high" if bf16 else "medium",
+        "high" if bf16 else "medium" if named else "low",
         asked.setting.line,
         True,
         f"{asked.setting.name} is on and no dtype is named: torch.autocast on CUDA takes float16, "

@@ -54,6 +54,20 @@ def accelerator_says_no(module: Module, repository: Repository) -> Iterator[Foun
             )
 
 
+@source_check("NT807", "static_loss_scale")
+def apex_loss_scale(module: Module, repository: Repository) -> Iterator[Found]:
+    """`amp.initialize(..., loss_scale=128.0)` of apex."""
+    for call, place in module.sites("initialize"):
+        if "amp" not in module.resolve(call.func):
+            continue
+        given = next((keyword.value for keyword in call.keywords if keyword.arg == "loss_scale"), None)
+        scale = number(module.value(given, place.function)) if given is not None else None
+        if scale is not None and scale > 0:
+            yield Found(
+                "medium", call.lineno, scale, f"the loss scale is fixed at {scale:g}", 'use loss_scale="dynamic"'
+            )
+
+
 @source_check("NT808", "min_lr_as_factor")
 def min_lr_as_factor(module: Module, repository: Repository) -> Iterator[Found]:
     """A LambdaLR function returns a smallest learning rate where a factor is expected.
@@ -201,6 +215,13 @@ def loss_temperature(module: Module, repository: Repository) -> Iterator[Found]:
         if function.silent or not isinstance(node, ast.FunctionDef):
             continue
         owner = function.owner.name.lower() if function.owner is not None else ""
+        if re.search(r"loss|nce|contrast|distill|criterion", owner):
+            for name, values in function.assigned.items():
+                if name.removeprefix("self.") in words and name.startswith("self."):
+                    for line, given in values:
+                        value = number(module.value(given, function)) if isinstance(given, ast.Constant) else None
+                        if value is not None and 0 <= value < LOW_TEMPERATURE:
+                            yield _temperature(line, name, value)
         if not re.search(r"loss|nce|contrast|distill|criterion", owner + " " + node.name.lower()):
             continue
         arguments = [*node.args.posonlyargs, *node.args.args]
@@ -363,10 +384,7 @@ def _functions(
         yield function, [given.body]
         return
     for found in module.by_name.get(name, ()):
-        returns = [
-            each.value for each in ast.walk(found.node) if isinstance(each, ast.Return) and each.value is not None
-        ]
-        yield found, returns
+        yield found, [each for each in ast.walk(found.node) if isinstance(each, (ast.Call, ast.BinOp))]
 
 
 def _absolute_floor(

@@ -118,7 +118,7 @@ def accumulation_mismatch(source: Source, repository: Repository) -> Iterator[Fo
     Silent:
         When one of them is `auto`.
     """
-    if source.role not in ("trainer", "code"):
+    if source.role not in ("trainer", "code", "launcher"):
         return
     mine = source.first("accumulation")
     count = whole(mine.value) if mine is not None else None
@@ -126,7 +126,9 @@ def accumulation_mismatch(source: Source, repository: Repository) -> Iterator[Fo
         return
     if source.kind == "argparse" and any(line.kind == "shell" and line.script for line in repository.sources):
         return
-    others = [*repository.partners(source, "launcher"), *repository.partners(source, "deepspeed")]
+    others = repository.partners(source, "deepspeed")
+    if source.role != "launcher":
+        others = [*repository.partners(source, "launcher"), *others]
     if source.role == "trainer":
         others += [each for each in repository.by_role("code") if each.file == source.file]
     for role in ("launcher", "deepspeed", "code"):
@@ -167,6 +169,15 @@ def batch_size_mismatch(source: Source, repository: Repository) -> Iterator[Foun
     whole_batch = source.first("global_batch")
     micro = source.first("micro_batch") or (source.first("batch_size") if source.role != "deepspeed" else None)
     steps = source.first("accumulation")
+    if source.role == "deepspeed" and whole_batch is not None:
+        users = [
+            each
+            for each in repository.by_role("trainer")
+            if each.first("micro_batch") and source in repository.partners(each, "deepspeed")
+        ]
+        if len(users) == 1:  # what the file leaves to the trainer
+            micro = micro if micro is not None and micro.known else users[0].first("micro_batch")
+            steps = steps if steps is not None and steps.known else users[0].first("accumulation")
     if whole_batch is None or micro is None or steps is None:
         return
     processes = _processes(source, repository)

@@ -52,7 +52,7 @@ _TABLE: Final[dict[str, str]] = {
     "bf16": "bf16 use_bf16 enable_bf16 train_bf16 bfloat16",
     "full_bf16": "full_bf16 pure_bf16 bf16_full_train",
     "full_fp16": "full_fp16 pure_fp16",
-    "amp": "amp use_amp enable_amp native_amp use_mixed_precision enable_mixed_precision use_autocast autocast "
+    "amp": "amp use_amp enable_amp native_amp use_mixed_precision enable_mixed_precision "
     "mixed_precision_training automatic_mixed_precision",
     "precision": "mixed_precision precision dtype amp_dtype compute_dtype train_dtype training_dtype autocast_dtype "
     "mixed_precision_dtype precision_type amp_precision autocast_precision train_precision half_precision_dtype",

@@ -268,6 +268,8 @@ class PythonSettings:
     def _schedule(self, call: ast.Call, values: Mapping[str, Any]) -> list[Setting]:
         first = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "optimizer"), None)
         section = dotted(first).rsplit(".", 1)[-1] if first is not None else "optimizer"
+        if _leaf(call.func) == "CosineAnnealingLR" and len(call.args) > 2:
+            return [self._setting((section or "optimizer", "eta_min"), evaluate(call.args[2], values), call.args[2])]
         return [
             self._setting((section or "optimizer", keyword.arg), evaluate(keyword.value, values), keyword.value)
             for keyword in call.keywords

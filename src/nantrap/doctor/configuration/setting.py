@@ -90,7 +90,7 @@ class Source:
     def first(self, key: str) -> Setting | None:
         """The setting with this meaning that lies nearest to the top of the tree."""
         found = list(self.all(key))
-        return min(found, key=lambda setting: len(setting.names)) if found else None
+        return min(found, key=lambda setting: (len(setting.names), not _of_training(setting))) if found else None
 
     def near(self, setting: Setting, key: str) -> Setting | None:
         """The setting with this meaning that shares the most parents with another one."""
@@ -112,6 +112,10 @@ class Source:
     def with_role(self, role: Role, framework: str) -> Source:
         """The same settings in another role."""
         return replace(self, role=role, framework=framework)
+
+
+def _of_training(setting: Setting) -> bool:
+    return any(name.startswith(("train", "optim")) or name == "opt" for name in setting.parent)
 
 
 def shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:

@@ -116,7 +116,7 @@ def says_no(value: Any) -> bool:
     return isinstance(value, str) and value.strip().lower() in ("no", "none", "off", "false")
 
 
-_NOT_ADAM: Final = ("prodigy", "dadapt", "d_adapt", "muon", "lamb", "lars", "adamp", "came", "sophia")
+_NOT_ADAM: Final = ("prodigy", "dadam", "dadapt", "d_adapt", "muon", "lamb", "lars", "adamp", "came", "sophia")
 
 
 def is_adam(name: Any) -> bool | None:

@@ -125,8 +125,27 @@ def written(node: ast.AST) -> str:
 
 
 def tests_finite(node: ast.AST) -> bool:
-    """Whether an expression asks if something is NaN or Inf."""
+    """Whether an expression asks if something is NaN or Inf; `loss != loss` asks it too."""
+    for each in ast.walk(node):
+        if (
+            isinstance(each, ast.Compare)
+            and len(each.ops) == 1
+            and isinstance(each.ops[0], ast.NotEq)
+            and ast.dump(each.left) == ast.dump(each.comparators[0])
+        ):
+            return True
     return any(isinstance(each, ast.Call) and _leaf(each.func) in _NON_FINITE for each in ast.walk(node))
+
+
+def expanded(test: ast.expr, function: Function) -> list[ast.expr]:
+    """A condition, and what the names in it were set to: `bad = isnan(loss)`, then `if bad:`."""
+    found = [test]
+    for each in ast.walk(test):
+        if isinstance(each, ast.Name):
+            value = function.latest(each.id, test.lineno)
+            if value is not None and (isinstance(value, (ast.Call, ast.BoolOp, ast.UnaryOp, ast.Compare))):
+                found.append(value)
+    return found
 
 
 def leaves_block(body: list[ast.stmt]) -> bool:
@@ -222,7 +241,7 @@ class _Tracer:
             test, arm = test.operand, False
         key = ast.unparse(test)
         self.expression(node.test, arms, loops, silent)
-        if tests_finite(node.test):
+        if any(tests_finite(each) for each in expanded(node.test, self.active[-1])):
             self.add("test", node, arms, loops, silent)
         for body, holds in ((node.body, arm), (node.orelse, not arm)):
             first = len(self.flow.events)

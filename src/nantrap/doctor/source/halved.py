@@ -109,9 +109,14 @@ def _conversions(module: Module, name: str) -> list[tuple[ast.expr, int]]:
                 found.append((value, line))
     for leaf in ("half", "to", "bfloat16", "float"):
         for call, place in module.calls.get(leaf, ()):
-            always = isinstance(place.statement, ast.Expr) and not place.conditional and not place.silent
-            if always and isinstance(call.func, ast.Attribute) and dotted(call.func.value) == name:
-                found.append((call, call.lineno))
+            statement = place.statement
+            if not isinstance(statement, ast.Expr) or place.conditional or place.silent:
+                continue
+            root: ast.AST = statement.value
+            while isinstance(root, ast.Call) and isinstance(root.func, ast.Attribute):
+                root = root.func.value
+            if dotted(root) == name:
+                found.append((statement.value, call.lineno))
     return sorted(found, key=lambda each: each[1], reverse=True)
 
 
