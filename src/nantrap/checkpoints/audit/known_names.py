@@ -26,6 +26,13 @@ _STORAGES = f"{_TENSORS} ComplexFloat ComplexDouble QInt8 QUInt8 QInt32 QUInt4x2
 _STORAGE_NAMES = " ".join(f"{kind}Storage" for kind in _STORAGES.split(" "))
 _TENSOR_NAMES = " ".join(f"{kind}Tensor" for kind in _TENSORS.split(" "))
 
+_NUMPY_SCALARS = (
+    "bool_ bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 intc uintc longlong ulonglong intp uintp float16 "
+    "float32 float64 float128 longdouble complex64 complex128 complex256 clongdouble str_ bytes_ datetime64 timedelta64"
+)
+CALLABLE_SCALARS: Final = _pairs({"numpy": _NUMPY_SCALARS})
+"""numpy's numbers, which may be made from plain values."""
+
 VALUES: Final = _pairs({
     "torch": (
         f"{_STORAGE_NAMES} {_TENSOR_NAMES} bool half float double int long short cfloat cdouble chalf uint8 int8 "
@@ -38,6 +45,9 @@ VALUES: Final = _pairs({
         "layout memory_format qscheme"
     ),
     "torch.cuda": f"{_STORAGE_NAMES} {_TENSOR_NAMES}",
+    "torch._utils": (
+        "torch.contiguous_format torch.channels_last torch.channels_last_3d torch.preserve_format"  # as pickled
+    ),
     "torch.sparse": _TENSOR_NAMES,
     "torch.cuda.sparse": _TENSOR_NAMES,
     "torch.storage": f"{_STORAGE_NAMES} _TypedStorage _UntypedStorage _LegacyStorage",
@@ -181,6 +191,7 @@ FUNCTIONS: Final = _pairs({
     "numpy._core.multiarray": "scalar",
     "numpy.core.numeric": "_frombuffer",
     "numpy._core.numeric": "_frombuffer",
+    "numpy.random.bit_generator": "__pyx_unpickle_SeedSequence",
     "re": "_compile",
     "logging": "getLogger",
     "zoneinfo": "ZoneInfo._unpickle",

@@ -497,7 +497,16 @@ class _Machine:
 
     def _binpersid(self) -> None:
         self._work += 3
-        self._stack.append(Persistent(self._stack.pop()))
+        identity = self._stack.pop()
+        if (
+            isinstance(identity, tuple)
+            and len(identity) > 1
+            and identity[0] == "module"
+            and isinstance(identity[1], Name)
+        ):
+            self._stack.append(identity[1])  # the old format of torch keeps a module's source beside its class
+            return
+        self._stack.append(Persistent(identity))
 
     def _next_buffer(self) -> None:
         raise PickleError("opcode NEXT_BUFFER has no place in a checkpoint")

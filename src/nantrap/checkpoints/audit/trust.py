@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from nantrap.checkpoints.audit.known_names import (
+    CALLABLE_SCALARS,
     CLASSES,
     FUNCTIONS,
     GADGETS,
@@ -310,7 +311,7 @@ _BASES = frozenset(
 )
 _NOT_IMPLEMENTED = Name("builtins", "NotImplemented")
 _ARRAYS = frozenset(
-    Name("numpy", kind) for kind in ("ndarray", "matrix", "recarray", "memmap")
+    Name("numpy", kind) for kind in ("ndarray", "matrix", "recarray")
 ) | {Name("numpy.ma.core", "MaskedArray"), Name("numpy.ma", "MaskedArray"), Name("numpy.rec", "recarray")}  # fmt: skip
 
 _CLOSER: Final[Mapping[Name, Callable[[Call], str | None]]] = {
@@ -388,6 +389,10 @@ def _judge_name(name: Name) -> str:
     return "named"
 
 
+_ENUMS = re.compile(r"(Strategy|Type|Names|Option|Mode|Backend|Environment)$")
+"""The enums among the known classes of other packages: the only ones that a pickler calls with a value."""
+
+
 def _judge_call(call: Call) -> tuple[str, str | None]:
     """The name of what is called, and `""` for data, `None` for somebody's class, or why it must not be called."""
     function = call.function
@@ -401,9 +406,17 @@ def _judge_call(call: Call) -> tuple[str, str | None]:
         fits = call.how == "reduce" and (function in _REBUILD or _are_plain(call, types=True))
         return function.full, "" if fits else _WRONG_ARGUMENTS
     if function in CLASSES:
-        return function.full, "" if call.how == "new" or _are_plain(call, types=True) else _WRONG_ARGUMENTS
+        if call.how == "new" or not call.arguments:
+            return function.full, ""
+        root = function.module.partition(".")[0]
+        own = (
+            root in ("torch", "numpy")
+            or root in sys.stdlib_module_names
+            or _ENUMS.search(function.qualname) is not None
+        )
+        return function.full, "" if own and _are_plain(call, types=True) else _WRONG_ARGUMENTS
     parts = function.qualname.split(".")
-    if function in VALUES and function.module in ("numpy", "builtins") and _are_plain(call):
+    if function in CALLABLE_SCALARS and _are_plain(call):
         return function.full, ""
     if len(parts) == 2 and Name(function.module, parts[0]) in CLASSES:
         return function.full, "is called"  # a method of a known class

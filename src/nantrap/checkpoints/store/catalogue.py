@@ -121,17 +121,27 @@ def _listed(folder: Path) -> dict[str, SavedCheckpoint]:
         document = json.loads(path.read_text(encoding="utf-8"))
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    except (OSError, ValueError) as error:
-        warnings.warn(
-            f"nantrap: {path} cannot be read ({error}); the checkpoints are listed by their own headers instead",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-        return {}
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+    except (OSError, ValueError, RecursionError) as error:
+        return _unreadable(path, str(error))
+    if isinstance(document, dict) and isinstance(document.get("schema"), str) and document["schema"] != SCHEMA:
         raise UsageError(f"{path} is not a manifest of nantrap (schema {SCHEMA}); give the store a folder of its own")
-    files = document.get("files")
-    return {name: _entry(folder, name, value) for name, value in files.items()} if isinstance(files, dict) else {}
+    files = document.get("files") if isinstance(document, dict) and document.get("schema") == SCHEMA else None
+    if not isinstance(files, dict):
+        return _unreadable(path, "it does not say which files there are")
+    try:
+        return {name: _entry(folder, name, value) for name, value in files.items()}
+    except FormatError as error:
+        return _unreadable(path, str(error))
+
+
+def _unreadable(path: Path, reason: str) -> dict[str, SavedCheckpoint]:
+    """The files carry step, order and checksum themselves; the next save writes a new manifest."""
+    warnings.warn(
+        f"nantrap: {path} cannot be read ({reason}); the checkpoints are listed by their own headers instead",
+        RuntimeWarning,
+        stacklevel=5,
+    )
+    return {}
 
 
 def _entry(folder: Path, name: str, value: dict[str, Any]) -> SavedCheckpoint:

@@ -166,8 +166,10 @@ def _add_number(found: Found, path: Path, value: float) -> None:
 
 
 def _below(path: Path, key: str) -> Path:
-    """The path one level deeper; beyond `_DEEPEST` levels the middle is left out."""
-    return (*path, key) if len(path) < _DEEPEST else (*path[:8], "…", *path[-8:], key)
+    """The path one level deeper; what lies beyond `_DEEPEST` levels is not told apart."""
+    if len(path) < _DEEPEST:
+        return (*path, key)
+    return path if path[-1] == "…" else (*path, "…")
 
 
 def _children(path: Path, node: object) -> list[tuple[Path, object]]:
