@@ -1,0 +1,99 @@
+"""`make docs`: writes zensical.toml, the settings of the site: a page for everything, nothing from the network."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+DOCS = Path(__file__).parent
+CONFIGURATION = DOCS.parent / "zensical.toml"
+_COMMANDS = (
+    "run",
+    "doctor",
+    "preflight",
+    "data",
+    "audit",
+    "check",
+    "report",
+    "plot",
+    "watch",
+    "serve",
+    "replay",
+    "explain",
+    "demo",
+)
+_GUIDES = ("checkpoints", "ops", "exporters", "inject", "pytest", "compatibility", "benchmarks", "limits")
+_INSIDE = ("architecture", "adding-a-rule", "adding-a-reader")
+_HEAD = """# Written by docs/site.py; run `make docs`.
+[project]
+site_name = "nantrap"
+site_description = "Stops NaN and Inf before they reach the weights, names the guilty operation, proves the cause."
+docs_dir = "docs"
+site_dir = "build/site"
+use_directory_urls = false
+"""
+_TAIL = """
+[project.theme]
+font = false
+features = ["navigation.indexes", "navigation.top", "search.highlight", "content.code.copy"]
+"""
+
+
+def configuration() -> str:
+    """The settings, with every page of docs/ in the navigation."""
+    navigation = [
+        {"Start here": "index.md"},
+        {"Commands": list(_present("commands", _COMMANDS))},
+        {"Guides": list(_present("", _GUIDES))},
+        {"Causes": ["causes/index.md", *_codes("causes")]},
+        {"Checks": ["checks/index.md", *_codes("checks")]},
+        {"Systems": [f"systems/{path.name}" for path in sorted((DOCS / "systems").glob("*.md"))]},
+        {"API": "api.md"},
+        {"Inside": [*_present("", _INSIDE), *_others()]},
+    ]
+    return f"{_HEAD}nav = {_toml(navigation)}\n{_TAIL}"
+
+
+def pages_in(navigation: object) -> Iterator[str]:
+    """Every page that a navigation names."""
+    if isinstance(navigation, str):
+        yield navigation
+    elif isinstance(navigation, dict):
+        for entry in navigation.values():
+            yield from pages_in(entry)
+    elif isinstance(navigation, list):
+        for entry in navigation:
+            yield from pages_in(entry)
+
+
+def _present(folder: str, names: tuple[str, ...]) -> Iterator[str]:
+    first = [name for name in names if (DOCS / folder / f"{name}.md").exists()]
+    rest = sorted(path.stem for path in (DOCS / folder).glob("*.md")) if folder else []
+    for name in dict.fromkeys([*first, *rest]):
+        yield f"{folder}/{name}.md" if folder else f"{name}.md"
+
+
+def _codes(folder: str) -> list[str]:
+    return [f"{folder}/{path.name}" for path in sorted((DOCS / folder).glob("NT*.md"))]
+
+
+def _others() -> list[str]:
+    """Pages that nobody put anywhere are found all the same."""
+    known = {"index", "api", *_GUIDES, *_INSIDE}
+    return [path.name for path in sorted(DOCS.glob("*.md")) if path.stem not in known]
+
+
+def _toml(value: object) -> str:
+    """Inline TOML for strings, lists and tables of one key."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{json.dumps(key)} = {_toml(entry)}" for key, entry in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(_toml(entry) for entry in value) + "]"
+    return json.dumps(value)
+
+
+if __name__ == "__main__":
+    CONFIGURATION.write_text(configuration(), encoding="utf-8")
+    sys.stdout.write(f"{CONFIGURATION}\n")

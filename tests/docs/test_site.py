@@ -1,0 +1,69 @@
+"""The documentation: every page is in the navigation, every link leads somewhere, the API page is complete."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import nantrap
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    tomllib = pytest.importorskip("tomli", reason="reading TOML on Python 3.10 needs tomli")
+
+DOCS = Path(__file__).parents[2] / "docs"
+LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
+
+
+def script(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_every_page_is_in_the_navigation_once() -> None:
+    site = script("site")
+    named = list(site.pages_in(tomllib.loads(site.configuration())["project"]["nav"]))
+    there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} | {"api.md"}
+    assert len(named) == len(set(named))
+    assert set(named) == there
+
+
+def test_the_links_of_the_front_door_lead_somewhere() -> None:
+    links = LINK.findall((DOCS / "index.md").read_text(encoding="utf-8"))
+    assert len(links) > 30
+    assert [link for link in links if "://" in link or not (DOCS / link).is_file()] == []
+
+
+def test_nearly_every_cause_stands_in_the_index_of_symptoms() -> None:
+    linked = set(re.findall(r"causes/(NT\d+)\.md", (DOCS / "index.md").read_text(encoding="utf-8")))
+    causes = {path.stem for path in (DOCS / "causes").glob("NT*.md")} - {"NT000"}
+    assert len(causes - linked) <= 5, f"give these a symptom in docs/index.md: {sorted(causes - linked)}"
+
+
+def test_the_code_of_the_front_door_runs() -> None:
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / "index.md").read_text(encoding="utf-8"), re.S)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, "docs/index.md", "exec"), {})
+
+
+def test_the_api_page_has_every_name_and_every_field_of_the_policy() -> None:
+    text = script("api").api_text()
+    for name in nantrap.__all__:
+        if not name.startswith("_") and name != "ops":
+            assert f"## `nantrap.{name}`" in text, name
+    section = text.partition("## `nantrap.Policy`")[2].partition("\n## ")[0]
+    for field in dataclasses.fields(nantrap.Policy):
+        assert f"\n- `{field.name}`: " in section, f"{field.name} has no line in the docstring of Policy"
+        assert f"| `{field.name}` | " in section
