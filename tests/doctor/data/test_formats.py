@@ -304,6 +304,13 @@ def test_a_column_of_counts_is_no_label(tmp_path: Path) -> None:
     assert found(tmp_path, classes=3, vocab=2) == []
 
 
+def test_a_column_called_weight_is_a_feature(tmp_path: Path) -> None:
+    rows = [f"{index},{60 + index % 30},{1.5 + index % 7}" for index in range(40)]
+    rows[5] = "5,71000,9000.5"
+    (tmp_path / "a.csv").write_text("id,weight,scale\n" + "\n".join(rows))
+    assert found(tmp_path) == [("outlier", "a.csv", "scale", (5,)), ("outlier", "a.csv", "weight", (5,))]
+
+
 def test_a_folder_without_data(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing here")
     with pytest.raises(UsageError, match="no data file of a known kind is there"):

@@ -223,6 +223,14 @@ def test_large_rows_that_differ_in_one_value_are_no_copies(tmp_path: Path) -> No
     assert found(tmp_path / "x.npy") == {("duplicate_sample", None, (6,))}
 
 
+@pytest.mark.parametrize("name", ["positions", "time", "class_a", "length_mismatch", "x_scale", "case_id_7"])
+def test_a_name_does_not_hide_a_float_array(name: str, tmp_path: Path) -> None:
+    x = normal(30, 16)
+    x[9], x[20, 3] = x[4], 1e4
+    np.save(tmp_path / f"{name}.npy", x)
+    assert found(tmp_path / f"{name}.npy") == {("duplicate_sample", None, (9,)), ("outlier", None, (20,))}
+
+
 def test_a_very_long_field_of_single_numbers(tmp_path: Path) -> None:
     x = 1.0 + np.random.default_rng(0).random(3_000_000, dtype=np.float32)
     x[1_234_567], x[2_999_999], x[17] = 1e3, -2e3, np.nan

@@ -30,7 +30,7 @@ def measure(block: Block, options: DataOptions, *, file_stem: str) -> Measures:
         file_stem: names the field of a file that holds only one array.
     """
     name = block.field if block.field is not None else file_stem
-    role = role_of(name, options)
+    role = _role(block, name, options)
     made = Measures(block.field, role, block.kind, table=block.table, exact=block.exact)
     made.entries, made.missing = len(block.indices), len(block.missing)
     made.rows = made.entries + len(block.missing) + len(block.foreign)
@@ -58,6 +58,29 @@ def measure(block: Block, options: DataOptions, *, file_stem: str) -> Measures:
     if role in ("label", "target", "token", "feature") and block.kind == "int" and block.exact:
         made.needs = _ctc_needs(rows) if block.shape != () else None
     return made
+
+
+def _role(block: Block, name: str, options: DataOptions) -> Role:
+    """The role by name, where the kind of the values does not speak against it.
+
+    A float array called `positions` is a feature and no id; a column called `weight` is a feature and no statistic. The
+    name of a file says less than the name of a field: only labels, masks, ids and lengths are believed.
+    """
+    role = role_of(name, options)
+    floats = block.kind in ("float", "half", "bfloat16")
+    if role == "constant" and block.table:
+        return "feature"
+    if role == "identifier" and floats and not block.table:
+        return "feature"
+    if block.field is None and role not in ("feature", "mask", "token"):
+        last = name.lower().rpartition("_")[2].rpartition("-")[2]
+        if role in ("input_length", "target_length"):
+            return role if last in ("length", "lengths", "len", "lens", "frames") else "feature"
+        if role in ("identifier", "constant"):
+            return "feature"
+        if role == "label" and floats and block.rows.width != 1 and options.labels is None:
+            return role if any(word in name.lower() for word in ("label", "target")) else "feature"
+    return role
 
 
 def _measure_values(made: Measures, block: Block, options: DataOptions, name: str) -> None:
