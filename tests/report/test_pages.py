@@ -126,6 +126,19 @@ def test_every_phase_and_action_has_a_page(phase: str, action: str) -> None:
     assert "No trial was run." in page.text
 
 
+def test_a_state_that_was_not_restored_is_not_called_as_before() -> None:
+    text = Checked(incident_page(view_incident(replace(MASKED, restored=False)))).text
+    assert "Not everything is as it was before the step: see the note." in text
+    assert "not everything is as before" in text
+    assert "as before step 7" not in text
+
+
+def test_a_page_says_what_was_not_sampled() -> None:
+    text = Checked(incident_page(view_incident(replace(MASKED, headroom={})))).text
+    assert "Policy(headroom_every=10) keeps it." in text
+    assert "keeps it." not in Checked(incident_page(view_incident(MASKED))).text
+
+
 def test_hostile_names_are_text(tmp_path: Path) -> None:
     folder = write_incident(tmp_path / EVIL.replace("/", "") / "incidents" / "000003-r0", HOSTILE)
     written = incident_page(view_incident(HOSTILE, surroundings(HOSTILE, folder)))

@@ -218,6 +218,11 @@ def test_the_guilty_rank_comes_from_its_field() -> None:
     assert "= where: step 4, rank 0 (it began on rank 3), backward\n" in render_incident(incident)
 
 
+def test_the_bad_ranks_are_named() -> None:
+    incident = Incident(step=4, rank=0, bad_ranks=(1, 3))
+    assert "= where: step 4, rank 0, forward, bad on ranks 1, 3\n" in render_incident(incident)
+
+
 def test_a_bad_probe_shows_everything_that_is_known_of_it() -> None:
     good = Probe("embedded", TensorStats((2, 4), "float32", 8, min=-1.0, max=2.0, mean=0.5, absmax=2.0))
     stats = TensorStats((2, 4, 6), "float16", 48, nan=6, posinf=1, min=-3.25, max=5.5, mean=0.125, absmax=5.5)

@@ -132,5 +132,8 @@ def _end(incident: Incident) -> list[Stop]:
         Action.ROLLBACK: "nantrap stopped it here and rolled back",
         Action.STOP: "nantrap stopped the run here",
     }[incident.action]
+    state = "weights, optimizer state, buffers"
+    if incident.restored is False:
+        return [Stop("gate", gate), Stop("spread", state, "", "not everything is as before")]
     kept = "as in the last good state" if incident.action is Action.ROLLBACK else f"as before step {incident.step:,}"
-    return [Stop("gate", gate), Stop("kept", "weights, optimizer state, buffers", "", kept)]
+    return [Stop("gate", gate), Stop("kept", state, "", kept)]

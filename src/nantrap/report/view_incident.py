@@ -290,6 +290,8 @@ def _did(incident: Incident) -> tuple[str, str]:
     }[incident.action]
     if incident.restored is False:
         text = "Not everything is as it was before the step; see the notes."
+    if incident.restored is False:
+        text = "Not everything is as it was before the step: see the note."
     if incident.same_as is not None:
         text += f" It looks like step {incident.same_as:,}."
     return title, text

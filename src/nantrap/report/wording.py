@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nantrap.incident import Action, Cause, Finding, Incident, Probe, TensorStats
+from nantrap.incident.wording import some_of
 from nantrap.report.numbers import shape, value
 from nantrap.report.visible import visible, visible_lines
 
@@ -250,6 +251,8 @@ def _where(incident: Incident) -> str:
     origin = origin_rank(incident)
     elsewhere = f" (it began on rank {origin})" if origin is not None and origin != incident.rank else ""
     parts += [f"rank {incident.rank}{elsewhere}", incident.phase]
+    if len(incident.bad_ranks) > 1:
+        parts.append("bad on ranks " + some_of([str(rank) for rank in incident.bad_ranks], 8))
     if incident.module:
         parts.append(f"{incident.module} (call {incident.call})" if incident.call else incident.module)
     parts += [part for part in (incident.op, incident.node) if part]

@@ -25,7 +25,7 @@ from nantrap.report.charts import spark
 from nantrap.report.numbers import duration, value
 from nantrap.report.pages import incident_context, render, resource, run_context
 from nantrap.report.serving.guarding import Guarded
-from nantrap.report.serving.index import BUCKET, Index, Summary, incident_folders
+from nantrap.report.serving.index import BUCKET, Index, Summary, incident_folders, journals_of
 from nantrap.report.serving.journals import Row, appended, finite_or_none, tail, window
 from nantrap.report.serving.metrics import CONTENT_TYPE, metrics
 from nantrap.report.serving.results import results_of
@@ -120,7 +120,7 @@ class Live:
         return HTMLResponse(await run_in_threadpool(self._run_text, summary))
 
     def _run_text(self, summary: Summary) -> str:
-        journals = sorted(summary.path.glob("journal-r*.jsonl"))
+        journals = journals_of(summary.path)
         rows = tail(journals[0]) if journals else []
         counts = self._index.counts(summary.ident)
         codes = _codes()
@@ -292,7 +292,7 @@ def _missing() -> Response:
 
 
 def _journal(summary: Summary) -> Path:
-    return min(summary.path.glob("journal-r*.jsonl"), key=lambda p: (len(p.name), p.name))
+    return journals_of(summary.path)[0]
 
 
 @functools.cache

@@ -158,7 +158,7 @@ class Index:
         folder = self._folders.get(ident)
         if folder is None:
             return None
-        journals = _journals(folder)
+        journals = journals_of(folder)
         try:
             status = journals[0].stat()
         except (OSError, IndexError):
@@ -185,7 +185,7 @@ class Index:
     def scan_run(self, ident: str, *, most_bytes: int = 4 * 1024 * 1024) -> bool:
         """Read a slice of one journal. True if there is more to read."""
         folder = self._folders.get(ident)
-        journals = _journals(folder) if folder is not None else []
+        journals = journals_of(folder) if folder is not None else []
         if not journals:
             return False
         path = journals[0]
@@ -208,13 +208,13 @@ class Index:
     def counts(self, ident: str) -> Counts:
         """What was counted so far."""
         folder = self._folders.get(ident)
-        journals = _journals(folder) if folder is not None else []
+        journals = journals_of(folder) if folder is not None else []
         return self._scan_state(str(journals[0]))[2] if journals else Counts()
 
     def curves(self, ident: str, first: int, last: int, *, points: int = 600) -> dict[str, Any]:
         """Curves from the stored buckets, joined so that there are at most about `points` columns."""
         folder = self._folders.get(ident)
-        journals = _journals(folder) if folder is not None else []
+        journals = journals_of(folder) if folder is not None else []
         if not journals:
             return {"first": first, "last": last, "width": 1, "columns": {}, "marks": []}
         path = str(journals[0])
@@ -332,7 +332,8 @@ def _runs_under(root: Path) -> list[Path]:
     return sorted(found)
 
 
-def _journals(folder: Path) -> list[Path]:
+def journals_of(folder: Path) -> list[Path]:
+    """The journals of a run in the order of their ranks."""
     found = []
     with contextlib.suppress(OSError):
         for path in folder.glob("journal-r*.jsonl"):
