@@ -42,11 +42,12 @@ class Check:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run it."""
-        from nantrap import health, record
+        from nantrap import health
+        from nantrap.cli.reading import open_runs
         from nantrap.report.verdicts import verdict_as_github, verdict_as_junit, verdict_as_text
 
         expect = health.read_expectations(arguments.expect) if arguments.expect else None
-        run = record.open_run(arguments.path)
+        (run,) = open_runs([arguments.path])
         verdict = health.judge(run, expect=expect, stalled_after=arguments.stalled_after, now=time.time())
         form = "json" if arguments.json else arguments.format
         if form == "json":

@@ -35,6 +35,7 @@ class Plot:
     def run(self, arguments: argparse.Namespace) -> int:
         """Run it."""
         from nantrap import record
+        from nantrap.cli.reading import open_runs
         from nantrap.errors import UsageError
         from nantrap.report.plots import FORMATS, PlotOptions, plot_runs
 
@@ -51,8 +52,16 @@ class Plot:
             side_by_side=arguments.side_by_side,
             rank=arguments.rank,
         )
-        runs = [record.open_run(path) for path in arguments.paths]
-        picture = plot_runs(runs, form=form, options=options)
+        only = None if any(sign in arguments.y for sign in "*?[") else options.columns
+        runs = open_runs(arguments.paths, columns=only and (*only, "epoch"))
+        try:
+            picture = plot_runs(runs, form=form, options=options)
+        except UsageError:
+            if only is None:
+                raise
+            # a column that is not there, or has another name: only the whole log tells
+            runs = open_runs(arguments.paths)
+            picture = plot_runs(runs, form=form, options=options)
         try:
             record.write_atomically(output, picture)
         except OSError as error:

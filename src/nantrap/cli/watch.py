@@ -30,14 +30,14 @@ class Watch:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run it."""
-        from nantrap import record
+        from nantrap.cli.reading import open_runs
         from nantrap.errors import UsageError
 
         if not arguments.interval > 0:
             raise UsageError("--interval: more than 0 seconds")
         if arguments.json and not arguments.once:
             raise UsageError("--json goes with --once: a live view has no end")
-        run = record.open_run(arguments.path)
+        (run,) = open_runs([arguments.path])
         if arguments.once:
             _show_once(run, as_json=arguments.json)
         elif arguments.plain or not _is_screen():

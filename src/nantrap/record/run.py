@@ -253,13 +253,19 @@ class Run:
         return changed
 
 
-def open_run(path: str | os.PathLike[str], *, columns: Collection[str] | None = None) -> Run:
+def open_run(
+    path: str | os.PathLike[str],
+    *,
+    columns: Collection[str] | None = None,
+    on_read: Callable[[int], None] | None = None,
+) -> Run:
     """Open a run folder of nantrap, one of its journals, or a log that nantrap did not write.
 
     Args:
         path: a run folder; a journal; JSON lines; transformers' trainer_state.json; a CSV table such as Lightning's
             metrics.csv; a text log; a TensorBoard event file, or the folder of one.
         columns: read only these columns (names as in `Series.get`), for a journal that is too large to hold.
+        on_read: told the number of bytes after each piece of a file, for a progress bar.
 
     Raises:
         UsageError: nothing can be read there; the message says what was looked for.
@@ -274,16 +280,16 @@ def open_run(path: str | os.PathLike[str], *, columns: Collection[str] | None = 
     place = Path(path)
     wanted = None if columns is None else _only(columns)
     journals = _journals(place)
-    if journals:
-        return Run(
-            place,
-            "nantrap",
-            {rank: _Stream(JsonLines(file, wanted=wanted), rank, wanted, own=True) for rank, file in journals.items()},
-            wanted,
-        )
-    log = find_log(place)
-    kind, source = source_of(log)
-    return Run(log, kind, {0: _Stream(source, 0, wanted)}, wanted)
+    kind, streams = "nantrap", {}
+    for rank, file in journals.items():
+        streams[rank] = _Stream(JsonLines(file, wanted=wanted), rank, wanted, own=True)
+    if not journals:
+        place = find_log(place)
+        kind, source = source_of(place)
+        streams[0] = _Stream(source, 0, wanted)
+    for stream in streams.values():
+        stream.source.on_read = on_read
+    return Run(place, kind, streams, wanted)
 
 
 def _journals(path: Path) -> dict[int, Path]:

@@ -28,6 +28,7 @@ class Source(Protocol):
     problems: list[str]
     total_steps: int | None
     total_epochs: int | None
+    on_read: Callable[[int], None] | None
 
     def begin_again(self) -> bool:
         """Whether the log was replaced since the last look; what was read so far is void then."""
@@ -47,6 +48,14 @@ class _Base:
         self.problems: list[str] = []
         self.total_steps: int | None = None
         self.total_epochs: int | None = None
+        self.on_read: Callable[[int], None] | None = None
+        """Told the bytes that were read, for a progress bar."""
+
+    def _chunks(self, tail: Tail) -> Iterator[bytes]:
+        for chunk in tail.chunks():
+            yield chunk
+            if self.on_read is not None:
+                self.on_read(len(chunk))
 
 
 class JsonLines(_Base):
@@ -64,7 +73,7 @@ class JsonLines(_Base):
         return again
 
     def read(self) -> Iterator[Records | Block]:
-        for chunk in self._tail.chunks():
+        for chunk in self._chunks(self._tail):
             text = chunk.decode("utf-8", "replace").rstrip("\n")
             lines = text.count("\n") + 1
             yield from self._decode(text, lines)
@@ -139,7 +148,7 @@ class TextLines(_Base):
         return again
 
     def read(self) -> Iterator[Records]:
-        for chunk in self._tail.chunks():
+        for chunk in self._chunks(self._tail):
             text = chunk.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
             yield self._log.records(text.split("\n"))
         self.modified = self._tail.modified
@@ -162,7 +171,7 @@ class CsvLines(_Base):
         return again
 
     def read(self) -> Iterator[Records]:
-        for chunk in self._tail.chunks():
+        for chunk in self._chunks(self._tail):
             lines = chunk.decode("utf-8-sig", "replace").splitlines()
             if not self._header and lines:
                 if self._separator not in lines[0] and ";" in lines[0]:
