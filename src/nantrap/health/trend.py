@@ -72,9 +72,10 @@ def spikes(values: Floats, *, factor: float = 8.0) -> Ints:
     body = values[: blocks * size].reshape(blocks, size)
     median = np.median(body, axis=1)
     scatter = 1.4826 * np.median(np.abs(body - median[:, None]), axis=1)
-    block = np.minimum(np.arange(count) // size, blocks - 1)
-    before = np.maximum(block - 1, 0)
-    level = np.maximum(median[block], median[before])
-    width = np.maximum(scatter[block], scatter[before])
+    # per stretch, not per value: a run may have millions
+    level = np.maximum(median, np.append(median[:1], median[:-1]))
+    width = np.maximum(scatter, np.append(scatter[:1], scatter[:-1]))
     floor = 0.1 * np.abs(level)  # a curve without noise has no spikes in its last digits
-    return np.flatnonzero(values > level + np.maximum(factor * width, floor)).astype(np.int64)
+    limit = level + np.maximum(factor * width, floor)
+    rest = np.flatnonzero(values[blocks * size :] > limit[-1]) + blocks * size
+    return np.append(np.flatnonzero(body > limit[:, None]), rest).astype(np.int64)

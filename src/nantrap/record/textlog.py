@@ -10,58 +10,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from nantrap.record.textline import Shape, Shapes, as_number
+
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
-_NUMBER = (
-    r"[-+]?(?:1\.#(?:QNAN|SNAN|IND|INF)\w*"
-    r"|(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?"
-    r"|\.\d+(?:[eE][-+]?\d+)?"
-    r"|[nN][aA][nN](?:\(ind\))?(?![\w/])|[iI][nN][fF](?:inity|INITY)?(?![\w/]))"
-)
-_AFTER = r"(?![\w.]*[:/]\d|\.\d|-\d)"
-"""What follows a value is no second part of a time, a fraction, a version or a date."""
-_WORD = r"[A-Za-z_][\w./@-]*"
-_PAIR = re.compile(
-    rf"""['"]?(?P<key>{_WORD}(?:\ {_WORD}){{0,3}}|\[?{_WORD})(?:\ ?\((?P<unit>[A-Za-z/]+)\))?['"]?\s*[=:]\s*[\[('"]*"""
-    rf"(?P<value>{_NUMBER}){_AFTER}",
-)
-_METRIC = (
-    r"(?:loss|lr|learning[_ ]rate|grad(?:ient)?[_ ]?norm|g?norm|acc(?:uracy)?(?:@\d+)?|ppl|perplexity|reward|error|err|"
-    r"psnr|ssim|fid|bleu|rouge|wer|cer|mse|mae|rmse|nll|kl|elbo|f1|auc|iou|miou|map|dice|score|bpb|bpd|mfu|"
-    r"loss[_ ]scale)"
-)
-_SPACED = re.compile(
-    rf"(?P<key>(?:(?:train(?:ing)?|val(?:id(?:ation)?)?|eval|test|dev|total|avg|mean|lm|[dg])[ _/-])?"
-    rf"(?:\w*_)?{_METRIC}(?:_\w+)?)\s+(?P<value>{_NUMBER}){_AFTER}",
-    re.I,
-)
-_AT = re.compile(
-    rf"(?P<key>(?:{_WORD}[ _])?{_METRIC}) (?:at|after|for) (?:step|iter(?:ation)?|epoch)s? [\d,]+"
-    rf"\s*[:=,]\s*(?P<value>{_NUMBER}){_AFTER}",
-    re.I,
-)
-_IS_METRIC = re.compile(rf"(?:^|[^a-z]){_METRIC}(?![a-z])|loss", re.I)
-_EPOCH = re.compile(
-    r"\bep(?:och)?\b['\"]?\s*[:=#]?\s*['\"\[(]?\s*(\d{1,9}(?:\.\d+)?)(?![\d.]*%|\d)\s*(?:(?:/|of)\s*(\d{1,9}))?", re.I
-)
-_STEP = re.compile(
-    r"\b(?:global[_ ]?step|train[_ ]step|steps?|iter(?:ation)?s?|it|batch|updates?|num_updates)\b"
-    r"['\"]?\s*[:=#]?\s*[\[(]?\s*(\d[\d,]{0,17})(?![\w.])\s*(?:/\s*(\d[\d,]{0,17}))?",
-    re.I,
-)
-_BAR = re.compile(r"(?<!\d)(\d{1,15}(?:\.\d{1,9})?)([kM]?)/(\d{1,15}(?:\.\d{1,9})?)([kM]?)\s*\[")
-_FRACTION = re.compile(r"(?<![\d/])(\d{1,15})\s*/\s*(\d{1,15})(?![\d/])")
-_COUNTER = re.compile(r"steps?|iter(?:ation)?s?|epochs?|ep|batch|it|eta|time|date|info|warning|debug|update", re.I)
-_QUALIFIER = re.compile(
-    r"train(?:ing)?|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev|total|avg|average|mean|lm|d|g|gen|disc|smoothed|"
-    r"grad(?:ient)?|learning|loss",
-    re.I,
-)
 _TROUBLE = re.compile(
     r"\b(?:nan|infs?|non-?finite|overflow(?:ed)?|diverged|error|traceback|exception|out of memory|killed|aborted)\b"
     r"|Error\b",
     re.I,
 )
-_UNITS = {"": 1, "k": 1_000, "M": 1_000_000}
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +46,7 @@ class TextLog:
         self._count = -1  # the step as the log counts it
         self._epoch_of_count: float | None = None
         self._step: int | None = None
+        self._shapes = Shapes()
         self._largest = 0  # the most steps that a progress bar has announced
 
     def records(self, lines: list[str]) -> list[dict[str, object]]:
@@ -98,45 +55,44 @@ class TextLog:
         for raw in lines:
             self._line += 1
             line = _ESCAPES.sub("", raw) if "\x1b" in raw or not raw.isprintable() else raw
-            record = self._record(line[:4000])
+            record = self._record(line)
             if record is not None:
                 found.append(record)
                 self._rows += 1
         return found
 
     def _record(self, line: str) -> dict[str, object] | None:
-        values = _values(line)
-        self._follow(line)
-        metrics = [key for key in values if _IS_METRIC.search(key)]
-        placed = _STEP.search(line) is not None or _BAR.search(line) is not None or _EPOCH.search(line) is not None
-        if not metrics or not (placed or any("loss" in key.lower() or "acc" in key.lower() for key in metrics)):
-            if _TROUBLE.search(line) and len(self.notes) < self._most_notes:
+        shape, numbers = self._shapes.read(line)
+        if shape.epoch is not None or shape.count is not None:
+            self._follow(shape, numbers)
+        if not shape.is_record:
+            if len(self.notes) < self._most_notes and _TROUBLE.search(line):
                 self.notes.append(Note(self._step or 0, self._rows, self._line, line.strip()[:500]))
             return None
-        record: dict[str, object] = dict(values)
+        record: dict[str, object] = {name: as_number(numbers[place]) for name, place in shape.values}
         if self._step is not None:
             record["step"] = self._step
         if self._epoch is not None and "epoch" not in record:
             record["epoch"] = self._epoch
         return record
 
-    def _follow(self, line: str) -> None:
+    def _follow(self, shape: Shape, numbers: list[str]) -> None:
         """Keep count of epoch and step."""
-        rest = line
-        if match := _EPOCH.search(line):
-            epoch = float(match[1])
+        epoch = None if shape.epoch is None else _whole_or_not(numbers[shape.epoch])
+        if epoch is not None:
             if self._first_epoch is None:
                 self._first_epoch = epoch
             self._epoch = epoch
-            if match[2]:
-                self.total_epochs = int(match[2])
-            rest = line[match.end() :]
-        count, total, within = _count(rest, has_epoch=match is not None)
+            if shape.epochs is not None:
+                self.total_epochs = _count(numbers[shape.epochs])
+        count = None if shape.count is None else _count(numbers[shape.count], shape.count_unit)
+        total = None if shape.total is None else _count(numbers[shape.total], shape.total_unit)
         if count is None:
             return
-        if total and match is None and total < self._largest:
+        if total and epoch is None and total < self._largest:
             return  # the bar of an evaluation, or of the epochs, beside that of the steps
         self._largest = max(self._largest, total or 0)
+        within = shape.within
         epoch_ended = (
             self._epoch is not None and self._epoch_of_count is not None and self._epoch > self._epoch_of_count
         )
@@ -155,36 +111,11 @@ class TextLog:
         self._step = count + self._offset
 
 
-def _values(line: str) -> dict[str, object]:
-    """The named numbers of a line."""
-    values: dict[str, object] = {}
-    for pattern in (_PAIR, _SPACED, _AT):
-        for match in pattern.finditer(line):
-            key = match["key"].strip(" .-_/@[")
-            if line[match.end() : match.end() + 1] == "]" and f"{key}:{match['value']}" in match[0]:
-                continue  # [module:41] is a place in a file
-            words = key.split()
-            # "train_inner epoch 1 loss: 2.3" is about the last words: those that make a name
-            while len(words) > 1 and not _IS_METRIC.search(words[0]) and _IS_METRIC.search(" ".join(words[1:])):
-                if _QUALIFIER.fullmatch(words[0]):
-                    break
-                words = words[1:]
-            key = "_".join(words)
-            counter = 0 < len(words) <= 2 and _COUNTER.fullmatch(words[-1])
-            if key and not counter and key not in values:
-                values[key] = match["value"].replace(",", "")
-    return values
+def _whole_or_not(text: str) -> float | None:
+    number = as_number(text)
+    return number if isinstance(number, float) and 0 <= number < 1e9 else None
 
 
-def _count(line: str, *, has_epoch: bool) -> tuple[int | None, int | None, bool]:
-    """The step a line names, of how many, and whether it is counted within the epoch."""
-    if match := _BAR.search(line):
-        done, whole = (int(float(match[i]) * _UNITS[match[i + 1]]) for i in (1, 3))
-        return done, whole, has_epoch
-    if match := _STEP.search(line):
-        total = int(match[2].replace(",", "")) if match[2] else None
-        within = match[0].lstrip().lower().startswith("batch")
-        return int(match[1].replace(",", "")), total, within
-    if has_epoch and (match := _FRACTION.search(line)):
-        return int(match[1]), int(match[2]), True
-    return None, None, False
+def _count(text: str, unit: int = 1) -> int | None:
+    number = as_number(text)
+    return int(number * unit) if isinstance(number, float) and 0 <= number < 1e15 else None
