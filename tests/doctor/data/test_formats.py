@@ -311,6 +311,13 @@ def test_a_column_called_weight_is_a_feature(tmp_path: Path) -> None:
     assert found(tmp_path) == [("outlier", "a.csv", "scale", (5,)), ("outlier", "a.csv", "weight", (5,))]
 
 
+def test_a_field_that_does_not_exist(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", x=values(30, 4), genre=LABELS)
+    assert [each[0] for each in found(tmp_path, classes=3, labels="genre")] == ["label_out_of_range"]
+    with pytest.raises(UsageError, match="--labels kind: no file has such a field; there are x, genre"):
+        check_data(tmp_path, options=DataOptions(classes=3, labels="kind"))
+
+
 def test_a_folder_without_data(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing here")
     with pytest.raises(UsageError, match="no data file of a known kind is there"):

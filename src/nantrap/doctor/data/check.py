@@ -8,7 +8,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -33,6 +33,7 @@ from nantrap.doctor.data.rows import Array, Indices
 from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import file_size, list_folder, open_source
 from nantrap.errors import NantrapError, UsageError
+from nantrap.incident.wording import some_of
 
 _ARRAY_FORMATS = ("npy", "npz", "torch", "safetensors", "hdf5")
 _IMAGES_AT_ONCE = 32
@@ -88,6 +89,7 @@ def check_data(
     run.tables([file for file in files if file.format != "image"])
     for name, dataset in datasets:
         run.judge(name, None, Plan(()), [factory.scan(dataset, chosen, lambda _: None)])
+    run.check_names()
     order = {file.path: number for number, file in enumerate(files)}
     lengths = {file.path: run.lengths.get(file.path, 0) for file in files} | {
         name: run.lengths.get(name, 0) for name in factories
@@ -105,6 +107,16 @@ class _Run:
     progress: Progress
     findings: list[DataFinding]
     lengths: dict[str, int]
+    names: dict[str, None] = field(default_factory=dict)
+
+    def check_names(self) -> None:
+        """A field that the user named must be somewhere, or a check that was asked for was not made."""
+        for option, wanted in (("--labels", self.options.labels), ("--mask", self.options.mask)):
+            if wanted is None or not self.names:
+                continue
+            if not any(wanted in (name, re.split(r"[./\\]", name)[-1]) for name in self.names):
+                known = some_of(list(self.names), 8)
+                raise UsageError(f"{option} {wanted}: no file has such a field; there are {known}")
 
     def images(self, files: list[_File]) -> None:
         """All images, grouped by the path that led to them."""
@@ -155,6 +167,8 @@ class _Run:
             for made in scanned.measures:
                 parts.setdefault(None if made.field == ROW else made.field, []).append(made)
         fields = {name: joined(found) for name, found in parts.items()}
+        stem = os.path.basename(path).partition(".")[0]
+        self.names.update({stem if name is None else name: None for name in fields if name or format != "csv"})
         found = judge_file(path, fields, self.options, functools.partial(_confirm, path, format))
         if format in _ARRAY_FORMATS:
             found += different_lengths(path, fields)
@@ -167,8 +181,8 @@ class _Run:
             found += missing_in_samples(path, fields, samples, unread)
         self.lengths[path] = samples
         self.findings += found
-        for field in dict.fromkeys(problem.field for problem in problems):
-            self._unreadable(path, *(problem for problem in problems if problem.field == field))
+        for name in dict.fromkeys(problem.field for problem in problems):
+            self._unreadable(path, *(problem for problem in problems if problem.field == name))
 
     def _unreadable(self, path: str, *problems: Problem) -> None:
         indices = tuple(sorted({index for problem in problems for index in problem.indices}))
@@ -223,11 +237,11 @@ def _mismatched_files(plans: dict[str, Plan], lengths: dict[str, int]) -> list[D
     """NT157, between the files of a series (part-000.npy, part-001.npy, ...): rank and sizes of their samples."""
     series: dict[tuple[str, str | None], dict[str, tuple[int, ...]]] = {}
     for path, plan in plans.items():
-        for field, shape in plan.shapes.items():
+        for part, shape in plan.shapes.items():
             name = re.sub(r"\d+", "#", os.path.basename(path))
-            series.setdefault((os.path.join(os.path.dirname(path), name), field), {})[path] = shape
+            series.setdefault((os.path.join(os.path.dirname(path), name), part), {})[path] = shape
     findings = []
-    for (_, field), shapes in series.items():
+    for (_, part), shapes in series.items():
         usual, count = Counter(shapes.values()).most_common(1)[0]
         if len(shapes) < 3 or 2 * count <= len(shapes):
             continue
@@ -235,7 +249,7 @@ def _mismatched_files(plans: dict[str, Plan], lengths: dict[str, int]) -> list[D
             if shape != usual and not _differ_in_size_only(shape, usual):
                 total = lengths.get(path, 0)
                 text = f"samples of shape {list(shape)}, in most files of the series they are {list(usual)}"
-                findings.append(DataFinding("shape_mismatch", path, field, tuple(range(total)), total, text))
+                findings.append(DataFinding("shape_mismatch", path, part, tuple(range(total)), total, text))
     return findings
 
 
