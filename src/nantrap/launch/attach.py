@@ -11,6 +11,13 @@ from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 from nantrap.launch.settings import Settings
 
+_living: list[Attachment] = []
+
+
+def current() -> Attachment | None:
+    """The attachment of this process, if there is one: `nantrap run`, a notebook or an adapter."""
+    return _living[-1] if _living else None
+
 
 class Attachment:
     """Narrow, reversible wrappers around PyTorch. Holds what they replaced, and the guards."""
@@ -33,9 +40,12 @@ class Attachment:
         self._faults = Injector(parse_faults(settings.inject)) if settings.inject else None
         if self._faults is not None:
             self._faults.attach()
+        _living.append(self)
 
     def detach(self) -> None:
         """PyTorch as it was; every guard is closed. May be called again."""
+        if self in _living:
+            _living.remove(self)
         if self._faults is not None:
             self._faults.close()
         self.loops.close()

@@ -372,8 +372,9 @@ class ScriptLoop:
         call, batch = micro.root_call, None
         if self._find_batch is not None and call is not None:
             batch = self._find_batch((call.args, call.kwargs))
-        progress = self.parts.progress
-        progress.epoch, progress.batch = (None, None) if batch is None else (batch.epoch, batch.number)
+        if batch is not None:
+            progress = self.parts.progress
+            progress.epoch, progress.batch = batch.epoch, batch.number
 
     def _is_bad(self, window: Window) -> bool:
         """Whether a step that the script gives up was bad: its loss, or its gradients as they are now."""

@@ -24,7 +24,7 @@ from nantrap.incident.wording import some_of
 from nantrap.launch.asked import Asked
 from nantrap.launch.loaders import Batches
 from nantrap.launch.loop import ScriptLoop
-from nantrap.launch.roots import find_root, owns_some
+from nantrap.launch.roots import find_root, innermost, owns_some
 from nantrap.launch.settings import Settings
 from nantrap.locate.step import is_replaying
 from nantrap.report import write_line
@@ -97,9 +97,11 @@ class Loops:
 
     def enter_living(self) -> None:
         """Every optimizer that was made before anybody watched, as in a notebook."""
-        for thing in gc.get_objects():
-            if issubclass(type(thing), Optimizer) and hasattr(thing, "param_groups") and not self.entry(thing):
-                self.enter(thing)
+        optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
+        for optimizer in optimizers:
+            is_wrapper = innermost(optimizer) is not optimizer
+            if hasattr(optimizer, "param_groups") and not is_wrapper and not self.entry(optimizer):
+                self.enter(optimizer)
 
     def enter(self, optimizer: Optimizer) -> None:
         """A new optimizer: from here on modules are watched until its model is called."""

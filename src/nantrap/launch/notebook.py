@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import os
-import weakref
 from pathlib import Path
 from typing import Any
 
-from torch.optim import Optimizer
-
 from nantrap.launch.attach import Attachment
+from nantrap.launch.living import Reached, enter_living
 from nantrap.launch.settings import Settings, read_settings
 from nantrap.launch.summary import Summary, print_summary
-from nantrap.launch.torch_private import is_scheduled, mark_scheduled, mark_stepped
 from nantrap.report.notebook import magic
 
-_attached: list[tuple[Attachment, Settings]] = []
-_own_steps: list[tuple[weakref.ref[Optimizer], Any]] = []
+_attached: list[tuple[Attachment, Settings, Reached]] = []
 
 
 def load(shell: Any) -> None:
@@ -27,38 +23,15 @@ def load(shell: Any) -> None:
         return
     settings = read_settings({"name": "notebook"}, environment=os.environ, folder=Path.cwd())
     attachment = Attachment(settings)
-    attachment.loops.enter_living()
-    for entry in attachment.loops.entries():
-        _reach_through_schedule(entry.optimizer)
-    _attached.append((attachment, settings))
+    reached = enter_living(attachment)
+    _attached.append((attachment, settings, reached))
 
 
 def unload(shell: Any) -> None:
     """Sum up and detach."""
     if _attached:
-        attachment, settings = _attached.pop()
+        attachment, settings, reached = _attached.pop()
         summary = Summary.of(attachment)
         attachment.detach()
-        while _own_steps:
-            reference, own = _own_steps.pop()
-            if (optimizer := reference()) is not None:
-                optimizer.step = own  # type: ignore[method-assign]
+        reached.undo()
         print_summary(summary, 0, settings)
-
-
-def _reach_through_schedule(reference: weakref.ref[Optimizer]) -> None:
-    """A schedule gives its optimizer a `step` that calls the class's as it was then: let it call the one of now."""
-    optimizer = reference()
-    own = None if optimizer is None else vars(optimizer).get("step")
-    if not is_scheduled(own):
-        return
-
-    def step(*args: Any, **kwargs: Any) -> Any:
-        living = reference()
-        assert living is not None
-        mark_stepped(living)
-        return type(living).step(living, *args, **kwargs)
-
-    mark_scheduled(step)
-    _own_steps.append((reference, own))
-    optimizer.step = step  # type: ignore[union-attr,method-assign]

@@ -11,6 +11,7 @@ from torch.optim import Optimizer
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 from nantrap.launch.resuming import look_at_resume
+from nantrap.launch.roots import innermost
 
 
 def install(patches: Patches, loops: Loops) -> None:
@@ -31,7 +32,7 @@ def install(patches: Patches, loops: Loops) -> None:
         _let_torch_wrap_first(type(self))
         original(self, *args, **kwargs)
         wrap_steps()
-        if _owns_its_parameters(self):
+        if innermost(self) is self:
             loops.enter(self)
 
     def wrap_steps() -> None:
@@ -57,12 +58,6 @@ def _let_torch_wrap_first(cls: type[Optimizer]) -> None:
     if not getattr(owner.step, "hooked", False):
         owner.step = Optimizer.profile_hook_step(owner.step)
         owner.step.hooked = True
-
-
-def _owns_its_parameters(optimizer: Optimizer) -> bool:
-    """Whether it is an optimizer and not a framework's wrapper around one."""
-    inner = getattr(optimizer, "optimizer", None)
-    return not isinstance(inner, Optimizer)
 
 
 def _holds(owner: Any, model: nn.Module) -> bool:

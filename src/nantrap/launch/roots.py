@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter
+from torch.optim import Optimizer
 
 from nantrap.launch.torch_private import children_of, has_child, own_parameters
 from nantrap.locate import unwrap
@@ -45,6 +46,12 @@ class Parts(nn.Module):
             number += 1
             name = f"{wanted}{number}"
         return name
+
+
+def innermost(optimizer: Any) -> Any:
+    """The optimizer inside the wrappers of a framework (Accelerate puts one around it)."""
+    inner = getattr(optimizer, "optimizer", None)
+    return innermost(inner) if isinstance(inner, Optimizer) and inner is not optimizer else optimizer
 
 
 def owns_some(module: nn.Module, parameters: Iterable[Tensor]) -> bool:

@@ -8,10 +8,10 @@ from typing import Any
 
 from torch import Tensor
 from torch.amp import GradScaler
-from torch.optim import Optimizer
 
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
+from nantrap.launch.roots import innermost
 from nantrap.launch.torch_private import divides_by_scale, forget_step, has_seen_gradients, is_not_unscaled
 
 
@@ -45,7 +45,7 @@ def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
 
     def step(original: Any, self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         run = functools.partial(original, self, optimizer, *args, **kwargs)
-        inner = _innermost(optimizer)
+        inner = innermost(optimizer)
         loop = None if not self.is_enabled() or loops.looks_away() else loops.loop_of(inner)
         if loop is None:
             return run()
@@ -69,9 +69,3 @@ def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
 
 def _is_single(tensors: Any) -> bool:
     return isinstance(tensors, (list, tuple)) and len(tensors) == 1
-
-
-def _innermost(optimizer: Any) -> Any:
-    """The optimizer inside a framework's wrapper."""
-    inner = getattr(optimizer, "optimizer", None)
-    return _innermost(inner) if isinstance(inner, Optimizer) and inner is not optimizer else optimizer

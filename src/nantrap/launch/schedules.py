@@ -15,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
+from nantrap.launch.roots import innermost
 from nantrap.locate import unwrap
 
 
@@ -24,7 +25,7 @@ def install(patches: Patches, loops: Loops) -> None:
     inside: list[bool] = []
 
     def step(original: Any, self: LRScheduler, *args: Any, **kwargs: Any) -> None:
-        optimizer = getattr(self, "optimizer", None)
+        optimizer = innermost(getattr(self, "optimizer", None))
         entry = loops.entry(optimizer) if isinstance(optimizer, Optimizer) else None
         loop = entry.loop if entry is not None else None
         if loop is None or inside:
@@ -44,6 +45,7 @@ def install(patches: Patches, loops: Loops) -> None:
     def made(original: Any, self: LRScheduler, optimizer: Any, *args: Any, **kwargs: Any) -> None:
         original(self, optimizer, *args, **kwargs)
         patches.wrap_all(LRScheduler, "step", step)
+        optimizer = innermost(optimizer)
         entry = loops.entry(optimizer) if isinstance(optimizer, Optimizer) else None
         if entry is not None:
             entry.schedulers.append(weakref.ref(self))

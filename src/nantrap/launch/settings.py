@@ -43,6 +43,7 @@ class Settings:
         alert: alerts, a line each: `command:...`, `slack:VARIABLE`, `webhook:VARIABLE`.
         name: of the script, for the folder.
         process: number of this one among those that the script started itself.
+        own_policy: a policy that is given as an object, by an adapter; the options above then say nothing.
     """
 
     run_dir: str = ""
@@ -58,6 +59,7 @@ class Settings:
     alert: str = ""
     name: str = "run"
     process: int = 0
+    own_policy: Policy | None = None
 
     def __post_init__(self) -> None:
         for name, choices in _CHOICES.items():
@@ -73,12 +75,12 @@ class Settings:
     @property
     def strict(self) -> bool:
         """Whether the first bad step ends the run."""
-        return self.policy_name == "strict"
+        return self.policy().on_incident == "raise"
 
     @property
     def observes(self) -> bool:
         """Whether nothing is prevented."""
-        return self.policy_name == "observe"
+        return self.policy().on_incident == "observe"
 
     @property
     def exporters(self) -> tuple[str, ...]:
@@ -94,12 +96,14 @@ class Settings:
         """The guard's policy."""
         from nantrap.guard.policy import Policy
 
+        if self.own_policy is not None:
+            return self.own_policy
         return Policy(
             on_incident={"skip": "skip", "strict": "raise", "observe": "observe"}[self.policy_name],  # type: ignore[arg-type]
             max_consecutive_skips=self.max_skips,
             then="rollback" if self.rollback else "stop",
             anchor_every=32 if self.rollback else 0,
-            rollback_rng="continue",  # the script's data go on, so must its dice
+            rollback_rng="continue",  # the script's data go on, and so do its random streams
             diagnose=self.diagnose,  # type: ignore[arg-type]
             bundle=self.bundle,  # type: ignore[arg-type]
         )
@@ -172,7 +176,7 @@ def _from_project(folder: Path) -> dict[str, Any]:
 
 def _options() -> list[str]:
     """The names people use: those of the command line."""
-    names = [spec.name for spec in fields(Settings) if spec.name not in ("name", "process")]
+    names = [spec.name for spec in fields(Settings) if spec.name not in ("name", "process", "own_policy")]
     return ["policy" if name == "policy_name" else name for name in names]
 
 

@@ -1,0 +1,91 @@
+"""Accelerate: `accelerator = nantrap.accelerate.guard(Accelerator(...))`.
+
+The loop stays as it is: `accumulate`, `backward`, `clip_grad_norm_`, mixed precision, several processes. A step that is
+not finite is not taken; `accelerator.optimizer_step_was_skipped` is then true, and the prepared scheduler does not
+advance.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nantrap.errors import MissingExtraError
+from nantrap.launch.adapting import Adapter
+
+try:
+    from accelerate.optimizer import AcceleratedOptimizer
+except ImportError:
+    raise MissingExtraError("accelerate", extra="accelerate") from None
+
+if TYPE_CHECKING:
+    from nantrap.guard.policy import Policy
+
+AcceleratorLike = TypeVar("AcceleratorLike")
+
+
+def guard(
+    accelerator: AcceleratorLike,
+    *,
+    policy: Policy | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    export: Sequence[str] = (),
+    quiet: bool = False,
+) -> AcceleratorLike:
+    """Guard the loop of an `Accelerator` from here on.
+
+    The summary comes with `accelerator.end_training()`, or at the end of the process.
+
+    Args:
+        accelerator: the `Accelerator`, which is returned.
+        policy: what to check and what to do; see `nantrap.Policy`.
+        run_dir: where the journal and the incidents go; a new folder below `runs/` if it is not given.
+        export: exporters by name.
+        quiet: print nothing.
+
+    Example:
+        accelerator = nantrap.accelerate.guard(Accelerator(mixed_precision="bf16"))
+    """
+    adapter = Adapter("accelerate", policy=policy, run_dir=run_dir, export=export, quiet=quiet)
+    adapter.begin()
+    if adapter.active:
+        _tell_accelerate(adapter)
+        _gate_states(accelerator, adapter)
+        _end_with(accelerator, adapter)
+    return accelerator
+
+
+def _tell_accelerate(adapter: Adapter) -> None:
+    """After a refused step Accelerate takes it for one that was skipped, as it does for an overflow in float16."""
+    original = AcceleratedOptimizer.step
+
+    def step(self: Any, closure: Any = None) -> None:
+        self._is_overflow = False
+        original(self, closure)
+        if self.gradient_state.sync_gradients and adapter.refused(self.optimizer):
+            self._is_overflow = True
+
+    AcceleratedOptimizer.step = step
+    adapter.at_end(lambda: setattr(AcceleratedOptimizer, "step", original))
+
+
+def _gate_states(accelerator: Any, adapter: Adapter) -> None:
+    """`save_state` is refused while the state is not finite: the last good one stays."""
+    original = accelerator.save_state
+
+    def save_state(output_dir: Any = None, *args: Any, **kwargs: Any) -> Any:
+        what = str(output_dir or "the state of the accelerator")
+        return adapter.may_save(what, lambda: original(output_dir, *args, **kwargs))
+
+    accelerator.save_state = save_state
+
+
+def _end_with(accelerator: Any, adapter: Adapter) -> None:
+    original = accelerator.end_training
+
+    def end_training() -> None:
+        adapter.end()
+        original()
+
+    accelerator.end_training = end_training

@@ -1,0 +1,143 @@
+"""What the adapters of frameworks share: guard whatever trains in this process between a begin and an end.
+
+A framework owns the loop, so an adapter guards it like `nantrap run` guards a script: the framework's own
+`optimizer.step()` runs, or it does not.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from nantrap.errors import UsageError
+from nantrap.guard.policy import Policy
+from nantrap.incident import Incident
+from nantrap.launch.attach import Attachment, current
+from nantrap.launch.living import Reached, enter_living
+from nantrap.launch.loop import ScriptLoop
+from nantrap.launch.settings import Settings
+from nantrap.launch.summary import Summary, print_summary
+
+
+class Adapter:
+    """Guards this process between `begin` and `end`. Holds the attachment in between, and the last summary.
+
+    Args:
+        name: of the framework; names the run's folder if none is given.
+        policy: what to check and what to do.
+        run_dir: where the journal and the incidents go; a new folder below `runs/` if it is not given.
+        export: exporters by name.
+        quiet: print nothing.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        policy: Policy | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        export: Sequence[str] = (),
+        quiet: bool = False,
+    ) -> None:
+        if policy is not None and not isinstance(policy, Policy):
+            raise UsageError(f"Guard(policy={policy!r}): expected a nantrap.Policy, such as nantrap.Policy.strict()")
+        self._settings = Settings(
+            name=name,
+            own_policy=policy or Policy(max_consecutive_skips=5, then="stop", rollback_rng="continue"),
+            run_dir="" if run_dir is None else os.path.abspath(os.fspath(run_dir)),
+            export=",".join(export),
+            quiet=quiet,
+        )
+        self.summary: Summary | None = None
+        """How the last training went."""
+        self._attachment: Attachment | None = None
+        self._reached: Reached | None = None
+        self._said = False
+        self._undo: list[Callable[[], Any]] = []
+
+    @property
+    def active(self) -> bool:
+        """Whether this adapter guards the process now."""
+        return self._attachment is not None
+
+    def begin(self) -> None:
+        """Guard every optimizer of this process, also those that are there already. May be called again."""
+        if self.active:
+            return
+        if current() is not None:
+            if not self._said:
+                self._said = True
+                current().loops.say("this process is guarded already, so the framework's adapter does nothing")  # type: ignore[union-attr]
+            return
+        self._attachment = Attachment(self._settings)
+        self._reached = enter_living(self._attachment)
+        atexit.register(self.end)
+
+    def at_end(self, undo: Callable[[], Any]) -> None:
+        """Something of the framework was changed: `undo()` puts it back at the end."""
+        self._undo.append(undo)
+
+    def end(self) -> None:
+        """PyTorch and the framework as they were, and the summary. May be called again."""
+        attachment, self._attachment = self._attachment, None
+        if attachment is None:
+            return
+        atexit.unregister(self.end)
+        attachment.loops.settle()
+        self.summary = Summary.of(attachment)
+        attachment.detach()
+        if self._reached is not None:
+            self._reached.undo()
+        while self._undo:
+            self._undo.pop()()
+        if self.summary.incidents or not self.summary.state_finite or self.summary.notes:
+            print_summary(self.summary, 0, self._settings)
+
+    # ---- while it guards
+
+    def loops(self) -> Iterator[ScriptLoop]:
+        """The guards of the optimizers."""
+        return iter(self._attachment.loops) if self._attachment is not None else iter(())
+
+    def settle(self) -> None:
+        """What the loop gave up is recorded and put back now, before anything is saved or evaluated."""
+        if self._attachment is not None:
+            self._attachment.loops.settle()
+
+    def refused(self, optimizer: Any = None) -> bool:
+        """Whether the last step was refused: of one optimizer, or of any."""
+        return any(loop.refused for loop in self.loops() if optimizer is None or loop.optimizer is optimizer)
+
+    def incidents(self) -> int:
+        """How many incidents there were so far."""
+        return sum(loop.tally.incidents for loop in self.loops())
+
+    def last_incident(self) -> Incident | None:
+        """The last incident of any optimizer."""
+        found = [loop.last_incident for loop in self.loops() if loop.last_incident is not None]
+        return max(found, key=lambda incident: incident.step) if found else None
+
+    def set_position(self, *, epoch: int, batch: int) -> None:
+        """Where the framework's loop is, for journal and messages."""
+        for loop in self.loops():
+            loop.parts.progress.epoch, loop.parts.progress.batch = epoch, batch
+
+    def bad_state(self) -> list[str]:
+        """The names of guarded values that are not finite now."""
+        return self._attachment.bad_state() if self._attachment is not None else []
+
+    def say(self, text: str) -> None:
+        """Print a line, unless the run is quiet."""
+        if self._attachment is not None:
+            self._attachment.loops.say(text)
+
+    def may_save(self, what: str, save: Callable[[], Any]) -> Any:
+        """Run a save of the framework, unless the state is not finite: then the last good file stays."""
+        self.settle()
+        bad = self.bad_state()
+        if bad and not self._settings.observes:
+            self.say(f"{what} is not saved: {bad[0]} is not finite; the last good checkpoint stays")
+            return None
+        return save()

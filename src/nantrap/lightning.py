@@ -1,0 +1,177 @@
+"""Lightning: `Trainer(callbacks=[nantrap.lightning.Guard()])`, and `nantrap.lightning.guard(fabric)`.
+
+The callback guards the trainer's own loop: automatic and manual optimisation, accumulation, mixed precision, clipping,
+several optimizers, and every rank that the trainer starts. A step that is not finite is not taken; a metric that is
+not finite is not logged, so that EarlyStopping and ModelCheckpoint do not act on it; a checkpoint with non-finite
+weights is not written.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from nantrap.errors import MissingExtraError
+from nantrap.launch.adapting import Adapter
+
+try:
+    from lightning.pytorch import Callback
+except ImportError:
+    try:
+        from pytorch_lightning import Callback  # type: ignore[assignment]  # the older name of the same package
+    except ImportError:
+        raise MissingExtraError("lightning", extra="lightning") from None
+
+if TYPE_CHECKING:
+    from nantrap.guard.policy import Policy
+    from nantrap.launch.summary import Summary
+
+FabricLike = TypeVar("FabricLike")
+
+
+class Guard(Callback):
+    """Guards `trainer.fit`.
+
+    Args:
+        policy: what to check and what to do; see `nantrap.Policy`.
+        run_dir: where the journal and the incidents go; a new folder below `runs/` if it is not given.
+        export: exporters by name, beside the trainer's own logger.
+        quiet: print nothing.
+
+    Example:
+        trainer = lightning.Trainer(callbacks=[nantrap.lightning.Guard(run_dir="runs/exp1")])
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: Policy | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        export: Sequence[str] = (),
+        quiet: bool = False,
+    ) -> None:
+        super().__init__()
+        self._adapter = Adapter("lightning", policy=policy, run_dir=run_dir, export=export, quiet=quiet)
+        self._logged_incidents = 0
+        self._dropped_metrics: set[str] = set()
+        self._totals = {"steps": 0, "applied": 0, "incidents": 0}
+
+    @property
+    def summary(self) -> Summary | None:
+        """How the last `fit` went; `None` before its end."""
+        return self._adapter.summary
+
+    # ---- Lightning's hooks
+
+    def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Attach before the trainer makes its optimizers."""
+        if stage != "fit":
+            return
+        self._adapter.begin()
+        if self._adapter.active:
+            self._watch_log(trainer, pl_module)
+            self._gate_checkpoints(trainer)
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        """Note where the loop is."""
+        self._adapter.set_position(epoch=trainer.current_epoch, batch=batch_idx)
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+        """Log the number of incidents when it grows."""
+        incidents = self._adapter.incidents()
+        if incidents != self._logged_incidents:
+            self._logged_incidents = incidents
+            for logger in trainer.loggers:
+                logger.log_metrics({"nantrap/incidents": float(incidents)}, step=trainer.global_step)
+
+    def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
+        """What a given-up batch left behind is put back before it is evaluated."""
+        self._adapter.settle()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
+        """The run ends early: say how it went."""
+        self._end()
+
+    def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
+        """Detach and say how it went."""
+        if stage == "fit":
+            self._end()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counts so far, for the checkpoint."""
+        loops = list(self._adapter.loops())
+        return {
+            "steps": self._totals["steps"] + sum(loop.tally.attempted for loop in loops),
+            "applied": self._totals["applied"] + sum(loop.tally.applied for loop in loops),
+            "incidents": self._totals["incidents"] + sum(loop.tally.incidents for loop in loops),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on counting where the checkpoint was written."""
+        self._totals = {name: int(state_dict.get(name, 0)) for name in self._totals}
+
+    # ---- parts
+
+    def _end(self) -> None:
+        self._totals = self.state_dict()
+        self._adapter.end()
+
+    def _watch_log(self, trainer: Any, pl_module: Any) -> None:
+        """A non-finite metric of a training step is left out: it would end the run or choose a checkpoint."""
+        original = pl_module.log
+
+        def log(name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+            if trainer.training and _is_nonfinite(value):
+                if name not in self._dropped_metrics:
+                    self._dropped_metrics.add(name)
+                    self._adapter.say(f"metric {name!r} is not finite in a training step: it is not logged")
+                return
+            original(name, value, *args, **kwargs)
+
+        pl_module.log = log
+        self._adapter.at_end(lambda: pl_module.__dict__.pop("log", None))
+
+    def _gate_checkpoints(self, trainer: Any) -> None:
+        """A checkpoint is written only if what the guard knows is finite."""
+        strategy = trainer.strategy
+        original = strategy.save_checkpoint
+
+        def save_checkpoint(checkpoint: Any, filepath: Any, *args: Any, **kwargs: Any) -> None:
+            self._adapter.may_save(str(filepath), lambda: original(checkpoint, filepath, *args, **kwargs))
+
+        strategy.save_checkpoint = save_checkpoint
+        self._adapter.at_end(lambda: strategy.__dict__.pop("save_checkpoint", None))
+
+
+def guard(
+    fabric: FabricLike,
+    *,
+    policy: Policy | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    export: Sequence[str] = (),
+    quiet: bool = False,
+) -> FabricLike:
+    """Guard the loop of a Fabric script from here on; the summary comes at the end of the process.
+
+    Args:
+        fabric: the `Fabric`, which is returned.
+        policy: what to check and what to do; see `nantrap.Policy`.
+        run_dir: where the journal and the incidents go; a new folder below `runs/` if it is not given.
+        export: exporters by name.
+        quiet: print nothing.
+
+    Example:
+        fabric = nantrap.lightning.guard(lightning.Fabric(accelerator="cpu"))
+    """
+    Adapter("fabric", policy=policy, run_dir=run_dir, export=export, quiet=quiet).begin()
+    return fabric
+
+
+def _is_nonfinite(value: Any) -> bool:
+    """Whether a logged value is a number that is not finite."""
+    try:
+        return not math.isfinite(float(value.detach() if hasattr(value, "detach") else value))
+    except (TypeError, ValueError, RuntimeError):
+        return False  # a metric object, or several numbers: Lightning's business

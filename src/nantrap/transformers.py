@@ -1,0 +1,79 @@
+"""transformers: `Trainer(..., callbacks=[nantrap.transformers.Guard()])`.
+
+The callback guards the Trainer's own loop, subclasses with their own `compute_loss` or `training_step` included. A step
+that is not finite is not taken, its schedule does not advance, and what `logging_nan_inf_filter` would hide from the
+log is reported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from nantrap.errors import MissingExtraError
+from nantrap.launch.adapting import Adapter
+
+try:
+    from transformers import TrainerCallback
+except ImportError:
+    raise MissingExtraError("transformers", extra="transformers") from None
+
+if TYPE_CHECKING:
+    from nantrap.guard.policy import Policy
+    from nantrap.launch.summary import Summary
+
+
+class Guard(TrainerCallback):
+    """Guards `trainer.train()`.
+
+    Args:
+        policy: what to check and what to do; see `nantrap.Policy`.
+        run_dir: where the journal and the incidents go; a new folder below `runs/` if it is not given.
+        export: exporters by name.
+        quiet: print nothing.
+
+    Example:
+        trainer = transformers.Trainer(..., callbacks=[nantrap.transformers.Guard(run_dir="runs/exp1")])
+    """
+
+    def __init__(
+        self,
+        *,
+        policy: Policy | None = None,
+        run_dir: str | os.PathLike[str] | None = None,
+        export: Sequence[str] = (),
+        quiet: bool = False,
+    ) -> None:
+        self._adapter = Adapter("transformers", policy=policy, run_dir=run_dir, export=export, quiet=quiet)
+
+    @property
+    def summary(self) -> Summary | None:
+        """How the last training went; `None` before its end."""
+        return self._adapter.summary
+
+    # ---- the Trainer's hooks
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Attach to the optimizer, which is there by now."""
+        self._adapter.begin()
+
+    def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Note where the loop is."""
+        self._adapter.set_position(epoch=int(state.epoch or 0), batch=state.global_step)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
+        """Put the number of incidents beside the loss, in which the Trainer may have replaced NaN."""
+        incidents = self._adapter.incidents()
+        if logs is not None and incidents:
+            logs["nantrap_incidents"] = incidents
+            if state.log_history:  # it has a copy of these logs already
+                state.log_history[-1]["nantrap_incidents"] = incidents
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """What a given-up batch left behind was put back before."""
+        self._adapter.settle()
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Detach and say how it went."""
+        self._adapter.end()

@@ -1,0 +1,312 @@
+"""One line to add to Lightning, Fabric, transformers and Accelerate: real loops of the real frameworks."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import logging
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+import nantrap
+from nantrap.launch.attach import current
+
+BAD = 9
+
+
+class Points(Dataset[tuple[Tensor, Tensor]]):
+    """32 samples, one of which may hold a NaN."""
+
+    def __init__(self, bad: int | None) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.x = torch.randn(32, 6, generator=generator)
+        self.y = self.x[:, :3].clone()
+        if bad is not None:
+            self.x[bad, 2] = math.nan
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index], self.y[index]
+
+
+def loader(bad: int | None) -> DataLoader[Any]:
+    return DataLoader(Points(bad), batch_size=4)
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def state(module: nn.Module) -> list[Tensor]:
+    return [t.detach().clone() for t in (*module.parameters(), *module.buffers())]
+
+
+def is_finite(module: nn.Module) -> bool:
+    return all(bool(t.isfinite().all()) for t in state(module))
+
+
+def same(one: list[Tensor], other: list[Tensor]) -> bool:
+    return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.fixture(autouse=True)
+def _nothing_stays_attached() -> Iterator[None]:
+    yield
+    assert current() is None
+
+
+# ---- Lightning
+
+lightning = pytest.importorskip("lightning")
+for _name in ("lightning.pytorch", "lightning.fabric"):
+    logging.getLogger(_name).setLevel(logging.ERROR)
+guards = importlib.import_module("nantrap.lightning")
+
+
+class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    """A regression that logs its loss."""
+
+    def __init__(self, *, manual: bool = False) -> None:
+        super().__init__()
+        self.net = net()
+        self.automatic_optimization = not manual
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        loss = F.mse_loss(self.net(batch[0]), batch[1])
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        if not self.automatic_optimization:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss
+
+    def validation_step(self, batch: Any, index: int) -> None:
+        self.log("val_loss", F.mse_loss(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.AdamW(self.parameters(), lr=1e-2)
+
+
+def fit(module: Any, bad: int | None, *callbacks: Any, **options: Any) -> Any:
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    fixed = {"accelerator": "cpu", "devices": 1, "max_epochs": 2, "enable_model_summary": False}
+    trainer = lightning.Trainer(**(quiet | fixed | options), callbacks=list(callbacks))
+    trainer.fit(module, loader(bad), loader(None))
+    return trainer
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("manual", [False, True], ids=["automatic", "manual"])
+def test_lightning_is_unchanged_while_healthy(manual: bool, tmp_path: Path) -> None:
+    plain, guarded = Module(manual=manual), Module(manual=manual)
+    fit(plain, None)
+    guard = guards.Guard(run_dir=tmp_path)
+    fit(guarded, None, guard)
+    assert same(state(plain), state(guarded))
+    assert (guard.summary.steps, guard.summary.applied, guard.summary.incidents) == (16, 16, 0)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gradient_clip_val": 1.0}, {"precision": "bf16-mixed"}, {"accumulate_grad_batches": 2}],
+    ids=["plain", "clip", "bf16", "accumulation"],
+)
+def test_lightning_contains_a_bad_batch(options: dict[str, Any], tmp_path: Path) -> None:
+    guard, module = guards.Guard(run_dir=tmp_path, quiet=True), Module()
+    fit(module, BAD, guard, **options)
+    assert is_finite(module)
+    assert guard.summary.incidents == 2
+    assert guard.summary.causes == {"bad_input_data": 2} or "bad_input_data" in guard.summary.causes
+    lines = (tmp_path / "journal-r0.jsonl").read_text().splitlines()
+    epochs = [line["epoch"] for line in map(json.loads, lines) if "action" in line and "incident" in line]
+    assert epochs == [0, 1]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_metrics_stay_finite_and_early_stopping_is_not_fooled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stopping = lightning.pytorch.callbacks.EarlyStopping("train_loss", check_finite=True, patience=5)
+    trainer = fit(Module(), 31, guards.Guard(run_dir=tmp_path), stopping)  # the last batch of the epoch
+    assert trainer.current_epoch == 2
+    assert stopping.stopped_epoch == 0
+    assert all(bool(torch.isfinite(value)) for value in trainer.callback_metrics.values())
+    assert "metric 'train_loss' is not finite in a training step: it is not logged" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_never_writes_a_poisoned_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    class Poison(lightning.pytorch.callbacks.Callback):  # type: ignore[misc, name-defined]
+        def on_train_epoch_end(self, trainer: Any, pl_module: Any) -> None:
+            if trainer.current_epoch == 1:
+                with torch.no_grad():
+                    pl_module.net[0].weight[0, 0] = math.nan
+
+    keep = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path / "kept", save_top_k=-1, every_n_epochs=1)
+    fit(Module(), None, Poison(), guards.Guard(run_dir=tmp_path / "run"), keep, enable_checkpointing=True)
+    saved = sorted(path.name for path in (tmp_path / "kept").glob("*.ckpt"))
+    assert saved == ["epoch=0-step=8.ckpt"]
+    assert "is not saved: net.0.weight is not finite; the last good checkpoint stays" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_keeps_its_counts_in_the_checkpoint(tmp_path: Path) -> None:
+    guard = guards.Guard(run_dir=tmp_path / "run", quiet=True)
+    trainer = fit(Module(), BAD, guard)
+    trainer.save_checkpoint(tmp_path / "end.ckpt")
+    again = guards.Guard(run_dir=tmp_path / "again", quiet=True)
+    again.load_state_dict(guard.state_dict())
+    assert again.state_dict() == {"steps": 16, "applied": 14, "incidents": 2}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_strict_raises(tmp_path: Path) -> None:
+    with pytest.raises(nantrap.NonFiniteError):
+        fit(Module(), BAD, guards.Guard(policy=nantrap.Policy.strict(), run_dir=tmp_path, quiet=True))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fabric(tmp_path: Path) -> None:
+    fabric = guards.guard(lightning.Fabric(accelerator="cpu", devices=1), run_dir=tmp_path, quiet=True)
+    attachment = current()
+    assert attachment is not None
+    plain = net()
+    model, optimizer = fabric.setup(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2))
+    for x, y in fabric.setup_dataloaders(loader(BAD)):
+        optimizer.zero_grad()
+        fabric.backward(F.mse_loss(model(x), y))
+        optimizer.step()
+    (loop,) = attachment.loops
+    assert (loop.tally.attempted, loop.tally.applied) == (8, 7)
+    assert is_finite(plain)
+    attachment.detach()
+
+
+# ---- transformers
+
+
+def transformers_trainer(bad: int | None, out: Path, *callbacks: Any, **options: Any) -> Any:
+    transformers = pytest.importorskip("transformers")
+    transformers.utils.logging.set_verbosity_error()
+    config = transformers.BertConfig(
+        vocab_size=20, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
+        max_position_embeddings=8, num_labels=1, problem_type="regression",
+    )  # fmt: skip
+    torch.manual_seed(0)
+    data = [
+        {"input_ids": [1 + i % 17, 3], "labels": math.nan if i == bad else float(i % 3), "attention_mask": [1, 1]}
+        for i in range(32)
+    ]
+    arguments = {
+        "output_dir": str(out), "per_device_train_batch_size": 4, "num_train_epochs": 1, "logging_steps": 1,
+        "save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-2, "seed": 5,
+    } | options  # fmt: skip
+    trainer = transformers.Trainer(
+        model=transformers.BertForSequenceClassification(config),
+        args=transformers.TrainingArguments(**arguments),
+        train_dataset=data,
+        callbacks=list(callbacks),
+    )
+    trainer.remove_callback(transformers.PrinterCallback)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_is_unchanged_while_healthy(tmp_path: Path) -> None:
+    guard = importlib.import_module("nantrap.transformers").Guard(run_dir=tmp_path / "run")
+    plain = transformers_trainer(None, tmp_path)
+    guarded = transformers_trainer(None, tmp_path, guard)
+    assert same(state(plain.model), state(guarded.model))
+    assert (guard.summary.steps, guard.summary.applied) == (8, 8)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_contains_a_bad_batch_and_holds_its_schedule(tmp_path: Path) -> None:
+    guard = importlib.import_module("nantrap.transformers").Guard(run_dir=tmp_path / "run", quiet=True)
+    trainer = transformers_trainer(BAD, tmp_path, guard)
+    assert is_finite(trainer.model)
+    assert (guard.summary.steps, guard.summary.applied, guard.summary.incidents) == (8, 7, 1)
+    assert trainer.lr_scheduler.last_epoch == 7
+    assert trainer.state.log_history[-1]["nantrap_incidents"] == 1
+
+
+# ---- Accelerate
+
+
+@pytest.fixture
+def accelerator() -> Any:
+    accelerate = pytest.importorskip("accelerate")
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
+    return accelerate.Accelerator(cpu=True, gradient_accumulation_steps=1)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_accelerate_tells_that_a_step_was_refused(accelerator: Any, tmp_path: Path) -> None:
+    adapter = importlib.import_module("nantrap.accelerate")
+    accelerator = adapter.guard(accelerator, run_dir=tmp_path / "run", quiet=True)
+    plain = net()
+    made = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LinearLR(made, total_iters=100)
+    model, optimizer, batches, scheduler = accelerator.prepare(plain, made, loader(BAD), schedule)
+    skipped = []
+    for x, y in batches:
+        with accelerator.accumulate(model):
+            accelerator.backward(F.mse_loss(model(x), y))
+            accelerator.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            scheduler.step()
+            optimizer.zero_grad()
+        skipped.append(accelerator.optimizer_step_was_skipped)
+    assert skipped == [False, False, True, False, False, False, False, False]
+    assert is_finite(plain)
+    assert schedule.last_epoch == 7
+    accelerator.save_state(str(tmp_path / "good"))
+    with torch.no_grad():
+        plain[0].weight[0, 0] = math.nan  # type: ignore[index]
+    accelerator.save_state(str(tmp_path / "bad"))
+    assert (tmp_path / "good").exists()
+    assert not (tmp_path / "bad").exists()
+    accelerator.end_training()
+
+
+# ---- all of them
+
+
+def test_under_nantrap_run_an_adapter_stands_back(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, nantrap.accelerate\n"
+        "from accelerate import Accelerator\n"
+        "nantrap.accelerate.guard(Accelerator(cpu=True))\n"
+        "model = torch.nn.Linear(2, 1)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), lr=0.1)\n"
+        "model(torch.ones(1, 2)).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-m", "nantrap", "run", "--run-dir", str(tmp_path / "run"), str(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "this process is guarded already, so the framework's adapter does nothing" in done.stderr
+    assert "1 steps, 1 applied" in done.stderr
+
+
+def test_a_wrong_policy_is_refused() -> None:
+    with pytest.raises(nantrap.UsageError, match=r"expected a nantrap\.Policy"):
+        guards.Guard(policy="strict")
