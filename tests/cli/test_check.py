@@ -73,6 +73,16 @@ def test_warnings_count_with_strict(tmp_path: Path) -> None:
     assert main(["check", flat, "--strict"]) == 1
 
 
+def test_nothing_to_judge_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "x.jsonl"
+    log.write_text("")
+    assert main(["check", str(log)]) == 1
+    assert capsys.readouterr().out.startswith(f"? unknown  {log}")
+    log.write_text('{"val_accuracy": 0.1}\n{"val_accuracy": 0.2}\n')
+    assert main(["check", str(log)]) == 1
+    assert "? loss_finite  the log has no loss" in capsys.readouterr().out
+
+
 def test_names_cannot_reach_the_terminal_or_the_markup(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "x.jsonl"
     hostile = 'val_\x1b[2J"<b>&'

@@ -18,7 +18,8 @@ class Check:
 
     Reads a run folder, JSON lines, trainer_state.json, metrics.csv, a text log or TensorBoard event files. Looks at
     the loss (finite, falling, spikes), the steps that were applied, incidents, the gradient norm, the learning rate,
-    watched values and evaluations. Exit code 0: healthy, or only warnings; 1: something failed; 2: wrong use.
+    watched values and evaluations. Exit code 0: healthy, or only warnings; 1: something failed, or there is nothing
+    to judge; 2: wrong use.
     """
 
     name = "check"
@@ -60,7 +61,8 @@ class Check:
             _print(verdict_as_text(verdict, color=_colored()))
         for problem in run.problems:
             print(f"warning: {problem}", file=sys.stderr)
-        return 1 if verdict.outcome == "fail" or (arguments.strict and verdict.outcome == "warn") else 0
+        bad = ("fail", "unknown", "warn") if arguments.strict else ("fail", "unknown")
+        return 1 if verdict.outcome in bad else 0
 
 
 def _seconds(text: str) -> float:

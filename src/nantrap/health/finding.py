@@ -86,8 +86,10 @@ class Verdict:
 
     @property
     def outcome(self) -> Outcome:
-        """The worst of all findings, stages included."""
-        return worst([*self.findings, *(finding for stage in self.stages for finding in stage.findings)])
+        """The worst of all findings, stages included. A run without a loss is not judged by the rest alone."""
+        found = worst([*self.findings, *(finding for stage in self.stages for finding in stage.findings)])
+        no_loss = any(finding.check == "loss_finite" and finding.outcome == "unknown" for finding in self.findings)
+        return "unknown" if found == "pass" and no_loss else found
 
     @property
     def word(self) -> Word:
