@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10
 
-.PHONY: demo test test-all test-portable test-shuffled matrix coverage lint format bench docs pictures clean
+.PHONY: demo test test-all test-portable test-shuffled matrix coverage lint format bench docs pictures fuzz clean
 
 # pip and not uv: torch is pinned here so that the small CPU build is taken; the package itself declares a range.
 $(STAMP): pyproject.toml
@@ -57,6 +57,12 @@ coverage: $(TOOLS)
 	$(BIN)/python -m coverage run --parallel-mode --source nantrap -m pytest -q
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --sort cover --skip-covered
+
+# Every reader fed with changed files for so many seconds; what reached new code is kept in build/fuzz.
+SECONDS ?= 600
+fuzz: $(TOOLS)
+	$(PIP) -e '.[fuzz]'
+	$(BIN)/python tests/fuzzing.py build/fuzz -max_total_time=$(SECONDS)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/overhead.py

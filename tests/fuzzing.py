@@ -1,0 +1,114 @@
+"""Fuzz every reader with atheris, for a stated time: `make fuzz SECONDS=600`.
+
+The first byte of the input chooses the reader. What is promised: any bytes end in a result or in an error of nantrap,
+never in another exception, and a file that holds a call of `posix.mkdir` is never called safe.
+
+    python tests/fuzzing.py FOLDER -max_total_time=600     FOLDER keeps the inputs that reached new code
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+
+import atheris
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+with atheris.instrument_imports(include=["nantrap"]):
+    from nantrap.checkpoints.audit import auditing
+    from nantrap.checkpoints.audit.contents import UnreadableError
+    from nantrap.checkpoints.audit.pickles import PickleError, read_pickle
+    from nantrap.checkpoints.audit.readers import read_contents
+    from nantrap.checkpoints.audit.source import BytesSource
+    from nantrap.checkpoints.audit.trust import judge
+    from nantrap.checkpoints.store.config_rate import configured_rate
+    from nantrap.errors import NantrapError
+    from nantrap.record import read_bundle, read_journal
+
+PLACE = Path(tempfile.mkdtemp(prefix="nantrap-fuzz-"))
+
+
+def _contents(data: bytes) -> None:
+    with contextlib.suppress(UnreadableError):
+        read_contents(BytesSource(data, name="x"))
+
+
+def _pickle(data: bytes) -> None:
+    with contextlib.suppress(PickleError):
+        judge(read_pickle(data))
+
+
+def _file(data: bytes) -> None:
+    path = PLACE / "a.pt"
+    path.write_bytes(data)
+    json.dumps(auditing.audit(path).to_dict(), allow_nan=False)
+
+
+def _folder(data: bytes) -> None:
+    for name in (".metadata", "model.safetensors.index.json", "trainer_state.json", "manifest.json"):
+        (PLACE / "folder").mkdir(exist_ok=True)
+        (PLACE / "folder" / name).write_bytes(data)
+    (PLACE / "folder" / "model.safetensors").write_bytes(b"")
+    auditing.audit(PLACE / "folder")
+
+
+def _bundle(data: bytes) -> None:
+    folder = PLACE / "bundle"
+    folder.mkdir(exist_ok=True)
+    (folder / "bundle.json").write_bytes(data)
+    with contextlib.suppress(NantrapError):
+        read_bundle(folder)
+
+
+def _journal(data: bytes) -> None:
+    path = PLACE / "journal-r0.jsonl"
+    path.write_bytes(data)
+    with contextlib.suppress(NantrapError):
+        list(read_journal(path))
+
+
+def _config(data: bytes) -> None:
+    path = PLACE / f"config.{('yaml', 'json', 'py')[len(data) % 3]}"
+    path.write_bytes(data)
+    with contextlib.suppress(NantrapError):
+        configured_rate(path)
+
+
+TARGETS = (_contents, _pickle, _file, _folder, _bundle, _journal, _config)
+
+
+def one(data: bytes) -> None:
+    """One input."""
+    if data:
+        TARGETS[data[0] % len(TARGETS)](data[1:])
+
+
+def seeds(folder: Path) -> None:
+    """The attacks of the tests and a few whole files, for every target."""
+    from checkpoints.audit.attacks import attacks
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, raw in enumerate(attacks().values()):
+        for target in (0, 1, 2):
+            (folder / f"attack-{number}-{target}").write_bytes(bytes([target]) + raw)
+    texts = (
+        b'{"schema": "nantrap.bundle/1", "files": {}}',
+        b'{"weight_map": {"a": "b"}}',
+        b"lr: 0.1\n",
+        b'{"step": 1}\n',
+    )
+    for number, text in enumerate(texts):
+        for target in (3, 4, 5, 6):
+            (folder / f"text-{number}-{target}").write_bytes(bytes([target]) + text)
+
+
+if __name__ == "__main__":
+    os.environ["OMP_NUM_THREADS"] = "1"
+    seeds(Path(sys.argv[1]))
+    atheris.Setup([sys.argv[0], *sys.argv[1:], "-rss_limit_mb=3000", "-timeout=60"], one)
+    atheris.Fuzz()
