@@ -113,8 +113,7 @@ class Audit:
         if arguments.quarantine is not None and speaks:
             moves = quarantine(report.checkpoints, arguments.quarantine)
         if speaks:
-            _say(printer, report, moves)
-            _say_values(printer, shown)
+            _say(printer, report, moves, shown)
             for path, found in differing:
                 printer.line((_BOLD, escaped(path)), f": {escaped(found.text, most=1000)}")
                 printer.line((_CYAN, "  help"), f": {escaped(found.help, most=1000)}")
@@ -212,9 +211,10 @@ def _as_json(report: AuditReport, moves: tuple[Move, ...]) -> dict[str, Any]:
     return data
 
 
-def _say(printer: _Printer, report: AuditReport, moves: tuple[Move, ...]) -> None:
+def _say(printer: _Printer, report: AuditReport, moves: tuple[Move, ...], shown: list[Shown]) -> None:
     for checkpoint in report.checkpoints:
         _say_checkpoint(printer, checkpoint)
+    _say_values(printer, shown)
     bad = sum(not checkpoint.healthy for checkpoint in report.checkpoints)
     count = len(report.checkpoints)
     summary = f"{count:,} checkpoint{'s' if count != 1 else ''} read: {count - bad:,} healthy, {bad:,} not"
