@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import re
+import subprocess
+import sys
 import textwrap
 from dataclasses import replace
 from pathlib import Path
@@ -392,3 +395,20 @@ def test_long_lines_are_wrapped_on_a_terminal_only(monkeypatch: pytest.MonkeyPat
         "nantrap: step 3 skipped: forward: gradient\n"
         "  encoder.layers.0.weight: 96 of 96 values are NaN; lr 0.01\n"
     )  # fmt: skip
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
+def test_the_width_is_that_of_standard_error_though_standard_output_is_a_pipe() -> None:
+    import fcntl
+    import pty
+    import struct
+    import termios
+
+    _, terminal = pty.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 64, 0, 0))
+    code = "from nantrap.report.terminal import terminal_width; print(terminal_width())"
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=terminal, env=environment, timeout=60, check=True
+    )
+    assert done.stdout == b"64\n"

@@ -6,6 +6,7 @@ colours, so that it can be tested, logged and searched.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import shutil
@@ -95,8 +96,12 @@ def is_terminal() -> bool:
 
 
 def terminal_width() -> int:
-    """Characters of a line on the terminal, within reason."""
-    return max(40, min(_WIDEST, shutil.get_terminal_size((100, 24)).columns))
+    """Characters of a line on the terminal of standard error, within reason. `COLUMNS` says it where it is set."""
+    columns = 0
+    if not os.environ.get("COLUMNS", "").isdigit():
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # standard output may be a pipe, this one not
+            columns = os.get_terminal_size(sys.stderr.fileno()).columns
+    return max(40, min(_WIDEST, columns or shutil.get_terminal_size((100, 24)).columns))
 
 
 def can_link(environment: Mapping[str, str]) -> bool:
