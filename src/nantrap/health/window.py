@@ -46,6 +46,8 @@ class Window:
         if column is None:
             return None
         inside = self.rows[column.row]
+        if inside.all():
+            return column  # no copies of millions of values for the usual case
         return Column(column.name, column.step[inside], column.row[inside], column.value[inside])
 
 
