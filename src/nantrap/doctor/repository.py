@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from nantrap.doctor.configuration.setting import UNKNOWN, Role, Setting, Source
+from nantrap.doctor.configuration.setting import Role, Setting, Source
 
 if TYPE_CHECKING:
     from nantrap.doctor.source.module import Module
@@ -50,6 +50,8 @@ _FOLDERS_OF_SETTINGS: Final = frozenset(
         "json",
     ]
 )
+_MANY: Final = 4
+"""More configurations than this in one folder are a collection to choose from."""
 _Value = TypeVar("_Value")
 
 
@@ -89,6 +91,8 @@ class Repository:
                 return [*chosen, *flags]
             if role == "deepspeed":
                 return []
+        if self._in_collection(source, role):
+            return []
         lines = [other for other in candidates if other.kind == "shell"]
         launching = [other for other in lines if _launches(other, source)]
         if launching and any(other.settings for other in launching):
@@ -132,6 +136,16 @@ class Repository:
             return setting.value, setting
 
         return self.agreed(near, read)
+
+    def _in_collection(self, source: Source, role: Role) -> bool:
+        """Whether a file is one of many configurations in a folder, and does not mention DeepSpeed."""
+        if role != "deepspeed" or source.kind not in ("yaml", "json", "toml"):
+            return False
+        if any("deepspeed" in name or "deepspeed" in str(s.value).lower() for s in source.settings for name in s.names):
+            return False
+        folder = os.path.dirname(source.file)
+        files = {each.file for each in self.by_role("trainer") if os.path.dirname(each.file) == folder}
+        return len(files) > _MANY
 
     def _named(self, source: Source) -> list[str]:
         named = list(source.references)
@@ -208,8 +222,3 @@ def _nearest(source: Source, candidates: Sequence[Source]) -> list[Source]:
         return []
     least = min(distance for distance, _ in reach)
     return [other for distance, other in reach if distance == least]
-
-
-def known_number(setting: Setting | None) -> Any:
-    """The value of a setting, `UNKNOWN` without one."""
-    return UNKNOWN if setting is None else setting.value

@@ -17,6 +17,20 @@ from nantrap.doctor.source.tensors import additions, has_epsilon, is_epsilon, is
 _LOGS: Final = ("log", "log2", "log10")
 _GRID: Final = re.compile(r"grid|coord|channel|^ind|^idx|arange|freq|mesh|position|linspace")
 _CONSTANT: Final = re.compile(r"^(mu|c|delta|huber_c|sigma_data|beta|eps|epsilon|margin|alpha|gamma|const)$")
+_ASIDE: Final = frozenset(
+    {
+        "infer",
+        "inference",
+        "preprocess",
+        "preprocessing",
+        "runtime",
+        "pipelines",
+        "demo",
+        "demos",
+        "metrics",
+        "evaluation",
+    }
+)
 _UNGUIDED: Final = re.compile(r"sampl|generat|decode|beam|quanti|infer|predict|metric|eval")
 _COUNTS: Final = re.compile(r"count|nelem|^n_|num|len|rand|noise|uniform")
 _SQUASHED: Final = {"softmax": "softmax", "sigmoid": "sigmoid", "softmax_": "softmax", "sigmoid_": "sigmoid"}
@@ -232,6 +246,8 @@ def where_guards_domain(module: Module, repository: Repository) -> Iterator[Foun
 
 def in_model(module: Module, function: Function, depth: int = 0) -> bool:
     """Whether a function is part of a forward pass, a loss, or a training step."""
+    if module.folders & _ASIDE:
+        return False
     at: Function | None = function
     while at is not None:
         name = at.name.lower()
@@ -394,6 +410,8 @@ def _is_setting(module: Module, node: ast.expr, function: Function) -> bool:
     base = node.left if isinstance(node, ast.BinOp) else node
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         base = node.func.value
+    if isinstance(base, ast.BinOp) and isinstance(base.op, ast.Sub) and isinstance(base.left, ast.Constant):
+        return True  # t ** 2 + (1 - t) ** 2
     name = dotted(base)
     if name.startswith("self.") or _CONSTANT.match(name.rsplit(".", 1)[-1]):
         return True
@@ -425,6 +443,8 @@ def _risky(module: Module, side: ast.expr, function: Function, line: int, condit
             argument = each.right
         if argument is None or not isinstance(each, ast.expr) or _safe(module, argument, function, line):
             continue
+        if isinstance(each, ast.BinOp) and "sin" in names_in(each.left):
+            continue  # the sinc of a fixed filter
         if (opaque and not own) or guarded & names_in(argument):
             return each
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from typing import Final
 
@@ -62,6 +63,8 @@ _NO_FORWARD_BEGINNINGS: Final = (
     "on_",
     "configure",
 )
+_NO_GRADIENT: Final = re.compile(r"variance|gumbel|noise|uniform|register_buffer|quant")
+_SAMPLING: Final = re.compile(r"sampl|generat|decode|quanti")
 TINY_EPS: Final = 1e-16
 
 
@@ -132,7 +135,7 @@ def eps_too_small_for_half(module: Module, repository: Repository) -> Iterator[F
         value = module.value(node, function)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < HALF_EPS:
             continue
-        tiny = value <= TINY_EPS and isinstance(node, ast.Constant) and not _of_an_optimizer(function)
+        tiny = value <= TINY_EPS and isinstance(node, ast.Constant) and not _apart(module, node, function)
         if (not tiny and (not half or where == "argument")) or node.lineno in seen:
             continue
         seen.add(node.lineno)
@@ -318,7 +321,8 @@ def _epsilons(module: Module) -> Iterator[tuple[ast.expr, Function, str]]:
             if value is not None
         ]
         for name, default in pairs:
-            if _called_eps(name.arg) and not _of_an_optimizer(function):
+            body = module.lines[node.lineno - 1 : node.end_lineno]
+            if _called_eps(name.arg) and not _of_an_optimizer(function) and not any("np." in line for line in body):
                 yield default, top, "argument"
     if "torch" in module.imports or any(target.startswith("torch") for target in module.imports.values()):
         for function in module.functions:
@@ -333,6 +337,14 @@ def _epsilons(module: Module) -> Iterator[tuple[ast.expr, Function, str]]:
                         continue
                     if module.resolve(call.func).split(".")[0] not in ("numpy", "np"):
                         yield keyword.value, place.function, "argument"
+
+
+def _apart(module: Module, node: ast.Constant, function: Function) -> bool:
+    """Places without a gradient: optimizers, samplers, noise, buffers of a diffusion schedule."""
+    line = module.lines[node.lineno - 1] if node.lineno <= len(module.lines) else ""
+    if _NO_GRADIENT.search(line.lower()) or "scheduler" in module.file.lower() or "optim" in module.file.lower():
+        return True
+    return _of_an_optimizer(function) or bool(_SAMPLING.search(function.name.lower()))
 
 
 def _of_an_optimizer(function: Function) -> bool:

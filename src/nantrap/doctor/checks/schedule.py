@@ -84,15 +84,20 @@ def lr_high(source: Source, repository: Repository) -> Iterator[Found]:
         Begin with 1e-4 (3e-4 for small models).
 
     Silent:
-        With SGD, LARS, Muon, Prodigy, and where the optimizer is not known.
+        With SGD, LARS, Muon, Prodigy, with Noam schedules, and where the optimizer is not known.
     """
     for each in source.all("lr"):
         rate = number(each.value)
-        if rate is None or not _HIGH <= rate < float("inf") or not uses_adam(source, each):
+        if rate is None or not _HIGH <= rate < float("inf") or not uses_adam(source, each) or _is_factor(source):
             continue
         optimizer = source.near(each, "optimizer")
         name = optimizer.value if optimizer is not None else "AdamW, the default"
         yield Found("high", each.line, each.value, f"{each.name} is {rate:g} with {name}", "begin with 1e-4", each.file)
+
+
+def _is_factor(source: Source) -> bool:
+    """Whether a schedule multiplies the learning rate by d^-0.5 and the like, so that 1.0 is an ordinary value."""
+    return any(isinstance(each.value, str) and "noam" in each.value.lower() for each in source.settings)
 
 
 @configuration_check("NT813", "warmup_too_short")

@@ -18,6 +18,7 @@ from nantrap.doctor.source.wording import name_of
 _ONE_PER_SAMPLE: Final = re.compile(
     r"reward|adv|return|loss|score|group|logp|gae|ratio|distance|sims?$|batch", re.IGNORECASE
 )
+_GROUPED: Final = re.compile(r"grouped|^group$|_group$|^group_(?!norm)|num_generations|group_size")
 _CAUSAL: Final = re.compile(r"causal|tril|triu|future|subsequent|look_?ahead|autoregressive|window|^bias$")
 _PADDING: Final = re.compile(
     r"pad|attention_mask|valid|length|lens|invalid|ignore|key_mask|src_mask|empty|missing|absent"
@@ -56,6 +57,8 @@ def std_of_one(module: Module, repository: Repository) -> Iterator[Found]:
             or _a_distribution(found.operand)
         ):
             continue
+        if _size_tested(call, place):
+            continue
         dim = found.keywords.get("dim", found.keywords.get("axis", found.arguments[0] if found.arguments else None))
         name = name_of(found.operand) or ast.unparse(found.operand)
         value = module.value(dim, place.function) if dim is not None else None
@@ -63,7 +66,7 @@ def std_of_one(module: Module, repository: Repository) -> Iterator[Found]:
             value = value[0] if len(value) == 1 else "several"
         if dim is None:
             risk = "medium" if _ONE_PER_SAMPLE.search(name) else "low"
-        elif (value == 0 and not isinstance(value, bool)) or "group" in ast.unparse(found.operand).lower():
+        elif (value == 0 and not isinstance(value, bool)) or _of_groups(found.operand, place.function, call.lineno):
             risk = "medium"
         else:
             continue
@@ -274,7 +277,7 @@ def _of_groups(node: ast.expr, function: Function, line: int) -> bool:
     value = function.latest(dotted(node), line) if dotted(node) else None
     if value is not None:
         names |= names_in(value)
-    return any("group" in name or "generations" in name for name in names)
+    return any(_GROUPED.search(name) for name in names)
 
 
 def _size_tested(call: ast.Call, place: Place) -> bool:

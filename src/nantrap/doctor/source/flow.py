@@ -286,7 +286,7 @@ class _Tracer:
             self.add("unscale", node, arms, loops, silent, receiver=receiver)
         elif leaf == "GradScaler":
             self.add("scaler", node, arms, loops, silent)
-        elif leaf in _OPTIMIZER_CLASSES:
+        elif leaf in _OPTIMIZER_CLASSES or leaf.lower().endswith(("optimizer", "optimizers", "optimiser")):
             self.add("optimizer", node, arms, loops, silent)
         elif leaf == "autocast":
             self.add("autocast", node, arms, loops, silent, receiver=receiver)

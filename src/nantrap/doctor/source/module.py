@@ -89,6 +89,9 @@ class Module:
     attributes: dict[str, list[tuple[int, ast.expr]]] = field(default_factory=dict)
     optimizer_names: set[str] = field(default_factory=set)
     scaler_names: set[str] = field(default_factory=set)
+    lines: list[str] = field(default_factory=list)
+    folders: frozenset[str] = frozenset()
+    """The folders around the file, below the path that was asked for."""
     flows: dict[int, Any] = field(default_factory=dict)
     kept: dict[str, Any] = field(default_factory=dict)
     """What a check has found out and another one asks for."""
@@ -157,6 +160,8 @@ def read_module(text: str, *, file: str, root: str = "", extra: dict[str, str] |
     tree = ast.parse(text)
     module = Module(file, tree, text)
     module.is_test = _is_test(file, root)
+    module.lines = text.splitlines()
+    module.folders = frozenset(_inside(file, root)[:-1])
     _Walk(module).run()
     calls = [(call, place.function, place.statement) for sites in module.calls.values() for call, place in sites]
     calls.sort(key=lambda each: each[0].lineno)
@@ -169,8 +174,13 @@ def _is_test(file: str, root: str) -> bool:
     """Test files, and what lies in a folder of tests below the path that was asked for."""
     if _TEST_FILE.match(os.path.basename(file)):
         return True
+    return any(part in _TEST_FOLDERS for part in _inside(file, root)[:-1])
+
+
+def _inside(file: str, root: str) -> list[str]:
+    """The parts of a path below the path that was asked for."""
     inside = os.path.relpath(file, root) if root and root != file else os.path.basename(file)
-    return any(part in _TEST_FOLDERS for part in inside.split(os.sep)[:-1])
+    return inside.split(os.sep)
 
 
 class _Walk:
