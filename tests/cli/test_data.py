@@ -77,6 +77,15 @@ def test_control_characters_in_a_name_are_escaped(tmp_path: Path, capsys: pytest
     assert "\x1b" not in capsys.readouterr().err
 
 
+def test_a_code_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["explain", "NT160"]) == 0
+    assert capsys.readouterr().out.startswith(
+        "NT160 empty_mask: a row of a mask has no one in it\n\nFix:\n    softmax over"
+    )
+    assert main(["explain", "nt151", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["slug"] == "non_finite"
+
+
 def test_arrays_are_checked_without_importing_torch(bad: Path) -> None:
     code = (
         "import sys; from nantrap.doctor.data import check_data; "

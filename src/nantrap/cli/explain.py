@@ -10,6 +10,7 @@ from typing import Any
 
 from nantrap.causes import Page, page, pages
 from nantrap.causes.search import search
+from nantrap.doctor.data.findings import rule_of
 from nantrap.doctor.pages import CheckPage, check_page, check_pages
 from nantrap.errors import UsageError
 from nantrap.incident import BY_CODE
@@ -22,8 +23,8 @@ class Explain:
     """Show what a cause is, code that shows it, why it happens, the fix, and how nantrap proves it.
 
     CAUSE is a code (NT203) or a slug (softmax_fully_masked_row), as a diagnostic names it, a check of `nantrap doctor`
-    (NT851), or any words: an operation (sqrt) or a symptom (resume, float16 overflow) lists the causes that name it.
-    Without one, all are listed by family. Exit code 0; 2 if nothing is found.
+    (NT851), a rule of `nantrap data` (NT151), or any words: an operation (sqrt) or a symptom (resume, float16 overflow)
+    lists the causes that name it. Without one, all are listed by family. Exit code 0; 2 if nothing is found.
     """
 
     name = "explain"
@@ -38,6 +39,10 @@ class Explain:
             print(_as_json([_entry(each) for each in found]) if arguments.json else _listed(found))
             return 0
         wanted = " ".join(arguments.cause)
+        rule = rule_of(wanted)
+        if rule is not None:
+            print(_as_json(rule._asdict()) if arguments.json else rule.text())
+            return 0
         try:
             chosen = check_page(wanted) or page(wanted)
         except UsageError:
