@@ -65,10 +65,12 @@ class Collector:
         self._drops_terms = parts.policy.bad_terms == "drop"
         self._parts_watched = False
         self._handles: list[Any] = []
+        weakref.finalize(self, parts.armed.stop)  # a step that ended with an exception leaves its trace running
         self._watch(model)
 
     def close(self) -> None:
-        """Remove every hook."""
+        """Remove every hook, and end a trace that is running."""
+        self._parts.armed.stop()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -78,6 +80,8 @@ class Collector:
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to be called: note what is needed to call it again."""
         if self.attempting or active_replays or not torch.is_grad_enabled():
+            if self._parts.armed.on and not active_replays:
+                self._parts.armed.stop()  # an evaluation in the middle of a step is no part of it
             return
         earlier = self.root_call
         if earlier is not None and earlier.running and earlier.module is not module:
@@ -120,6 +124,8 @@ class Collector:
         """Before the first forward pass of a step, of which there may be several (real and fake, two views)."""
         self.begun = True
         parts = self._parts
+        if parts.armed.on and not self.attempting:
+            parts.armed.start()
         parts.protected.begin()
         step = parts.progress.step
         if parts.headroom is not None:

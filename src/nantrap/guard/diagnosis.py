@@ -13,6 +13,7 @@ from torch import nn
 
 from nantrap import finite
 from nantrap.guard.anchors import Anchors
+from nantrap.guard.armed import Armed
 from nantrap.guard.bundling import material_of
 from nantrap.guard.drafts import Draft, build_incident
 from nantrap.guard.headroom import Headroom
@@ -65,6 +66,7 @@ class Diagnosis:
         keeps_bundles: whether incidents are written to disk.
         begin: called when a diagnosis begins, so that a kill during it leaves a trace.
         neighbours: what is known beside the guard.
+        armed: steps that are traced while they run.
     """
 
     def __init__(
@@ -84,6 +86,7 @@ class Diagnosis:
         keeps_bundles: bool,
         begin: Callable[[Incident], None],
         neighbours: Neighbours | None = None,
+        armed: Armed,
     ) -> None:
         self._model = model
         self._protected = protected
@@ -99,6 +102,7 @@ class Diagnosis:
         self._keeps_bundles = keeps_bundles
         self._begin = begin
         self._neighbours = neighbours
+        self._armed = armed
         self._seen: Counter[tuple[str, ...]] = Counter()
         self._first: dict[tuple[str, ...], Incident] = {}
         self._poisoned_at: int | None = None
@@ -107,6 +111,8 @@ class Diagnosis:
 
     def draft(self, observation: Observation) -> Draft:
         """The draft of a failed step. Locates it once; the state is as before afterwards."""
+        if self._armed.running:
+            self._armed.stop()  # a micro-batch is judged in the middle of a step
         draft = Draft(self._bare(observation))
         self._begin(draft.incident)
         local = self._ranks.rank in observation.verdict.bad_ranks
@@ -270,6 +276,8 @@ class Diagnosis:
             draft.incident = replace(draft.incident, notes=(*draft.incident.notes, note))
             return
         self._first.setdefault(signature, draft.incident)
+        if words := self._armed.consider(draft.incident, repeatable=failed.repeatable):
+            draft.incident = replace(draft.incident, notes=(*draft.incident.notes, words))
         if self._neighbours is not None:
             self._neighbours.remember_incident(observation.micro, draft.incident)
 
@@ -355,6 +363,7 @@ class Diagnosis:
             norm_overflowed=any(f.kind == "grad_norm" for f in observation.findings),
             evidence=micro.evidence,
             quiet=lambda: _without_collectives(self._model),
+            tape=self._armed.last,
         )
 
     def _case(self, failed: FailedStep, location: Location, incident: Incident, *, untouched: bool) -> Case:

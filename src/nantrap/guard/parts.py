@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from nantrap import finite
 from nantrap.guard.anchors import Anchors
+from nantrap.guard.armed import Armed
 from nantrap.guard.diagnosis import Diagnosis, Neighbours
 from nantrap.guard.ema import ema_modules
 from nantrap.guard.headroom import Headroom
@@ -50,6 +51,7 @@ class Parts:
         recovery: older states and checkpoints.
         diagnosis: where and why.
         recorder: journal, messages, tally.
+        armed: steps that are traced while they run.
     """
 
     policy: Policy
@@ -64,6 +66,7 @@ class Parts:
     recovery: Recovery
     diagnosis: Diagnosis
     recorder: Recorder
+    armed: Armed
 
     @property
     def drops_micro_batches(self) -> bool:
@@ -150,6 +153,7 @@ def make_parts(
         save_every=save_every,
         run_dir=recorder.run_dir,
     )
+    armed = Armed(protected.members, policy, alone=not ranks.together)
     diagnosis = Diagnosis(
         model,
         protected,
@@ -165,6 +169,7 @@ def make_parts(
         keeps_bundles=run_dir is not None,
         begin=recorder.begin_incident,
         neighbours=neighbours,
+        armed=armed,
     )
     facts = _facts(protected, policy, ranks, scaling, max_grad_norm, watched)
     recorder.describe_run(facts)
@@ -185,6 +190,7 @@ def make_parts(
         recovery,
         diagnosis,
         recorder,
+        armed,
     )
 
 

@@ -30,6 +30,10 @@ class Policy:
         rollback_rng: whether a rollback puts the random streams back too (`restore`) or lets them go on (`continue`).
         diagnose: `full` (locate, rules, trials), `locate` or `off`.
         diagnose_seconds: a diagnosis ends after about so long, with what it has by then.
+        armed: in the two-line form and under `nantrap run`, steps are traced while they run, so that a failure comes
+            with its operands and with the lines of the loss function: `after` an incident whose cause was not proven,
+            `always` (about 1.2 times a step of usual size), or `off`.
+        armed_steps: after an incident so many steps are traced at most.
         repeat_diagnoses: incidents that look the same are diagnosed so often; later ones are counted and refer back.
         sync: `step` reads one value a step; `late` reads it a step later, and the skip happens on the device
             (fused Adam, AdamW, Adagrad and SGD without momentum).
@@ -73,6 +77,8 @@ class Policy:
     rollback_rng: Literal["restore", "continue"] = "restore"
     diagnose: Diagnose = "full"
     diagnose_seconds: float = 60.0
+    armed: Literal["after", "always", "off"] = "off"
+    armed_steps: int = 100
     repeat_diagnoses: int = 3
     sync: Sync = "step"
     undo: Literal["auto", "always", "never"] = "auto"
@@ -100,6 +106,7 @@ class Policy:
             "on_incident": get_args(OnIncident),
             "then": get_args(Then),
             "diagnose": get_args(Diagnose),
+            "armed": ("after", "always", "off"),
             "sync": get_args(Sync),
             "undo": ("auto", "always", "never"),
             "rollback_rng": ("restore", "continue"),
@@ -120,6 +127,7 @@ class Policy:
             "max_rollbacks": 0,
             "lr_recover_steps": 0,
             "diagnose_seconds": 0,
+            "armed_steps": 1,
             "repeat_diagnoses": 1,
             "anchor_every": 0,
             "anchor_bytes": 0,

@@ -25,6 +25,7 @@ from nantrap.guard.snapshot import UpdateSnapshot
 from nantrap.guard.torch_private import count_writes, step_hooks_of, version_of
 from nantrap.incident import Finding, Phase
 from nantrap.locate import Program, ProgramState, finding
+from nantrap.locate.program import RESCAN_EVERY
 
 
 class Protected:
@@ -78,6 +79,7 @@ class Protected:
         self._not_restored: list[str] = []
         self._program = Program(self.modules)
         self._program_at_begin: ProgramState | None = None
+        self._programs_noted = 0
         self._refused_in_a_row = 0
 
     @property
@@ -110,7 +112,12 @@ class Protected:
         Args:
             reachable: the function that computes the loss, and the batch, where they are known.
         """
-        state = self._program.capture(*reachable)
+        program = self._program
+        self._programs_noted += 1
+        known = not reachable or getattr(reachable[0], "__code__", None) in program.clean
+        if program.quiet and known and self._programs_noted % RESCAN_EVERY:
+            return None
+        state = program.capture(*reachable)
         if state is not None and self._program_at_begin is None:
             self._program_at_begin = state
         return state

@@ -38,6 +38,8 @@ from nantrap.incident import Action, Finding
 
 def run_step(parts: Parts, driver: Driver, window: Window) -> Outcome:
     """Judge the step as a whole and do what follows from it."""
+    if parts.armed.on:
+        parts.armed.stop()
     if (window.settled or window.dropped) and not gather(parts, driver, window):
         return refuse_dropped(parts, driver, window)
     reading = read(parts, driver, window)

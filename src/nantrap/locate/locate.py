@@ -18,9 +18,10 @@ from nantrap.locate.autopsy import Evidence
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.location import Location, evidence_location, location_of
 from nantrap.locate.probes import clear_probes, read_probes
-from nantrap.locate.replay import replay_norm, replay_step, replay_update
+from nantrap.locate.replay import judge_tape, replay_norm, replay_step, replay_update
 from nantrap.locate.samples import find_samples
 from nantrap.locate.step import FailedStep
+from nantrap.locate.trace import Trace
 from nantrap.locate.twoline import locate_without_function
 
 
@@ -45,7 +46,7 @@ def _locate(failed: FailedStep, seconds: float) -> Location:
             location.witnesses = tuple(replay_step(failed).trace.witnesses.values())
         return location
     if not failed.repeatable:
-        return locate_without_function(failed)
+        return _from_tape(failed) or locate_without_function(failed)
     if _is_used_up(failed.batch):
         note = "the batch is an iterator and used up, so the step cannot be run again; hand over what it yields instead"
         if isinstance(failed.evidence, Evidence):
@@ -72,6 +73,19 @@ def _locate(failed: FailedStep, seconds: float) -> Location:
     elif location.phase == "data":
         guilty = sorted({i for found in location.findings for i in found.samples})
         location.samples = replace(location.samples, guilty=tuple(guilty))
+    return location
+
+
+def _from_tape(failed: FailedStep) -> Location | None:
+    """A step that ran under a trace tells by itself where it began; `None` if it did not, or if its trace does not."""
+    if not isinstance(failed.tape, Trace):
+        return None
+    replay = judge_tape(failed, failed.tape)
+    if replay.origin is None:
+        return None
+    location = location_of(replay, fallback=failed.symptom)
+    location.probes = read_probes()
+    location.notes.append("the step ran under a trace (armed), so place and operands are those of the failure itself")
     return location
 
 

@@ -28,7 +28,8 @@ from torch import Tensor, nn
 _DEEPEST = 4
 _WALKS = 3
 _FULL_STEPS = 4
-_FULL_EVERY = 64
+RESCAN_EVERY = 64
+"""A program in which nothing was found is looked at again after so many steps."""
 _LARGEST = 1 << 16
 _MOST_ITEMS = 64
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
@@ -74,13 +75,18 @@ class ProgramState:
 
 
 class Program:
-    """Finds a program's own state and captures it before a step. Holds what it found in the steps so far."""
+    """Finds a program's own state and captures it before a step. Holds what it found in the steps so far.
+
+    Attributes:
+        quiet: nothing was found in the first steps, so that `capture` need not be called for known functions.
+        clean: the code of functions from which no generator can be reached.
+    """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         self._modules = [m for module in modules for m in module.modules() if not _is_torchs(type(m))]
         self._captures = 0
-        self._quiet = False
-        self._clean: set[Any] = set()
+        self.quiet = False
+        self.clean: set[Any] = set()
         self._walks: dict[Any, int] = {}
         self._moving: set[tuple[int, str]] = set()
         self._last: tuple[tuple[nn.Module, str, Any], ...] = ()
@@ -93,9 +99,6 @@ class Program:
             reachable: the function that computes the loss, and the batch.
         """
         self._captures += 1
-        known = not reachable or getattr(reachable[0], "__code__", None) in self._clean
-        if self._quiet and known and self._captures % _FULL_EVERY:
-            return None
         found: dict[int, Any] = {id(generator): generator for generator in self._held}
         for value in reachable:
             code = _code_of(value)
@@ -108,15 +111,15 @@ class Program:
             elif isinstance(value, (tuple, list, dict, *_GENERATORS)):
                 _walk(value, found, depth=_DEEPEST - 1, seen=set())
         attributes = self._last = tuple(self._attributes())
-        self._clean = {code for code, walks in self._walks.items() if walks >= _WALKS}
-        self._quiet = self._captures > _FULL_STEPS and not (found or self._moving or self._held)
+        self.clean = {code for code, walks in self._walks.items() if walks >= _WALKS}
+        self.quiet = self._captures > _FULL_STEPS and not (found or self._moving or self._held)
         if not found and not attributes:
             return None
         generators = tuple((generator, _read_generator(generator)) for generator in found.values())
         return ProgramState(generators, attributes)
 
     def _attributes(self) -> Iterator[tuple[nn.Module, str, Any]]:
-        full = self._captures <= _FULL_STEPS or self._captures % _FULL_EVERY == 0
+        full = self._captures <= _FULL_STEPS or self.quiet or self._captures % RESCAN_EVERY == 0
         if not full and not self._moving:
             return
         for module, name, value in self._last:

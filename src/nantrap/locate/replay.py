@@ -224,6 +224,15 @@ def replay_update(failed: FailedStep) -> Replay:
         return replay
 
 
+def judge_tape(failed: FailedStep, tape: Trace) -> Replay:
+    """The origin behind what a traced step left behind. Nothing is run."""
+    sinks = [] if failed.loss is None else [Sink("the loss", "value", tape.origins_of(failed.loss))]
+    sinks += [Sink(f"gradient of {n}", "gradient", tape.origins_of(g)) for n, g in failed.gradients.items()]
+    buffers = [(n, b) for n, b in failed.root.named_buffers() if n in failed.bad_buffers]
+    sinks += [Sink(f"buffer {n}", "state", tape.origins_of(b)) for n, b in buffers]
+    return judge(tape, sinks)
+
+
 def replay_norm(failed: FailedStep) -> Replay:
     """Take the norm of the failed step's gradients again."""
     trace = Trace(failed.root, Registered())
@@ -238,6 +247,13 @@ def _called(call: RootCall, failed: FailedStep) -> Any:
     """The module to call again: the root instead of a wrapper around it (compiled, distributed)."""
     inside = call.module is not None and any(module is call.module for module in failed.root.modules())
     return call.module if inside else failed.root
+
+
+def compiled_code_ran() -> bool:
+    """Whether compiled code ran in this process: the frames that the compiler took over are counted."""
+    dynamo = sys.modules.get("torch._dynamo")
+    counters = getattr(getattr(dynamo, "utils", None), "counters", {})
+    return bool(counters.get("frames", {}).get("ok") or counters.get("stats", {}).get("unique_graphs"))
 
 
 @contextlib.contextmanager

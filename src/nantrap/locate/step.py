@@ -156,6 +156,7 @@ class FailedStep:
         norm_overflowed: every gradient is finite, but their norm is not.
         evidence: findings of a walk through the live graph, in the two-line form.
         quiet: context in which a re-run must not talk to other ranks.
+        tape: the trace of the step itself, if it ran under one.
     """
 
     step: int
@@ -179,6 +180,7 @@ class FailedStep:
     norm_overflowed: bool = False
     evidence: Any = None
     quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
+    tape: Any = None
 
     @property
     def repeatable(self) -> bool:

@@ -131,18 +131,14 @@ def where_unselected_branch(case: Case) -> Claim | None:
     found = next(((i, node) for i in _zero_gradients(case) if (node := _selector(case, i)) is not None), None)
     if found is None:
         return None
-    incoming, selector = found
+    incoming, (selector, seen) = found
     _, (family, call, safe) = _family(case.node)
+    selected = f", and so it is where it leaves {selector}: they were not selected" if seen else ""
     return Claim(
-        "measured",
+        "measured" if seen else "hint",
         f"the branch of {call} that was not selected put NaN into the gradient",
         (
-            (
-                f"the gradient that reaches {case.node} is exactly 0 at all {incoming.count:,} bad places, and so it "
-                f"is "
-                f"where it "
-                f"leaves {selector}: they were not selected"
-            ),
+            f"the gradient that reaches {case.node} is exactly 0 at all {incoming.count:,} bad places{selected}",
             f"the local derivative of {call} is infinite there, and 0 · Inf = NaN",
         ),
         trial=case.try_replacement(family, safe) if family != "norm" else None,
@@ -356,11 +352,12 @@ def _zero_gradients(case: Case) -> Iterator[Incoming]:
                 yield Incoming(op, argument, int(bad.sum()), bad)
 
 
-def _selector(case: Case, incoming: Incoming) -> str | None:
+def _selector(case: Case, incoming: Incoming) -> tuple[str, bool] | None:
     """The node that made those zeros, back along the gradient: a `where`, a clamp, an index, a product with a mask.
 
     The gradient must be exactly 0 at the bad places where it leaves that node already. Zeros that are multiplied in
-    afterwards (log of 1, a weight of 0) belong to places that were selected.
+    afterwards (log of 1, a weight of 0) belong to places that were selected. The second value says whether that could
+    be looked at.
     """
     trace = case.trace
     assert trace is not None
@@ -377,19 +374,20 @@ def _selector(case: Case, incoming: Incoming) -> str | None:
             continue
         selects = op.node is not None and op.node.startswith(_SELECTING)
         selects = selects or (op.node is not None and op.node.startswith("Mul") and _is_mask_product(case, op))
-        if selects and _leaves_zero(case, op, incoming):
-            return op.node
+        leaves_zero = _leaves_zero(case, op, incoming) if selects else False
+        if leaves_zero is not False:
+            return str(op.node), bool(leaves_zero)
         if selects:
             rejected.add(op.sequence)
         queue += op.sources
     return None
 
 
-def _leaves_zero(case: Case, op: Op, incoming: Incoming) -> bool:
-    """Whether the gradient is exactly 0 at all bad places when it leaves the selecting operation."""
+def _leaves_zero(case: Case, op: Op, incoming: Incoming) -> bool | None:
+    """Whether the gradient is exactly 0 at all bad places when it leaves the selecting operation; `None` if unknown."""
     kept = case.operands_of(op.index)
     if kept is None or not kept.outputs or incoming.bad is None:
-        return True  # it cannot be looked at again: the node's kind is all that is known
+        return None  # it cannot be looked at again: the node's kind is all that is known
     leaving = kept.outputs[0]
     if leaving.numel() == incoming.bad.numel():
         return bool((leaving.reshape(incoming.bad.shape)[incoming.bad] == 0).all())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
@@ -197,8 +196,10 @@ def compiler_bug(case: Case) -> Claim | None:
     Proof:
         The same step with the same inputs is run without compilation and is finite, while the compiled one is not.
     """
+    from nantrap.locate.replay import compiled_code_ran
+
     replay = case.location.replay
-    if not _was_compiled(case) or replay is None or replay.failed or not case.failed.repeatable or replay.loss is None:
+    if not compiled_code_ran() or replay is None or replay.failed or not case.failed.repeatable or replay.loss is None:
         return None
     if case.lab.control("step"):
         return None  # the compiled step does not fail again as it did: nothing tells the two apart
@@ -348,12 +349,3 @@ def _did_not_repeat(case: Case) -> Claim | None:
         help="if it comes again at random places, test the memory of this machine; guard.attempt with everything the "
         "loss reads inside the batch makes the replay exact",
     )
-
-
-def _was_compiled(case: Case) -> bool:
-    """Whether compiled code ran in this process: frames that the compiler took over are counted."""
-    dynamo = sys.modules.get("torch._dynamo")
-    if dynamo is None:
-        return False
-    counters = getattr(getattr(dynamo, "utils", None), "counters", {})
-    return bool(counters.get("frames", {}).get("ok") or counters.get("stats", {}).get("unique_graphs"))

@@ -1,0 +1,107 @@
+"""Armed steps: steps that run under a trace while they happen.
+
+The two-line form and `nantrap run` cannot call the loss again. After an incident whose cause was not proven, the next
+steps are therefore traced while the user's own code runs, so that the next failure comes with its operands and with the
+lines of the loss function. A trace begins with the model's call and ends with the backward pass: what the loop computes
+before the call is not seen, and no trace is left running when the loop ends. It costs about a fifth of a step of usual
+size, and more on a tiny one; so it ends with the next incident, or after `Policy.armed_steps` steps.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from torch import nn
+
+from nantrap.guard.members import Members
+from nantrap.guard.policy import Policy
+from nantrap.incident import Incident
+from nantrap.locate.replay import compiled_code_ran
+from nantrap.locate.trace import Registered, Trace
+
+_MOST_OPERATIONS = 200_000
+
+
+class LiveTrace(Trace):
+    """A trace of code that nobody bounds: it records nothing in a forked worker, nor beyond a number of operations."""
+
+    def __init__(self, root: nn.Module, registered: Registered) -> None:
+        super().__init__(root, registered)
+        self._process = os.getpid()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if len(self.ops) >= _MOST_OPERATIONS or os.getpid() != self._process:
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Armed:
+    """Traces steps while they happen. Holds the running trace, and how many steps it is to go on.
+
+    Args:
+        members: whose modules, parameters and buffers the trace knows by name.
+        policy: when to arm.
+        alone: no other rank trains this model; a trace on one rank alone would make the others wait.
+    """
+
+    def __init__(self, members: Members, policy: Policy, *, alone: bool) -> None:
+        self._members = members
+        self._steps = policy.armed_steps
+        self._possible = alone and policy.armed != "off" and policy.diagnose != "off"
+        self._always = policy.armed == "always"
+        self._left = 0
+        self._running: Trace | None = None
+        self.last: Trace | None = None
+        self.on = self._possible and self._always
+        """Whether the next step is to be traced."""
+
+    @property
+    def running(self) -> bool:
+        """Whether a trace is running now."""
+        return self._running is not None
+
+    def consider(self, incident: Incident, *, repeatable: bool) -> str:
+        """After an incident: arm, or disarm. Returns what to tell about it."""
+        if self._always or not self._possible:
+            return ""
+        proven = bool(incident.causes) and incident.causes[0].proven
+        armed_before = self.on
+        self.on = not (proven or repeatable or armed_before or incident.same_as is not None)
+        self._left = self._steps if self.on else 0
+        if not self.on:
+            return ""
+        return (
+            f"armed: the next {self._steps} steps are traced while they run (about 1.2 times a step of usual size, "
+            "more on a tiny one), so that the next failure comes with its operands and lines; Policy(armed='off') "
+            "turns "
+            "it off"
+        )
+
+    def start(self) -> None:
+        """Trace what runs from here on. Nothing is traced where code is compiled: the trace would see through it."""
+        if self._running is not None:
+            self.stop()  # of a step that was left before its end
+        if compiled_code_ran():
+            return
+        if not self._always:
+            self._left -= 1
+            if self._left < 0:
+                self.on = False
+                return
+        root = self._members.root
+        registered = Registered(dict(self._members.known()), dict(root.named_buffers()))
+        self.last = None
+        self._running = LiveTrace(root, registered)
+        self._running.__enter__()
+
+    def stop(self) -> Trace | None:
+        """End the trace of this step; it is kept in `last` until the next one begins."""
+        trace, self._running = self._running, None
+        if trace is not None:
+            trace.__exit__(None, None, None)
+        if trace is not None:
+            self.last = trace
+        return trace

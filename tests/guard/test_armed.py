@@ -1,0 +1,81 @@
+"""Steps that are traced while they run, after an incident whose cause was not proven."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import nantrap
+from nantrap.errors import UsageError
+from nantrap.incident import Incident
+
+
+def weighted(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    x, counts = batch
+    error = model(x).squeeze(-1).square()
+    weight = 1.0 / counts  # without a gradient: the graph of the loss does not show who made the Inf
+    return (weight * error).mean()
+
+
+def train(policy: nantrap.Policy, *, steps: int = 6, bad: tuple[int, ...] = (1, 4)) -> tuple[list[Incident], nn.Module]:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    found = []
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), policy=policy, quiet=True) as guard:
+        for step in range(steps):
+            batch = (torch.randn(4, 3), torch.ones(4))
+            if step in bad:
+                batch[1][2] = 0.0
+            guard.backward(weighted(model, batch))
+            incident = guard.step().incident
+            found += [incident] if incident is not None else []
+    return found, model
+
+
+def test_the_second_failure_is_told_in_full() -> None:
+    (first, second), _ = train(nantrap.Policy(armed="after"))
+    assert first.causes[0].slug == "unknown"
+    assert any(note.startswith("armed: the next 100 steps are traced while they run") for note in first.notes)
+    assert (second.op, second.module) == ("aten.reciprocal", "loss")
+    assert second.source is not None
+    assert second.source.text.strip().startswith("weight = 1.0 / counts")
+    assert (second.causes[0].slug, second.causes[0].proven) == ("division_by_zero", True)
+    assert not any(note.startswith("armed: the next") for note in second.notes)
+
+
+def test_always_tells_the_first_failure_after_a_first_step() -> None:
+    (first,), _ = train(nantrap.Policy(armed="always"), bad=(2,))
+    assert (first.op, first.causes[0].slug) == ("aten.reciprocal", "division_by_zero")
+
+
+def test_it_is_off_unless_asked_for() -> None:
+    found, _ = train(nantrap.Policy())
+    assert [incident.causes[0].slug for incident in found] == ["unknown", "unknown"]
+    assert not any(note.startswith("armed") for incident in found for note in incident.notes)
+
+
+def test_it_ends_after_its_steps() -> None:
+    (_, second), _ = train(nantrap.Policy(armed="after", armed_steps=1))
+    assert second.causes[0].slug == "unknown"
+
+
+def test_traced_steps_are_bit_identical() -> None:
+    _, plain = train(nantrap.Policy(armed="off"), bad=())
+    _, traced = train(nantrap.Policy(armed="always"), bad=())
+    assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), traced.parameters(), strict=True))
+
+
+def test_no_mode_is_left_behind() -> None:
+    train(nantrap.Policy(armed="always"), bad=())
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    assert _get_current_dispatch_mode_stack() == []
+
+
+@pytest.mark.parametrize("wrong", [{"armed": "sometimes"}, {"armed_steps": 0}])
+def test_wrong_use(wrong: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match="armed"):
+        nantrap.Policy(**wrong)
