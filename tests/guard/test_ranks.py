@@ -5,6 +5,7 @@ The group has a timeout, so that a disagreement ends as an error and not as a ha
 
 from __future__ import annotations
 
+import copy
 import datetime
 import json
 import sys
@@ -257,12 +258,21 @@ def _sharded(rank: int, folder: str) -> dict[str, Any]:
 
     model = _small()
     fully_shard(model)
-    guard = nantrap.Guard(model, torch.optim.AdamW(model.parameters(), lr=1e-2), max_grad_norm=0.1, quiet=True)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    guard = nantrap.Guard(model, optimizer, max_grad_norm=0.1, run_dir=folder, quiet=True)
     outcomes = []
     for step in range(4):
-        x, _ = batch_of(rank, step, bad=step == 2 and rank == 1)
-        outcomes.append(guard.attempt(lambda b: model(b).square().mean(), x))
+        x, _ = batch_of(rank, step, bad=False)
+        hit = step == 2 and rank == 1
+        outcomes.append(guard.attempt(lambda b: torch.log(model(b).square() * (0 if hit else 1) + (1 - hit)).mean(), x))
+    guard.close()
+    incidents = [outcome.incident for outcome in outcomes if outcome.incident]
+    folders = sorted(path.name for path in Path(folder, "incidents").iterdir()) if rank == 1 else []
     return {
+        "folders": folders,
+        "ops": [incident.op for incident in incidents],
+        "sources": [incident.source.text if incident.source else "" for incident in incidents],
+        "notes": [note for incident in incidents for note in incident.notes],
         "actions": [str(outcome.action) for outcome in outcomes],
         "origins": [outcome.incident.origin_rank for outcome in outcomes if outcome.incident],
         "restored": [outcome.incident.restored for outcome in outcomes if outcome.incident],
@@ -299,6 +309,93 @@ def _joined(rank: int, folder: str) -> dict[str, Any]:
             guard.backward(model(x).square().mean())
             actions.append(str(guard.step().action))
     return {"actions": actions, "parameters": checksum(model)}
+
+
+def _alone(rank: int, folder: str) -> dict[str, Any]:
+    """Rank 0 makes extra steps of the shared optimizer by itself, before, between and after the common ones."""
+    inner, model = build(rank, ddp=True)
+    guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-2), run_dir=folder, quiet=True)
+    actions = []
+
+    def alone(bad: bool) -> None:
+        if rank == 0:
+            kept = copy.deepcopy(inner.state_dict())
+            x, y = batch_of(rank, 77, bad=bad)
+            guard.backward(nn.functional.mse_loss(inner(x), y))
+            actions.append(str(guard.step().action))
+            inner.load_state_dict(kept)
+
+    alone(False)
+    for step in range(3):
+        x, y = batch_of(rank, step, bad=step == 1 and rank == 1)
+        guard.backward(nn.functional.mse_loss(model(x), y))
+        actions.append(str(guard.step().action))
+        alone(step == 0)
+    return {"actions": actions, "parameters": checksum(inner, buffers=False)}
+
+
+def _unguarded(rank: int, folder: str) -> dict[str, Any]:
+    """Only rank 0 has a guard: it notices, says so, and still refuses what the averaged gradients show."""
+    from nantrap.guard import ranks as module
+
+    inner, model = build(rank, ddp=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    module.HANDSHAKE_SECONDS = 2.0
+    guard = nantrap.Guard(model, optimizer, quiet=True) if rank == 0 else None
+    for step in range(3):
+        x, y = batch_of(rank, step, bad=False)
+        loss = nn.functional.mse_loss(model(x), y)
+        if guard is None:
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        else:
+            guard.backward(loss)
+            guard.step()
+    return {"parameters": checksum(inner, buffers=False), "applied": guard.tally.applied if guard else 3}
+
+
+def _sharded_scaler(rank: int, folder: str, *, value: float = float("inf")) -> dict[str, Any]:
+    """FSDP2, a GradScaler, and a gradient that is non-finite in the shard of one rank only."""
+    from torch.distributed.fsdp import fully_shard
+
+    class Last(nn.Linear):
+        hit = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            out = super().forward(x)
+            if self.hit and out.requires_grad:
+                out.register_hook(self.spoil)
+            return out
+
+        @staticmethod
+        def spoil(gradient: Tensor) -> Tensor:
+            gradient = gradient.clone()
+            gradient[:, -1] = value  # the last row of the weight, which belongs to the last rank
+            return gradient
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), Last(8, 4).requires_grad_())
+    model[0].requires_grad_(False)
+    fully_shard(model)
+    optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    guard = nantrap.Guard(model, optimizer, scaler=scaler, run_dir=folder, quiet=True)
+    outcomes = []
+    for step in range(4):
+        Last.hit = step == 1
+        x, _ = batch_of(rank, step, bad=False)
+        guard.backward(model(x).square().mean())
+        outcomes.append(guard.step())
+    incidents = [outcome.incident for outcome in outcomes if outcome.incident]
+    return {
+        "actions": [str(outcome.action) for outcome in outcomes],
+        "probes": guard.tally.scaler_probes,
+        "scale": scaler.get_scale(),
+        "notes": [note for incident in incidents for note in incident.notes],
+        "origins": [incident.origin_rank for incident in incidents],
+        "folders": [bool(incident.bundle) for incident in incidents],
+    }
 
 
 SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
@@ -353,6 +450,10 @@ SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
     "sharded": (_sharded, {}),
     "tensor_parallel": (_tensor_parallel, {}),
     "joined": (_joined, {}),
+    "alone": (_alone, {}),
+    "sharded_scaler": (_sharded_scaler, {}),
+    "sharded_scaler_nan": (_sharded_scaler, {"value": NAN}),
+    "unguarded": (_unguarded, {}),
 }
 Ranks = Callable[[str], list[dict[str, Any]]]
 
@@ -442,14 +543,18 @@ def test_a_spike_on_one_rank_is_skipped_by_both(ranks: Ranks) -> None:
 def test_synchronised_statistics_are_not_replayed_alone(ranks: Ranks) -> None:
     zero, one = ranks("sync_batch_norm")
     assert zero["actions"] == one["actions"] == ["apply", "skip", "apply"]
-    assert one["notes"] == [
+    assert one["notes"][-1:] == [
         "not run again: the model talks to the other ranks in its forward pass, and they have moved on"
     ]
 
 
 def test_sharded_parameters_are_clipped_and_contained(ranks: Ranks) -> None:
     zero, one = ranks("sharded")
-    assert zero == one
+    assert one["folders"] == ["000002-r1"]
+    assert zero["ops"] == one["ops"] == ["aten.log"]
+    assert one["notes"][-1].startswith("not run again: the model talks to the other ranks")
+    assert zero["notes"][0] == "it began on rank 1; see that rank's incident"
+    assert zero["actions"] == one["actions"]
     assert zero["actions"] == ["apply", "apply", "skip", "apply"]
     assert (zero["origins"], zero["restored"]) == ([1], [True])
 
@@ -465,3 +570,30 @@ def test_uneven_data_under_join(ranks: Ranks) -> None:
     assert zero["actions"] == ["apply"] * 3
     assert one["actions"] == ["apply"] * 5
     assert zero["parameters"] == one["parameters"]
+
+
+def test_extra_steps_of_one_rank_alone(ranks: Ranks) -> None:
+    zero, one = ranks("alone")
+    assert one["actions"] == ["apply", "skip", "apply"]
+    assert zero["actions"] == ["apply", "apply", "skip", "skip", "apply", "apply", "apply"]
+    assert zero["parameters"] == one["parameters"]
+
+
+def test_a_rank_without_a_guard_is_noticed(ranks: Ranks) -> None:
+    zero, one = ranks("unguarded")
+    assert zero["applied"] == 3
+    assert zero["parameters"] == one["parameters"]
+
+
+def test_an_overflow_in_one_shard_under_a_scaler(ranks: Ranks) -> None:
+    zero, one = ranks("sharded_scaler")
+    assert zero == one
+    assert zero["actions"] == ["apply", "skip", "apply", "apply"]
+    assert (zero["probes"], zero["scale"]) == (1, 512.0)
+
+
+def test_nan_in_one_shard_under_a_scaler_is_no_search(ranks: Ranks) -> None:
+    zero, one = ranks("sharded_scaler_nan")
+    assert zero["actions"] == one["actions"] == ["apply", "skip", "apply", "apply"]
+    assert zero["probes"] == one["probes"] == 0
+    assert zero["scale"] == one["scale"] == 1024.0

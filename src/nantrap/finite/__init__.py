@@ -1,6 +1,6 @@
 """Is it finite, how large, how near the dtype's limit: the only place that reads raw values in bulk."""
 
-from nantrap.finite.check import any_nonfinite, nonfinite_flag, read, readable
+from nantrap.finite.check import any_infinite, any_nonfinite, nonfinite_flag, read, readable
 from nantrap.finite.norm import clip_with_norm, exact_norm, gradient_norm, total_norm, whole_norm
 from nantrap.finite.stats import (
     dtype_name,
@@ -12,6 +12,7 @@ from nantrap.finite.stats import (
 )
 
 __all__ = [
+    "any_infinite",
     "any_nonfinite",
     "clip_with_norm",
     "dtype_name",

@@ -43,6 +43,12 @@ def any_nonfinite(tensors: Iterable[Tensor | None]) -> bool:
     return bool(read([nonfinite_flag(tensors)])[0])
 
 
+def any_infinite(tensors: Iterable[Tensor | None]) -> bool:
+    """Whether any of these tensors holds an infinity on this rank, whatever else it holds. For after a failure."""
+    plain = (readable(tensor) for tensor in tensors if tensor is not None)
+    return any(bool(torch.isinf(tensor).any()) for tensor in plain if tensor is not None)
+
+
 def read(scalars: Sequence[Tensor]) -> list[float]:
     """Bring scalars to the host in a single transfer; in a healthy step nothing else waits for the device."""
     if len(scalars) == 1:

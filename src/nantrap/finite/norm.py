@@ -92,7 +92,37 @@ def clip_with_norm(parameters: Sequence[Tensor], *, max_norm: float, total: Tens
 
 
 def exact_norm(gradients: Sequence[Tensor]) -> float:
-    """The norm in float64, scaled against overflow: finite whenever every gradient is finite. Reads the device."""
+    """The norm in float64, scaled against overflow: finite whenever every gradient is finite. Reads the device.
+
+    Sharded gradients are put together by all ranks of their mesh, so that each rank gets the same answer.
+    """
+    groups = list(_by_layout(gradients).values())
+    norms = [_norm_of_shards(group) if hasattr(group[0], "to_local") else exact_local_norm(group) for group in groups]
+    return math.hypot(*norms) if all(map(math.isfinite, norms)) else math.nan
+
+
+def _by_layout(tensors: Sequence[Tensor]) -> dict[Any, list[Tensor]]:
+    """Plain tensors together, and sharded ones by their mesh and by how they lie on it."""
+    groups: dict[Any, list[Tensor]] = {}
+    for tensor in tensors:
+        key = (getattr(tensor, "device_mesh", None), tuple(getattr(tensor, "placements", ())))
+        groups.setdefault(key, []).append(tensor)
+    return groups
+
+
+def _norm_of_shards(tensors: Sequence[Any]) -> float:
+    """The norm of tensors that are sharded in the same way. Every rank of the mesh calls it."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh, placements = tensors[0].device_mesh, tensors[0].placements
+    own = torch.tensor([exact_local_norm(tensors)], dtype=torch.float64, device=mesh.device_type)
+    layout = [Shard(0) if placement.is_shard() else Replicate() for placement in placements]
+    norms = DTensor.from_local(own, mesh, layout, run_check=False).full_tensor().tolist()
+    return math.hypot(*norms) if all(map(math.isfinite, norms)) else math.nan
+
+
+def exact_local_norm(gradients: Sequence[Tensor]) -> float:
+    """The same norm of what this rank holds."""
     scale, total = 0.0, 0.0
     for gradient in gradients:
         dense = readable(gradient)

@@ -63,6 +63,7 @@ class Collector:
         self._apart = driver.owns_gradients and parts.drops_micro_batches
         self._reads_losses = parts.policy.sync == "step"
         self._drops_terms = parts.policy.bad_terms == "drop"
+        self._together = parts.ranks.together
         self._parts_watched = False
         self._handles: list[Any] = []
         weakref.finalize(self, parts.armed.stop)  # a step that ended with an exception leaves its trace running
@@ -79,6 +80,8 @@ class Collector:
 
     def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A module is about to be called: note what is needed to call it again."""
+        if self._together and not active_replays:
+            self._parts.ranks.note_forward(module)
         if self.attempting or active_replays or not torch.is_grad_enabled():
             if self._parts.armed.on and not active_replays:
                 self._parts.armed.stop()  # an evaluation in the middle of a step is no part of it
@@ -190,6 +193,8 @@ class Collector:
         self.window = None
         self.begun = False
         self._parts.protected.end()
+        if self._together:
+            self._parts.ranks.end_step()
         if pending_probes:
             clear_probes()
 

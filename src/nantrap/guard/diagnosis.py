@@ -23,12 +23,14 @@ from nantrap.guard.observation import Observation
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress
 from nantrap.guard.protected import Protected
-from nantrap.guard.ranks import Ranks
+from nantrap.guard.ranks import Ranks, is_sharded
 from nantrap.guard.rates import current_rates
 from nantrap.guard.scaling import Scaling
 from nantrap.guard.window import Micro, Window
 from nantrap.incident import Cause, Evidence, Finding, Fix, Incident
 from nantrap.locate import FailedStep, Location, locate
+from nantrap.locate.autopsy import Evidence as GraphEvidence
+from nantrap.locate.location import evidence_location
 from nantrap.record import History
 
 if TYPE_CHECKING:  # the rules are many: imported by the first failure
@@ -147,6 +149,11 @@ class Diagnosis:
         draft.incident = replace(draft.incident, notes=(f"the step ended with {text}", *others))
         return draft
 
+    @property
+    def runs_alone(self) -> bool:
+        """Whether this rank can run its part of a step again without the others."""
+        return not (self._ranks.together and _talks_in_forward(self._model))
+
     def finite_at_scale_one(self, micro: Micro) -> bool:
         """Whether a micro-batch whose scaled gradients overflowed has finite ones without the scale."""
         observation = Observation(micro, micro.values or [], math.nan, (), {}, Verdict())
@@ -253,9 +260,8 @@ class Diagnosis:
             self._poisoned_at = self._progress.step
         if policy.diagnose == "off":
             return
-        if self._ranks.together and _talks_in_forward(self._model):
-            note = "not run again: the model talks to the other ranks in its forward pass, and they have moved on"
-            draft.incident = replace(draft.incident, notes=(note,))
+        if not self.runs_alone:
+            self._explore_without_replay(draft, observation)
             return
         if self._neighbours is not None and (known := self._neighbours.known_incident(observation.micro)) is not None:
             draft.incident = _like(draft.incident, known)
@@ -280,6 +286,23 @@ class Diagnosis:
             draft.incident = replace(draft.incident, notes=(*draft.incident.notes, words))
         if self._neighbours is not None:
             self._neighbours.remember_incident(observation.micro, draft.incident)
+
+    def _explore_without_replay(self, draft: Draft, observation: Observation) -> None:
+        """What the graph of the failed pass and this rank's own shards tell: the ranks cannot run the step again."""
+        note = "not run again: the model talks to the other ranks in its forward pass, and they have moved on"
+        incident = draft.incident
+        evidence = observation.micro.evidence
+        if isinstance(evidence, GraphEvidence):
+            try:
+                location = evidence_location(evidence, self._failed_step(observation))
+                location.notes = [each.partition("; guard.attempt")[0] for each in location.notes]  # it would not help
+                incident = _with_location(incident, location)
+                if self._neighbours is not None:
+                    incident = self._neighbours.name_samples(incident, observation.micro)
+            except Exception as error:  # a diagnosis is worth less than the run
+                incident = replace(incident, notes=(*incident.notes, f"the graph could not be read: {error}"))
+        draft.incident = replace(incident, notes=(*incident.notes, note))
+        draft.worth_a_bundle = True
 
     def _explain(
         self, draft: Draft, observation: Observation, failed: FailedStep, location: Location, *, untouched: bool
@@ -444,9 +467,7 @@ def _talks_in_forward(model: nn.Module) -> bool:
     """Whether a forward pass on one rank alone would wait for the others: synchronised statistics, sharded weights."""
     if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
         return True
-    if any("FullyShardedDataParallel" in type(m).__name__ or "FSDP" in type(m).__name__ for m in model.modules()):
-        return True
-    return any(hasattr(parameter, "to_local") for parameter in model.parameters())
+    return is_sharded(model)
 
 
 @contextlib.contextmanager

@@ -285,6 +285,7 @@ class Guard:
         parts, collector = self._parts, self._collector
         found = [batch_findings(batch) for batch in batches]
         bad = [index for index, findings in enumerate(found) if findings]
+        parts.ranks.expect_all()
         verdict = parts.ranks.agree(Flags(origin=bool(bad), harmful=bool(bad)))
         if not verdict.bad:
             return None, frozenset()

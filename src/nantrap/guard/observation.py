@@ -122,6 +122,10 @@ def _bad_gradients(protected: Protected, norm: float, *, alone: bool) -> list[Fi
     ]
     if bad or not alone:
         return [finding("gradient", name, grad, "backward") for name, grad in bad[:_MOST_FINDINGS]]
-    exact = finite.exact_norm(members.gradients())
+    gradients = members.gradients()
+    if any(hasattr(gradient, "to_local") for gradient in gradients):  # the other ranks may not be here
+        note = "every gradient is finite in this rank's shards; what is not finite lies in another rank's"
+        return [Finding("grad_norm", "total gradient norm", "backward", value=norm, note=note)]
+    exact = finite.exact_norm(gradients)
     note = f"every gradient is finite, their norm is {exact:.4g}, which overflowed to {norm}"
     return [Finding("grad_norm", "total gradient norm", "backward", value=norm, note=note)]

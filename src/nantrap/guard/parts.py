@@ -175,8 +175,7 @@ def make_parts(
     recorder.describe_run(facts)
     if ranks.rank == ranks.members[0]:
         recorder.listen(open_listeners(export=export, alerts=alerts, run_dir=run_dir, facts=facts))
-    if ranks.stands_down:
-        recorder.say(ranks.stands_down)
+    ranks.say = recorder.say
     return Parts(
         policy,
         progress,

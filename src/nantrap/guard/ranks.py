@@ -5,18 +5,27 @@ every rank contributes its flags and all act on the union. That runs over the mo
 (DistributedDataParallel's, or the mesh of sharded parameters). A model that is neither replicated nor sharded belongs
 to its rank alone, and nothing is exchanged.
 
-A healthy run must never hang because of the guard. When the guard is made the ranks of the group greet each other
-through the group's store; if one of them has no guard, all stand down. Under `Join` the ranks that ran out of data
-answer only the model's own collectives, so nothing is exchanged either. In both cases a rank decides by its averaged
-gradients alone, which are the same on all ranks.
+A healthy run must never hang because of the guard. Four rules see to it:
+
+* DistributedDataParallel averages gradients only after a call of its wrapper. A step without such a call (a probe of
+  `model.module` on one rank, a step under `no_sync`) belongs to its rank alone: nothing is exchanged.
+* Before the first exchange each rank looks in the group's store whether every other rank has a guard. They have just
+  averaged their gradients, so they arrive within moments. If one has no guard, no rank exchanges anything.
+* Under `Join` the ranks that ran out of data answer only the model's own collectives, so nothing is exchanged.
+* Names of folders and the like go through the store, never through a collective.
+
+Where ranks train one model and exchange nothing, each decides by its averaged gradients alone, which are the same on
+all ranks.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -25,11 +34,12 @@ from torch import Tensor, nn
 from nantrap.guard.judge import Flags, Verdict, combine
 from nantrap.guard.torch_private import default_store, is_joining
 
-HANDSHAKE_SECONDS = 60.0
-"""How long a rank waits for the others' guards when it makes its own."""
+HANDSHAKE_SECONDS = 20.0
+"""How long a rank waits for the others' guards in the first step of a model that is trained together."""
 
 _FIELDS = ("origin", "symptom", "harmful", "careful", "probing", "spike", "stop")
-_greetings: Counter[str] = Counter()
+_greetings: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
+"""How often this process greeted the others, by process group and by what it greeted for."""
 
 
 class Ranks:
@@ -46,7 +56,9 @@ class Ranks:
         self.rank: int = dist.get_rank() if started else 0
         """This process among all, also where it decides alone: files are named by it."""
         self.stands_down = ""
-        """Why the ranks do not talk although they train one model; empty while they do."""
+        """Why the ranks exchange nothing although they train one model; empty while they do."""
+        self.say: Callable[[str], None] | None = None
+        """Prints a line for people."""
         self.replicated = type(model).__name__ == "DistributedDataParallel"
         """Whether every rank holds the same parameters."""
         self.differ = False
@@ -61,9 +73,11 @@ class Ranks:
             backend = str(dist.get_backend(self._group))
             on_gpu = "nccl" in backend and torch.cuda.is_available()
             self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
-            if not _greet(self.members, self.rank):
-                missing = "a rank of the model's process group has no guard, or did not make it in time"
-                self.stands_down = f"{missing}; each rank decides by the averaged gradients alone"
+        self._common_gradients = self._group is not None and (self.replicated or is_sharded(model))
+        self._greeted = False
+        # whether this step averages gradients; None: the guard was made after the call, so it is not known
+        self._averages: bool | None = None if self.replicated and process_group is None else True
+        self._always_averages = self._averages is True
 
     @property
     def size(self) -> int:
@@ -73,12 +87,32 @@ class Ranks:
     @property
     def talking(self) -> bool:
         """Whether the ranks exchange anything now."""
-        return self.together and not self.stands_down and not is_joining(self._model)
+        return self._may_talk and self._greeted and not self.stands_down
+
+    @property
+    def _may_talk(self) -> bool:
+        return self.together and bool(self._averages) and not is_joining(self._model)
+
+    def note_forward(self, model: nn.Module) -> None:
+        """The model's wrapper is called: what follows averages gradients over the ranks, unless under `no_sync`."""
+        averages = self.replicated and model is self._model and bool(getattr(model, "require_backward_grad_sync", True))
+        if averages and torch.is_grad_enabled():
+            self._averages = True
+
+    def expect_all(self) -> None:
+        """Every rank is about to make this step: they may agree before the model is called."""
+        self._averages = True
+
+    def end_step(self) -> None:
+        """The step is over."""
+        if not self._always_averages:
+            self._averages = False
 
     def agree(self, flags: Flags) -> Verdict:
         """The common verdict on a step, the same on every rank. Each rank calls it once in each step."""
-        if not self.together:
+        if not self.together or self._averages is False:
             return combine({self.rank: flags})
+        self._greet_once()
         if not self.talking:
             # what only this rank knows must not decide: the averaged gradients are the same everywhere
             common = Flags(symptom=flags.symptom, harmful=flags.symptom, careful=flags.careful, probing=flags.probing)
@@ -94,6 +128,16 @@ class Ranks:
         flag = torch.tensor([float(ok)], device=self._device)
         dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._group)
         return bool(flag.item())
+
+    def any_of_all(self, found: bool) -> bool:
+        """Whether any rank found something, in a branch that depends on nothing but common gradients.
+
+        Where gradients are neither averaged nor sharded by the model, each rank has its own, and only its own answer.
+        """
+        self._greet_once()
+        if not self._common_gradients or not self.talking:
+            return found
+        return not self.all(not found)
 
     def share(self, own: Any) -> dict[int, Any]:
         """What every rank has to say, by rank. Each rank calls it; for after a failure."""
@@ -116,9 +160,21 @@ class Ranks:
     def gather_flags(self, origin: Tensor, symptom: Tensor) -> Tensor:
         """Origin and symptom of each rank as a (ranks, 2) tensor on the device, without reading them."""
         own = torch.stack([origin, symptom]).float()
+        self._greet_once()
         if not self.talking:
             return own.unsqueeze(0)
         return self._gathered(own.to(self._device)).to(own.device)
+
+    def _greet_once(self) -> None:
+        """Before the first exchange: does every rank have a guard? All ranks get the same answer."""
+        if self._greeted or self.stands_down or not self._may_talk:
+            return
+        self._greeted = _greet(self._group, self.members, self.rank, model=self._model)
+        if not self._greeted:
+            missing = f"a rank of the model's process group has no guard (waited {HANDSHAKE_SECONDS:.0f} s)"
+            self.stands_down = f"{missing}; each rank decides by the averaged gradients alone"
+            if self.say is not None:
+                self.say(self.stands_down)
 
     def _gathered(self, own: Tensor) -> Tensor:
         """The rows of all ranks, by one all-reduce of a table in which each rank fills its own row."""
@@ -146,6 +202,13 @@ def group_of(model: nn.Module) -> Any:
     return None
 
 
+def is_sharded(model: nn.Module) -> bool:
+    """Whether ranks hold parts of the parameters and gather them in the forward pass."""
+    if any("FullyShardedDataParallel" in type(m).__name__ or "FSDP" in type(m).__name__ for m in model.modules()):
+        return True
+    return any(hasattr(parameter, "to_local") for parameter in model.parameters())
+
+
 def _group_of_mesh(mesh: Any) -> Any:
     """The group of all ranks of a device mesh."""
     if mesh.ndim == 1:
@@ -156,17 +219,19 @@ def _group_of_mesh(mesh: Any) -> Any:
     return dist.new_group(ranks, use_local_synchronization=True)
 
 
-def _greet(members: tuple[int, ...], rank: int) -> bool:
-    """Whether every rank of the group makes a guard now. All ranks get the same answer.
+def _greet(group: Any, members: tuple[int, ...], rank: int, *, model: nn.Module) -> bool:
+    """Whether every rank of the group is in the first step of its guard now. All ranks get the same answer.
 
     Whoever sees all greetings first writes "yes", whoever waits too long writes "no"; the first one to write decides.
     """
     store = default_store()
     if store is None:
         return True
-    name = "-".join(map(str, members))
-    _greetings[name] += 1
-    prefix = f"nantrap/{name}/{_greetings[name]}"
+    shapes = [tuple(parameter.shape) for parameter in model.parameters()]  # a guard for another model is none for this
+    name = f"{zlib.crc32(repr((members, shapes)).encode()):08x}"
+    greeted = _greetings.setdefault(group, Counter())
+    greeted[name] += 1
+    prefix = f"nantrap/{name}/{greeted[name]}"
     store.set(f"{prefix}/{rank}", "here")
     answer = "yes"
     try:
@@ -175,3 +240,11 @@ def _greet(members: tuple[int, ...], rank: int) -> bool:
         answer = "no"
     decided = store.compare_set(f"{prefix}/answer", "", answer)
     return bytes(decided) == b"yes"
+
+
+def settle_on(name: str, own: str) -> str:
+    """One text for all ranks: that of the first rank that asks. Nobody waits."""
+    store = default_store() if dist.is_available() and dist.is_initialized() else None
+    if store is None:
+        return own
+    return bytes(store.compare_set(f"nantrap/{name}", "", own)).decode()

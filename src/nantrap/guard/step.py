@@ -207,13 +207,18 @@ def _is_skipped_spike(parts: Parts, reading: Reading) -> bool:
 def _is_the_scale(parts: Parts, window: Window) -> bool:
     """Whether the overflow is due to the loss scale: at a scale of 1 the same micro-batches are finite.
 
-    Only `attempt` can try; in the two-line form it is taken for the scaler's search until that lasts too long. Probes
-    are rare, so running the step once more costs a healthy run next to nothing.
+    `attempt` tries it, each rank with its own part and without the others. Probes are rare, so running the step once
+    more costs a healthy run next to nothing. Elsewhere the gradients tell: an overflow leaves Inf somewhere. NaN
+    without any Inf, where the scale was fine until now, has another reason; if it comes again at once the scaler is
+    left to lower its scale after all.
     """
-    if parts.ranks.together:
-        return True  # one rank would run its forward pass alone
-    with parts.protected.buffers.kept():
-        return all(parts.diagnosis.finite_at_scale_one(m) for m in window.micros if m.forward is not None)
+    tried = [micro for micro in window.micros if micro.forward is not None]
+    if tried and parts.diagnosis.runs_alone:
+        with parts.protected.buffers.kept():
+            return all(parts.diagnosis.finite_at_scale_one(micro) for micro in tried)
+    if parts.scaling.probes_in_a_row or parts.ladder.in_a_row or not parts.recorder.tally.applied:
+        return True
+    return parts.ranks.any_of_all(finite.any_infinite(parts.protected.members.gradients()))
 
 
 def _cannot_go_back(parts: Parts) -> bool:
