@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10
 
-.PHONY: demo test test-all test-portable test-shuffled matrix coverage lint format bench docs pictures fuzz clean
+.PHONY: demo test test-all test-portable test-shuffled matrix coverage lint format bench docs pictures tables fuzz clean
 
 # pip and not uv: torch is pinned here so that the small CPU build is taken; the package itself declares a range.
 $(STAMP): pyproject.toml
@@ -76,6 +76,9 @@ docs: $(TOOLS)
 
 pictures: $(STAMP)
 	$(BIN)/python docs/pictures.py
+
+tables: $(STAMP)
+	$(BIN)/python docs/pictures.py --tables
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -24,7 +24,8 @@ def beta_pmi(
 
     p_s·p_t underflows to 0 once gap/T_s + gap/T_t exceeds about 103, a gap of 3 between logits at these temperatures,
     and the slope of x^β at 0 is infinite for β < 1: a NaN gradient under a finite loss. `clamp(1e-8)` removes the
-    gradient of exactly the pairs that disagree, and a lower β makes it worse. In log space nothing underflows.
+    gradient of exactly the pairs that disagree. The threshold is the same for every β from 1/7 to below 1; smaller ones
+    reach it earlier, since x^(β-1) overflows before x is 0. In log space nothing underflows.
 
     Args:
         student_logits: [..., K]; half precision is computed in float32 and the result stays there.

@@ -163,6 +163,9 @@ def _save(store: CheckpointStore, run: Run, step: int, guard: Any) -> None:
 def _evaluate(system: System, run: Run, step: int) -> None:
     found = run.evaluate()
     _say(f"evaluation after {step:,} steps: loss {found.loss:.4f}, {system.quality} {found.quality:.1%}")
+    if run.evaluate_ema is not None:
+        averaged = run.evaluate_ema()
+        _say(f"  averaged weights: loss {averaged.loss:.4f}, {system.quality} {averaged.quality:.1%}")
 
 
 def _parser(system: System) -> argparse.ArgumentParser:

@@ -60,6 +60,7 @@ class Run:
         epoch_steps: how many steps an epoch has.
         policy: settings of the guard's policy that differ from its own.
         milestone: the number of the checkpoint that the configuration says to go on from; 0 for none.
+        evaluate_ema: the same as `evaluate`, of the averaged weights.
         watched: values worth following, by name, for the training log.
         describe: a line about them after each epoch.
         facts: what the script prints before it trains, such as a check of the data.
@@ -82,6 +83,7 @@ class Run:
     step: int = 0
     policy: Mapping[str, Any] = field(default_factory=dict)
     milestone: int = 0
+    evaluate_ema: Callable[[], Evaluation] | None = None
     watched: Callable[[], Mapping[str, float]] | None = None
     describe: Callable[[], str] | None = None
     facts: tuple[str, ...] = ()

@@ -13,11 +13,17 @@ from nantrap.errors import UsageError
 from nantrap.ops import decoupled_weights
 from nantrap.systems import load_system
 from nantrap.systems.radiodiff.autoencoder import AutoencoderKL, FirstStageSettings, first_stage
-from nantrap.systems.radiodiff.broken import time_steps_below_zero
-from nantrap.systems.radiodiff.data import DataSettings, Maps
-from nantrap.systems.radiodiff.loss import decoupled_terms, within
-from nantrap.systems.radiodiff.model import Latents, one_over_std, time_steps, uniform_times
-from nantrap.systems.radiodiff.train import AccelerateSettings, TrainerSettings, dtype_of_both_files, floored_decay
+from nantrap.systems.radiodiff.broken import float16_of_autocast, precision_of_accelerator, time_steps_below_zero
+from nantrap.systems.radiodiff.data import Batch, DataSettings, Maps
+from nantrap.systems.radiodiff.loss import RESTORE_TIME, decoupled_terms, within
+from nantrap.systems.radiodiff.model import Latents, RadioDiff, one_over_std, time_steps, uniform_times
+from nantrap.systems.radiodiff.train import (
+    AccelerateSettings,
+    TrainerSettings,
+    dtype_of_both_files,
+    floored_decay,
+    warmed_average,
+)
 from nantrap.systems.radiodiff.unet import attend, log_time, preconditioned
 from nantrap.systems.script import main
 from nantrap.systems.settings import read_settings
@@ -153,14 +159,51 @@ def test_the_dtype_follows_both_files_and_the_floor_is_a_rate() -> None:
 
 
 def test_it_learns() -> None:
-    run = SYSTEM.run(changes=SMALL)
+    """After 60 steps 62 to 67 % of the cells are right within 6 dB; the noisy latent has 51 %, a constant 41 %."""
+    run = SYSTEM.run()
     losses = [step.loss for step in train(run, steps=1)]
     before = run.evaluate()
     losses += [step.loss for step in train(run, steps=59, start=1)]
     after = run.evaluate()
     assert sum(losses[-10:]) < 0.75 * sum(losses[:10])
     assert after.loss < 0.6 * before.loss
-    assert after.quality > before.quality + 0.05
+    maps = Maps(DataSettings())
+    image, values = maps.held_out.image, torch.linspace(-1, 1, 41).tolist()
+    constant = max(within(torch.full_like(image, value), maps.held_out) for value in values)
+    noisy = noisy_latent(run.model, maps.held_out)
+    assert 0.3 < constant < 0.5
+    assert 0.4 < noisy < 0.6
+    assert after.quality > max(constant, noisy) + 0.05
+
+
+@torch.no_grad()
+def noisy_latent(model: RadioDiff, held_out: Batch) -> float:
+    """The trivial baseline: the noisy latent of the evaluation, decoded as it is."""
+    start = model.first_stage.encode(held_out.image).mean * model.decided_scale
+    noise = torch.randn(start.shape, generator=torch.Generator().manual_seed(0))
+    latents = Latents(start, torch.full((len(start),), RESTORE_TIME), noise)
+    return within(model.first_stage.decode(latents.noisy / (1 - RESTORE_TIME) / model.decided_scale), held_out)
+
+
+def test_the_averaged_weights_are_evaluated_and_are_an_average() -> None:
+    run = SYSTEM.run(changes=SMALL)
+    assert run.evaluate_ema is not None
+    list(train(run, steps=3))
+    assert math.isfinite(run.evaluate_ema().loss)
+    averaged, current = torch.ones(2), torch.zeros(2)
+    warmed_average(0.999)([averaged], [current], 0)
+    assert averaged.tolist() == pytest.approx([0.1, 0.1])
+    warmed_average(0.999)([averaged], [torch.ones(2)], 10**6)
+    assert averaged.tolist() == pytest.approx([0.1009, 0.1009])
+
+
+def test_an_accelerator_believes_the_argument_and_not_its_file() -> None:
+    """`mixed_precision="no"` overrides the bf16 of the file; only without an argument the file counts."""
+    pytest.importorskip("accelerate")
+    assert precision_of_accelerator("no", "bf16") == "no"
+    assert precision_of_accelerator("", "bf16") == "bf16"
+    assert float16_of_autocast(TrainerSettings(amp=True), AccelerateSettings()) is torch.float16
+    assert float16_of_autocast(TrainerSettings(amp=False), AccelerateSettings()) is None
 
 
 def test_nan_is_never_within() -> None:

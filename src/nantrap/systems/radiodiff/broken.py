@@ -6,12 +6,14 @@ What was tried against them stands beside them. `faults` says which belong toget
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
+from nantrap.errors import MissingExtraError
 from nantrap.systems.radiodiff.data import Batch
 from nantrap.systems.radiodiff.loss import Weights, decoupled_terms
 from nantrap.systems.radiodiff.model import Latents, RadioDiff
@@ -92,8 +94,35 @@ def zero_loss(
 
 
 def float16_of_autocast(trainer: TrainerSettings, accelerate: AccelerateSettings) -> torch.dtype | None:
-    """`Accelerator(mixed_precision="fp16" if fp16 else "no")` and `torch.autocast("cuda")`, which means float16."""
-    return torch.float16 if trainer.amp else None
+    """The trainer's own `torch.autocast("cuda")` has no dtype, and CUDA's default is float16, whatever Accelerate says.
+
+    Only a trainer that has `fp16: true` gets the GradScaler of an `Accelerator` that was told so.
+    """
+    return torch.get_autocast_dtype("cuda") if trainer.amp else None
+
+
+def precision_of_accelerator(given: str, configured: str) -> str:
+    """What a real `Accelerator` makes of what the trainer gives and what the file of `accelerate config` says.
+
+    `accelerate launch` hands its file over as an environment variable; an argument that is given overrides it.
+    """
+    try:
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
+    except ImportError:
+        raise MissingExtraError("accelerate", extra="accelerate") from None
+    name = "ACCELERATE_MIXED_PRECISION"
+    before = os.environ.get(name)
+    os.environ[name] = configured
+    try:
+        AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 - a singleton without a public way back
+        found: str = Accelerator(mixed_precision=given or None, cpu=True).mixed_precision
+        return found
+    finally:
+        AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001
+        os.environ.pop(name, None)
+        if before is not None:
+            os.environ[name] = before
 
 
 def unscaled_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:

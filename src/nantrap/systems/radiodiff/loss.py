@@ -4,7 +4,9 @@
     loss_vlb    = weight · mean[(1-t)·|x̂₀-x₀|],   x̂₀ = x_t - Ĉ·t - √t·ε̂
 
 The weight of `loss_vlb` is 0 in the project; the term is logged all the same. The evaluation is the loss on held-out
-maps at fixed times, and the share of free cells whose sampled gain is right within some decibels.
+maps at fixed times, and the share of free cells whose gain is right within some decibels when the map is restored from
+t = 0.5, x̂₀ = x_t - Ĉ·t - √t·ε̂. Without the network, the noisy latent decoded as it is gets half of the cells right, the
+best constant map two fifths.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from nantrap.systems.system import Evaluation
 Weights = Callable[[Tensor], tuple[Tensor, Tensor]]
 
 EVALUATION_TIMES = (0.2, 0.5, 0.8)
+RESTORE_TIME = 0.5
 NEAR_DECIBELS = 6.0
 
 
@@ -35,7 +38,7 @@ def decoupled_terms(
     terms = {"loss_simple": simple.mean() / 2}
     if vlb_weight:
         t = latents.t_B[:, None, None, None]
-        start = latents.noisy - drift.float() * t - safe_sqrt(t) * noise.float()
+        start = restored(latents, drift, noise)
         terms["loss_vlb"] = vlb_weight * ((1 - t) * (start - latents.start).abs()).mean()
     else:
         terms["loss_vlb"] = simple.new_zeros(())
@@ -44,7 +47,7 @@ def decoupled_terms(
 
 @torch.no_grad()
 def evaluate(model: RadioDiff, held_out: Batch) -> Evaluation:
-    """The loss over fixed times, and the share of free cells that sampled maps get right, in float32."""
+    """The loss over fixed times, and the share of free cells that restored maps get right, in float32."""
     generator = torch.Generator().manual_seed(0)
     was_training = model.training
     model.eval()
@@ -55,9 +58,16 @@ def evaluate(model: RadioDiff, held_out: Batch) -> Evaluation:
         latents = Latents(start, torch.full((len(start),), time), noise)
         predicted = model.unet(latents.noisy, latents.t_B, held_out.condition)
         losses.append(float(decoupled_terms(latents, *predicted)["loss_simple"]))
-    found = model.sample(held_out.condition, generator=generator)
+        if time == RESTORE_TIME:
+            found = model.first_stage.decode(restored(latents, *predicted) / model.decided_scale)
     model.train(was_training)
     return Evaluation(sum(losses) / len(losses), within(found, held_out))
+
+
+def restored(latents: Latents, drift: Tensor, noise: Tensor) -> Tensor:
+    """x̂₀ = x_t - Ĉ·t - √t·ε̂."""
+    t = latents.t_B[:, None, None, None]
+    return latents.noisy - drift.float() * t - safe_sqrt(t) * noise.float()
 
 
 def within(found: Tensor, batch: Batch, *, decibels: float = NEAR_DECIBELS) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.optim.swa_utils import AveragedModel
 
 from nantrap.errors import UsageError
 from nantrap.ops import decoupled_weights
@@ -94,6 +94,18 @@ def floored_decay(trainer: TrainerSettings) -> Callable[[int], float]:
     return lambda step: max((1 - min(step / trainer.train_num_steps, 1)) ** 0.96, floor)
 
 
+def warmed_average(decay: float) -> Callable[[Any, Any, Any], None]:
+    """An average whose decay rises to its own: (1 + n) / (10 + n) after n updates, so that a short run has one too."""
+
+    @torch.no_grad()
+    def update(averaged: Any, current: Any, count: Any) -> None:
+        now = min(decay, (1 + float(count)) / (10 + float(count)))
+        for average, value in zip(averaged, current, strict=True):
+            average.lerp_(value.to(average.dtype), 1 - now)
+
+    return update
+
+
 def call_the_wrapper(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
     """The loss through the model as it is wrapped, so that gradients are averaged between ranks."""
     terms: dict[str, Tensor] = model(batch)
@@ -161,6 +173,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         with autocast(dtype):
             return chosen.call(model, batch)
 
+    ema = AveragedModel(inner, multi_avg_fn=warmed_average(trainer.ema_decay))
     return Run(
         model=model,
         optimizer=optimizer,
@@ -170,7 +183,8 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         update=chosen.update,
         scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, chosen.decay(trainer)),
         scaler=torch.amp.GradScaler("cpu") if dtype is torch.float16 and trainer.fp16 else None,
-        ema=AveragedModel(inner, multi_avg_fn=get_ema_multi_avg_fn(trainer.ema_decay)),
+        ema=ema,
+        evaluate_ema=partial(evaluate, ema.module, maps.held_out),
         max_grad_norm=trainer.max_grad_norm,
         milestone=trainer.resume_milestone,
     )

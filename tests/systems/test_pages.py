@@ -1,0 +1,37 @@
+"""The pages of the systems: the tables of faults are what the code says, and every figure is written by a command."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from nantrap.systems import SYSTEMS, load_system
+
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.fixture(scope="module")
+def pictures() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("docs_pictures", DOCS / "pictures.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_the_table_of_faults_is_what_the_code_says(name: str, pictures: ModuleType) -> None:
+    text = (DOCS / "systems" / f"{name}.md").read_text(encoding="utf-8")
+    assert pictures.put(text, "faults", pictures.faults_of(load_system(name))) == text, "run `make tables`"
+    assert (DOCS / "pictures" / f"{name}.svg").is_file()
+
+
+def test_a_fault_that_nobody_tells_is_called_so(pictures: ModuleType) -> None:
+    system = load_system("restran_mhc")
+    assert pictures.cause_of(system.fault("no_mixing")) == "not diagnosed"
+    assert pictures.cause_of(system.fault("stale_rate")) == "none: told by `check_resume`"
+    assert pictures.cause_of(system.fault("sinkhorn_overflow")) == "`exp_overflow`"
