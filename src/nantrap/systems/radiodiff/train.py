@@ -174,6 +174,8 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
             return chosen.call(model, batch)
 
     ema = AveragedModel(inner, multi_avg_fn=warmed_average(trainer.ema_decay))
+    averaged = ema.module
+    assert isinstance(averaged, RadioDiff)
     return Run(
         model=model,
         optimizer=optimizer,
@@ -184,7 +186,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, chosen.decay(trainer)),
         scaler=torch.amp.GradScaler("cpu") if dtype is torch.float16 and trainer.fp16 else None,
         ema=ema,
-        evaluate_ema=partial(evaluate, ema.module, maps.held_out),
+        evaluate_ema=partial(evaluate, averaged, maps.held_out),
         max_grad_norm=trainer.max_grad_norm,
         milestone=trainer.resume_milestone,
     )
