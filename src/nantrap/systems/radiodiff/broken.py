@@ -107,8 +107,8 @@ def precision_of_accelerator(given: str, configured: str) -> str:
     `accelerate launch` hands its file over as an environment variable; an argument that is given overrides it.
     """
     try:
-        from accelerate import Accelerator  # type: ignore[import-untyped]
-        from accelerate.state import AcceleratorState  # type: ignore[import-untyped]
+        from accelerate import Accelerator
+        from accelerate.state import AcceleratorState
     except ImportError:
         raise MissingExtraError("accelerate", extra="accelerate") from None
     name = "ACCELERATE_MIXED_PRECISION"
