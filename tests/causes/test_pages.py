@@ -199,3 +199,15 @@ def test_codes_of_checkpoint_files_point_to_the_audit() -> None:
         "NT904 is a problem of a checkpoint file, not a cause of a failed step; `nantrap audit` says beside it what it "
         "means and what to do"
     )
+
+
+def test_a_code_that_does_not_exist_is_told_so() -> None:
+    from nantrap.checkpoints.audit.verdict import TITLES
+
+    for code in TITLES:
+        with pytest.raises(nantrap.UsageError, match="a problem of a checkpoint file"):
+            page(code)
+    with pytest.raises(nantrap.UsageError) as caught:
+        page("NT999")
+    assert "checkpoint file" not in str(caught.value)
+    assert "NT999" in str(caught.value)

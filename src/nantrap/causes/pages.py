@@ -101,6 +101,10 @@ def explain(code_or_slug: str) -> str:
     return page(code_or_slug).text()
 
 
+_OF_CHECKPOINTS = frozenset(f"NT{number}" for number in range(901, 913))
+"""The codes of `nantrap audit`, which a test compares with its own table."""
+
+
 def page(code_or_slug: str) -> Page:
     """The page of a cause.
 
@@ -113,7 +117,7 @@ def page(code_or_slug: str) -> Page:
     wanted = code_or_slug.strip()
     slug = wanted.lower().replace("-", "_").replace(" ", "_")
     entry = BY_CODE.get(wanted.upper()) or BY_SLUG.get(slug)
-    if entry is None and wanted.upper().startswith("NT9"):
+    if entry is None and wanted.upper() in _OF_CHECKPOINTS:
         raise UsageError(
             f"{wanted.upper()} is a problem of a checkpoint file, not a cause of a failed step; `nantrap audit` says "
             "beside it what it means and what to do"

@@ -6,6 +6,8 @@ import argparse
 import json
 import sys
 
+from nantrap.incident.wording import escaped
+
 
 class Replay:
     """Run the failed step of an incident again from its bundle, and compare.
@@ -43,15 +45,16 @@ class Replay:
             }
             print(json.dumps(document))
         else:
-            print(f"recorded: step {recorded.step:,}, {recorded.phase}, {recorded.module}, {recorded.op}")
+            names = escaped(f"{recorded.phase}, {recorded.module}, {recorded.op}")
+            print(f"recorded: step {recorded.step:,}, {names}")
             if result.mode == "none":
-                print(f"not run: {result.differences[0]}", file=sys.stderr)
+                print(f"not run: {escaped(result.differences[0])}", file=sys.stderr)
             elif result.reproduced:
                 print("the failure came again" + ("" if result.differences else ", exactly as recorded"))
             else:
                 print("the failure did not come again")
             for difference in result.differences if result.mode != "none" else ():
-                print(f"  {difference}")
+                print(f"  {escaped(difference)}")
             if result.output is not None:
                 print(f"  result: {result.output.describe()}")
             if result.incident is not None:
