@@ -145,8 +145,10 @@ class Case:
         if any(share_memory(t, tensor) for t in given):
             return "loader"
         calls = self.failed.root_call.chain() if self.failed.root_call is not None else []
-        arguments = [t for call in calls for _, t in tensors_of((call.args, call.kwargs))]
-        return "argument" if any(share_memory(t, tensor) for t in arguments) else ""
+        for call in calls:
+            if any(share_memory(t, tensor) for _, t in tensors_of((call.args, call.kwargs))):
+                return "loader" if call.loaded else "argument"
+        return ""
 
     @property
     def loop_is_finite(self) -> bool:
@@ -154,7 +156,8 @@ class Case:
         from nantrap.finite import any_nonfinite
         from nantrap.locate.caller import given_by_loop
 
-        tensors = [] if self.failed.repeatable else given_by_loop()
+        call = self.failed.root_call
+        tensors = [] if self.failed.repeatable or (call is not None and call.passed) else given_by_loop()
         return bool(tensors) and not any_nonfinite(tensors)
 
     @functools.cached_property

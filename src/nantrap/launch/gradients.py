@@ -20,16 +20,16 @@ def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
     def backward(original: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
         loss = scaled.unscaled(tensors)
         run = functools.partial(original, tensors, *args, **kwargs)
-        if loss is None or kwargs.get("inputs") is not None or loops.looks_away():
+        if loss is None or kwargs.get("inputs") is not None or loops.is_own_call():
             run()
             return
-        loops.meet(loss)
+        loops.notice_backward(loss)
         for loop in loops.loops_below(loss):
             run = functools.partial(loop.backward, loss, run)
         run()
 
     def clip(original: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
-        if loops.looks_away():
+        if loops.is_own_call():
             return original(parameters, *args, **kwargs)
         given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         loop = loops.loop_owning(given)
@@ -60,4 +60,8 @@ def _norm_options(
 
 def _on_host(parameters: list[Tensor]) -> bool:
     """Whether the norm can be read without waiting for a device, and is an ordinary tensor."""
-    return all(type(p.grad) is Tensor and p.grad.device.type == "cpu" for p in parameters if p.grad is not None)
+    for parameter in parameters:
+        gradient = parameter.grad
+        if gradient is not None and (type(gradient) is not Tensor or not gradient.is_cpu):
+            return False
+    return True

@@ -24,17 +24,22 @@ class Habits:
         self.repeated = 0
         """Steps that were made a second time with the same gradients."""
         self._say = say
+        self._parameter: Tensor | None = None
         self._gradient: Tensor | None = None
         self._version = 0
 
     def after_step(self, parameters: Sequence[Tensor]) -> None:
         """A step has ended: remember one gradient, and how often it was written."""
-        self._gradient = next((p.grad for p in parameters if p.grad is not None), None)
-        self._version = version_of(self._gradient) if self._gradient is not None else 0
+        self._gradient = None
+        for parameter in parameters:
+            if parameter.grad is not None:
+                self._parameter, self._gradient = parameter, parameter.grad
+                self._version = version_of(parameter.grad)
+                return
 
-    def before_backward(self, parameters: Sequence[Tensor]) -> None:
+    def before_backward(self) -> None:
         """The first backward pass of a step begins: were the last gradients cleared?"""
-        if not self._is_untouched(parameters):
+        if not self._is_untouched():
             self.uncleared = 0
             return
         self.uncleared += 1
@@ -44,9 +49,9 @@ class Habits:
                 "call optimizer.zero_grad() before each backward pass (zero_grad_missing)"
             )
 
-    def is_repeated_step(self, parameters: Sequence[Tensor]) -> bool:
+    def is_repeated_step(self) -> bool:
         """Whether a step that is asked for now would use the gradients of the last one once more."""
-        if not self._is_untouched(parameters):
+        if not self._is_untouched():
             return False
         self.repeated += 1
         if self.repeated == _OFTEN:
@@ -65,9 +70,9 @@ class Habits:
             found.append(f"{self.repeated:,} updates were made twice (double_step)")
         return found
 
-    def _is_untouched(self, parameters: Sequence[Tensor]) -> bool:
+    def _is_untouched(self) -> bool:
         """Whether the gradient that was remembered is still there and nothing wrote it since."""
-        kept = self._gradient
-        if kept is None or version_of(kept) != self._version:
-            return False
-        return any(p.grad is kept for p in parameters)
+        kept, parameter = self._gradient, self._parameter
+        return (
+            kept is not None and parameter is not None and parameter.grad is kept and version_of(kept) == self._version
+        )

@@ -9,6 +9,7 @@ Nothing is read here that the script did not ask for, until the script gives som
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
@@ -25,13 +26,19 @@ def install(patches: Patches, loops: Loops) -> None:
     """Notice what the script asks, and when it turns to something else."""
     asked = loops.asked
 
-    def question(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if asked.open and isinstance(tensor, Tensor) and tensor.requires_grad and not loops.looks_away():
-            asked.note(tensor)
-        return original(tensor, *args, **kwargs)
+    def asking(original: Any) -> Any:
+        """A function of one tensor that notes it first. These are called often, so each is a single function."""
+
+        @functools.wraps(original)
+        def ask(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if asked.open and isinstance(tensor, Tensor) and tensor.requires_grad and not loops.is_own_call():
+                asked.note(tensor)
+            return original(tensor, *args, **kwargs)
+
+        return ask
 
     def replaced(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        if isinstance(tensor, Tensor) and not loops.looks_away():
+        if isinstance(tensor, Tensor) and not loops.is_own_call():
             if not tensor.requires_grad:
                 loops.cleaned(tensor)
             elif asked.open:
@@ -39,15 +46,14 @@ def install(patches: Patches, loops: Loops) -> None:
         return original(tensor, *args, **kwargs)
 
     def train(original: Any, self: Any, mode: bool = True) -> Any:
-        if not mode and not loops.looks_away():
+        if not mode and not loops.is_own_call():
             loops.settle()  # an evaluation follows: it must not see what a skipped batch left behind
         return original(self, mode)
 
     for name in _QUESTIONS:
-        patches.wrap(torch, name, question)
-        patches.wrap(Tensor, name, question)
-    for name in _ANSWERS:
-        patches.wrap(Tensor, name, question)
+        patches.put(torch, name, asking(getattr(torch, name)))
+    for name in (*_QUESTIONS, *_ANSWERS):
+        patches.put(Tensor, name, asking(getattr(Tensor, name)))
     patches.wrap(torch, "nan_to_num", replaced)
     patches.wrap(Tensor, "nan_to_num", replaced)
     patches.wrap(torch.nn.Module, "train", train)

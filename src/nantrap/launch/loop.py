@@ -62,6 +62,15 @@ from nantrap.record.alerts import Alerts
 _SHOWN = 16
 
 
+class Activity:
+    """Whether a guard of this process is at work: calls that come meanwhile are its own. Shared by all guards."""
+
+    __slots__ = ("busy",)
+
+    def __init__(self) -> None:
+        self.busy = False
+
+
 class ScriptLoop:
     """Guards what one optimizer owns, in a loop that does not know of it.
 
@@ -79,6 +88,7 @@ class ScriptLoop:
         export: exporters, by name.
         alerts: whom to call.
         asked: the scalars that the script asked about, shared by all guards.
+        activity: whether any guard of the process is at work.
     """
 
     def __init__(
@@ -94,14 +104,14 @@ class ScriptLoop:
         export: Sequence[str] = (),
         alerts: Alerts | None = None,
         asked: Asked | None = None,
+        activity: Activity | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.policy = policy
         self.refused = False
         self.stopped: NonFiniteError | None = None
-        self.busy = False
-        """Whether the guard is at work: calls that come now are its own."""
+        self._activity = activity or Activity()
         self._find_batch = find_batch
         self._siblings = siblings
         self._asked = asked or Asked()
@@ -152,7 +162,7 @@ class ScriptLoop:
         collector = self._collector
         window = collector.window
         if window is None:
-            self._habits.before_backward(self.parameters)
+            self._habits.before_backward()
             window = collector.open()
         micro = Micro(Loss(loss, {}), root_call=collector.take_root_call())
         self._note_position(micro)
@@ -179,7 +189,7 @@ class ScriptLoop:
     @property
     def keeps_bad_gradients(self) -> bool:
         """Whether gradients that are not finite are left as they are by the script's clipping: no step follows."""
-        return self.policy.on_incident != "observe" and not self.busy
+        return self.policy.on_incident != "observe" and not self._activity.busy
 
     def clipped(self, norm: Tensor) -> None:
         """The script clipped all gradients, and this was their norm before."""
@@ -197,13 +207,13 @@ class ScriptLoop:
             self._refuse_again()
         if self._collector.window is None:
             self.settle()
-        repeated = self._collector.window is None and self._habits.is_repeated_step(self.parameters)
+        repeated = self._collector.window is None and self._habits.is_repeated_step()
         if repeated and self.refused:
             return None  # the step stays refused until there are new gradients
         window = self._seen_window()
         window.repeated = repeated
         self._driver.prepare(run, scaler=scaler, still_scaled=still_scaled)
-        self.busy = True
+        self._activity.busy = True
         try:
             self._ended(run_step(self.parts, self._driver, window), window)
         except NonFiniteError as error:
@@ -229,7 +239,7 @@ class ScriptLoop:
     def clears(self) -> None:
         """The script is about to clear the gradients. In the middle of a step that gives the step up."""
         window = self._collector.window
-        if window is None or self.busy:
+        if window is None or self._activity.busy:
             return
         if window.micros and self._is_bad(window):
             self._given_up(window, "the script cleared the gradients of this step instead of making it")
@@ -239,7 +249,7 @@ class ScriptLoop:
 
     def leave(self) -> None:
         """The script turns to an evaluation, a save or its end: a forward pass without a backward pass is given up."""
-        if not self.busy:
+        if not self._activity.busy:
             self.settle()
             if self._collector.window is None:
                 self._forget_bad_buffers()
@@ -249,6 +259,8 @@ class ScriptLoop:
         self._asked.open = False
         for loss in self._asked.take():
             call = self._collector.take_root_call()
+            if call is not None:
+                call.passed = True
             micro = Micro(Loss(loss, {}), root_call=call, values=[float(loss.detach())])
             micro.evidence = examine(loss, call)
             self._note_position(micro)
@@ -337,7 +349,7 @@ class ScriptLoop:
         if self._in_backward:
             return False
         collector = self._collector
-        if not self.busy and (collector.root_call is None or not collector.root_call.running):
+        if not self._activity.busy and (collector.root_call is None or not collector.root_call.running):
             self.settle()
         if collector.begun:
             earlier = collector.root_call
@@ -372,7 +384,8 @@ class ScriptLoop:
         call, batch = micro.root_call, None
         if self._find_batch is not None and call is not None:
             batch = self._find_batch((call.args, call.kwargs))
-        if batch is not None:
+        if batch is not None and call is not None:
+            call.loaded = True
             progress = self.parts.progress
             progress.epoch, progress.batch = batch.epoch, batch.number
 
@@ -386,7 +399,7 @@ class ScriptLoop:
         """A bad step that the script itself does not make: contained, diagnosed and recorded like any other."""
         parts = self.parts
         observes = self.policy.on_incident == "observe"
-        self.busy = True
+        self._activity.busy = True
         try:
             micro = next((micro for micro in window.micros if micro.bad), window.micros[-1])
             norm = finite.read([self._driver.norm()])[0]
@@ -407,14 +420,14 @@ class ScriptLoop:
             parts.recorder.tally.given_up += 1
             parts.recorder.end(window, reading, Action.SKIP, incident)
         finally:
-            self.busy = False
+            self._activity.busy = False
             self._collector.end()
 
     def _left_out(self, window: Window, micro: Micro, loss: Tensor) -> None:
         """The script trains on another loss than the bad one it looked at: on the other heads, or on a constant."""
         parts = self.parts
         bad = Micro(Loss(loss, {}), root_call=micro.root_call, values=[float(loss.detach())])
-        self.busy = True
+        self._activity.busy = True
         try:
             bad.evidence = examine(loss, micro.root_call)
             verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
@@ -422,12 +435,12 @@ class ScriptLoop:
             window.drafts.append((draft, "the script left this non-finite loss out and trained on another one"))
             parts.recorder.tally.left_out += 1
         finally:
-            self.busy = False
+            self._activity.busy = False
 
     def _drop(self, window: Window, micro: Micro, words: str = "left out") -> None:
         number = len(window.micros) + window.dropped + 1
         parts = self.parts
-        self.busy = True
+        self._activity.busy = True
         try:
             verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
             observation = observe(parts.protected, micro, 0.0, verdict=verdict, copy_gradients=True)
@@ -435,7 +448,7 @@ class ScriptLoop:
             drop(parts, window, draft, f"micro-batch {number} {words}, the others stay")
             parts.protected.buffers.restore_mark()
         finally:
-            self.busy = False
+            self._activity.busy = False
 
     def _seen_window(self) -> Window:
         """The window of the step; if no backward pass was seen, one in which only the gradients tell."""
@@ -458,7 +471,7 @@ class ScriptLoop:
         self._micros_last_time = len(window.micros) + window.dropped
 
     def _end(self) -> None:
-        self.busy = False
+        self._activity.busy = False
         self._driver.forget_norm()
         self._collector.end()
 
@@ -479,7 +492,7 @@ class ScriptLoop:
         taken = run(watched)
         window = self._seen_window()
         norm = finite.read(norms or [torch.zeros(())])[0]
-        self.busy = True
+        self._activity.busy = True
         try:
             first = window.micros[0]
             first.values = finite.read(first.loss.scalars()) if first.values is None else first.values

@@ -23,7 +23,7 @@ from nantrap.guard.guard import is_guarded
 from nantrap.incident.wording import some_of
 from nantrap.launch.asked import Asked
 from nantrap.launch.loaders import Batches
-from nantrap.launch.loop import ScriptLoop
+from nantrap.launch.loop import Activity, ScriptLoop
 from nantrap.launch.roots import find_root, innermost, owns_some
 from nantrap.launch.settings import Settings
 from nantrap.locate.step import is_replaying
@@ -38,7 +38,7 @@ class Entry:
         optimizer: weakly, so that one the script drops is dropped here too.
         configured: the rates it was made with.
         loop: its guard, once its model is known; `None` before, and for ever if it cannot be guarded.
-        hopeless: why it cannot be guarded.
+        unguarded_because: why it cannot be guarded.
         resumed: a state was loaded since it was made, and not looked at yet.
         schedulers: the schedules that move its rates.
     """
@@ -46,7 +46,7 @@ class Entry:
     optimizer: weakref.ref[Optimizer]
     configured: tuple[float, ...]
     loop: ScriptLoop | None = None
-    hopeless: str = ""
+    unguarded_because: str = ""
     resumed: bool = False
     schedulers: list[weakref.ref[Any]] = field(default_factory=list)
 
@@ -71,7 +71,7 @@ class Loops:
         """Tensors that a script without an optimizer trains by hand."""
         self._entries: dict[int, Entry] = {}
         self._kept: list[ScriptLoop] = []
-        self._busy = False
+        self.activity = Activity()
         self._plain_call: Any = None
         self._depth = 0
 
@@ -109,27 +109,27 @@ class Loops:
         self._entries[id(optimizer)] = Entry(weakref.ref(optimizer), rates)
         self._watch_calls()
 
-    def looks_away(self) -> bool:
+    def is_own_call(self) -> bool:
         """Whether what happens now is the guard's own doing: a replay, a diagnosis, an update."""
-        return self._busy or is_replaying() or any(loop.busy for loop in self._kept)
+        return self.activity.busy or is_replaying()
 
     def loop_of(self, optimizer: Optimizer) -> ScriptLoop | None:
         """The guard of an optimizer, made now if it was not made yet."""
         entry = self.entry(optimizer)
         if entry is None or is_guarded(optimizer):
             return None
-        if entry.loop is None and not entry.hopeless:
+        if entry.loop is None and not entry.unguarded_because:
             self._make(entry, called=None)
         return entry.loop
 
-    def meet(self, loss: Tensor) -> None:
+    def notice_backward(self, loss: Tensor) -> None:
         """A backward pass begins: an optimizer whose tensors belong to no module is guarded from here on.
 
         Without any optimizer the script updates its tensors by hand: they are checked at the end at least.
         """
         if self._plain_call is None and self._entries:
             return  # every optimizer has its guard
-        waiting = [entry for entry in self.entries() if entry.loop is None and not entry.hopeless]
+        waiting = [entry for entry in self.entries() if entry.loop is None and not entry.unguarded_because]
         if not waiting and self._entries:
             return
         if not self._entries:
@@ -150,24 +150,23 @@ class Loops:
 
     def loops_below(self, loss: Tensor) -> list[ScriptLoop]:
         """The guards whose parameters a loss reaches; with one optimizer there is nothing to look for."""
-        entries = [entry for entry in self.entries() if entry.loop is not None]
-        if len(entries) <= 1:
-            return [entry.loop for entry in entries if entry.loop is not None]
+        if len(self._kept) <= 1:
+            return self._kept
         reached = {id(leaf) for leaf in _leaves_below(loss)}
-        return [
-            entry.loop
-            for entry in entries
-            if entry.loop is not None and any(id(p) in reached for p in entry.loop.parameters)
-        ]
+        return [loop for loop in self._kept if any(id(p) in reached for p in loop.parameters)]
 
     def loop_owning(self, parameters: Iterable[Tensor]) -> ScriptLoop | None:
         """The guard of which these are all the parameters that have a gradient, at least."""
-        given = {id(parameter) for parameter in parameters}
-        for entry in self.entries():
-            if entry.loop is not None:
-                with_gradient = [id(p) for p in entry.loop.parameters if p.grad is not None]
-                if with_gradient and all(each in given for each in with_gradient):
-                    return entry.loop
+        given = set(map(id, parameters))
+        for loop in self._kept:
+            found = False
+            for parameter in loop.parameters:
+                if parameter.grad is not None:
+                    found = id(parameter) in given
+                    if not found:
+                        break
+            if found:
+                return loop
         return None
 
     # ---- what the script handles itself
@@ -207,7 +206,7 @@ class Loops:
         plain = self._plain_call = nn.Module.__call__
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if not self.looks_away():
+            if not self.is_own_call():
                 if torch.is_grad_enabled():
                     self._called(module)
                 if not self._depth and self.asked.open and module.training:
@@ -226,12 +225,14 @@ class Loops:
             self._plain_call = None
 
     def _called(self, module: nn.Module) -> None:
-        waiting = [each for each in self.entries() if each.loop is None and not each.hopeless]
+        waiting = [each for each in self.entries() if each.loop is None and not each.unguarded_because]
         for entry in waiting:
             optimizer = entry.optimizer()
             if optimizer is not None and owns_some(module, _parameters(optimizer)):
                 self._make(entry, called=module)
-        if all(each.hopeless or (each.loop is not None and each.loop.tally.attempted) for each in self.entries()):
+        if all(
+            each.unguarded_because or (each.loop is not None and each.loop.tally.attempted) for each in self.entries()
+        ):
             self._unwatch_calls()  # the first step of each has shown which modules take part
 
     def _called_from_outside(self, module: nn.Module) -> None:
@@ -245,12 +246,12 @@ class Loops:
     def _make(self, entry: Entry, *, called: nn.Module | None) -> None:
         optimizer = entry.optimizer()
         if optimizer is None or is_guarded(optimizer):
-            entry.hopeless = "the script guards it itself"
+            entry.unguarded_because = "the script guards it itself"
             return
         root = find_root(_parameters(optimizer), called)
         if root is None:
             return  # lazy: the next call will tell
-        self._busy = True
+        self.activity.busy = True
         try:
             entry.loop = ScriptLoop(
                 root,
@@ -263,13 +264,14 @@ class Loops:
                 export=self.settings.exporters,
                 alerts=self.settings.alerts(),
                 asked=self.asked,
+                activity=self.activity,
             )
             self._kept.append(entry.loop)
         except NantrapError as error:
-            entry.hopeless = str(error)
+            entry.unguarded_because = str(error)
             self.say(f"{type(optimizer).__name__} is not guarded: {error}")
         finally:
-            self._busy = False
+            self.activity.busy = False
 
     def _folder(self) -> Path:
         if self.run_dir is None:

@@ -18,7 +18,7 @@ def install(patches: Patches, loops: Loops) -> None:
     """Know every optimizer from its making on, and stand before every step."""
 
     def step(original: Any, self: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        loop = None if loops.looks_away() else loops.loop_of(self)
+        loop = None if loops.is_own_call() else loops.loop_of(self)
         if loop is None:
             return original(self, *args, **kwargs)
         look_at_resume(loops, self)
@@ -40,10 +40,10 @@ def install(patches: Patches, loops: Loops) -> None:
         patches.wrap_all(Optimizer, "step", step, only=lambda function: getattr(function, "hooked", False))
 
     def cleared(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not loops.looks_away():
-            for entry in loops.entries():
-                if entry.loop is not None and (entry.optimizer() is self or _holds(self, entry.loop.model)):
-                    entry.loop.clears()
+        if not loops.is_own_call():
+            for loop in loops:
+                if loop.optimizer is self or _holds(self, loop.model):
+                    loop.clears()
         return original(self, *args, **kwargs)
 
     patches.wrap(Optimizer, "__init__", made)

@@ -19,7 +19,7 @@ def install(patches: Patches, loops: Loops) -> None:
 
     def loaded(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        if not loops.looks_away():
+        if not loops.is_own_call():
             for entry in loops.entries():
                 optimizer = entry.optimizer()
                 if self is optimizer or getattr(self, "optimizer", None) is optimizer:
@@ -28,7 +28,7 @@ def install(patches: Patches, loops: Loops) -> None:
 
     def loaded_model(original: Any, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)
-        if not loops.looks_away():
+        if not loops.is_own_call():
             bad = [name for name, p in self.named_parameters() if finite.any_nonfinite([p.detach()])]
             if bad:
                 loops.say(

@@ -42,8 +42,8 @@ def run_program(program: Program, settings: Settings) -> int:
 def _run(call: Callable[[], None], attachment: Attachment) -> int:
     try:
         call()
-    except SystemExit as wish:
-        return _exit_code(wish)
+    except SystemExit as error:
+        return _exit_code(error)
     except NoProgramError:
         raise
     except KeyboardInterrupt as error:
@@ -68,12 +68,12 @@ def _wait_for_threads(before: set[threading.Thread]) -> None:
             thread.join()
 
 
-def _exit_code(wish: SystemExit) -> int:
-    if wish.code is None:
+def _exit_code(error: SystemExit) -> int:
+    if error.code is None:
         return 0
-    if isinstance(wish.code, int):
-        return wish.code
-    print(wish.code, file=sys.stderr)  # noqa: T201
+    if isinstance(error.code, int):
+        return error.code
+    print(error.code, file=sys.stderr)  # noqa: T201
     return 1
 
 

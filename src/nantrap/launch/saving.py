@@ -58,7 +58,7 @@ def _checked_place(loops: Loops, obj: Any, where: Any) -> Any:
 
 def _place(loops: Loops, obj: Any, where: Any) -> Any:
     """Where this may be written: where it was meant to be, or beside."""
-    if loops.looks_away() or not _is_guarded_state(loops, obj):
+    if loops.is_own_call() or not _is_guarded_state(loops, obj):
         return where
     loops.settle()
     is_path = isinstance(where, (str, os.PathLike))

@@ -39,14 +39,14 @@ def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
 
     def scale(original: Any, self: GradScaler, outputs: Any) -> Any:
         result = original(self, outputs)
-        if isinstance(outputs, Tensor) and result is not outputs and not loops.looks_away():
+        if isinstance(outputs, Tensor) and result is not outputs and not loops.is_own_call():
             scaled.note(result, outputs)
         return result
 
     def step(original: Any, self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         run = functools.partial(original, self, optimizer, *args, **kwargs)
         inner = innermost(optimizer)
-        loop = None if not self.is_enabled() or loops.looks_away() else loops.loop_of(inner)
+        loop = None if not self.is_enabled() or loops.is_own_call() else loops.loop_of(inner)
         if loop is None:
             return run()
         fused = divides_by_scale(optimizer)

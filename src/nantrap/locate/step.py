@@ -58,6 +58,8 @@ class RootCall:
         outputs: the output values by node, with the node's output number; large ones are not kept.
         running: the forward pass has not ended yet.
         place: the user's line that made the call.
+        loaded: its inputs are a batch as a data loader gave it.
+        passed: the program's loop has gone on since, so its variables belong to a later batch.
     """
 
     args: tuple[Any, ...]
@@ -71,6 +73,8 @@ class RootCall:
     outputs: dict[Any, tuple[Tensor, int]] = field(default_factory=dict)
     running: bool = True
     place: Place | None = None
+    loaded: bool = False
+    passed: bool = False
     _alive: list[weakref.ref[Tensor]] = field(default_factory=list)
 
     def watch_output(self, output: Any) -> None:
