@@ -164,3 +164,22 @@ def test_a_module_is_untouched_when_nothing_whole_is_found(tmp_path: Path) -> No
     with pytest.raises(nantrap.FormatError):
         store.load(model=model)
     assert torch.equal(model.weight, before)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]", "{}", "null", "3", '{"schema": "nantrap.manifest/1"}', '{"schema": "nantrap.manifest/1", "files": []}',
+        '{"schema": "nantrap.manifest/1", "files": {"step-000010.safetensors": 5}}',
+        '{"schema": "nantrap.manifest/1", "files": {"step-000010.safetensors": {"step": "x"}}}', '{"schema": 7}',
+    ],
+)  # fmt: skip
+def test_a_manifest_of_wrong_types_is_made_again_from_the_files(tmp_path: Path, text: str) -> None:
+    store = CheckpointStore(tmp_path)
+    store.save(step=10, model={"w": torch.ones(2)})
+    (tmp_path / "manifest.json").write_text(text)
+    with pytest.warns(RuntimeWarning, match="the checkpoints are listed by their own headers instead"):
+        assert [saved.step for saved in store.checkpoints()] == [10]
+    with pytest.warns(RuntimeWarning, match="headers"):
+        store.save(step=20, model={"w": torch.ones(2)})
+    assert [saved.step for saved in store.checkpoints()] == [20, 10]
