@@ -24,7 +24,19 @@ _COMMANDS = (
     "explain",
     "demo",
 )
-_GUIDES = ("checkpoints", "ops", "exporters", "inject", "pytest", "compatibility", "benchmarks", "limits")
+_GUIDES = (
+    "frameworks",
+    "checkpoints",
+    "ops",
+    "exporters",
+    "inject",
+    "pytest",
+    "security",
+    "compatibility",
+    "benchmarks",
+    "doctor-precision",
+    "limits",
+)
 _INSIDE = ("architecture", "adding-a-rule", "adding-a-reader")
 _HEAD = """# Written by docs/site.py; run `make docs`.
 [project]
@@ -80,7 +92,7 @@ def _codes(folder: str) -> list[str]:
 
 
 def _others() -> list[str]:
-    """Pages that nobody put anywhere are found all the same."""
+    """Pages that are in no list above: they are in the navigation, too."""
     known = {"index", "api", *_GUIDES, *_INSIDE}
     return [path.name for path in sorted(DOCS.glob("*.md")) if path.stem not in known]
 

@@ -45,6 +45,20 @@ def test_the_links_of_the_front_door_lead_somewhere() -> None:
     assert [link for link in links if "://" in link or not (DOCS / link).is_file()] == []
 
 
+def test_the_links_between_pages_lead_to_pages() -> None:
+    broken = []
+    for page in [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")]:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for link in LINK.findall(text):
+            target, _, _ = link.partition("#")
+            if target and "://" not in target and not target.startswith("mailto:"):
+                found = (page.parent / target).resolve()
+                inside = DOCS not in page.parents or DOCS in found.parents or not target.endswith(".md")
+                if not (found.exists() and inside):  # the site holds the pages of docs/ alone
+                    broken.append(f"{page.relative_to(DOCS.parent)}: {link}")
+    assert broken == []
+
+
 def test_nearly_every_cause_stands_in_the_index_of_symptoms() -> None:
     linked = set(re.findall(r"causes/(NT\d+)\.md", (DOCS / "index.md").read_text(encoding="utf-8")))
     causes = {path.stem for path in (DOCS / "causes").glob("NT*.md")} - {"NT000"}
