@@ -230,16 +230,20 @@ class Laboratory:
     def with_weights(self, name: str, change: str, alter: Callable[[], None]) -> Trial:
         """Other weights for one run; `alter` may write the parameters, which are put back."""
 
-        def experiment() -> Result:
+        @contextlib.contextmanager
+        def altered() -> Iterator[None]:  # inside the rewound step: rewinding puts the parameters back, too
             kept = [(p, p.detach().clone()) for p in self._case.failed.parameters.values()]
             try:
                 with torch.no_grad():
                     alter()
-                return self._step()
+                yield
             finally:
                 with torch.no_grad():
                     for parameter, values in kept:
                         parameter.copy_(values)
+
+        def experiment() -> Result:
+            return self._step(around=altered())
 
         return self.run(name, change, experiment, harness="step")
 
