@@ -55,9 +55,11 @@ class Case:
 
     @property
     def place(self) -> str:
-        """The guilty module in a sentence: its name, or what stands outside every named one."""
+        """The guilty module in a sentence: its name, or the code outside every named one. `0` is called `module 0`."""
         module = self.location.module
-        return "the code outside its submodules" if module in (None, "loss") else str(module)
+        if module in (None, "loss"):
+            return "the code outside its submodules"
+        return f"module {module}" if str(module)[0].isdigit() else str(module)
 
     @property
     def node(self) -> str:
