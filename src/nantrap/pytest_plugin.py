@@ -4,7 +4,7 @@ def test_stable(nantrap_preflight):
     nantrap_preflight(make_everything)
 
 def test_the_old_failure_is_gone(assert_replays_clean):
-    assert_replays_clean("tests/incidents/001204-r0", make_model_optimizer_and_loss)
+    assert_replays_clean("tests/incidents/001204-r0", loss_of_the_batch)
 """
 
 from __future__ import annotations
@@ -43,28 +43,28 @@ def run_preflight(target: Any, *, strict: bool = False, **given: Any) -> Preflig
     return report
 
 
-def assert_replays_clean(bundle: str | os.PathLike[str], entry: str | Callable[[], Any]) -> ReplayResult:
+def assert_replays_clean(bundle: str | os.PathLike[str], entry: str | Callable[..., Any]) -> ReplayResult:
     """Fail the test if a captured failure still happens with today's code.
 
     Args:
         bundle: the folder of an incident, recorded with `Policy(bundle="full", bundle_data=True)`.
-        entry: builds today's code, as `module:function` or a function: it returns model, optimizer and a function
-            from batch to loss.
+        entry: today's code, as `module:function` or a function, as for `nantrap replay --entry`: it takes the captured
+            batch, or the model and the batch, and returns the loss; or takes nothing and returns model, optimizer and
+            a function from batch to loss.
 
     Returns:
         What the replay showed.
     """
     import nantrap
+    from nantrap.report import render_incident
 
-    result = nantrap.replay(bundle, entry=entry)
-    if result.reproduced is None:
-        why = "; ".join(result.differences) or "nothing could be run"
-        pytest.fail(f"{os.fspath(bundle)} could not be replayed: {why}", pytrace=False)
-    if result.reproduced:
-        found = result.incident or result.recorded
-        cause = f"{found.causes[0].slug}[{found.causes[0].code}]" if found.causes else "non-finite values"
-        place = f" in {found.module}" if found.module else ""
-        pytest.fail(f"the failure captured in {os.fspath(bundle)} is still there: {cause}{place}", pytrace=False)
+    try:
+        result = nantrap.replay(bundle, entry=entry)
+    except nantrap.NantrapError as error:
+        pytest.fail(f"{os.fspath(bundle)} could not be replayed: {error}", pytrace=False)
+    if result.incident is not None:
+        text = render_incident(result.incident, color=False)
+        pytest.fail(f"{result.sentence}\nbundle: {os.fspath(bundle)}\n{text}", pytrace=False)
     return result
 
 

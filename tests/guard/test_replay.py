@@ -128,7 +128,7 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["replay", str(incident.bundle)]) == 0
     said = capsys.readouterr().out
     assert "recorded: step 3, forward, loss, aten._softmax" in said
-    assert "the failure came again, exactly as recorded" in said
+    assert "The guilty operation, aten._softmax, is not finite again on its recorded inputs." in said
     assert main(["replay", str(incident.bundle), "--json", "--fp32"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["schema"], document["mode"], document["reproduced"]) == ("nantrap.replay/1", "operation", True)

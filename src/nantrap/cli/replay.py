@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import sys
+from typing import TYPE_CHECKING
 
 from nantrap.incident.wording import escaped
 
+if TYPE_CHECKING:
+    from nantrap.guard.replaying import ReplayResult
+
 
 class Replay:
-    """Run the failed step of an incident again from its bundle, and compare.
+    """Test a fix: run the failed step of an incident again with today's code.
 
-    Without --entry only the guilty operation is run, on its recorded inputs. With --entry module:function the whole
-    step is: the function returns (model, optimizer, loss_fn), and state, random streams and batch come from the bundle.
-    Exit code 0: the failure came again (or nothing could be run); 1: it did not, or differs; 2: wrong use.
+    With --entry module:function the whole step is run; state, random streams and batch come from the bundle. The
+    function takes the batch, or the model and the batch, and returns the loss; the model is a variable of its module.
+    Or it takes nothing and returns (model, optimizer, loss_fn). The exit code is 0 when the failure is gone, 1 when the
+    step still fails, 2 for wrong use. Without --entry only the guilty operation is run, on its recorded inputs: 0 when
+    its result is not finite again, 1 when it is finite here, 2 when nothing could be run.
     """
 
     name = "replay"
@@ -22,7 +29,7 @@ class Replay:
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         """Declare the arguments."""
         parser.add_argument("bundle", help="the folder of an incident, e.g. runs/exp1/incidents/001204-r0")
-        parser.add_argument("--entry", metavar="MODULE:FUNCTION", help="builds (model, optimizer, loss_fn)")
+        parser.add_argument("--entry", metavar="MODULE:FUNCTION", help="the code to test: from the batch to the loss")
         parser.add_argument("--fp32", action="store_true", help="widen everything to float32")
         parser.add_argument("--device", default="cpu", help="where to run (default: cpu)")
         parser.add_argument("--json", action="store_true", help="the result as JSON on standard output")
@@ -30,35 +37,40 @@ class Replay:
     def run(self, arguments: argparse.Namespace) -> int:
         """Run it."""
         from nantrap.guard.replaying import replay
-        from nantrap.report import render_incident
 
-        result = replay(arguments.bundle, entry=arguments.entry, fp32=arguments.fp32, device=arguments.device)
-        recorded = result.recorded
+        with contextlib.redirect_stdout(sys.stderr):  # what the user's code prints is no part of the result
+            result = replay(arguments.bundle, entry=arguments.entry, fp32=arguments.fp32, device=arguments.device)
         if arguments.json:
             document = {
                 "schema": "nantrap.replay/1",
                 "bundle": arguments.bundle,
                 "mode": result.mode,
                 "reproduced": result.reproduced,
+                "sentence": result.sentence,
                 "differences": list(result.differences),
                 "incident": result.incident.to_dict() if result.incident else None,
             }
             print(json.dumps(document))
         else:
-            names = escaped(f"{recorded.phase}, {recorded.module}, {recorded.op}")
-            print(f"recorded: step {recorded.step:,}, {names}")
-            if result.mode == "none":
-                print(f"not run: {escaped(result.differences[0])}", file=sys.stderr)
-            elif result.reproduced:
-                print("the failure came again" + ("" if result.differences else ", exactly as recorded"))
-            else:
-                print("the failure did not come again")
-            for difference in result.differences if result.mode != "none" else ():
-                print(f"  {escaped(difference)}")
-            if result.output is not None:
-                print(f"  result: {result.output.describe()}")
-            if result.incident is not None:
-                print(render_incident(result.incident, color=None))
+            _print(result)
         if result.reproduced is None:
-            return 0
-        return 0 if result.reproduced and not result.differences else 1
+            return 2
+        return int(result.reproduced) if result.mode == "step" else int(not result.reproduced)
+
+
+def _print(result: ReplayResult) -> None:
+    from nantrap.report import render_incident
+
+    recorded = result.recorded
+    names = ", ".join(name for name in (recorded.phase, recorded.module, recorded.op) if name)
+    print(f"recorded: step {recorded.step:,}, {escaped(names)}")
+    if result.reproduced is None:
+        print(f"error: {escaped(result.sentence, most=1000)}", file=sys.stderr)
+        return
+    if result.incident is not None:
+        print(render_incident(result.incident, color=None))
+        for difference in result.differences:
+            print(f"differs: {escaped(difference)}")
+    if result.output is not None:
+        print(f"result: {result.output.describe()}")
+    print(escaped(result.sentence, most=1000))

@@ -49,10 +49,14 @@ def _material(failed: FailedStep, location: Location, *, data: bool, limit_bytes
         material.tensors["state"] = state
         if material.nbytes <= limit_bytes:  # else it is not written, and need not be copied
             material.tensors["state"] = {name: tensor.clone() for name, tensor in state.items()}
+    names = {id(parameter): name for name, parameter in failed.parameters.items()}
     material.values = {
         "model": f"{type(failed.root).__module__}.{type(failed.root).__qualname__}",
         "optimizer_class": f"{type(failed.optimizer).__module__}.{type(failed.optimizer).__qualname__}",
         "optimizer": optimizer,
+        "optimizer_parameters": [
+            [names.get(id(p)) for p in group["params"]] for group in failed.optimizer.param_groups
+        ],
         "loss": flatten(failed.loss_value, {}, ""),
         "loss_factor": failed.loss_factor,
         "rng": _rng(failed.rng or (failed.root_call.rng if failed.root_call else None)),
@@ -67,7 +71,7 @@ def _material(failed: FailedStep, location: Location, *, data: bool, limit_bytes
         }
         if data or location.phase == "optimizer":  # activations show the data they were made from
             material.tensors["origin"] = origin
-    if data:
+    if data and failed.repeatable:  # else only the model's inputs are known, which make no loss
         batch: dict[str, Tensor] = {}
         material.values["batch"] = flatten(failed.batch, batch, "batch")
         material.tensors["batch"] = batch

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
 import os
-import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,11 +13,12 @@ from torch import Tensor, nn
 
 from nantrap.errors import FormatError, UsageError
 from nantrap.finite import any_nonfinite, tensor_stats
+from nantrap.guard.entries import entry_of, guarded_call, optimizer_of
 from nantrap.guard.guard import Guard
 from nantrap.guard.policy import Policy
 from nantrap.incident import Incident, TensorStats
 from nantrap.incident.wording import escaped
-from nantrap.locate import RngState
+from nantrap.locate import RngState, tensors_of
 from nantrap.locate.pure_operations import pure_operation
 from nantrap.locate.storage import map_leaves
 from nantrap.record import Bundle, read_bundle
@@ -46,11 +45,27 @@ class ReplayResult:
     output: TensorStats | None = None
     differences: tuple[str, ...] = ()
 
+    @property
+    def sentence(self) -> str:
+        """What the replay says of a fix, in one sentence; of the guilty operation where only that was run."""
+        if self.reproduced is None:
+            return f"Nothing could be run: {self.differences[0] if self.differences else 'the bundle is empty'}."
+        if self.mode == "operation":
+            again = "is not finite again" if self.reproduced else "is finite here"
+            return f"The guilty operation, {self.recorded.op}, {again} on its recorded inputs."
+        step = f"step {self.recorded.step:,}"
+        if self.incident is None:
+            return f"The failure is gone: {step} is finite with this code."
+        if _same_failure(self.recorded, self.incident):
+            return f"The failure is still there: {step} ends with {_failure(self.incident)}."
+        was, now = _failure(self.recorded), _failure(self.incident)
+        return f"{step.capitalize()} still fails, in another way: it was {was}, and now it is {now}."
+
 
 def replay(
     bundle: str | os.PathLike[str],
     *,
-    entry: str | Callable[[], Any] | None = None,
+    entry: str | Callable[..., Any] | None = None,
     fp32: bool = False,
     device: str = "cpu",
 ) -> ReplayResult:
@@ -58,14 +73,15 @@ def replay(
 
     Args:
         bundle: the folder of an incident (`runs/exp1/incidents/001204-r0`).
-        entry: how to build the user's code, as `module:function` or a function: it returns model, optimizer and a
-            function from batch to loss. Without it only the guilty operation is run, on its recorded inputs.
+        entry: the user's code, as `module:function` or a function. It takes the captured batch, or the model and the
+            batch, and returns the loss; or it takes nothing and returns model, optimizer and a function from batch to
+            loss. Without it only the guilty operation is run, on its recorded inputs.
         fp32: widen everything to float32, to see whether precision is to blame.
         device: where to run.
     """
     read = read_bundle(bundle)
     if entry is not None:
-        return _replay_step(read, _entry(entry), fp32=fp32, device=device)
+        return _replay_step(read, entry, fp32=fp32, device=device)
     if "origin" in read.values and "origin.safetensors" in read.files:
         return _replay_operation(read, fp32=fp32, device=device)
     reason = (
@@ -77,29 +93,66 @@ def replay(
     return ReplayResult(None, "none", read.incident, differences=(reason,))
 
 
-def _replay_step(read: Bundle, build: Callable[[], Any], *, fp32: bool, device: str) -> ReplayResult:
+def _replay_step(read: Bundle, entry: str | Callable[..., Any], *, fp32: bool, device: str) -> ReplayResult:
     state, batch_tensors = read.tensors("state"), read.tensors("batch")
     if not state or "batch" not in read.values:
         raise UsageError(
             f"{read.path}: the whole step needs the state and the batch; this bundle has no "
-            f"{'state' if not state else 'batch'}. Policy(bundle='full', bundle_data=True) keeps both"
+            f"{'state' if not state else 'batch'}. Policy(bundle='full', bundle_data=True) keeps both, "
+            "for the steps of guard.attempt(loss_fn, batch)"
         )
-    model, optimizer, loss_fn = _built(build)
-    model.to(device)
+    given = entry_of(entry, state)
+    model, optimizer = given.model.to(device), given.optimizer
     _load_model(model, state)
-    optimizer.load_state_dict(unflatten(read.values["optimizer"], state))
+    if optimizer is None:
+        optimizer = optimizer_of(read, model, state)
+    else:
+        _load_optimizer(optimizer, unflatten(read.values["optimizer"], state))
     batch = _moved(unflatten(read.values["batch"], batch_tensors), device)
     if fp32:
         model.float()
         batch = _widened(batch)
+    loss_fn = _scaled(given.loss_fn, 1.0 if read.incident.phase == "optimizer" else read.values.get("loss_factor"))
     policy = Policy(on_incident="skip", anchor_every=0, bundle="off")
     with Guard(model, optimizer, max_grad_norm=None, policy=policy, quiet=True) as guard:
         _restore_rng(read.values.get("rng"))
-        outcome = guard.attempt(loss_fn, batch)
-    incident = outcome.incident
+        outcome = guarded_call(guard.attempt, loss_fn, batch)
+    incident = None
+    if outcome.incident is not None:  # the replay's own guard counts from 0
+        incident = replace(
+            outcome.incident, step=read.incident.step, epoch=read.incident.epoch, batch=read.incident.batch
+        )
     return ReplayResult(
         incident is not None, "step", read.incident, incident, differences=_differences(read.incident, incident)
     )
+
+
+def _scaled(loss_fn: Callable[[Any], Any], factor: Any) -> Callable[[Any], Any]:
+    """The loss as it is, with gradients as large as they were: a loss scale decides whether float16 overflows."""
+    if not isinstance(factor, (int, float)) or factor == 1.0:
+        return loss_fn
+
+    def scaled(batch: Any) -> Any:
+        loss = loss_fn(batch)
+        for _, term in tensors_of(loss):
+            if term.requires_grad:
+                term.register_hook(lambda gradient: gradient * factor)
+        return loss
+
+    return scaled
+
+
+def _same_failure(recorded: Incident, now: Incident) -> bool:
+    """Whether it is the same failure for a person: the same cause, or the same operation at the same place."""
+    if recorded.causes and now.causes:
+        return recorded.causes[0].slug == now.causes[0].slug
+    return (recorded.phase, recorded.module, recorded.op) == (now.phase, now.module, now.op)
+
+
+def _failure(incident: Incident) -> str:
+    cause = f"{incident.causes[0].slug}[{incident.causes[0].code}]" if incident.causes else "non-finite values"
+    operation = f" ({incident.op})" if incident.op else ""
+    return escaped(f"{cause} in {incident.module or incident.phase}{operation}", most=300)
 
 
 def _replay_operation(read: Bundle, *, fp32: bool, device: str) -> ReplayResult:
@@ -129,33 +182,6 @@ def _called(func: Callable[..., Any], args: Any, kwargs: Any, name: str) -> Any:
         raise FormatError(f"{escaped(name, most=80)} cannot be run on what the bundle holds: {reason}") from error
 
 
-def _entry(entry: str | Callable[[], Any]) -> Callable[[], Any]:
-    if callable(entry):
-        return entry
-    module_name, _, function_name = entry.partition(":")
-    if not function_name:
-        raise UsageError(f"--entry {entry}: write it as module:function, e.g. train:build")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise UsageError(f"--entry {entry}: {module_name} cannot be imported: {error}") from error
-    function = getattr(module, function_name, None)
-    if not callable(function):
-        raise UsageError(f"--entry {entry}: {module_name} has no function {function_name!r}")
-    return function  # type: ignore[no-any-return]
-
-
-def _built(build: Callable[[], Any]) -> tuple[nn.Module, torch.optim.Optimizer, Callable[[Any], Any]]:
-    built = build()
-    if isinstance(built, Mapping):
-        built = (built.get("model"), built.get("optimizer"), built.get("loss_fn"))
-    if not (isinstance(built, tuple) and len(built) == 3 and isinstance(built[0], nn.Module) and callable(built[2])):
-        raise UsageError("the entry must return (model, optimizer, loss_fn), with loss_fn(batch) giving the loss")
-    return built
-
-
 def _load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     named: dict[str, Tensor] = {f"parameter.{n}": p for n, p in model.named_parameters()}
     named |= {f"buffer.{n}": b for n, b in model.named_buffers()}
@@ -167,6 +193,23 @@ def _load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
                 here, there = tuple(tensor.shape), tuple(state[name].shape)
                 raise FormatError(f"{name.partition('.')[2]} has shape {here} here and {there} in the bundle")
             tensor.copy_(state[name])
+
+
+def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
+    """The recorded state with today's settings: a new eps, weight decay or learning rate may be the fix.
+
+    Where a schedule moved the learning rate, today's initial one is moved by the same factor.
+    """
+    today = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+    try:
+        optimizer.load_state_dict(saved)
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise UsageError(f"the optimizer of the entry does not take the state in the bundle: {error}") from error
+    for group, settings in zip(optimizer.param_groups, today, strict=True):
+        initial, recorded = group.get("initial_lr"), group.get("lr")
+        group.update(settings)
+        if isinstance(initial, float) and initial > 0.0 and "initial_lr" not in settings:
+            group["lr"] = settings["lr"] * float(recorded) / initial  # type: ignore[arg-type]
 
 
 def _restore_rng(described: Any) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import shlex
 import shutil
 import socket
 import sys
@@ -82,7 +83,7 @@ def lay_out(said: Diagnostic, *, width: int | None, bundle: str | None = None) -
     if said.also:
         lines += _labelled(Segment("also possible", "label"), said.also, width)
     lines += _more(said.explain, bundle, width)
-    return lines
+    return lines + _fix_test(bundle)
 
 
 def is_terminal() -> bool:
@@ -137,6 +138,15 @@ def _more(explain: str, bundle: str | None, width: int | None) -> list[Line]:
     for number, part in enumerate(parts):
         line += [Segment(" · "), part] if number else [part]
     return [line]
+
+
+def _fix_test(bundle: str | None) -> list[Line]:
+    """The command that tests a fix, if the bundle holds what it needs."""
+    needed = ("state.safetensors", "batch.safetensors")
+    if not bundle or not all(os.path.exists(os.path.join(bundle, name)) for name in needed):
+        return []
+    command = f"nantrap replay {shlex.quote(visible(bundle))} --entry module:function"
+    return [[Segment("test a fix", "label"), Segment(f": {command}")]]
 
 
 def _excerpt_lines(excerpt: Excerpt, width: int | None) -> list[Line]:

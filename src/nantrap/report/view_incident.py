@@ -136,7 +136,6 @@ class IncidentView:
     run_name: str
     folder: str
     files: tuple[tuple[str, int], ...]
-    light: bool
 
 
 def view_incident(incident: Incident, around: Surroundings | None = None) -> IncidentView:
@@ -178,7 +177,6 @@ def view_incident(incident: Incident, around: Surroundings | None = None) -> Inc
         run_name=around.run_name,
         folder=around.folder,
         files=around.files,
-        light=around.kind != "full",
     )
 
 
@@ -417,6 +415,9 @@ def _next_steps(incident: Incident, cause: Cause | None) -> tuple[str, ...]:
 
 
 def _replay(incident: Incident, around: Surroundings) -> str:
+    """The command that tests a fix, if the bundle holds what it needs."""
+    if not {"state.safetensors", "batch.safetensors"} <= {name for name, _ in around.files}:
+        return ""
     place = incident.bundle or (f"incidents/{around.folder}" if around.folder else "")
     return f"nantrap replay {shlex.quote(place)} --entry module:function" if place else ""
 

@@ -44,7 +44,7 @@ def report_of(shown: Showcase, *, steps: int, seed: int) -> str:
     if shown.incident is not None:
         lines += ["", "## The diagnosis", "", "```text", render_incident(shown.incident), "```"]
         if shown.incident.bundle:
-            lines += ["", f"Bundle: `{shown.incident.bundle}`, run again by `nantrap replay`."]
+            lines += ["", f"Bundle: `{shown.incident.bundle}`."]
     return "\n".join(lines) + "\n"
 
 
