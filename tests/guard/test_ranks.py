@@ -5,6 +5,7 @@ The group has a timeout, so that a disagreement ends as an error and not as a ha
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime
 import json
@@ -398,6 +399,102 @@ def _sharded_scaler(rank: int, folder: str, *, value: float = float("inf")) -> d
     }
 
 
+def _night(rank: int, folder: str) -> dict[str, Any]:
+    """Both ranks fail at once, each in its own way; then rank 0 alone four times, and rank 1 in another way."""
+    _, model = build(rank, ddp=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    policy = Policy(max_consecutive_skips=20)
+    guard = nantrap.Guard(model, optimizer, policy=policy, run_dir=folder, quiet=True)
+    plan = {1: {0: "log", 1: "divide"}, **{step: {0: "log"} for step in range(2, 6)}, 6: {1: "backward"}}
+    outcomes = []
+    for step in range(8):
+        fault = plan.get(step, {}).get(rank, "")
+
+        def loss_fn(batch: tuple[Tensor, Tensor], fault: str = fault) -> Tensor:
+            output = model(batch[0])
+            loss = nn.functional.mse_loss(output, batch[1])
+            if fault == "log":
+                loss = loss + torch.log(output[:1] * 0.0).sum()
+            if fault == "divide":
+                loss = loss + (output[:1] * 0.0 / (output[1:2] * 0.0)).sum()
+            if fault == "backward":
+                loss = loss + torch.sqrt(output * 0.0).sum()
+            return loss
+
+        outcomes.append(guard.attempt(loss_fn, batch_of(rank, step, bad=False)))
+    guard.close()
+    dist.barrier()
+    found = sorted(Path(folder, "incidents").glob("*/incident.json"))
+    documents = {path.parent.name: json.loads(path.read_text()) for path in found}
+    incidents = [outcome.incident for outcome in outcomes if outcome.incident]
+    return {
+        "actions": [str(outcome.action) for outcome in outcomes],
+        "origins": [incident.origin_rank for incident in incidents],
+        "bad": [incident.bad_ranks for incident in incidents],
+        "ops": [incident.op for incident in incidents],
+        "causes": dict(guard.tally.causes),
+        "folders": {name: [each["rank"], each["bad_ranks"], each["op"]] for name, each in documents.items()},
+    }
+
+
+def _genuine_nan(rank: int, folder: str) -> dict[str, Any]:
+    """A GradScaler, and a NaN gradient on rank 1 that no scale would mend; then an overflow that a scale mends."""
+    inner, model = build(rank, ddp=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    guard = nantrap.Guard(model, optimizer, scaler=scaler, quiet=True)
+    actions, origins = [], []
+    for step in range(5):
+        hit = rank == 1 and step == 2
+        high = rank == 1 and step == 3
+
+        def loss_fn(batch: tuple[Tensor, Tensor], hit: bool = hit, high: bool = high) -> Tensor:
+            loss = nn.functional.mse_loss(model(batch[0]), batch[1])
+            if high:
+                return loss + inner.head.bias.sum() * 1e34
+            return loss + torch.sqrt(inner.head.bias * 0.0).sum() if hit else loss
+
+        outcome = guard.attempt(loss_fn, batch_of(rank, step, bad=False))
+        actions.append(str(outcome.action))
+        origins.append(outcome.incident.origin_rank if outcome.incident else None)
+    return {
+        "actions": actions,
+        "origins": origins,
+        "probes": guard.tally.scaler_probes,
+        "scale": scaler.get_scale(),
+        "parameters": checksum(inner, buffers=False),
+    }
+
+
+def _averaging_styles(rank: int, folder: str) -> dict[str, Any]:
+    """Accumulation under no_sync, unused parameters, a static graph, ZeRO: a bad batch on one rank, then on both."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    results = {}
+    for style in ("no_sync", "unused", "static", "zero"):
+        torch.manual_seed(0)
+        inner = Net()
+        options = {"find_unused_parameters": style == "unused", "static_graph": style == "static"}
+        model = DistributedDataParallel(inner, **options)
+        parameters = list(model.parameters())
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+        if style == "zero":
+            optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1e-3)
+        guard = nantrap.Guard(model, optimizer, policy=Policy(diagnose="off"), quiet=True)
+        actions = []
+        for step in range(4):
+            micros = 3 if style == "no_sync" else 1
+            for micro in range(micros):
+                bad = micro == 0 and (step == 2 or (step == 1 and rank == 1))
+                x, y = batch_of(rank, 10 * step + micro, bad=bad)
+                quiet = model.no_sync() if micro < micros - 1 else contextlib.nullcontext()
+                with quiet:
+                    guard.backward(nn.functional.mse_loss(model(x), y) / micros)
+            actions.append(str(guard.step().action))
+        results[style] = {"actions": actions, "parameters": checksum(inner, buffers=False)}
+    return results
+
+
 SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
     "two_line": (_train, {"ddp": True, "form": "two_line", "bad": {"1": 1, "3": 0, "4": 1}}),
     "attempt": (_train, {"ddp": True, "form": "attempt", "bad": {"1": 1, "3": 0, "4": 1}}),
@@ -453,6 +550,9 @@ SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
     "alone": (_alone, {}),
     "sharded_scaler": (_sharded_scaler, {}),
     "sharded_scaler_nan": (_sharded_scaler, {"value": NAN}),
+    "night": (_night, {}),
+    "genuine_nan": (_genuine_nan, {}),
+    "styles": (_averaging_styles, {}),
     "unguarded": (_unguarded, {}),
 }
 Ranks = Callable[[str], list[dict[str, Any]]]
@@ -597,3 +697,33 @@ def test_nan_in_one_shard_under_a_scaler_is_no_search(ranks: Ranks) -> None:
     assert zero["actions"] == one["actions"] == ["apply", "skip", "apply", "apply"]
     assert zero["probes"] == one["probes"] == 0
     assert zero["scale"] == one["scale"] == 1024.0
+
+
+def test_each_fault_is_told_of_the_rank_where_it_began(ranks: Ranks) -> None:
+    zero, one = ranks("night")
+    assert zero["actions"] == one["actions"] == ["apply", *["skip"] * 6, "apply"]
+    assert zero["origins"] == one["origins"] == [0, 0, 0, 0, 0, 1]
+    assert zero["bad"] == one["bad"] == [[0, 1]] + [[0]] * 4 + [[1]]
+    assert (zero["ops"][0], one["ops"][0]) == ("aten.log", "aten.div")
+    assert (zero["ops"][5], one["ops"][5]) == ("aten.div", "aten.div"), "in the backward pass of sqrt"
+    assert "undiagnosed" not in zero["causes"]
+    folders = zero["folders"]
+    assert folders["000001-r0"] == [0, [0, 1], "aten.log"]
+    assert folders["000001-r1"] == [1, [0, 1], "aten.div"]
+    assert folders["000006-r1"] == [1, [1], "aten.div"]
+    assert "000006-r0" not in folders
+
+
+def test_nan_under_a_scaler_is_told_from_its_search(ranks: Ranks) -> None:
+    zero, one = ranks("genuine_nan")
+    assert zero == one
+    assert zero["actions"] == ["apply", "apply", "skip", "skip", "apply"]
+    assert zero["origins"] == [None, None, 1, None, None]
+    assert (zero["probes"], zero["scale"]) == (1, 2.0**15)
+
+
+@pytest.mark.parametrize("style", ["no_sync", "unused", "static", "zero"])
+def test_ways_to_average_gradients(ranks: Ranks, style: str) -> None:
+    zero, one = (result[style] for result in ranks("styles"))
+    assert zero == one
+    assert zero["actions"] == ["apply", "skip", "skip", "apply"]

@@ -14,6 +14,9 @@ from typing import Any
 
 import pytest
 
+from nantrap.launch.processes import as_environment, guarded_command
+from nantrap.launch.settings import Settings, read_settings
+
 SCRIPT = str(Path(__file__).parent / "scripts" / "ddp.py")
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("NANTRAP_")}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
@@ -76,6 +79,42 @@ def test_a_script_that_spawns_its_ranks(tmp_path: Path) -> None:
     assert ended.stdout == "both are done\n"
     last = ended.stderr.splitlines()[-1]
     assert last == "nantrap: the training ran in other processes, each with a summary of its own"
+
+
+def test_a_launcher_that_starts_ranks_as_processes(tmp_path: Path) -> None:
+    """As Lightning does: plain Python processes, with the rank in their environment. They also save with DCP."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    ended = start(
+        tmp_path, sys.executable, "-m", "nantrap", "run", "--run-dir", "run", *launcher, SCRIPT, "--bad", str(BAD),
+        "--dcp",
+    )  # fmt: skip
+    assert check(tmp_path, ended) == tmp_path / "run"
+    assert sorted(path.name for path in tmp_path.iterdir() if path.is_dir()) == [
+        "good", "good.nonfinite", "later.nonfinite", "run",
+    ]  # fmt: skip
+    said = [line for line in ended.stderr.splitlines() if "would hold non-finite values" in line]
+    assert "good would hold non-finite values (model.0.weight" in "".join(said)
+    assert "the last good checkpoint of that name stays" in "".join(said)
+
+
+def test_which_commands_are_ranks() -> None:
+    rank = {"LOCAL_RANK": "1"}
+    python = sys.executable
+    found = guarded_command([python, "-u", "train.py", "--lr", "1"], rank, here={})
+    assert found == [python, "-u", "-m", "nantrap", "run", "train.py", "--lr", "1"]
+    found = guarded_command([python, "-X", "dev", "-m", "package.train"], rank, here={"LOCAL_RANK": "0"})
+    assert found == [python, "-X", "dev", "-m", "nantrap", "run", "-m", "package.train"]
+    assert guarded_command([python, "train.py"], {}, here={}) is None, "no rank"
+    assert guarded_command([python, "train.py"], rank, here=rank) is None, "an ordinary child of a rank"
+    assert guarded_command([python, "-c", "print()"], rank, here={}) is None
+    assert guarded_command([python, "-m", "nantrap", "run", "train.py"], rank, here={}) is None
+    assert guarded_command(["nvidia-smi"], rank, here={}) is None
+    assert guarded_command("python train.py", rank, here={}) is None
+
+
+def test_settings_travel_in_the_environment(tmp_path: Path) -> None:
+    settings = Settings(policy_name="strict", max_skips=0, rollback=True, run_dir="/there", alert="command:true")
+    assert read_settings({}, environment=as_environment(settings), folder=tmp_path) == settings
 
 
 @pytest.mark.slow

@@ -90,6 +90,11 @@ class Ranks:
         return self._may_talk and self._greeted and not self.stands_down
 
     @property
+    def acquainted(self) -> bool:
+        """Whether every other rank is known to have a guard; they may be asked wherever all of them are."""
+        return self.together and self._greeted and not self.stands_down
+
+    @property
     def _may_talk(self) -> bool:
         return self.together and bool(self._averages) and not is_joining(self._model)
 

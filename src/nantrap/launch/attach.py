@@ -6,7 +6,19 @@ import contextlib
 from collections.abc import Iterator
 
 from nantrap.faults import Injected, Injector, parse_faults
-from nantrap.launch import children, gradients, handled, loaders, optimizers, resuming, saving, scalers, schedules
+from nantrap.launch import (
+    children,
+    gradients,
+    handled,
+    loaders,
+    optimizers,
+    processes,
+    resuming,
+    saving,
+    scalers,
+    schedules,
+    sharded_saving,
+)
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 from nantrap.launch.settings import Settings
@@ -35,8 +47,10 @@ class Attachment:
         schedules.install(self._patches, self.loops)
         resuming.install(self._patches, self.loops)
         saving.install(self._patches, self.loops)
+        sharded_saving.install(self._patches, self.loops)
         loaders.install(self._patches, batches)
         children.install(self._patches, self.loops)
+        processes.install(self._patches, self.loops)
         self._faults = Injector(parse_faults(settings.inject)) if settings.inject else None
         if self._faults is not None:
             self._faults.attach()

@@ -14,12 +14,18 @@ class Patches:
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
+        self._added: list[tuple[list[Any], Any]] = []
         self._wrappers: set[Any] = set()
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """`owner.name = value`, until `undo`."""
         self._before.append((owner, name, vars(owner).get(name, _MISSING)))
         setattr(owner, name, value)
+
+    def put_first(self, owner: list[Any], value: Any) -> None:
+        """`value` at the head of a list, until `undo`."""
+        owner.insert(0, value)
+        self._added.append((owner, value))
 
     def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
         """Replace a function by `wrapper(original, *args, **kwargs)`, which keeps its name, signature and docstring."""
@@ -48,6 +54,10 @@ class Patches:
 
     def undo(self) -> None:
         """Everything as before."""
+        for owner, value in self._added:
+            if value in owner:
+                owner.remove(value)
+        self._added.clear()
         while self._before:
             owner, name, value = self._before.pop()
             if value is _MISSING:

@@ -32,6 +32,8 @@ def train(args):
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()
+    if args.dcp:
+        save_sharded(inner, rank)
     result = {
         "finite": all(bool(value.isfinite().all()) for value in inner.state_dict().values()),
         "weights": [float(p.detach().double().sum()).hex() for p in inner.parameters()],
@@ -39,6 +41,19 @@ def train(args):
     }
     with open(f"result-{rank}.json", "w") as file:
         json.dump(result, file)
+
+
+def save_sharded(model, rank):
+    """A good distributed checkpoint, and two while one weight of rank 1 is NaN."""
+    import torch.distributed.checkpoint as dcp
+
+    dcp.save({"model": model.state_dict()}, checkpoint_id="good")
+    kept = model[0].weight.detach().clone()
+    if rank == 1:
+        model[0].weight.data[0, 0] = float("nan")
+    dcp.save({"model": model.state_dict()}, checkpoint_id="good")
+    dcp.async_save({"model": model.state_dict()}, checkpoint_id="later").result()
+    model[0].weight.data.copy_(kept)
 
 
 def work(rank, args):
@@ -56,6 +71,7 @@ def begin(args, **how):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     parser.add_argument("--bad", type=int, nargs="*", default=[])
+    parser.add_argument("--dcp", action="store_true")
     parser.add_argument("--spawn", action="store_true")
     args = parser.parse_args()
     if args.spawn:

@@ -1,0 +1,87 @@
+"""Python processes that a script starts as ranks: Lightning's own launcher, `torch.distributed.run`, DeepSpeed.
+
+They start `python train.py` once more for each rank. A rank without a guard would leave the others to decide without
+it, so the command becomes `python -m nantrap run train.py`, and the settings travel in the environment.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from nantrap.launch.loops import Loops
+from nantrap.launch.patches import Patches
+from nantrap.launch.settings import Settings
+
+_RANKS = ("RANK", "LOCAL_RANK")
+_WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
+
+
+def install(patches: Patches, loops: Loops) -> None:
+    """Guard every rank that the script starts as a process of its own."""
+
+    def start(original: Any, self: Any, *given: Any, **kwargs: Any) -> None:
+        command = given[0] if given else kwargs.get("args")
+        guarded = guarded_command(command, kwargs.get("env"), here=os.environ)
+        if guarded is None or kwargs.get("shell") or kwargs.get("executable"):
+            original(self, *given, **kwargs)
+            return
+        loops.has_children = True
+        kwargs["env"] = {**kwargs["env"], **as_environment(loops.settings)}
+        if given:
+            original(self, guarded, *given[1:], **kwargs)
+        else:
+            original(self, **{**kwargs, "args": guarded})
+
+    patches.wrap(subprocess.Popen, "__init__", start)
+
+
+def guarded_command(command: Any, environment: Any, *, here: Mapping[str, str]) -> list[str] | None:
+    """The command of a rank under guard; `None` if this is no Python program that is started as a rank.
+
+    Args:
+        command: what is to be started.
+        environment: of the new process. A launcher names the rank there.
+        here: the environment of this process.
+    """
+    if not isinstance(environment, Mapping) or not isinstance(command, Sequence) or isinstance(command, (str, bytes)):
+        return None
+    if not any(name in environment and environment[name] != here.get(name) for name in _RANKS):
+        return None
+    words = [os.fspath(word) if isinstance(word, os.PathLike) else word for word in command]
+    if not words or not all(isinstance(word, str) for word in words) or not _is_this_python(words[0]):
+        return None
+    place = 1
+    while place < len(words) and words[place].startswith("-") and words[place] != "-m":
+        if words[place] in ("-c", "-"):
+            return None
+        place += 2 if words[place] in _WITH_VALUE else 1
+    program = words[place:]
+    if not program or program == ["-m"] or (program[0] == "-m" and program[1].partition(".")[0] == "nantrap"):
+        return None
+    return [*words[:place], "-m", "nantrap", "run", *program]
+
+
+def as_environment(settings: Settings) -> dict[str, str]:
+    """The settings as `nantrap run` reads them. The first rank prints the summary, as words."""
+    texts = {
+        "RUN_DIR": settings.run_dir,
+        "POLICY": settings.policy_name,
+        "MAX_SKIPS": str(settings.max_skips),
+        "ROLLBACK": str(settings.rollback).lower(),
+        "DIAGNOSE": settings.diagnose,
+        "BUNDLE": settings.bundle,
+        "QUIET": str(settings.quiet).lower(),
+        "INJECT": settings.inject,
+        "EXPORT": settings.export,
+        "ALERT": settings.alert,
+        "JSON": "false",
+    }
+    return {f"NANTRAP_{name}": text for name, text in texts.items() if text}
+
+
+def _is_this_python(word: str) -> bool:
+    return word == sys.executable or os.path.realpath(word) == os.path.realpath(sys.executable)

@@ -1,0 +1,137 @@
+"""The finite gate before `torch.distributed.checkpoint`: `save` and `async_save` of a guarded model.
+
+All ranks write one checkpoint, so all take the same decision: where any rank's shard is bad, the whole checkpoint goes
+beside under a loud name, and the last good one stays. Ranks that do not know that the others are guarded only warn:
+a checkpoint of which some shards lie elsewhere would be worse than a bad one.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch.distributed as dist
+
+from nantrap.checkpoints.store.gate import bad_values
+from nantrap.errors import NonFiniteError
+from nantrap.incident.wording import some_of
+from nantrap.launch.loops import Loops
+from nantrap.launch.patches import Patches
+
+_MODULE = "torch.distributed.checkpoint.state_dict_saver"
+
+
+def install(patches: Patches, loops: Loops) -> None:
+    """Wrap the two functions now, or as soon as the script imports them: the import takes a second."""
+
+    def save(original: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        # async_save calls save again in a thread of its own, for a copy that was looked at already
+        if threading.current_thread() is threading.main_thread():
+            kwargs = _checked(loops, state_dict, kwargs)
+        return original(state_dict, *args, **kwargs)
+
+    def wrap(module: ModuleType) -> None:
+        for name in ("save", "async_save"):
+            if hasattr(module, name):
+                patches.wrap(module, name, save)
+                package = sys.modules["torch.distributed.checkpoint"]
+                if hasattr(package, name):
+                    patches.put(package, name, vars(module)[name])
+
+    if _MODULE in sys.modules:
+        wrap(sys.modules[_MODULE])
+    else:
+        patches.put_first(sys.meta_path, _AfterImport(_MODULE, wrap))
+
+
+class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Calls a function with a module when it has been imported. Finds nothing itself."""
+
+    def __init__(self, name: str, call: Any) -> None:
+        self._name, self._call = name, call
+        self._loader: Any = None
+
+    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if fullname != self._name or self._loader is not None:
+            return None
+        self._loader = self  # the search below comes here again
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return None
+        self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        created: ModuleType | None = self._loader.create_module(spec)
+        return created
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._call(module)
+
+
+def _checked(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The options of the save: unchanged, or with a place beside. What the gate cannot look at is let through."""
+    try:
+        return _options(loops, state, options)
+    except NonFiniteError:
+        raise
+    except Exception as error:
+        loops.say(f"a distributed checkpoint is saved unchecked: {type(error).__name__}: {error}")
+        return options
+
+
+def _options(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any]:
+    guards = list(loops)
+    if loops.looks_away() or not guards or not isinstance(state, Mapping):
+        return options
+    ranks = guards[0].parts.ranks
+    bad = sorted(set(_bad(loops, state)))
+    together = ranks.together and not options.get("no_dist")
+    everywhere = bad
+    if together and ranks.acquainted:
+        gathered: list[list[str]] = [[] for _ in range(dist.get_world_size(options.get("process_group")))]
+        dist.all_gather_object(gathered, bad[:20], group=options.get("process_group"))
+        everywhere = sorted({name for names in gathered for name in names})
+    if not everywhere:
+        return options
+    where = options.get("checkpoint_id") or getattr(options.get("storage_writer"), "path", None)
+    place, names = str(where or "a distributed checkpoint"), some_of(everywhere)
+    if loops.settings.strict and (ranks.acquainted or not together):
+        step = max(loop.tally.attempted for loop in guards)
+        raise NonFiniteError(f"{place} would hold non-finite values at step {step:,}: {names}; it was not written")
+    if loops.settings.observes or where is None or (together and not ranks.acquainted):
+        loops.say(f"{place} is being saved with non-finite values: {names}")
+        return options
+    kept = "the last good checkpoint of that name stays" if os.path.exists(place) else "nothing of that name is written"
+    beside = f"{place.rstrip('/')}.nonfinite"
+    loops.say(f"{place} would hold non-finite values ({names}): saved beside as {os.path.basename(beside)}, {kept}")
+    return {**options, "checkpoint_id": beside}
+
+
+def _bad(loops: Loops, state: Mapping[Any, Any]) -> Iterator[str]:
+    """What is not finite on this rank, of a state that belongs to a guarded model."""
+    names = {name for loop in loops for name, _ in loop.parts.protected.members.named()}
+    tails = {key for each in _mappings(state) for key in each if isinstance(key, str)}
+    if any(hasattr(value, "state_dict") for value in state.values()):
+        for loop in loops:  # objects that make their state when asked, which may take all ranks: the model is at hand
+            yield from loop.bad_state()
+    if any(key == name or key.endswith(f".{name}") for key in tails for name in names):
+        allowed = tuple(f"*{name}" for loop in loops for name in loop.parts.protected.buffers.exempt_names())
+        plain = {key: value for key, value in state.items() if not hasattr(value, "state_dict")}
+        yield from (name for name, _ in bad_values(plain, allow=allowed))
+
+
+def _mappings(value: Any, depth: int = 4) -> Iterator[Mapping[Any, Any]]:
+    if isinstance(value, Mapping):
+        yield value
+    inner: Sequence[Any] = list(value.values()) if isinstance(value, Mapping) else []
+    for each in inner if depth else ():
+        yield from _mappings(each, depth - 1)
