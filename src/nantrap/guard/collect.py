@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 
 from nantrap import finite
 from nantrap.guard.driver import Driver
@@ -213,6 +214,8 @@ class _Before(Hook):
         self._collector = weakref.ref(collector)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        if is_compiling():  # a compiled step: tracing this would break its graph
+            return
         collector = self._collector()
         if collector is not None:
             collector.before_forward(module, args, kwargs)
@@ -226,6 +229,8 @@ class _After(Hook):
         self._collector = weakref.ref(collector)
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
+        if is_compiling():
+            return
         collector = self._collector()
         if collector is not None:
             collector.after_forward(module, output)

@@ -122,8 +122,13 @@ class Ranks:
             # what only this rank knows must not decide: the averaged gradients are the same everywhere
             common = Flags(symptom=flags.symptom, harmful=flags.symptom, careful=flags.careful, probing=flags.probing)
             return combine({self.rank: common})
-        own = [float(getattr(flags, name)) for name in _FIELDS]
-        rows = self._gathered(torch.tensor(own, device=self._device)).tolist()
+        own = torch.tensor([float(getattr(flags, name)) for name in _FIELDS], device=self._device)
+        union = own.clone()
+        dist.all_reduce(union, op=dist.ReduceOp.MAX, group=self._group)  # the same few bytes for any number of ranks
+        found = Flags(*map(bool, union.tolist()))
+        if not (found.origin or found.symptom or found.spike or found.probing):
+            return combine({self.rank: found})
+        rows = self._gathered(own).tolist()  # something is wrong: who found what
         return combine({rank: Flags(*map(bool, row)) for rank, row in zip(self.members, rows, strict=True)})
 
     def all(self, ok: bool) -> bool:

@@ -47,7 +47,7 @@ def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
     get_total_norm = torch.nn.utils.get_total_norm
     patches.wrap(torch.autograd, "backward", backward)
     clip_module = torch.nn.utils.clip_grad
-    patches.wrap(clip_module, "clip_grad_norm_", clip)
+    patches.wrap(clip_module, "clip_grad_norm_", clip, compiled="plain")
     patches.put(torch.nn.utils, "clip_grad_norm_", clip_module.clip_grad_norm_)
 
 

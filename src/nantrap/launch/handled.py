@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.compiler import is_compiling
 
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
@@ -31,6 +32,8 @@ def install(patches: Patches, loops: Loops) -> None:
 
         @functools.wraps(original)
         def ask(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():  # what is asked of a traced tensor has no answer yet
+                return original(tensor, *args, **kwargs)
             if asked.open and isinstance(tensor, Tensor) and tensor.requires_grad and not loops.is_own_call():
                 asked.note(tensor)
             return original(tensor, *args, **kwargs)
@@ -54,6 +57,6 @@ def install(patches: Patches, loops: Loops) -> None:
         patches.put(torch, name, asking(getattr(torch, name)))
     for name in (*_QUESTIONS, *_ANSWERS):
         patches.put(Tensor, name, asking(getattr(Tensor, name)))
-    patches.wrap(torch, "nan_to_num", replaced)
-    patches.wrap(Tensor, "nan_to_num", replaced)
-    patches.wrap(torch.nn.Module, "train", train)
+    patches.wrap(torch, "nan_to_num", replaced, compiled="plain")
+    patches.wrap(Tensor, "nan_to_num", replaced, compiled="plain")
+    patches.wrap(torch.nn.Module, "train", train, compiled="plain")

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
 from nantrap import finite
@@ -206,6 +207,8 @@ class Loops:
         plain = self._plain_call = nn.Module.__call__
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if is_compiling():  # inside a compiled step: its backward pass tells
+                return plain(module, *args, **kwargs)
             if not self.is_own_call():
                 if torch.is_grad_enabled():
                     self._called(module)

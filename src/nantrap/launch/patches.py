@@ -6,6 +6,10 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+from torch.compiler import is_compiling
+
+from nantrap.launch.torch_private import compiler_listens, not_traced
+
 _MISSING = object()
 
 
@@ -27,12 +31,26 @@ class Patches:
         owner.insert(0, value)
         self._added.append((owner, value))
 
-    def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        """Replace a function by `wrapper(original, *args, **kwargs)`, which keeps its name, signature and docstring."""
+    def wrap(self, owner: Any, name: str, wrapper: Callable[..., Any], *, compiled: str = "eager") -> None:
+        """Replace a function by `wrapper(original, *args, **kwargs)`, which keeps its name, signature and docstring.
+
+        Args:
+            owner: a module or a class.
+            name: of its function.
+            wrapper: what is called instead.
+            compiled: what code that `torch.compile` traces does: call the wrapper without tracing it (`eager`), or
+                call the original alone (`plain`), where the wrapper would break a graph that is whole without it.
+        """
         original = getattr(owner, name)
+        untraced = not_traced(wrapper)
+        plain = compiled == "plain"
 
         @functools.wraps(original)
         def wrapped(*args: Any, **kwargs: Any) -> Any:
+            if is_compiling():
+                return original(*args, **kwargs) if plain else untraced(original, *args, **kwargs)
+            if compiler_listens():  # between two graphs of a compiled function: what is called now would be traced
+                return untraced(original, *args, **kwargs)
             return wrapper(original, *args, **kwargs)
 
         self._wrappers.add(wrapped)

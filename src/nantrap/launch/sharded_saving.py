@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from nantrap.checkpoints.store.gate import bad_values
 from nantrap.errors import NonFiniteError
+from nantrap.incident import Action, Finding, Incident
 from nantrap.incident.wording import some_of
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
@@ -90,7 +91,7 @@ def _checked(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any
 
 def _options(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any]:
     guards = list(loops)
-    if loops.looks_away() or not guards or not isinstance(state, Mapping):
+    if loops.is_own_call() or not guards or not isinstance(state, Mapping):
         return options
     ranks = guards[0].parts.ranks
     bad = sorted(set(_bad(loops, state)))
@@ -106,7 +107,13 @@ def _options(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any
     place, names = str(where or "a distributed checkpoint"), some_of(everywhere)
     if loops.settings.strict and (ranks.acquainted or not together):
         step = max(loop.tally.attempted for loop in guards)
-        raise NonFiniteError(f"{place} would hold non-finite values at step {step:,}: {names}; it was not written")
+        incident = Incident(
+            step,
+            phase="state",
+            findings=tuple(Finding("parameter", name, "state") for name in everywhere),
+            action=Action.SKIP,
+        )
+        raise NonFiniteError(f"{place} was not saved: these are not finite: {names}", incident=incident)
     if loops.settings.observes or where is None or (together and not ranks.acquainted):
         loops.say(f"{place} is being saved with non-finite values: {names}")
         return options

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch import nn
 from torch.amp.grad_scaler import OptState
 from torch.utils.data.dataloader import _BaseDataLoaderIter
@@ -72,3 +73,13 @@ def is_scheduled(step: Any) -> bool:
 def mark_scheduled(step: Any) -> None:
     """Let a schedule take this `step` for one that it wrapped itself."""
     step._wrapped_by_lr_sched = True
+
+
+def not_traced(function: Any) -> Any:
+    """`torch.compiler.disable`, which imports the compiler at once; this one does it when the function is called."""
+    disable = getattr(torch, "_disable_dynamo", None)
+    return function if disable is None else disable(function)
+
+
+compiler_listens: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
+"""Whether Dynamo looks at every Python frame that begins now; an older torch does not tell."""

@@ -1,0 +1,96 @@
+"""Random faults on random ranks: contained, equal weights on all ranks, no hang."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+import nantrap
+from nantrap import Policy
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
+
+
+def worker(rank: int, world: int, steps: int, faults: str, folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/rendezvous",
+        rank=rank,
+        world_size=world,
+        timeout=datetime.timedelta(seconds=90),
+    )
+    torch.manual_seed(0)
+    inner = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+    model = DistributedDataParallel(inner)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    policy = Policy(diagnose="off", max_consecutive_skips=steps)
+    actions, bad_ranks = [], []
+    with nantrap.inject(faults, model=model, optimizer=optimizer) as injector:
+        guard = nantrap.Guard(model, optimizer, policy=policy, quiet=True)
+        for step in range(steps):
+            generator = torch.Generator().manual_seed(1000 * rank + step)
+            x, y = torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)
+
+            def loss_fn(batch: tuple[Tensor, Tensor]) -> Tensor:
+                return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+            outcome = guard.attempt(loss_fn, (x, y))
+            actions.append(str(outcome.action))
+            bad_ranks.append(list(outcome.incident.bad_ranks) if outcome.incident else [])
+    result = {
+        "actions": actions,
+        "bad_ranks": bad_ranks,
+        "injected": sorted({(each.step, each.kind) for each in injector.injected}),
+        "weights": [float(p.detach().double().sum()).hex() for p in inner.parameters()],
+        "finite": all(bool(value.isfinite().all()) for value in inner.state_dict().values()),
+    }
+    Path(folder, f"result-{rank}.json").write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def run(folder: Path, *, world: int, steps: int, faults: str) -> list[dict[str, Any]]:
+    mp.spawn(worker, args=(world, steps, faults, str(folder)), nprocs=world, join=True)  # type: ignore[no-untyped-call]
+    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(world)]
+
+
+def plan(rate: float) -> str:
+    """Faults in data, forward, loss, gradients and buffers; each rank draws its own steps."""
+    kinds = ("batch", "activation", "loss", "grad", "buffer")
+    return ";".join(f"{kind}:{rate},seed={number}" for number, kind in enumerate(kinds))
+
+
+def check(results: list[dict[str, Any]], *, least: int) -> None:
+    first = results[0]
+    assert sum(len(result["injected"]) for result in results) >= least
+    for result in results:
+        assert result["finite"]
+        assert result["actions"] == first["actions"]
+        assert result["bad_ranks"] == first["bad_ranks"]
+        assert result["weights"] == first["weights"]
+    assert {"apply", "skip"} <= set(first["actions"]) <= {"apply", "skip", "rollback"}
+
+
+def test_random_faults_on_two_ranks(tmp_path: Path) -> None:
+    check(run(tmp_path, world=2, steps=40, faults=plan(0.04)), least=10)
+
+
+@pytest.mark.slow
+def test_a_hundred_random_faults_on_two_ranks(tmp_path: Path) -> None:
+    check(run(tmp_path, world=2, steps=200, faults=plan(0.06)), least=100)
+
+
+@pytest.mark.slow
+def test_twenty_random_faults_on_four_ranks(tmp_path: Path) -> None:
+    check(run(tmp_path, world=4, steps=60, faults=plan(0.025)), least=20)

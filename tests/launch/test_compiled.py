@@ -1,0 +1,70 @@
+"""A whole training step inside `torch.compile`: guarded, and with no more graph breaks than without us."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nantrap.launch.attach import attached
+from nantrap.launch.settings import Settings
+
+# torch's compiler warns of what it does itself
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def compiled_step() -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = model(torch.nan_to_num(x, nan=float("nan"))).square().mean()
+        loss = torch.where(torch.isfinite(loss), loss, loss)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        return loss.detach()
+
+    return model, torch.compile(step, backend="eager")
+
+
+def train(*, bad: int | None = None) -> tuple[int, int, nn.Module]:
+    """Graph breaks, graphs, and the model after six steps."""
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    model, step = compiled_step()
+    for number in range(6):
+        x = torch.ones(5, 4) * (number + 1)
+        if number == bad:
+            x[2, 1] = float("nan")
+        step(x)
+    return sum(counters["graph_break"].values()), counters["stats"]["unique_graphs"], model
+
+
+def test_no_graph_break_is_added(tmp_path: Path) -> None:
+    breaks, graphs, plain = train()
+    with attached(Settings(run_dir=str(tmp_path), quiet=True)) as attachment:
+        breaks_guarded, graphs_guarded, guarded = train()
+        (loop,) = attachment.loops
+        assert loop.tally.applied == 6
+    assert breaks_guarded <= breaks
+    assert graphs_guarded <= graphs
+    for one, other in zip(plain.parameters(), guarded.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_bad_compiled_step_is_contained(tmp_path: Path) -> None:
+    with attached(Settings(run_dir=str(tmp_path), quiet=True)) as attachment:
+        _, _, model = train(bad=3)
+        (loop,) = attachment.loops
+        assert (loop.tally.attempted, loop.tally.applied) == (6, 5)
+        assert loop.last_incident is not None
+        assert loop.last_incident.step == 3
+    assert all(bool(p.isfinite().all()) for p in model.parameters())
