@@ -90,6 +90,11 @@ class Guard(Callback):
         """What a given-up batch left behind is put back before it is evaluated."""
         self._adapter.settle()
 
+    def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
+        """Record the evaluation beside the training."""
+        if not trainer.sanity_checking:
+            self._adapter.log_eval(trainer.callback_metrics)
+
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """The run ends early: say how it went."""
         self._end()

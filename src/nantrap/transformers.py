@@ -70,9 +70,11 @@ class Guard(TrainerCallback):
             if state.log_history:  # it has a copy of these logs already
                 state.log_history[-1]["nantrap_incidents"] = incidents
 
-    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """What a given-up batch left behind was put back before."""
-        self._adapter.settle()
+    def on_evaluate(
+        self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        """Record the evaluation beside the training."""
+        self._adapter.log_eval(metrics or {})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Detach and say how it went."""

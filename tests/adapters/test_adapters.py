@@ -118,6 +118,10 @@ def test_lightning_is_unchanged_while_healthy(manual: bool, tmp_path: Path) -> N
     fit(guarded, None, guard)
     assert same(state(plain), state(guarded))
     assert (guard.summary.steps, guard.summary.applied, guard.summary.incidents) == (16, 16, 0)
+    lines = map(json.loads, (tmp_path / "journal-r0.jsonl").read_text().splitlines())
+    evaluations = [line for line in lines if line.get("kind") == "eval"]
+    assert [line["step"] for line in evaluations] == [8, 16]
+    assert "val_loss" in evaluations[0]["metrics"]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -7,8 +7,9 @@ A framework owns the loop, so an adapter guards it like `nantrap run` guards a s
 from __future__ import annotations
 
 import atexit
+import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from nantrap.errors import UsageError
@@ -123,6 +124,17 @@ class Adapter:
         """Where the framework's loop is, for journal and messages."""
         for loop in self.loops():
             loop.parts.progress.epoch, loop.parts.progress.batch = epoch, batch
+
+    def log_eval(self, metrics: Mapping[str, Any]) -> None:
+        """Record the results of an evaluation in the journal; what is no number is left out."""
+        numbers: dict[str, float] = {}
+        for name, value in metrics.items():
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):
+                numbers[str(name)] = float(value)
+        for loop in self.loops():
+            if numbers:
+                loop.parts.recorder.log_eval(loop.parts.progress.step, numbers)
+            break  # one line is enough, in the journal of the first optimizer
 
     def bad_state(self) -> list[str]:
         """The names of guarded values that are not finite now."""
