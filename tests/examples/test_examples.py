@@ -13,6 +13,7 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 
 SHOWS = {
     "two_lines.py": ["step 7 was skipped: log_of_zero", "all weights are finite: True"],
+    "masked_row.py": ["step 3 was skipped; its loss was 3.9"],
     "attempt.py": ["step 4: softmax_fully_masked_row, proven: True, samples: (2,)"],
     "mixed_precision.py": ["step 6 was skipped: ", "loss scale: 1024"],
     "accumulation.py": ["step 3: applied True", "dropped micro-batches: 1"],
