@@ -36,6 +36,7 @@ _GUIDES = (
     "benchmarks",
     "doctor-precision",
     "limits",
+    "scale",
 )
 _INSIDE = ("architecture", "adding-a-rule", "adding-a-reader")
 _HEAD = """# Written by docs/site.py; run `make docs`.

@@ -179,7 +179,7 @@ class Ranks:
         """Before the first exchange: does every rank have a guard? All ranks get the same answer."""
         if self._greeted or self.stands_down or not self._may_talk:
             return
-        self._greeted = _greet(self._group, self.members, self.rank, model=self._model)
+        self._greeted = _greet(self._group, self.members, model=self._model)
         if not self._greeted:
             missing = f"a rank of the model's process group has no guard (waited {HANDSHAKE_SECONDS:.0f} s)"
             self.stands_down = f"{missing}; each rank decides by the averaged gradients alone"
@@ -229,10 +229,11 @@ def _group_of_mesh(mesh: Any) -> Any:
     return dist.new_group(ranks, use_local_synchronization=True)
 
 
-def _greet(group: Any, members: tuple[int, ...], rank: int, *, model: nn.Module) -> bool:
+def _greet(group: Any, members: tuple[int, ...], *, model: nn.Module) -> bool:
     """Whether every rank of the group is in the first step of its guard now. All ranks get the same answer.
 
-    Whoever sees all greetings first writes "yes", whoever waits too long writes "no"; the first one to write decides.
+    The last rank to arrive writes "yes", a rank that waits too long writes "no"; the first one to write decides. Each
+    rank asks the store two or three times, however many ranks there are.
     """
     store = default_store()
     if store is None:
@@ -242,14 +243,13 @@ def _greet(group: Any, members: tuple[int, ...], rank: int, *, model: nn.Module)
     greeted = _greetings.setdefault(group, Counter())
     greeted[name] += 1
     prefix = f"nantrap/{name}/{greeted[name]}"
-    store.set(f"{prefix}/{rank}", "here")
-    answer = "yes"
+    if store.add(f"{prefix}/count", 1) == len(members):
+        return bytes(store.compare_set(f"{prefix}/answer", "", "yes")) == b"yes"
     try:
-        store.wait([f"{prefix}/{each}" for each in members], timedelta(seconds=HANDSHAKE_SECONDS))
+        store.wait([f"{prefix}/answer"], timedelta(seconds=HANDSHAKE_SECONDS))
     except (RuntimeError, ValueError):
-        answer = "no"
-    decided = store.compare_set(f"{prefix}/answer", "", answer)
-    return bytes(decided) == b"yes"
+        return bytes(store.compare_set(f"{prefix}/answer", "", "no")) == b"yes"
+    return bytes(store.get(f"{prefix}/answer")) == b"yes"
 
 
 def settle_on(name: str, own: str) -> str:
