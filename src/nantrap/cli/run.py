@@ -20,7 +20,7 @@ class Run:
     name = "run"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        from nantrap.launch.settings import BUNDLES, DIAGNOSES, POLICIES
+        from nantrap.launch.settings import BUNDLES, DIAGNOSES, POLICIES, STATE_CHECKS
         from nantrap.record.exporters import NAMES as EXPORTERS
 
         parser.usage = "nantrap run [OPTIONS] (SCRIPT | -m MODULE) [ARGUMENTS ...]"
@@ -37,6 +37,11 @@ class Run:
         )
         add("--diagnose", choices=DIAGNOSES, help="how far a bad step is looked into (default: full)")
         add("--bundle", choices=BUNDLES, help="what an incident leaves on disk (default: light)")
+        add(
+            "--check-state",
+            choices=STATE_CHECKS,
+            help="epoch: look at parameters and optimizer state before each epoch, and say so (default: off)",
+        )
         add("--export", action="append", metavar="NAME", help=f"{', '.join(EXPORTERS)}: values and incidents, live")
         add(
             "--alert",
@@ -58,7 +63,7 @@ class Run:
 
         program = Program(arguments.script, arguments.arguments, is_module=arguments.module)
         names = {"run_dir": "run_dir", "policy": "policy_name", "max_skips": "max_skips", "rollback": "rollback"}
-        names |= {name: name for name in ("diagnose", "bundle", "quiet", "json", "inject")}
+        names |= {name: name for name in ("diagnose", "bundle", "check_state", "quiet", "json", "inject")}
         given = {
             field: getattr(arguments, name) for name, field in names.items() if getattr(arguments, name) is not None
         }

@@ -298,14 +298,21 @@ class Protected:
             self._bad_before = [finding(kind, name, tensor, "state") for kind, name, tensor in bad]
         return [finding(kind, name, tensor, phase) for kind, name, tensor in made]
 
-    def check(self) -> list[Finding]:
-        """Look at everything now: parameters, optimizer state, buffers, averages."""
+    def check(self, *, buffers: bool = True) -> list[Finding]:
+        """Look at everything now: parameters, optimizer state, averages and, if wanted, buffers."""
         found = self.findings("state")
-        found += [finding("buffer", name, t, "state") for name, t in self.buffers.names_of_bad()]
+        if buffers:
+            found += [finding("buffer", name, t, "state") for name, t in self.buffers.names_of_bad()]
         for module in self.averages:
             named = [*module.named_parameters(), *module.named_buffers()]
             found += [finding("ema", n, t, "state") for n, t in named if finite.any_nonfinite([t])]
         return found
+
+    def count(self) -> int:
+        """How many tensors `check` looks at."""
+        averaged = sum(len([*module.parameters(), *module.buffers()]) for module in self.averages)
+        modules = [self.root, *(module for _, module in self.members.also)]
+        return len(self._everything()) + sum(len(list(module.buffers())) for module in modules) + averaged
 
     # ---- parts
 

@@ -45,6 +45,7 @@ from nantrap.guard.rates import current_rates
 from nantrap.guard.reading import Reading
 from nantrap.guard.recorder import dead_lines
 from nantrap.guard.snapshot import UpdateSnapshot
+from nantrap.guard.state_check import check_state
 from nantrap.guard.step import run_step
 from nantrap.guard.window import Micro, Window
 from nantrap.incident import Action, Incident
@@ -84,6 +85,7 @@ class ScriptLoop:
         run_dir: where the journal and the incidents go.
         quiet: print nothing.
         find_batch: from the inputs of a forward pass to the batch of a data loader that they are, if it is known.
+        checks_epochs: look at the whole state before each epoch that the data loader tells, and say what was found.
         siblings: the guards of the script's other optimizers, which may share a loss with this one.
         export: exporters, by name.
         alerts: whom to call.
@@ -100,6 +102,7 @@ class ScriptLoop:
         run_dir: str | os.PathLike[str] | None = None,
         quiet: bool = False,
         find_batch: Callable[[Any], LoadedBatch | None] | None = None,
+        checks_epochs: bool = False,
         siblings: Sequence[ScriptLoop] = (),
         export: Sequence[str] = (),
         alerts: Alerts | None = None,
@@ -113,6 +116,8 @@ class ScriptLoop:
         self.stopped: NonFiniteError | None = None
         self._activity = activity or Activity()
         self._find_batch = find_batch
+        self._checks_epochs = checks_epochs
+        self._checked_epoch = -1
         self._siblings = siblings
         self._asked = asked or Asked()
         self.diagnosed: tuple[weakref.ref[Tensor], Incident] | None = None
@@ -388,6 +393,9 @@ class ScriptLoop:
             call.loaded = True
             progress = self.parts.progress
             progress.epoch, progress.batch = batch.epoch, batch.number
+            if self._checks_epochs and batch.epoch > self._checked_epoch:
+                self._checked_epoch = batch.epoch
+                check_state(self.parts, in_forward=True)
 
     def _is_bad(self, window: Window) -> bool:
         """Whether a step that the script gives up was bad: its loss, or its gradients as they are now."""

@@ -263,6 +263,7 @@ class Loops:
                 run_dir=self._folder(),
                 quiet=self.settings.quiet,
                 find_batch=self.batches.find,
+                checks_epochs=self.settings.check_state == "epoch",
                 siblings=self._kept,
                 export=self.settings.exporters,
                 alerts=self.settings.alerts(),

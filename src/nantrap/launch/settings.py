@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 POLICIES = ("skip", "strict", "observe")
 DIAGNOSES = ("full", "locate", "off")
 BUNDLES = ("full", "light", "off")
-_CHOICES = {"policy_name": POLICIES, "diagnose": DIAGNOSES, "bundle": BUNDLES}
+STATE_CHECKS = ("off", "epoch")
+_CHOICES = {"policy_name": POLICIES, "diagnose": DIAGNOSES, "bundle": BUNDLES, "check_state": STATE_CHECKS}
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -36,6 +37,7 @@ class Settings:
         rollback: after that, go back to a state kept in memory with half the rate, instead of stopping.
         diagnose: how far a bad step is looked into.
         bundle: what an incident leaves on disk.
+        check_state: look at the whole state before each `epoch` of the data loader, and say what was found; or `off`.
         quiet: print nothing but the end.
         json: the summary as JSON, on stdout.
         inject: faults on purpose, `grad:0.01,seed=1`; empty for none.
@@ -52,6 +54,7 @@ class Settings:
     rollback: bool = False
     diagnose: str = "full"
     bundle: str = "light"
+    check_state: str = "off"
     quiet: bool = False
     json: bool = False
     inject: str = ""
