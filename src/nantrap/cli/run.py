@@ -42,6 +42,7 @@ class Run:
             choices=STATE_CHECKS,
             help="epoch: look at parameters and optimizer state before each epoch, and say so (default: off)",
         )
+        add("--watch", action="append", metavar="NAME[<LIMIT]", help='follow parameters and buffers, e.g. "*.alpha<1"')
         add("--export", action="append", metavar="NAME", help=f"{', '.join(EXPORTERS)}: values and incidents, live")
         add(
             "--alert",
@@ -68,6 +69,7 @@ class Run:
             field: getattr(arguments, name) for name, field in names.items() if getattr(arguments, name) is not None
         }
         given |= {"export": ",".join(arguments.export)} if arguments.export else {}
+        given |= {"watch": ",".join(arguments.watch)} if arguments.watch else {}
         given |= {"alert": "\n".join(arguments.alert)} if arguments.alert else {}
         settings = read_settings({**given, "name": program.name}, environment=os.environ, folder=Path.cwd())
         settings.alerts()  # an address that is not there is said now, and not after hours

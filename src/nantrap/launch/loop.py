@@ -20,7 +20,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -47,6 +47,7 @@ from nantrap.guard.recorder import dead_lines
 from nantrap.guard.snapshot import UpdateSnapshot
 from nantrap.guard.state_check import check_state
 from nantrap.guard.step import run_step
+from nantrap.guard.watch import Limit
 from nantrap.guard.window import Micro, Window
 from nantrap.incident import Action, Incident
 from nantrap.launch.asked import Asked
@@ -86,6 +87,7 @@ class ScriptLoop:
         quiet: print nothing.
         find_batch: from the inputs of a forward pass to the batch of a data loader that they are, if it is known.
         checks_epochs: look at the whole state before each epoch that the data loader tells, and say what was found.
+        watch: names of parameters and buffers to follow, with their limits.
         siblings: the guards of the script's other optimizers, which may share a loss with this one.
         export: exporters, by name.
         alerts: whom to call.
@@ -103,6 +105,7 @@ class ScriptLoop:
         quiet: bool = False,
         find_batch: Callable[[Any], LoadedBatch | None] | None = None,
         checks_epochs: bool = False,
+        watch: Mapping[str, Limit | None] | None = None,
         siblings: Sequence[ScriptLoop] = (),
         export: Sequence[str] = (),
         alerts: Alerts | None = None,
@@ -129,6 +132,7 @@ class ScriptLoop:
             run_dir=run_dir,
             quiet=quiet,
             by="script",
+            watch=watch or (),
             neighbours=self,
             export=export,
             alerts=alerts,

@@ -6,6 +6,7 @@ healthy run pays for the hooks of its root and nothing else.
 
 from __future__ import annotations
 
+import fnmatch
 import gc
 import weakref
 from collections.abc import Iterable, Iterator
@@ -21,6 +22,7 @@ from torch.optim import Optimizer
 from nantrap import finite
 from nantrap.errors import NantrapError
 from nantrap.guard.guard import is_guarded
+from nantrap.guard.watch import Limit
 from nantrap.incident.wording import some_of
 from nantrap.launch.asked import Asked
 from nantrap.launch.loaders import Batches
@@ -263,6 +265,7 @@ class Loops:
                 run_dir=self._folder(),
                 quiet=self.settings.quiet,
                 find_batch=self.batches.find,
+                watch=self._watch(root),
                 checks_epochs=self.settings.check_state == "epoch",
                 siblings=self._kept,
                 export=self.settings.exporters,
@@ -276,6 +279,20 @@ class Loops:
             self.say(f"{type(optimizer).__name__} is not guarded: {error}")
         finally:
             self.activity.busy = False
+
+    def _watch(self, root: nn.Module) -> dict[str, Limit | None]:
+        """What to follow in this model. A name may be meant for the model of another optimizer."""
+        names = [name for name, _ in (*root.named_parameters(), *root.named_buffers())]
+        found: dict[str, Limit | None] = {}
+        for pattern, (least, largest) in self.settings.watches().items():
+            if any(fnmatch.fnmatchcase(name, pattern) for name in names):
+                found[pattern] = None if least is largest is None else Limit(min=least, max=largest)
+            else:
+                self.say(
+                    f"--watch {pattern}: no parameter or buffer of {type(root).__name__} has such a name; "
+                    f"names look like {some_of(names)}"
+                )
+        return found
 
     def _folder(self) -> Path:
         if self.run_dir is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 import time
@@ -38,6 +39,7 @@ class Settings:
         diagnose: how far a bad step is looked into.
         bundle: what an incident leaves on disk.
         check_state: look at the whole state before each `epoch` of the data loader, and say what was found; or `off`.
+        watch: parameters and buffers to follow, with commas between them: `*.alpha<1`, `scale>0.01`, `bias`.
         quiet: print nothing but the end.
         json: the summary as JSON, on stdout.
         inject: faults on purpose, `grad:0.01,seed=1`; empty for none.
@@ -55,6 +57,7 @@ class Settings:
     diagnose: str = "full"
     bundle: str = "light"
     check_state: str = "off"
+    watch: str = ""
     quiet: bool = False
     json: bool = False
     inject: str = ""
@@ -71,6 +74,7 @@ class Settings:
                 raise UsageError(f"{option} is {getattr(self, name)!r}: choose {', '.join(choices)}")
         if self.inject:
             parse_faults(self.inject)  # a wrong text is refused before the script runs
+        self.watches()
         check_exporters(self.exporters)
         if self.max_skips < 0:
             raise UsageError(f"max_skips is {self.max_skips}: 0 or more")
@@ -89,6 +93,23 @@ class Settings:
     def exporters(self) -> tuple[str, ...]:
         """The names of the exporters."""
         return tuple(name.strip() for name in self.export.split(",") if name.strip())
+
+    def watches(self) -> dict[str, tuple[float | None, float | None]]:
+        """The watched names, patterns as a shell has them, with the least and the largest value that is expected."""
+        found: dict[str, tuple[float | None, float | None]] = {}
+        for text in (part.strip() for part in self.watch.replace("\n", ",").split(",")):
+            if not text:
+                continue
+            sign = "<" if "<" in text else ">"
+            pattern, _, limit = text.partition(sign)
+            try:
+                value = float(limit) if sign in text else None
+            except ValueError:
+                value = math.nan
+            if not pattern.strip() or (value is not None and not math.isfinite(value)):
+                raise UsageError(f"watch is {text!r}: expected a name, NAME<LARGEST or NAME>LEAST, e.g. *.alpha<1")
+            found[pattern.strip()] = (None, value) if sign == "<" else (value, None)
+        return found
 
     def alerts(self) -> Alerts | None:
         """Whom to call, or nobody. Addresses come from the environment."""
