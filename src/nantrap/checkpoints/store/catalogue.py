@@ -115,6 +115,14 @@ def free_path(folder: Path, step: int) -> Path:
     return path
 
 
+def _is_foreign(document: dict[str, Any]) -> bool:
+    """Whether a manifest belongs to another program: it names another schema, or nothing of ours at all."""
+    schema = document.get("schema")
+    if isinstance(schema, str):
+        return schema != SCHEMA
+    return bool(document) and not {"schema", "files"} & document.keys()
+
+
 def _listed(folder: Path) -> dict[str, SavedCheckpoint]:
     path = folder / MANIFEST
     try:
@@ -123,7 +131,7 @@ def _listed(folder: Path) -> dict[str, SavedCheckpoint]:
         return {}
     except (OSError, ValueError, RecursionError) as error:
         return _unreadable(path, str(error))
-    if isinstance(document, dict) and isinstance(document.get("schema"), str) and document["schema"] != SCHEMA:
+    if isinstance(document, dict) and _is_foreign(document):
         raise UsageError(f"{path} is not a manifest of nantrap (schema {SCHEMA}); give the store a folder of its own")
     files = document.get("files") if isinstance(document, dict) and document.get("schema") == SCHEMA else None
     if not isinstance(files, dict):
