@@ -79,7 +79,9 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
 def test_the_whole_command(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     command = [sys.executable, "-m", "nantrap", "demo", "pixeldlm", "--fault", "short_text", "--steps", "20", "--json"]
-    done = subprocess.run([*command, "--run-dir", str(folder)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*command, "--run-dir", str(folder)], capture_output=True, text=True, check=False, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["schema"] == "nantrap.demo/1"

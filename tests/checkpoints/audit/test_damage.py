@@ -200,7 +200,7 @@ def test_permission() -> None:
         (folder / "a.pt").chmod(0)
         (folder / "closed").chmod(0)
         command = [sys.executable, "-c", script, name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
         (folder / "closed").chmod(0o700)
     assert sorted(done.stdout.splitlines()) == [
         "False NT912 not read: Permission denied",
@@ -238,5 +238,7 @@ def test_the_memory_stays_small(tmp_path: Path) -> None:
         "peak = lambda: int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1])\n"
         "before = peak()\nassert not audit(sys.argv[1], workers=1).healthy\nprint((peak() - before) // 1024)"
     )
-    done = subprocess.run([sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(path)], capture_output=True, text=True, check=True, timeout=120
+    )
     assert int(done.stdout) < 100

@@ -55,7 +55,7 @@ def test_the_example_in_the_docstring() -> None:
 
 def test_the_command_is_there_without_torch() -> None:
     script = "import sys, nantrap.cli.audit; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout == "False\n"
 
 

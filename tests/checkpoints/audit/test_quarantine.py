@@ -31,7 +31,7 @@ def test_only_the_bad_ones_move_and_the_undo_command_brings_them_back(tmp_path: 
     assert not (run / "it's step_2.pt").exists()
     line = json.loads((jail / "quarantine.jsonl").read_text())
     assert (line["codes"], line["undo"]) == (["NT901"], moves[0].undo)
-    subprocess.run(moves[0].undo, shell=True, check=True)
+    subprocess.run(moves[0].undo, shell=True, check=True, timeout=120)
     assert (run / "it's step_2.pt").read_bytes() == bad
 
 

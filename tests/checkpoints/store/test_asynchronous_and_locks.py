@@ -61,7 +61,7 @@ def test_a_program_that_ends_without_waiting_loses_nothing(tmp_path: Path) -> No
         "import sys, torch, nantrap.checkpoints as c\n"
         "c.CheckpointStore(sys.argv[1]).save(step=5, model={'w': torch.ones(3_000_000)}, asynchronous=True)"
     )
-    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True)
+    subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=True, timeout=120)
     assert CheckpointStore(tmp_path).load().step == 5
 
 

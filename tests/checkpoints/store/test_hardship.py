@@ -17,7 +17,11 @@ pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="kills forked pr
 def hardship(mode: str, folder: Path) -> Any:
     program = Path(__file__).with_name("hardship.py")
     result = subprocess.run(
-        [sys.executable, "-W", "ignore", str(program), mode, str(folder)], capture_output=True, text=True, check=False
+        [sys.executable, "-W", "ignore", str(program), mode, str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)

@@ -208,7 +208,9 @@ def test_the_file_holds_no_pickle(tmp_path: Path) -> None:
         "pickle.load = pickle.loads = pickle.Unpickler = torch.load = refuse\n"
         "print(c.CheckpointStore(sys.argv[1]).load(rng=False).step)"
     )
-    result = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
+    result = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True, timeout=120
+    )
     assert result.stdout.strip() == "1"
     assert path.exists()
 
