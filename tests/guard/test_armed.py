@@ -62,6 +62,12 @@ def test_it_ends_after_its_steps() -> None:
     assert second.causes[0].slug == "unknown"
 
 
+def test_a_model_that_was_compiled_elsewhere_in_the_process_does_not_matter() -> None:
+    torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.ones(1, 2))
+    (first,), _ = train(nantrap.Policy(armed="always"), bad=(2,))
+    assert first.op == "aten.reciprocal"
+
+
 def test_traced_steps_are_bit_identical() -> None:
     _, plain = train(nantrap.Policy(armed="off"), bad=())
     _, traced = train(nantrap.Policy(armed="always"), bad=())

@@ -17,7 +17,7 @@ from torch import nn
 from nantrap.guard.members import Members
 from nantrap.guard.policy import Policy
 from nantrap.incident import Incident
-from nantrap.locate.replay import compiled_code_ran
+from nantrap.locate.replay import compiled_frames
 from nantrap.locate.trace import Registered, Trace
 
 _MOST_OPERATIONS = 200_000
@@ -45,10 +45,13 @@ class Armed:
         members: whose modules, parameters and buffers the trace knows by name.
         policy: when to arm.
         alone: no other rank trains this model; a trace on one rank alone would make the others wait.
+        compiled: the model is compiled.
     """
 
-    def __init__(self, members: Members, policy: Policy, *, alone: bool) -> None:
+    def __init__(self, members: Members, policy: Policy, *, alone: bool, compiled: bool = False) -> None:
         self._members = members
+        self._compiled = compiled
+        self._frames = compiled_frames()
         self._steps = policy.armed_steps
         self._possible = alone and policy.armed != "off" and policy.diagnose != "off"
         self._always = policy.armed == "always"
@@ -81,10 +84,14 @@ class Armed:
         )
 
     def start(self) -> None:
-        """Trace what runs from here on. Nothing is traced where code is compiled: the trace would see through it."""
+        """Trace what runs from here on.
+
+        Nothing is traced if the model is compiled, or if anything was compiled since the guard was made: under a trace
+        such code would run as it was written, and its results could differ in the last bits.
+        """
         if self._running is not None:
             self.stop()  # of a step that was left before its end
-        if compiled_code_ran():
+        if self._compiled or compiled_frames() != self._frames:
             return
         if not self._always:
             self._left -= 1

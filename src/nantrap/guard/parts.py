@@ -26,6 +26,7 @@ from nantrap.guard.recovery import Recovery
 from nantrap.guard.scaling import Scaling
 from nantrap.guard.spikes import Spikes
 from nantrap.guard.watch import Watch, WatchSpec
+from nantrap.locate import is_compiled
 from nantrap.record import open_listeners
 
 if TYPE_CHECKING:
@@ -153,7 +154,7 @@ def make_parts(
         save_every=save_every,
         run_dir=recorder.run_dir,
     )
-    armed = Armed(protected.members, policy, alone=not ranks.together)
+    armed = Armed(protected.members, policy, alone=not ranks.together, compiled=is_compiled(model))
     diagnosis = Diagnosis(
         model,
         protected,

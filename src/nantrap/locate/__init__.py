@@ -8,7 +8,7 @@ from nantrap.locate.program import Program, ProgramState
 from nantrap.locate.rng import RngState
 from nantrap.locate.samples import find_samples
 from nantrap.locate.step import FailedStep, RootCall
-from nantrap.locate.wrapping import unwrap
+from nantrap.locate.wrapping import is_compiled, unwrap
 
 __all__ = [
     "FailedStep",
@@ -22,6 +22,7 @@ __all__ = [
     "clear_probes",
     "find_samples",
     "finding",
+    "is_compiled",
     "locate",
     "probe",
     "read_probes",

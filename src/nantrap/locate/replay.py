@@ -250,10 +250,15 @@ def _called(call: RootCall, failed: FailedStep) -> Any:
 
 
 def compiled_code_ran() -> bool:
-    """Whether compiled code ran in this process: the frames that the compiler took over are counted."""
+    """Whether compiled code ran in this process."""
+    return compiled_frames() > 0
+
+
+def compiled_frames() -> int:
+    """How many frames and graphs the compiler took over in this process so far."""
     dynamo = sys.modules.get("torch._dynamo")
     counters = getattr(getattr(dynamo, "utils", None), "counters", {})
-    return bool(counters.get("frames", {}).get("ok") or counters.get("stats", {}).get("unique_graphs"))
+    return int(counters.get("frames", {}).get("ok", 0) + counters.get("stats", {}).get("unique_graphs", 0))
 
 
 @contextlib.contextmanager

@@ -14,3 +14,11 @@ def unwrap(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether a model, or any module in it, was given to `torch.compile`."""
+    return any(
+        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
+        for module in model.modules()
+    )
