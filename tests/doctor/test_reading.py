@@ -162,3 +162,10 @@ def test_more_names(folder: Path) -> None:
     (folder / "a.yaml").write_text("optimizer: adam\nschritt: 0.5\n")
     assert examine(["."]).findings == ()
     assert [each.code for each in examine(["."], names={"schritt": "lr"}).findings] == ["NT810"]
+
+
+def test_a_report_of_nantrap_is_no_configuration(folder: Path) -> None:
+    (folder / "doctor.json").write_text(
+        '{"schema": "nantrap.doctor/1", "status": {"a.yaml": {"lr": 1.0, "fp16": true}}}'
+    )
+    assert examine([folder]).status == {}

@@ -97,7 +97,7 @@ def falling_loss(window: Window) -> Iterator[Finding]:
             help=f"go back to a checkpoint at or before step {low_step:,} with a lower learning rate",
         )  # fmt: skip
     elif found.direction == "flat":
-        yield Finding("loss_falls", "warn", f"the loss stays where it was: {ends}", evidence)
+        yield Finding("loss_falls", "warn", f"the loss shows no clear trend: {ends}, within its noise", evidence)
     else:
         yield Finding("loss_falls", "pass", f"the loss falls {ends}", evidence)
 

@@ -17,13 +17,17 @@ _WORD: Final = re.compile(r"[-+A-Za-z0-9_.]+")
 
 
 def read_json(text: str) -> Branch:
-    """The mapping at the top of a JSON text; an empty tree if the top is something else."""
+    """The mapping at the top of a JSON text; an empty tree if the top is something else, or a report of nantrap."""
     reader = _Reader(text)
     node = reader.node(0)
     reader.skip()
     if reader.position < len(text):
         raise reader.error("something follows the end of the document")
-    return node if isinstance(node, Branch) else Branch({}, 1)
+    if not isinstance(node, Branch):
+        return Branch({}, 1)
+    schema = node.children.get("schema")
+    is_report = isinstance(schema, Leaf) and isinstance(schema.value, str) and schema.value.startswith("nantrap.")
+    return Branch({}, 1) if is_report else node
 
 
 class _Reader:
