@@ -79,8 +79,7 @@ class Armed:
         return (
             f"armed: the next {self._steps} steps are traced while they run (about 1.2 times a step of usual size, "
             "more on a tiny one), so that the next failure comes with its operands and lines; Policy(armed='off') "
-            "turns "
-            "it off"
+            "turns it off"
         )
 
     def start(self) -> None:

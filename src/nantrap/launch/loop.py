@@ -36,7 +36,7 @@ from nantrap.guard.exceptions import explain_exception, no_loss
 from nantrap.guard.judge import Verdict
 from nantrap.guard.loss import Loss
 from nantrap.guard.micro_batches import drop
-from nantrap.guard.observation import observe
+from nantrap.guard.observation import Observation, observe
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import make_parts
 from nantrap.guard.policy import Policy
@@ -407,6 +407,11 @@ class ScriptLoop:
             return True
         return not math.isfinite(finite.read([self._driver.norm()])[0])
 
+    def _observed(self, micro: Micro, norm: float = 0.0, *, buffers_bad: bool = False) -> Observation:
+        """What was seen of a bad micro-batch that this rank alone knows of."""
+        verdict = Verdict(bad=True, harmful=True, bad_ranks=(self.parts.ranks.rank,))
+        return observe(self.parts.protected, micro, norm, verdict=verdict, buffers_bad=buffers_bad, copy_gradients=True)
+
     def _given_up(self, window: Window, words: str) -> None:
         """A bad step that the script itself does not make: contained, diagnosed and recorded like any other."""
         parts = self.parts
@@ -415,11 +420,8 @@ class ScriptLoop:
         try:
             micro = next((micro for micro in window.micros if micro.bad), window.micros[-1])
             norm = finite.read([self._driver.norm()])[0]
-            verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
             bad_buffers = bool(parts.protected.buffers.names_of_bad())
-            observation = observe(
-                parts.protected, micro, norm, verdict=verdict, buffers_bad=bad_buffers, copy_gradients=True
-            )
+            observation = self._observed(micro, norm, buffers_bad=bad_buffers)
             if not observes:
                 parts.protected.restore()
             draft = parts.diagnosis.draft(observation)
@@ -442,8 +444,7 @@ class ScriptLoop:
         self._activity.busy = True
         try:
             bad.evidence = examine(loss, micro.root_call)
-            verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
-            draft = parts.diagnosis.draft(observe(parts.protected, bad, 0.0, verdict=verdict, copy_gradients=True))
+            draft = parts.diagnosis.draft(self._observed(bad))
             window.drafts.append((draft, "the script left this non-finite loss out and trained on another one"))
             parts.recorder.tally.left_out += 1
         finally:
@@ -454,9 +455,7 @@ class ScriptLoop:
         parts = self.parts
         self._activity.busy = True
         try:
-            verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
-            observation = observe(parts.protected, micro, 0.0, verdict=verdict, copy_gradients=True)
-            draft = parts.diagnosis.draft(observation)
+            draft = parts.diagnosis.draft(self._observed(micro))
             drop(parts, window, draft, f"micro-batch {number} {words}, the others stay")
             parts.protected.buffers.restore_mark()
         finally:

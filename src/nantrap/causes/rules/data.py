@@ -81,8 +81,7 @@ def bad_input_data(case: Case) -> Claim | None:
     if given == "argument" and case.loop_is_finite:
         case.location.notes.append(
             f"{external.name} of the model is non-finite, though what the loop took from its loader is finite: the "
-            f"code "
-            "between the two made it"
+            "code between the two made it"
         )
         return None
     what = {
@@ -101,8 +100,6 @@ def bad_input_data(case: Case) -> Claim | None:
 
 def _sentinel(case: Case) -> Claim | None:
     """A value that stands for a missing one (1e30, the largest float): finite, and no measurement."""
-    ""
-    ""
     found = largest_input(case)
     if found is None or not _is_sentinel(found.tensor, found.value):
         return None
@@ -133,8 +130,6 @@ class Extreme:
 
 def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim | None:
     """A finite value that overflows: proven if the step is finite without its samples, or with the batch rescaled."""
-    ""
-    ""
     facts = [f"|{found.name}| reaches {found.value:.4g}, though it is finite"]
     samples = case.location.samples
     if not case.failed.repeatable:
