@@ -314,7 +314,7 @@ def test_a_column_called_weight_is_a_feature(tmp_path: Path) -> None:
 def test_a_field_that_does_not_exist(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", x=values(30, 4), genre=LABELS)
     assert [each[0] for each in found(tmp_path, classes=3, labels="genre")] == ["label_out_of_range"]
-    with pytest.raises(UsageError, match="--labels kind: no file has such a field; there are x, genre"):
+    with pytest.raises(UsageError, match="--labels kind: no file has such a field; there are genre, x"):
         check_data(tmp_path, options=DataOptions(classes=3, labels="kind"))
 
 

@@ -115,7 +115,7 @@ class _Run:
             if wanted is None or not self.names:
                 continue
             if not any(wanted in (name, re.split(r"[./\\]", name)[-1]) for name in self.names):
-                known = some_of(list(self.names), 8)
+                known = some_of(sorted(self.names), 8)
                 raise UsageError(f"{option} {wanted}: no file has such a field; there are {known}")
 
     def images(self, files: list[_File]) -> None:
