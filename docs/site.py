@@ -25,6 +25,7 @@ _COMMANDS = (
     "demo",
 )
 _GUIDES = (
+    "guard",
     "frameworks",
     "checkpoints",
     "ops",

@@ -192,7 +192,11 @@ def test_one_line_without_a_cause_names_what_was_found() -> None:
     )
     terms = tuple(Finding("term", name, "forward", value=math.nan) for name in ("kl", "recon"))
     assert one_line(Incident(step=3, findings=terms, loss=math.nan)) == (
-        "step 3 skipped: forward: loss term kl, recon is NaN"
+        "step 3 skipped: forward: loss terms kl, recon are NaN"
+    )
+    heads = (Finding("term", "head3", "backward", value=0.5, note="its gradient is not finite"),)
+    assert one_line(Incident(step=3, phase="backward", findings=heads, loss=0.7), "head3 left out") == (
+        "step 3 skipped: backward: the gradient of loss term head3 is not finite; head3 left out"
     )
 
 

@@ -11,7 +11,7 @@ import inspect
 import math
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -20,10 +20,11 @@ from torch.compiler import is_compiling
 
 from nantrap import finite
 from nantrap.guard.driver import Driver
+from nantrap.guard.heads import drop_bad_terms, heads_of, left_out
 from nantrap.guard.loss import LossLike
-from nantrap.guard.micro_batches import drop_bad_terms, settle
+from nantrap.guard.micro_batches import settle
 from nantrap.guard.parts import Parts
-from nantrap.guard.torch_private import is_any_autocast_on
+from nantrap.guard.torch_private import has_compiled_part, is_any_autocast_on
 from nantrap.guard.window import Micro, Window
 from nantrap.locate import RngState, RootCall, clear_probes
 from nantrap.locate.autopsy import examine
@@ -64,6 +65,7 @@ class Collector:
         self._apart = driver.owns_gradients and parts.drops_micro_batches
         self._reads_losses = parts.policy.sync == "step"
         self._drops_terms = parts.policy.bad_terms == "drop"
+        self._graphs_kept: bool | None = None
         self._together = parts.ranks.together
         self._parts_watched = False
         self._handles: list[Any] = []
@@ -187,7 +189,24 @@ class Collector:
         scaling = self._driver.scaling
         if scaling.enabled:
             total = scaling.scaler.scale(total)
-        total.backward(retain_graph=retain_graph)
+        if not self._drops_terms or not loss.terms:
+            total.backward(retain_graph=retain_graph)
+            return
+        assert isinstance(given, Mapping)
+        if len(micro.values or ()) > 2 and self._keeps_graphs(total):
+            micro.given, retain_graph = given, True
+        with left_out(heads_of(given), micro.absent) if micro.absent else contextlib.nullcontext():
+            total.backward(retain_graph=retain_graph)
+
+    def _keeps_graphs(self, total: Tensor) -> bool:
+        """Whether graphs are kept until the step is judged, so that its terms can be run backward one by one.
+
+        Other ranks could not know which terms this one leaves out, and a compiled backward pass frees its memory.
+        """
+        if self._graphs_kept is None:
+            alone = self._driver.owns_gradients and self._reads_losses and not self._together
+            self._graphs_kept = alone and not has_compiled_part(total)
+        return self._graphs_kept
 
     def end(self) -> None:
         """The step is over, whatever became of it."""

@@ -230,7 +230,7 @@ class Diagnosis:
         return Draft(_with_explanation(incident, explain_case(case, seconds=0.0)))
 
     def dropped_terms(self, window: Window, loss: float, terms: dict[str, float]) -> Draft:
-        """A step that was applied without its bad loss terms."""
+        """A step that was applied without loss terms whose values are bad."""
         return Draft(
             build_incident(
                 self._progress,
@@ -241,7 +241,7 @@ class Diagnosis:
                 loss=loss,
                 terms=terms,
                 rates=current_rates(self._protected.optimizer),
-                notes=("the bad terms were dropped, the good ones applied (Policy.bad_terms)",),
+                notes=('the other terms were applied, as Policy(bad_terms="drop") asks',),
             )
         )
 

@@ -7,6 +7,9 @@ that begins to write another parameter later is noticed, and the next step learn
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
@@ -57,6 +60,21 @@ class ForwardWrites:
         if not whole:
             self._learning = self.copies_something = True
         return whole
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Whatever is run inside, the copied parameters end as they are now."""
+        now = [
+            (parameter, parameter.detach().clone())
+            for _, parameter, _, before in self._copies
+            if version(parameter) != before
+        ]
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, values in now:
+                    parameter.copy_(values)
 
     def _accounted_for(self) -> bool:
         """Whether the copied parameters explain every write since the step began."""

@@ -9,19 +9,15 @@ have added them, which gives the same bits as the plain loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-
-from torch import Tensor
 
 from nantrap import finite
 from nantrap.guard.drafts import Draft
 from nantrap.guard.driver import Driver
+from nantrap.guard.heads import drop_bad_heads
 from nantrap.guard.judge import Verdict
-from nantrap.guard.loss import LossLike, as_loss, without_terms
 from nantrap.guard.observation import observe
 from nantrap.guard.parts import Parts
-from nantrap.guard.window import Micro, Window
-from nantrap.incident import Finding
+from nantrap.guard.window import Window
 
 
 def settle(parts: Parts, driver: Driver, window: Window, *, buffers: bool = True) -> None:
@@ -47,6 +43,8 @@ def settle(parts: Parts, driver: Driver, window: Window, *, buffers: bool = True
     buffers_bad = bool(flag) and bool(protected.buffers.names_of_bad())
     # with a scaler an overflow of good losses is its normal search for a scale, which the whole step decides
     gradients_bad = not math.isfinite(norm_value) and not driver.scaling.enabled
+    if gradients_bad and not buffers_bad and drop_bad_heads(parts, driver, window, micro, norm_value):
+        gradients_bad = False
     if not (micro.bad or buffers_bad or gradients_bad):
         window.count(micro)
         window.stash(protected.members.parameters)
@@ -77,20 +75,3 @@ def merge(parts: Parts, window: Window) -> None:
     window.loss *= scale
     window.terms = {name: value * scale for name, value in window.terms.items()}
     window.unstash(parts.protected.members.parameters, scale=scale)
-
-
-def drop_bad_terms(parts: Parts, window: Window, micro: Micro, given: LossLike) -> None:
-    """With `bad_terms="drop"`, the micro-batch goes on without its bad terms, if any are left."""
-    assert micro.values is not None
-    named = micro.loss.named(micro.values[1:])
-    bad = {name for name, value in named.items() if not math.isfinite(value)}
-    if not isinstance(given, Mapping) or not bad or len(bad) == len(named):
-        return
-    kept = without_terms(given, bad)
-    if not any(isinstance(term, Tensor) and term.requires_grad for term in kept.values()):
-        return
-    window.findings += [Finding("term", n, "forward", value=named[n], note="dropped") for n in sorted(bad)]
-    micro.loss = as_loss(kept)
-    micro.values = finite.read(micro.loss.scalars())
-    words = f"loss terms {', '.join(sorted(bad))} are bad and dropped"
-    parts.recorder.say(f"step {parts.progress.step:,}: {words}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -53,7 +53,8 @@ class Observation:
         """The phase in which it was noticed."""
         if self.update:
             return "optimizer"
-        if self.raised or {f.kind for f in self.findings} & {"loss", "term", "buffer", "spike"}:
+        forward = {f.kind for f in self.findings if f.phase == "forward"}
+        if self.raised or forward & {"loss", "term", "buffer", "spike"}:
             return "forward"
         return "backward"
 
@@ -110,6 +111,11 @@ def observe(
         harmless=harmless,
         agreed=agreed,
     )
+
+
+def add_findings(observation: Observation, findings: Sequence[Finding]) -> Observation:
+    """The same with more findings, which come first."""
+    return replace(observation, findings=(*findings, *observation.findings))
 
 
 def _bad_gradients(protected: Protected, norm: float, *, alone: bool) -> list[Finding]:

@@ -46,9 +46,12 @@ class Policy:
             whole `window` is dropped. With several ranks it is always the window.
         micro_weight: how the losses of a window add up: `mean` (each was divided by their number, so the rest is
             scaled up when one is dropped) or `sum`.
-        bad_terms: with a dict of loss terms, `skip` the step when one is bad, or `drop` the bad terms and go on (the
-            step is skipped all the same if what is left has bad gradients: a head of a vector still gets a zero from
-            its neighbours, and 0 × Inf is NaN). Reads the terms before backward.
+        bad_terms: with a dict of loss terms (or a vector of heads), `skip` the step when one of them is bad, or `drop`
+            the bad ones and apply the step with the good ones, as if the bad ones had not been there. A term is bad if
+            its value or its own gradient is non-finite. If all are bad, or heads are computed in one tensor and
+            cannot be separated, the step is skipped. `drop` reads the terms before backward and keeps the graph until
+            the step is judged, which needs more memory. With several ranks, and with compiled models, only bad
+            values are dropped.
         check_batch: look at the batch before the forward pass (`attempt` only), instead of after a failure only.
         check_state_every: all parameters, buffers and optimizer state are read every so many steps; 0 for never.
         headroom_every: every so many steps the magnitude of each module's output is sampled, to warn of an overflow

@@ -23,6 +23,8 @@ class Tally:
     applied: int = 0
     incidents: int = 0
     dropped_micro_batches: int = 0
+    dropped_terms: Counter[str] = field(default_factory=Counter)
+    """Loss terms that were left out of a step that was applied, by name."""
     scaler_probes: int = 0
     rollbacks: int = 0
     spikes: int = 0

@@ -7,8 +7,9 @@ is made carefully: copy, step, read, and undo if anything became non-finite.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -232,6 +233,12 @@ class Protected:
             self._not_restored.append(
                 f"{', '.join(before.changed()[:3])}, which goes on after a second refused step in a row"
             )
+
+    @contextlib.contextmanager
+    def kept(self) -> Iterator[None]:
+        """Whatever is run again inside, what the forward pass wrote stays written: the step will be applied."""
+        with self.buffers.kept(), self.forward_writes.kept():
+            yield
 
     def verify(self) -> list[str]:
         """After `restore`: what is not as it was before the step, by name. Reads everything; for bad steps only."""

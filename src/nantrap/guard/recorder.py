@@ -281,6 +281,8 @@ class Recorder:
             line["watch"] = reading.watch
         if window.dropped:
             line["dropped"] = window.dropped
+        if window.left_out:
+            line["dropped_terms"] = window.left_out
         if incident is not None:
             line["incident"] = _short(incident)
         if journal is not None:
@@ -333,6 +335,10 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
             lines.append(f"  {count:,} × {slug}")
     if tally.dropped_micro_batches:
         lines.append(f"{tally.dropped_micro_batches:,} micro-batches dropped")
+    if tally.dropped_terms:
+        terms = ", ".join(f"{name} {count:,} ×" for name, count in tally.dropped_terms.most_common(8))
+        more = len(tally.dropped_terms) - 8
+        lines.append(f"loss terms left out of applied steps: {terms}" + (f" and {more:,} more" if more > 0 else ""))
     if tally.scaler_probes:
         lines.append(f"{tally.scaler_probes:,} steps skipped by the GradScaler while it searched its scale (normal)")
     if tally.spikes:

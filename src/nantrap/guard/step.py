@@ -24,6 +24,7 @@ from nantrap import finite
 from nantrap.errors import NonFiniteError
 from nantrap.guard.drafts import Draft
 from nantrap.guard.driver import Driver
+from nantrap.guard.heads import drop_bad_heads, words_for
 from nantrap.guard.judge import APPLY, APPLY_CAREFULLY, Decision, Flags, Kind, Verdict, judge
 from nantrap.guard.micro_batches import merge, settle
 from nantrap.guard.observation import Observation, observe
@@ -43,6 +44,8 @@ def run_step(parts: Parts, driver: Driver, window: Window) -> Outcome:
     if (window.settled or window.dropped) and not gather(parts, driver, window):
         return refuse_dropped(parts, driver, window)
     reading = read(parts, driver, window)
+    if not math.isfinite(reading.norm) and window.micros[0].given is not None:
+        reading = without_bad_heads(parts, driver, window, reading)
     decision = decide(parts, driver, window, reading)
     if decision.kind is Kind.APPLY:
         undone, verdict = make_update(parts, driver, window, reading, careful=decision.verdict.careful)
@@ -137,6 +140,18 @@ def _read_all(
         for micro in window.micros:
             window.count(micro)
     return Reading(norm_value, window.loss, window.terms or NOTHING, rates, named, scaling.value(), buffers_bad, guilty)
+
+
+def without_bad_heads(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Reading:
+    """With `bad_terms="drop"` and a bad gradient: the reading of the good loss terms alone, if they can be told."""
+    micro = window.micros[0]
+    if len(window.micros) > 1 or window.settled or reading.buffers_bad:
+        return reading
+    if not drop_bad_heads(parts, driver, window, micro, reading.norm):
+        return reading
+    assert micro.values is not None
+    norm = finite.read([driver.norm()])[0]
+    return reading._replace(norm=norm, loss=micro.values[0] * micro.factor, terms=window_terms(window))
 
 
 def window_terms(window: Window) -> dict[str, float]:
@@ -292,7 +307,8 @@ def accept(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Ou
         incident = parts.recorder.finish_dropped(window)
         if window.findings and incident is None:
             draft = parts.diagnosis.dropped_terms(window, reading.loss, dict(reading.terms))
-            incident = draft.finish(Action.APPLY)
+            words = words_for(window.left_out, of=len(window.left_out) + len(reading.terms))
+            incident = parts.recorder.finish(draft, Action.APPLY, words)
     return parts.recorder.end(window, reading, Action.APPLY, incident)
 
 
@@ -308,7 +324,7 @@ def probe(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Out
 
 def apply_anyway(parts: Parts, driver: Driver, window: Window, reading: Reading, observation: Observation) -> Outcome:
     """The policy only observes: report, and do exactly what the plain loop would have done."""
-    with parts.protected.buffers.kept():
+    with parts.protected.kept():
         draft = parts.diagnosis.draft(observation)
     if observation.update:
         driver.repeat_update()

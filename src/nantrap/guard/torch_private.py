@@ -121,3 +121,23 @@ def default_store() -> Any:
         return distributed_c10d._get_default_store()
     except (AttributeError, RuntimeError, ValueError):
         return None
+
+
+def has_compiled_part(loss: Tensor) -> bool:
+    """Whether the graph of a loss runs through code of `torch.compile`, by the names of its nodes.
+
+    A compiled backward pass gives the memory of its saved tensors away, so that it refuses to run a second time.
+    """
+    nodes = [loss.grad_fn]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is None:
+            continue
+        if "CompiledFunction" in node.name():
+            return True
+        for below, _ in node.next_functions:
+            if below not in seen:
+                seen.add(below)
+                nodes.append(below)
+    return False

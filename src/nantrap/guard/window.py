@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,6 +31,8 @@ class Micro:
         versions: how often the tensors of the batch had been written before the forward pass.
         values: the loss and its terms as read; `None` before they were read, empty if there was no loss.
         evidence: what a walk through the live graph found, or what the loss's own nodes saved.
+        given: the loss terms with their graphs, where these are kept until the step is judged.
+        absent: the terms that were left out because their values are bad.
     """
 
     loss: Loss
@@ -41,6 +44,8 @@ class Micro:
     versions: dict[str, int] | None = None
     values: list[float] | None = None
     evidence: Any = None
+    given: Mapping[str, Tensor | float] | None = None
+    absent: frozenset[str] = frozenset()
 
     @property
     def bad(self) -> bool:
@@ -64,7 +69,8 @@ class Window:
         terms: the sum of their terms by name.
         accumulated: the gradients of the settled ones.
         drafts: the incidents of the dropped ones, and what was done, in words.
-        findings: loss terms that were dropped.
+        findings: loss terms whose values are bad, and which were left out.
+        left_out: the names of all loss terms that were left out.
         given_up: the script itself did not make this step.
         repeated: the script makes the last update once more; the journal has a line for it already.
     """
@@ -81,6 +87,7 @@ class Window:
     accumulated: list[Tensor | None] | None = None
     drafts: list[tuple[Draft, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
+    left_out: list[str] = field(default_factory=list)
     given_up: bool = False
     repeated: bool = False
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -158,9 +159,9 @@ def what(incident: Incident) -> str:
     origin = origin_rank(incident)
     if origin is not None and origin != incident.rank:
         return f"it began on rank {origin}, in {incident.phase}{where}"
-    terms = [visible(finding.name) for finding in incident.findings if finding.kind == "term"]
+    terms = [finding for finding in incident.findings if finding.kind == "term"]
     if terms:
-        return f"{incident.phase}: loss term {', '.join(terms)} is {_loss(incident)}{where}"
+        return f"{incident.phase}: {terms_said(terms)}{where}"
     for finding in incident.findings:
         if finding.kind in _STATE_KINDS:
             described = finding.stats.describe() if finding.stats else visible(finding.note)
@@ -169,6 +170,17 @@ def what(incident: Incident) -> str:
             return visible(finding.note)
     op = f" {visible(incident.op)}" if incident.op else ""
     return f"{incident.phase}:{op} the loss is {_loss(incident)}{where}"
+
+
+def terms_said(terms: Sequence[Finding]) -> str:
+    """`loss term kl is NaN`; of terms that are finite themselves: `the gradient of loss term head3 is not finite`."""
+    names = some_of([visible(finding.name) for finding in terms], 8)
+    several = len(terms) > 1
+    if all(finding.phase == "backward" for finding in terms):
+        return f"the gradient of loss term{'s' * several} {names} is not finite"
+    values = {value(math.nan if finding.value is None else finding.value) for finding in terms}
+    said = values.pop() if len(values) == 1 else "not finite"
+    return f"loss term{'s' * several} {names} {'are' if several else 'is'} {said}"
 
 
 def evidence_texts(cause: Cause) -> list[str]:
@@ -271,6 +283,8 @@ def _found(incident: Incident) -> list[Note]:
     notes = []
     if terms := terms_text(incident):
         notes.append(Note("terms", terms))
+    if inside := [f for f in incident.findings if f.kind == "term" and f.phase == "backward"]:
+        notes.append(Note("found", terms_said(inside)))
     stated = [f for f in incident.findings if f.kind != "activation" and f.stats is not None]
     for finding in stated[:4]:
         assert finding.stats is not None

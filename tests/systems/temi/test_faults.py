@@ -76,7 +76,8 @@ def test_the_guard_keeps_the_run_alive_and_close_to_clean(name: str) -> None:
     clean, guarded = shown(name).result("clean"), shown(name).result("nantrap")
     assert guarded.state_finite
     assert not guarded.stopped
-    assert guarded.applied + guarded.incidents == STEPS
+    # the policy of dead_heads leaves bad heads out and applies the step with the others
+    assert guarded.applied == (STEPS if name == "dead_heads" else STEPS - guarded.incidents)
     assert 1 <= guarded.incidents <= 5
     assert abs(guarded.held_out_loss - clean.held_out_loss) < 0.15  # of -1.1 to -1.3
 
@@ -254,6 +255,8 @@ def test_some_heads_die_behind_a_finite_loss() -> None:
     assert incident is not None
     assert incident.module is not None
     assert int(incident.module.removeprefix("losses.")) in killed
+    assert {f.name for f in incident.findings if f.kind == "term"} == {f"head{head}" for head in killed}
+    assert incident.notes[0] == "loss terms head1, head3 left out, the other 2 applied"
     replaced = SYSTEM.run(fault=fault, remedy=fault.remedies[0], changes=SMALL["dead_heads"])
     for _ in train(replaced, steps=STEPS):
         pass

@@ -171,6 +171,12 @@ def finite_heads(values_H: Tensor) -> Tensor:
     return values_H.nanmean(0)
 
 
+def finite_terms(losses_H: Tensor) -> Terms:
+    """The same mean as terms by name: heads that are NaN are left out of the loss."""
+    alive = {f"head{number}": loss for number, loss in enumerate(losses_H) if not loss.isnan()}
+    return {name: loss / len(alive) for name, loss in alive.items()}
+
+
 def clip_each_head(run: Run) -> bool:
     """Every head clipped by its own norm, so that no head spoils the others."""
     assert run.max_grad_norm is not None
@@ -321,12 +327,15 @@ DEAD_HEADS = Fault(
         "and every head is clipped by its own norm. So a bad head no longer spoils the others. It only dies."
     ),
     damage="A finite loss in every step, and half of the heads are NaN.",
-    answer="Skips such steps, names the head and the line; all heads stay alive.",
+    answer=(
+        "Names the bad heads and the line, leaves those heads out of that step and applies it with the good ones "
+        '(`Policy(bad_terms="drop")`); all heads stay alive.'
+    ),
     parts={
         "pmi_of": old_in_every_second,
         "prepare": far_out,
         "over_heads": finite_heads,
-        "terms": finite_heads,
+        "terms": finite_terms,
         "update": clip_each_head,
     },
     settings=_OPEN_HEAD,
@@ -342,6 +351,7 @@ DEAD_HEADS = Fault(
     cause="singular_gradient_at_zero",
     module="losses.*",
     op="aten.pow",
+    policy={"bad_terms": "drop"},
 )
 
 HALF_CLAMP = Fault(
