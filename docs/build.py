@@ -19,8 +19,9 @@ CHECKS = Path(__file__).parent / "checks"
 _NOTE = "<!-- Written by docs/build.py from the docstring of the rule. Edit it there, then run `make docs`. -->\n\n"
 _CHECKS = """# Checks
 
-What `nantrap doctor` looks for in settings and in source code. `nantrap explain NT851` prints a page. How often each
-check was right on public repositories: [doctor-precision](../doctor-precision.md).
+What `nantrap doctor` looks for in settings and in source code. `nantrap explain NT851` prints a page, and
+`nantrap.explain("NT851")` returns it. How often each check was right on public repositories:
+[doctor-precision](../doctor-precision.md).
 """
 _INTRODUCTION = """# Causes
 

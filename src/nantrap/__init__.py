@@ -15,10 +15,10 @@ from nantrap.incident import Action, Cause, Evidence, Finding, Incident, Site, T
 if TYPE_CHECKING:
     from nantrap import checkpoints as checkpoints
     from nantrap import ops as ops
-    from nantrap.causes import explain as explain
     from nantrap.checkpoints import CheckpointStore as CheckpointStore
     from nantrap.checkpoints.audit import audit as audit
     from nantrap.doctor.data import without_samples as without_samples
+    from nantrap.doctor.explaining import explain as explain
     from nantrap.doctor.preflight import preflight as preflight
     from nantrap.faults import inject as inject
     from nantrap.guard import Guard as Guard
@@ -33,7 +33,7 @@ _LAZY = {
     "Alerts": "nantrap.record.alerts",
     "CheckpointStore": "nantrap.checkpoints",
     "audit": "nantrap.checkpoints.audit",
-    "explain": "nantrap.causes",
+    "explain": "nantrap.doctor.explaining",
     "inject": "nantrap.faults",
     "Guard": "nantrap.guard",
     "Limit": "nantrap.guard",

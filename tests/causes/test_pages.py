@@ -164,7 +164,7 @@ def test_texts_open_without_torch() -> None:
     program = (
         "import nantrap, nantrap.causes, nantrap.causes.rules\n"
         "from nantrap.causes import page, pages\n"
-        "assert nantrap.explain('NT203') == page('NT203').text() == nantrap.causes.explain('NT203')\n"
+        "assert nantrap.explain('NT203') == page('NT203').text()\n"
         "assert len(pages()) > 30"
     )
     assert not _imports_torch(program)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.case import Case
-from nantrap.causes.pages import Page, explain, page, pages
+from nantrap.causes.pages import Page, page, pages
 from nantrap.causes.registry import RULES, Rule
 
 if TYPE_CHECKING:
     from nantrap.causes.engine import Explanation, explain_case
 
-__all__ = ["RULES", "Case", "Explanation", "Page", "Rule", "explain", "explain_case", "page", "pages"]
+__all__ = ["RULES", "Case", "Explanation", "Page", "Rule", "explain_case", "page", "pages"]
 
 
 def __getattr__(name: str) -> Any:

@@ -87,20 +87,6 @@ class Page:
         return "\n\n".join(parts) + "\n"
 
 
-def explain(code_or_slug: str) -> str:
-    """The page of a cause as text: what it is, code that shows it, why, the fix, how it is proven.
-
-    Args:
-        code_or_slug: `NT203`, or `softmax_fully_masked_row`.
-
-    Example:
-        >>> import nantrap
-        >>> print(nantrap.explain("NT203").splitlines()[0])
-        NT203 softmax_fully_masked_row: Softmax over a row in which every position is masked
-    """
-    return page(code_or_slug).text()
-
-
 _OF_CHECKPOINTS = frozenset(f"NT{number}" for number in range(901, 913))
 """The codes of `nantrap audit`, which a test compares with its own table."""
 

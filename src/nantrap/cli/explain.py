@@ -8,10 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from nantrap.causes import Page, page, pages
+from nantrap.causes import Page, pages
 from nantrap.causes.search import search
-from nantrap.doctor.data.findings import rule_of
-from nantrap.doctor.pages import CheckPage, check_page, check_pages
+from nantrap.doctor.data.findings import Rule
+from nantrap.doctor.explaining import find_page
+from nantrap.doctor.pages import CheckPage, check_pages
 from nantrap.errors import UsageError
 from nantrap.incident import BY_CODE
 
@@ -39,12 +40,8 @@ class Explain:
             print(_as_json([_entry(each) for each in found]) if arguments.json else _listed(found))
             return 0
         wanted = " ".join(arguments.cause)
-        rule = rule_of(wanted)
-        if rule is not None:
-            print(_as_json(rule._asdict()) if arguments.json else rule.text())
-            return 0
         try:
-            chosen = check_page(wanted) or page(wanted)
+            chosen = find_page(wanted)
         except UsageError:
             everything: tuple[Page | CheckPage, ...] = (*pages(), *check_pages())
             matches = search(everything, wanted)
@@ -52,7 +49,9 @@ class Explain:
                 raise
             print(_as_json([_entry(each) for each in matches]) if arguments.json else _matched(matches, wanted))
             return 0
-        if arguments.json:
+        if isinstance(chosen, Rule):
+            print(_as_json(chosen._asdict()) if arguments.json else chosen.text())
+        elif arguments.json:
             print(_as_json({**asdict(chosen), "family": chosen.family}))
         else:
             _show(chosen)
