@@ -53,6 +53,11 @@ class Run:
         )
         add("--quiet", action="store_true", default=None, help="say nothing, unless it ends badly")
         add("--json", action="store_true", default=None, help="the summary as JSON, the last line on stdout")
+        add(
+            "--bad-samples",
+            metavar="FILE",
+            help="bad-samples.json: say which samples of an incident are on it, and add those that are to blame",
+        )
         add("--inject", metavar="FAULTS", help='a drill: put faults into the run, e.g. "grad:0.01,seed=1"')
         add("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
         add("script", metavar="SCRIPT", help="the script, as for python")
@@ -64,7 +69,9 @@ class Run:
 
         program = Program(arguments.script, arguments.arguments, is_module=arguments.module)
         names = {"run_dir": "run_dir", "policy": "policy_name", "max_skips": "max_skips", "rollback": "rollback"}
-        names |= {name: name for name in ("diagnose", "bundle", "check_state", "quiet", "json", "inject")}
+        names |= {
+            name: name for name in ("diagnose", "bundle", "check_state", "quiet", "json", "inject", "bad_samples")
+        }
         given = {
             field: getattr(arguments, name) for name, field in names.items() if getattr(arguments, name) is not None
         }

@@ -28,9 +28,10 @@ from nantrap.guard.rates import current_rates
 from nantrap.guard.scaling import Scaling
 from nantrap.guard.window import Micro, Window
 from nantrap.incident import Cause, Evidence, Finding, Fix, Incident
-from nantrap.locate import FailedStep, Location, locate
+from nantrap.locate import FailedStep, Location, batch_size, locate
 from nantrap.locate.autopsy import Evidence as GraphEvidence
 from nantrap.locate.location import evidence_location
+from nantrap.locate.samples import dataset_indices
 from nantrap.record import History
 
 if TYPE_CHECKING:  # the rules are many: imported by the first failure
@@ -169,8 +170,15 @@ class Diagnosis:
 
     # ---- incidents that need no replay
 
-    def bad_batch(self, findings: Sequence[Finding], verdict: Verdict | None = None) -> Draft:
-        """A batch that was found bad before the forward pass, here or on another rank."""
+    def bad_batch(self, findings: Sequence[Finding], verdict: Verdict | None = None, *, batch: Any = None) -> Draft:
+        """A batch that was found bad before the forward pass, here or on another rank.
+
+        Args:
+            findings: what is bad in it.
+            verdict: of all ranks.
+            batch: the batch, which may carry the dataset's indices.
+        """
+        guilty = tuple(sorted({i for f in findings for i in f.samples}))
         causes: tuple[Cause, ...] = ()
         notes: tuple[str, ...] = ()
         if findings:
@@ -187,21 +195,20 @@ class Diagnosis:
             causes = (cause,)
         else:
             notes = (_elsewhere(verdict.origin_rank if verdict else None),)
-        return Draft(
-            build_incident(
-                self._progress,
-                rank=self._ranks.rank,
-                verdict=verdict,
-                phase="data",
-                module="data",
-                findings=findings,
-                causes=causes,
-                samples=sorted({i for f in findings for i in f.samples}),
-                rates=current_rates(self._protected.optimizer),
-                notes=notes,
-            ),
-            worth_a_bundle=bool(findings),
+        incident = build_incident(
+            self._progress,
+            rank=self._ranks.rank,
+            verdict=verdict,
+            phase="data",
+            module="data",
+            findings=findings,
+            causes=causes,
+            samples=guilty,
+            rates=current_rates(self._protected.optimizer),
+            notes=notes,
         )
+        indices = dataset_indices(batch, guilty, batch_size(batch))
+        return Draft(replace(incident, dataset_indices=indices), worth_a_bundle=bool(findings))
 
     def rank_divergence(self, checksums: tuple[float, ...]) -> Draft:
         """The ranks hold different parameters. Nothing is run again: the numbers say it all."""
@@ -316,6 +323,7 @@ class Diagnosis:
             incident = replace(incident, headroom={str(step): round(bits, 2) for step, bits in trend})
         draft.incident = incident
         draft.worth_a_bundle = True
+        draft.avoidable = bool(location.samples.rest_is_finite)
         if policy.diagnose == "full":
             from nantrap.causes import explain_case
 

@@ -22,6 +22,8 @@ class Draft:
     incident: Incident
     material: Material | None = None
     worth_a_bundle: bool = False
+    avoidable: bool = False
+    """The step was run again without the guilty samples, and was finite."""
     notes: list[str] = field(default_factory=list)
 
     def finish(self, action: Action, *, restored: Sequence[str] | None = None) -> Incident:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -30,6 +31,7 @@ from nantrap.guard.progress import Tally
 from nantrap.guard.protected import needs_closure
 from nantrap.guard.recorder import Recorder, as_metrics, summary_text
 from nantrap.guard.recovery import Recovery
+from nantrap.guard.sample_list import SampleList
 from nantrap.guard.state_check import check_state
 from nantrap.guard.step import refuse_batch, run_step
 from nantrap.guard.torch_private import version_of
@@ -83,6 +85,9 @@ class Guard:
         export: send values and incidents elsewhere as they happen: `"tensorboard"`, `"wandb"`, `"mlflow"`,
             `"trackio"`, or an object of your own (`nantrap.record.exporters.Exporter`).
         alerts: call a command or a webhook at an incident, a rollback, a stop or a stall; see `Alerts`.
+        bad_samples: a list of bad samples (`bad-samples.json` of `nantrap data`): incidents say which of their samples
+            are on it, and samples that are to blame are added, so that `nantrap.without_samples` leaves them out next
+            time. The batch must carry the dataset's indices (`index`, `idx`), or `set_position` must tell them.
 
     Example:
         >>> import torch, nantrap
@@ -111,6 +116,7 @@ class Guard:
         quiet: bool = False,
         export: Iterable[str | Exporter] = (),
         alerts: Alerts | None = None,
+        bad_samples: PathLike | SampleList | None = None,
     ) -> None:
         _check_arguments(
             scheduler=scheduler, max_grad_norm=max_grad_norm, policy=policy, run_dir=run_dir, save_every=save_every
@@ -137,6 +143,7 @@ class Guard:
             process_group=process_group,
             export=export,
             alerts=alerts,
+            bad_samples=bad_samples,
         )
         average = ema_update(ema, model)
         self._driver = OwnLoop(
@@ -293,25 +300,32 @@ class Guard:
         window = collector.open()
         if not parts.drops_micro_batches or len(bad) == len(batches):
             findings = [f for each in found for f in each]
-            return refuse_batch(parts, self._driver, window, findings, verdict), frozenset()
+            batch = batches[bad[0]] if len(bad) == 1 else None
+            return refuse_batch(parts, self._driver, window, findings, verdict, batch), frozenset()
         for index in bad:
-            draft = parts.diagnosis.bad_batch(found[index])
+            draft = parts.diagnosis.bad_batch(found[index], batch=batches[index])
             drop(parts, window, draft, f"micro-batch {index + 1} dropped, the others stay")
         return None, frozenset(bad)
 
     # ---- where the loop is, and how well it does
 
-    def set_position(self, *, epoch: int | None = None, batch: int | None = None) -> None:
+    def set_position(self, *, epoch: int | None = None, batch: int | None = None, samples: Iterable[int] = ()) -> None:
         """Say where the training loop is, so that journal and messages can name epoch and batch beside the step.
 
         Args:
             epoch: number of the epoch.
             batch: number of the batch in the epoch.
+            samples: the dataset's indices of the samples in the batch, in order, so that an incident names them.
         """
         for name, value in (("epoch", epoch), ("batch", batch)):
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
                 raise UsageError(f"guard.set_position({name}={value!r}): expected a whole number")
-        self._parts.progress.epoch, self._parts.progress.batch = epoch, batch
+        progress = self._parts.progress
+        try:
+            told = tuple(operator.index(sample) for sample in samples)
+        except TypeError:
+            raise UsageError(f"guard.set_position(samples={samples!r}): expected whole numbers") from None
+        progress.epoch, progress.batch, progress.samples = epoch, batch, told
 
     def log_eval(self, step: int | None, metrics: Mapping[str, float]) -> None:
         """Write the results of an evaluation into the journal.
@@ -426,8 +440,8 @@ class Guard:
 
 
 def _summary(recorder: Recorder, recovery: Recovery) -> str:
-    restart = recovery.where_to_restart()
-    return summary_text(recorder.tally, run_dir=recorder.run_dir) + (f"\n{restart}" if restart else "")
+    more = [recorder.samples.summary() if recorder.samples is not None else "", recovery.where_to_restart()]
+    return "\n".join([summary_text(recorder.tally, run_dir=recorder.run_dir), *filter(None, more)])
 
 
 def _print_summary(recorder: Recorder, recovery: Recovery) -> None:

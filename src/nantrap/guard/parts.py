@@ -23,6 +23,7 @@ from nantrap.guard.protected import Protected
 from nantrap.guard.ranks import Ranks
 from nantrap.guard.recorder import Recorder
 from nantrap.guard.recovery import Recovery
+from nantrap.guard.sample_list import SampleList, as_sample_list
 from nantrap.guard.scaling import Scaling
 from nantrap.guard.spikes import Spikes
 from nantrap.guard.watch import Watch, WatchSpec
@@ -101,6 +102,7 @@ def make_parts(
     neighbours: Neighbours | None = None,
     export: Iterable[str | Exporter] = (),
     alerts: Alerts | None = None,
+    bad_samples: str | os.PathLike[str] | SampleList | None = None,
 ) -> Parts:
     """The parts of a guard for one model and one optimizer; see `Guard` for the arguments."""
     drives = by == "guard"
@@ -139,6 +141,7 @@ def make_parts(
         by=by,
         watch=watched,
         headroom=headroom,
+        samples=as_sample_list(bad_samples),
     )
     recovery = Recovery(
         model,

@@ -8,11 +8,15 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Progress:
-    """The number of the step that is being made, and the loop's own position where it says so."""
+    """The number of the step that is being made, and the loop's own position where it says so.
+
+    `samples` are the dataset's indices of the samples in the batch.
+    """
 
     step: int = 0
     epoch: int | None = None
     batch: int | None = None
+    samples: tuple[int, ...] = ()
 
 
 @dataclass(slots=True)

@@ -23,6 +23,7 @@ from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress, Tally
 from nantrap.guard.reading import Reading
+from nantrap.guard.sample_list import SampleList
 from nantrap.guard.watch import Watch
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Incident
@@ -51,6 +52,7 @@ class Recorder:
         by: who makes the updates: `guard` or `script`.
         watch: watched values, for their limits.
         headroom: the early warning of overflows.
+        samples: the list of bad samples beside the run.
     """
 
     def __init__(
@@ -65,8 +67,10 @@ class Recorder:
         by: str = "guard",
         watch: Watch | None = None,
         headroom: Headroom | None = None,
+        samples: SampleList | None = None,
     ) -> None:
         self.tally = Tally()
+        self.samples = samples
         self.last_incident: Incident | None = None
         self.run_dir = None if run_dir is None else os.fspath(run_dir)
         self._progress = progress
@@ -160,7 +164,7 @@ class Recorder:
 
     def finish(self, draft: Draft, action: Action, reason: str, *, restored: list[str] | None = None) -> Incident:
         """The final incident: its bundle is written and its message printed."""
-        incident = draft.finish(action, restored=restored)
+        incident = self._with_samples(draft.finish(action, restored=restored), draft)
         if self.run_dir is not None:
             incident = write_incident(self.run_dir, incident, draft, self._policy)
         self._print(incident, reason)
@@ -291,6 +295,13 @@ class Recorder:
                 journal.flush()
         for listener in self._listeners:
             listener.append(line)
+
+    def _with_samples(self, incident: Incident, draft: Draft) -> Incident:
+        """The dataset's own indices, where the loop told them, and what the list of bad samples says of them."""
+        told = self._progress.samples
+        if told and incident.samples and not incident.dataset_indices and max(incident.samples) < len(told):
+            incident = replace(incident, dataset_indices=tuple(told[index] for index in incident.samples))
+        return incident if self.samples is None else self.samples.note(incident, avoidable=draft.avoidable)
 
     def _position(self) -> dict[str, int]:
         known = {"epoch": self._progress.epoch, "batch": self._progress.batch}

@@ -17,6 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor
 
@@ -443,11 +444,11 @@ def refuse_dropped(parts: Parts, driver: Driver, window: Window) -> Outcome:
 
 
 def refuse_batch(
-    parts: Parts, driver: Driver, window: Window, findings: Sequence[Finding], verdict: Verdict
+    parts: Parts, driver: Driver, window: Window, findings: Sequence[Finding], verdict: Verdict, batch: Any = None
 ) -> Outcome:
     """`check_batch` found it before the forward pass: nothing was computed. Going back would not mend the data."""
     contain(parts, driver)
-    draft = parts.diagnosis.bad_batch(findings, verdict)
+    draft = parts.diagnosis.bad_batch(findings, verdict, batch=batch)
     reading = Reading(rates=current_rates(parts.protected.optimizer), scale=driver.scaling.value())
     decision = judge(verdict, parts.policy)
     return refuse(parts, driver, window, reading, draft, decision, blocked="the batch is at fault, not the state")

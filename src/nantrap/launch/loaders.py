@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
-from torch.utils.data import Subset
 
 from nantrap.launch.patches import Patches
 from nantrap.launch.torch_private import LoaderIterator, dataset_of
@@ -28,7 +28,8 @@ class LoadedBatch:
     Attributes:
         tensors: its tensors, weakly.
         indices: the samples it was made of, as the loader's dataset counts them.
-        original: the same as the dataset below a `Subset` counts them; empty if there is no `Subset`.
+        original: the same as the dataset below a `Subset` or `without_samples` counts them; empty without one.
+        dataset: the loader's dataset, weakly; gives `None` if it is not known any more.
         epoch: how often the loader's dataset was begun before.
         number: of the batch in its epoch, from 0.
     """
@@ -36,6 +37,7 @@ class LoadedBatch:
     tensors: tuple[weakref.ref[Tensor], ...]
     indices: tuple[int, ...]
     original: tuple[int, ...] = ()
+    dataset: Callable[[], Any] = lambda: None
     epoch: int = 0
     number: int = 0
 
@@ -51,14 +53,15 @@ class Batches:
         batch: Any,
         indices: tuple[int, ...],
         *,
-        original: tuple[int, ...] = (),
+        dataset: Any = None,
         epoch: int = 0,
         number: int = 0,
     ) -> None:
         """A batch as the loader gave it."""
         rows = [tensor for _, tensor in tensors_of(batch) if tensor.dim() and len(tensor) == len(indices)]
         references = tuple(weakref.ref(tensor) for tensor in rows)
-        self._last.append(LoadedBatch(references, indices, original, epoch, number))
+        original = _original(dataset, indices)
+        self._last.append(LoadedBatch(references, indices, original, _weakly(dataset), epoch, number))
 
     def indices(self, inputs: Any) -> tuple[int, ...]:
         """The indices of the batch that these inputs are; nothing if they are a copy, a part, or another's."""
@@ -102,9 +105,7 @@ def install(patches: Patches, batches: Batches) -> None:
             indices = index if isinstance(index, (list, tuple)) else [index]
             if getattr(self, "_in_order", True) and all(isinstance(each, int) for each in indices):
                 epoch, number = _position(self, begun)
-                batches.add(
-                    batch, tuple(indices), original=_original(dataset_of(self), indices), epoch=epoch, number=number
-                )
+                batches.add(batch, tuple(indices), dataset=dataset_of(self), epoch=epoch, number=number)
         return batch
 
     def reset(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -134,12 +135,18 @@ def _position(iterator: Any, begun: dict[int, int]) -> tuple[int, int]:
     return epoch, number + 1
 
 
-def _original(dataset: Any, indices: Any) -> tuple[int, ...]:
-    """The indices in the dataset below a `Subset`, or below several of them."""
-    if not isinstance(dataset, Subset):
-        return ()
-    found = tuple(indices)
-    while isinstance(dataset, Subset):
-        found = tuple(int(dataset.indices[each]) for each in found)
+def _original(dataset: Any, indices: tuple[int, ...]) -> tuple[int, ...]:
+    """The indices in the dataset below a `Subset` or `nantrap.without_samples`, or below several of them."""
+    found, part = indices, False
+    while {"dataset", "indices"} <= set(getattr(dataset, "__dict__", ())):
+        found, part = tuple(int(dataset.indices[each]) for each in found), True
         dataset = dataset.dataset
-    return found
+    return found if part else ()
+
+
+def _weakly(dataset: Any) -> Callable[[], Any]:
+    """The dataset as long as it is alive. What takes no weak reference (a list) is kept, as its loader keeps it."""
+    try:
+        return weakref.ref(dataset)
+    except TypeError:
+        return lambda: dataset

@@ -91,6 +91,7 @@ class ScriptLoop:
         siblings: the guards of the script's other optimizers, which may share a loss with this one.
         export: exporters, by name.
         alerts: whom to call.
+        bad_samples: the list of bad samples beside the run.
         asked: the scalars that the script asked about, shared by all guards.
         activity: whether any guard of the process is at work.
     """
@@ -109,6 +110,7 @@ class ScriptLoop:
         siblings: Sequence[ScriptLoop] = (),
         export: Sequence[str] = (),
         alerts: Alerts | None = None,
+        bad_samples: str | None = None,
         asked: Asked | None = None,
         activity: Activity | None = None,
     ) -> None:
@@ -136,6 +138,7 @@ class ScriptLoop:
             neighbours=self,
             export=export,
             alerts=alerts,
+            bad_samples=bad_samples,
         )
         self._driver = ScriptDriver(self.parts.protected, self.parts.scaling)
         self._collector = Collector(model, self.parts, self._driver, before_pass=self._before_pass)
@@ -293,7 +296,9 @@ class ScriptLoop:
 
     def notes(self) -> list[str]:
         """What the end of the run says of the training as a whole."""
-        return dead_lines(self.tally) + self._habits.notes()
+        samples = self.parts.recorder.samples
+        added = [samples.summary()] if samples is not None and samples.added else []
+        return dead_lines(self.tally) + self._habits.notes() + added
 
     def close(self) -> None:
         """Remove every hook and write the journal. May be called again."""
@@ -333,8 +338,12 @@ class ScriptLoop:
             notes = incident.notes
             if batch.original:
                 below = ", ".join(str(batch.original[i]) for i in incident.samples[:_SHOWN])
-                notes = (*notes, f"the dataset is a Subset: in the dataset below it the index is {below}")
+                kind = type(batch.dataset()).__name__
+                notes = (*notes, f"the dataset is a {kind}: in the dataset below it the index is {below}")
             found = tuple(indices[i] for i in incident.samples)
+            samples = self.parts.recorder.samples
+            if samples is not None:
+                samples.see(batch.dataset(), found)
             return replace(incident, dataset_indices=found, notes=notes)
         shown = ", ".join(map(str, indices[:_SHOWN])) + (", ..." if len(indices) > _SHOWN else "")
         return replace(incident, notes=(*incident.notes, f"the batch was made of the dataset's samples {shown}"))

@@ -270,6 +270,7 @@ class Loops:
                 siblings=self._kept,
                 export=self.settings.exporters,
                 alerts=self.settings.alerts(),
+                bad_samples=self.settings.bad_samples or None,
                 asked=self.asked,
                 activity=self.activity,
             )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from nantrap.errors import FormatError, UsageError
 from nantrap.faults import parse_faults
 from nantrap.record.alerts import Alerts, alerts_from_text
+from nantrap.record.bad_samples import BadSamples
 from nantrap.record.exporters import check_exporters
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ class Settings:
         inject: faults on purpose, `grad:0.01,seed=1`; empty for none.
         export: exporters, with commas between them.
         alert: alerts, a line each: `command:...`, `slack:VARIABLE`, `webhook:VARIABLE`.
+        bad_samples: a list of bad samples, whose samples are named in incidents, and to which samples are added.
         name: of the script, for the folder.
         process: number of this one among those that the script started itself.
         own_policy: a policy that is given as an object, by an adapter; the options above then say nothing.
@@ -63,6 +65,7 @@ class Settings:
     inject: str = ""
     export: str = ""
     alert: str = ""
+    bad_samples: str = ""
     name: str = "run"
     process: int = 0
     own_policy: Policy | None = None
@@ -75,6 +78,8 @@ class Settings:
         if self.inject:
             parse_faults(self.inject)  # a wrong text is refused before the script runs
         self.watches()
+        if self.bad_samples and os.path.exists(self.bad_samples):
+            BadSamples.load(self.bad_samples)  # so is a file that is no list
         check_exporters(self.exporters)
         if self.max_skips < 0:
             raise UsageError(f"max_skips is {self.max_skips}: 0 or more")
@@ -160,6 +165,8 @@ def read_settings(given: Mapping[str, Any], *, environment: Mapping[str, str], f
     values = {**_from_project(folder), **_from_environment(environment), **given}
     if values.get("run_dir"):
         values["run_dir"] = str(folder / values["run_dir"])  # where it was asked for, wherever the script goes
+    if values.get("bad_samples"):
+        values["bad_samples"] = str(folder / values["bad_samples"])
     return replace(Settings(), **values)
 
 
