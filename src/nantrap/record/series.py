@@ -112,6 +112,7 @@ class Series:
         self.rank = rank
         self._table = table
         self._steps: tuple[int, Ints] = (0, np.empty(0, dtype=np.int64))
+        self._actions: tuple[int, NDArray[np.uint8]] = (0, np.empty(0, dtype=np.uint8))
 
     def __len__(self) -> int:
         return self._table.rows
@@ -168,12 +169,17 @@ class Series:
     @property
     def action(self) -> NDArray[np.uint8]:
         """What was done at each row, as an index into `ACTIONS`. A log that does not say so applied every step."""
-        action = np.zeros(len(self), dtype=np.uint8)
+        rows = len(self)
+        if self._actions[0] == rows:
+            return self._actions[1]
+        action = np.zeros(rows, dtype=np.uint8)
         labels = self.labels("action")
         if labels is not None:
             other = ACTIONS.index("other")
             meaning = [ACTIONS.index(name) if name in ACTIONS else other for name in labels.names]
             action[labels.row] = np.array(meaning, dtype=np.uint8)[labels.code]
+        action.flags.writeable = False
+        self._actions = (rows, action)
         return action
 
     @property

@@ -74,19 +74,18 @@ class JsonLines(_Base):
 
     def read(self) -> Iterator[Records | Block]:
         for chunk in self._chunks(self._tail):
-            text = chunk.decode("utf-8", "replace").rstrip("\n")
-            lines = text.count("\n") + 1
-            yield from self._decode(text, lines)
+            text = chunk.rstrip(b"\n")
+            yield from self._decode(text, text.count(b"\n") + 1)
         self.modified = self._tail.modified
 
-    def _decode(self, text: str, lines: int) -> Iterator[Records | Block]:
+    def _decode(self, text: bytes, lines: int) -> Iterator[Records | Block]:
         """The records of these lines: by the template while it fits, else by halves, else one after the other."""
         if lines >= _SMALLEST:
             if self._template is not None and (block := self._template.read(text, lines)) is not None:
                 self._line += lines
                 yield block
                 return
-            template = template_of(text[: text.index("\n")], self._wanted)
+            template = template_of(text[: text.index(b"\n")].decode("utf-8", "replace"), self._wanted)
             if template is not None and template != self._template:
                 self._template = template
                 if (block := template.read(text, lines)) is not None:
@@ -94,14 +93,14 @@ class JsonLines(_Base):
                     yield block
                     return
             if self._template is not None:
-                middle = text.find("\n", len(text) // 2)
+                middle = text.find(b"\n", len(text) // 2)
                 if 0 < middle < len(text):
                     first, second = text[:middle], text[middle + 1 :]
-                    count = first.count("\n") + 1
+                    count = first.count(b"\n") + 1
                     yield from self._decode(first, count)
                     yield from self._decode(second, lines - count)
                     return
-        yield self._together(text, lines)
+        yield self._together(text.decode("utf-8", "replace"), lines)
 
     def _together(self, text: str, lines: int) -> Records:
         try:

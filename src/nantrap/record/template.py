@@ -19,7 +19,7 @@ import numpy as np
 from nantrap.record.columns import Block
 
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?\d[\d.eE+-]*|-?\b(?:NaN|Infinity)\b')
-_NUMBER = r'(-?\d[\d.eE+-]*|"-?(?:nan|inf)"|NaN|-?Infinity)'
+_NUMBER = r"([^,\]}]+)"  # what is not a number after all is refused when the numbers are read
 _NONFINITE = ('"nan"', '"inf"', '"-inf"')
 _MOST_GROUPS = 64
 
@@ -28,16 +28,19 @@ _MOST_GROUPS = 64
 class Template:
     """The shape of a line: a pattern with a group for each number, the numbers' names, and the texts that stay."""
 
-    pattern: re.Pattern[str]
+    pattern: re.Pattern[bytes]
     names: tuple[str, ...]
     texts: dict[str, str]
 
-    def read(self, text: str, lines: int) -> Block | None:
+    def read(self, text: bytes, lines: int) -> Block | None:
         """All lines as one block; `None` if one of them has another shape."""
         found = self.pattern.findall(text)
         if len(found) != lines:
             return None
-        joined = ",".join(map(",".join, found) if len(self.names) > 1 else found).replace('"', "")
+        joined = b",".join(map(b",".join, found) if len(self.names) > 1 else found)
+        if b'"' in joined:
+            for word in _NONFINITE:
+                joined = joined.replace(word.encode(), word.strip('"').encode())
         with warnings.catch_warnings():
             warnings.simplefilter("error", DeprecationWarning)  # numpy's word for "1.2.3 is no number"
             try:
@@ -73,7 +76,8 @@ def template_of(line: str, wanted: Callable[[str], bool] | None = None) -> Templ
         pieces = pattern.split(_NUMBER)
         groups = [_NUMBER if keep else _NUMBER.replace("(", "(?:", 1) for keep in kept]
         pattern = "".join(piece for pair in zip(pieces, groups + [""], strict=True) for piece in pair)
-    return Template(re.compile(f"^{pattern}$", re.M), tuple(n for n, k in zip(names, kept, strict=True) if k), texts)
+    compiled = re.compile(f"^{pattern}$".encode(), re.M)
+    return Template(compiled, tuple(name for name, keep in zip(names, kept, strict=True) if keep), texts)
 
 
 def _leaves(name: str, value: Any, names: list[str], texts: dict[str, str]) -> bool:
