@@ -137,7 +137,9 @@ def test_evaluation_that_gets_worse_or_is_nan(tmp_path: Path) -> None:
     assert outcomes(health.judge(log(tmp_path, FALLING, val_loss=worse)))["evaluation"] == "fail"
 
 
-def journal(folder: Path, *, skipped: set[int], steps: int = 200, alpha: float = 0.01) -> record.Run:
+def journal(
+    folder: Path, *, skipped: set[int], steps: int = 200, alpha: float = 0.01, end: dict[str, str] | None = None
+) -> record.Run:
     book = Journal(folder)
     for step in range(steps):
         line = {"step": step, "loss": float(FALLING[step]), "grad_norm": 1.0, "lr": [1e-3],
@@ -147,6 +149,8 @@ def journal(folder: Path, *, skipped: set[int], steps: int = 200, alpha: float =
             where = {"phase": "forward", "module": "attn", "op": "aten._softmax", "cause": "softmax_fully_masked_row"}
             line |= {"action": "skip", "loss": float("nan"), "incident": where}
         book.append(line)
+    if end is not None:
+        book.append({"step": steps, "kind": record.RUN_ENDS, **end})
     book.close()
     return record.open_run(folder)
 
@@ -195,6 +199,18 @@ def test_stages(tmp_path: Path) -> None:
     assert begin["values"].summary == (
         "watch.blocks.0.alpha is 0.5 at step 0, expected below 0.1 (50 of 50 (100%) values outside)"
     )
+
+
+def test_stages_of_a_run_that_is_over(tmp_path: Path) -> None:
+    plan = parse_expectations({"stages": [{"epochs": "1-5"}, {"epochs": "6-20"}]})
+    for folder, steps, state in (("all", 200, "complete"), ("part", 150, "ended early")):
+        run = journal(tmp_path / folder, skipped=set(), steps=steps, end={"error": "ValueError"})
+        verdict = health.judge(run, expect=plan)
+        assert [stage.state for stage in verdict.stages] == ["complete", state]
+        assert verdict.state == "ended by ValueError"
+    run = journal(tmp_path / "open", skipped=set(), end={})
+    verdict = health.judge(run, expect=parse_expectations({"stages": [{"epochs": "6-"}]}))
+    assert (verdict.stages[0].state, verdict.state) == ("complete", "finished")
 
 
 def test_when_all_stages_are_passed_the_plan_says_what_is_next(tmp_path: Path) -> None:

@@ -45,6 +45,23 @@ def test_a_summary_says_what_the_list_shows(tmp_path: Path) -> None:
     assert json.dumps(summary.to_dict(), allow_nan=False)
 
 
+@pytest.mark.parametrize(
+    ("end", "state", "reason"),
+    [
+        ({}, "finished", "the run has ended"),
+        ({"error": "ValueError"}, "dead", "ended by ValueError"),
+        ({"error": "\x1b[2J"}, "dead", "ended by \\x1b[2J"),
+    ],
+)
+def test_a_run_that_says_that_it_is_over(tmp_path: Path, end: dict[str, str], state: str, reason: str) -> None:
+    index = opened(write_run(tmp_path / "exp1", [line(0), {"step": 1, "kind": "run_ends", **end}]))
+    (summary,) = index.summaries()
+    assert (summary.state.word, summary.state.reason) == (state, reason)
+    with (tmp_path / "exp1" / "journal-r0.jsonl").open("a") as file:
+        file.write(json.dumps(line(1)) + "\n")
+    assert opened(tmp_path).summaries()[0].state.word == "healthy"  # it was started again
+
+
 def test_curves_keep_the_spike_and_count_what_is_not_finite(tmp_path: Path) -> None:
     lines = [line(step, math.nan if step == 900 else 70.0 if step == 1234 else 1.0) for step in range(3000)]
     lines[77] = skipped(77)

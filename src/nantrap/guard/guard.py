@@ -161,7 +161,7 @@ class Guard:
         self._collector = Collector(model, self._parts, self._driver)
         _guarded.add(optimizer)
         # also without close(): when the guard is dropped, and at the end of the program
-        self._goodbye = weakref.finalize(self, _print_summary, self._parts.recorder, self._parts.recovery)
+        self._goodbye = weakref.finalize(self, _finish, self._parts.recorder, self._parts.recovery)
 
     # ---- what is known of the run
 
@@ -424,9 +424,8 @@ class Guard:
             if self._late is not None:
                 self._late.settle()
         finally:
-            self._parts.recorder.close()
-            self._parts.recovery.close()
             self._goodbye()
+            self._parts.recovery.close()
 
     def __enter__(self) -> Guard:
         return self
@@ -444,8 +443,9 @@ def _summary(recorder: Recorder, recovery: Recovery) -> str:
     return "\n".join([summary_text(recorder.tally, run_dir=recorder.run_dir), *filter(None, more)])
 
 
-def _print_summary(recorder: Recorder, recovery: Recovery) -> None:
-    """At the end of a run in which anything happened."""
+def _finish(recorder: Recorder, recovery: Recovery) -> None:
+    """The end of a run, also if its guard was never closed: journal, report, and a summary if anything happened."""
+    recorder.close()
     if recorder.tally.incidents or recorder.tally.dropped_micro_batches:
         recorder.say(_summary(recorder, recovery))
 

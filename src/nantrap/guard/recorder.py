@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import time
 import warnings
 from collections import deque
@@ -27,7 +28,7 @@ from nantrap.guard.sample_list import SampleList
 from nantrap.guard.watch import Watch
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Incident
-from nantrap.record import History, Journal, Listener, StepRecord, write_run_info
+from nantrap.record import RUN_ENDS, History, Journal, Listener, StepRecord, write_run_info
 from nantrap.report import fingerprint, one_line, render_incident, write_line, write_run_report
 
 _KEPT = 256
@@ -236,6 +237,9 @@ class Recorder:
         """Write what is kept, close the journal, and write the report of the run. May be called again."""
         journal, self._journal = self._journal, None
         if journal is not None:
+            end = {"step": self._progress.step, "kind": RUN_ENDS, "time": round(time.time(), 3)}
+            error = _ending_error()
+            journal.append(end if error is None else {**end, "error": error})
             journal.close()
         for listener in self._listeners:
             listener.close()
@@ -322,6 +326,14 @@ class Recorder:
         cause = incident.cause
         unknown = "undiagnosed" if incident.same_as is None else f"after step {incident.same_as:,}"
         self.tally.causes[cause.slug if cause is not None else unknown] += 1
+
+
+def _ending_error() -> str | None:
+    """The class of the exception that ends the program now; `None` if none does."""
+    kind = sys.exc_info()[0]
+    if kind is None and not hasattr(sys, "ps1"):  # an error in a prompt or a notebook does not end the program
+        kind = getattr(sys, "last_type", None)
+    return None if kind is None or issubclass(kind, SystemExit) else kind.__name__
 
 
 def _short(incident: Incident) -> dict[str, Any]:

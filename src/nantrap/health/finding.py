@@ -44,7 +44,7 @@ class StageVerdict:
 
     name: str
     span: str
-    state: Literal["not reached", "in progress", "complete"]
+    state: Literal["not reached", "in progress", "ended early", "complete"]
     findings: tuple[Finding, ...]
 
     @property

@@ -30,8 +30,9 @@ def judge(
     steps = len(run.main)
     last = int(run.main.step[-1]) if steps else -1
     age = max(0.0, (time.time() if now is None else now) - run.modified)
-    finished = run.total_steps is not None and run.steps_done >= run.total_steps
-    state = "finished" if finished else f"last written {duration(age)} ago"
+    finished = run.is_over
+    error = "" if run.end is None else str(run.end.fields.get("error", ""))
+    state = f"ended by {error}" if error else "finished" if finished else f"last written {duration(age)} ago"
     if not steps:
         return Verdict(
             str(run.path), run.kind, 0, -1, "no steps", (Finding("steps", "unknown", "no step in the log yet"),)

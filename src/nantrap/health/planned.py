@@ -29,8 +29,13 @@ def judge_stage(window: Window, stage: Stage, plan: Expectations) -> StageVerdic
         return StageVerdict(stage.name, stage.span, "not reached", ())
     beyond = stage.last is not None and bool((place[window.rows] > stage.last).any())
     # the last step or epoch of a stage may be there without a step after it
-    at_end = stage.last is not None and stage.unit == "steps" and bool((place[window.rows] >= stage.last).any())
-    state: Literal["in progress", "complete"] = "complete" if beyond or at_end else "in progress"
+    over = window.run.is_over
+    at_end = stage.last is not None and bool((place[window.rows] >= stage.last).any())
+    state: Literal["in progress", "ended early", "complete"]
+    if beyond or (at_end and (over or stage.unit == "steps")) or (over and stage.last is None):
+        state = "complete"
+    else:
+        state = "ended early" if over else "in progress"
     part = Window(window.run, window.series, inside)
     return StageVerdict(stage.name, stage.span, state, tuple(compare(part, stage.wishes)))
 

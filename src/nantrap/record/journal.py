@@ -20,6 +20,9 @@ from typing import Any
 from nantrap.errors import UsageError
 from nantrap.incident.codec import encode as as_json
 
+RUN_ENDS = "run_ends"
+"""The `kind` of the last line of a run that was not killed: with `time`, and `error` if an exception ended it."""
+
 _FLUSH_SECONDS = 2.0
 _FLUSH_LINES = 512
 

@@ -21,6 +21,7 @@ from typing import Any
 from nantrap.errors import NantrapError
 from nantrap.incident import Incident
 from nantrap.record.columns import Block, Column, Table
+from nantrap.record.journal import RUN_ENDS
 from nantrap.record.opening import find_log, source_of
 from nantrap.record.series import NAMES, Series, is_evaluation, normal_form
 from nantrap.record.sources import JsonLines, Records, Source, TextLines
@@ -43,7 +44,7 @@ class IncidentFolder:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A line of the journal that is no step: `incident_begins` (a diagnosis), `exception`.
+    """A line of the journal that is no step: `incident_begins` (a diagnosis), `exception`, `run_ends`.
 
     Attributes:
         event: what it says.
@@ -207,6 +208,18 @@ class Run:
         """How many steps of the total are done. nantrap counts steps from 0; logs with a total count from 1."""
         steps = self.main.step
         return (int(steps[-1]) + (self.kind == "nantrap")) if len(steps) else 0
+
+    @property
+    def end(self) -> Mark | None:
+        """The line with which the run said that it is over; `None` for one that runs, was killed, or is foreign."""
+        last = self.marks[-1] if self.marks else None
+        return last if last is not None and last.event == RUN_ENDS and last.row >= len(self.main) else None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the run said that it ended, or has made all its steps."""
+        done = self.total_steps is not None and self.steps_done >= self.total_steps
+        return done or self.end is not None
 
     @property
     def total_epochs(self) -> int | None:

@@ -202,7 +202,7 @@ def _state(run: Run, series: Series, age: float) -> State:
     tail = loss.value[-_DEAD:] if loss is not None else np.empty(0)
     if len(tail) == _DEAD and not np.isfinite(tail).any():
         return "dead"
-    if run.total_steps is not None and run.steps_done >= run.total_steps:
+    if run.is_over:
         return "finished"
     return "running" if age < max(_QUIET_SECONDS, 20 * (_seconds_per_step(series) or 0.0)) else "quiet"
 

@@ -22,7 +22,7 @@ def verdict_as_text(verdict: Verdict, *, color: bool = False) -> str:
     """The verdict for a terminal: one line a check, each with a sign and a word."""
     kind = _KINDS.get(verdict.kind, verdict.kind)
     head = f"{_mark(_WORD_OUTCOME[verdict.word], verdict.word, color)}  {visible(verdict.run)}"
-    lines = [f"{head}  ({kind}, {verdict.steps:,} rows, last step {verdict.last_step:,}, {verdict.state})"]
+    lines = [f"{head}  ({kind}, {verdict.steps:,} rows, last step {verdict.last_step:,}, {visible(verdict.state)})"]
     lines += _lines(verdict.findings, "  ", color)
     for stage in verdict.stages:
         outcome = "unknown" if stage.state == "not reached" else stage.outcome

@@ -21,9 +21,10 @@ from statistics import median, median_low
 from typing import Any
 
 from nantrap.incident import BY_SLUG
-from nantrap.report.serving.journals import Row, appended, finite_or_none, tail
+from nantrap.report.serving.journals import Row, appended, finite_or_none, run_end, tail
 from nantrap.report.serving.state import RECENT, Recent, State, state_of
 from nantrap.report.surroundings import read_json
+from nantrap.report.visible import visible
 
 BUCKET = 256
 """Steps of a bucket of the stored curves."""
@@ -170,8 +171,7 @@ class Index:
             kept = (mark, *_summarised(ident, folder, journals, self.root, status.st_mtime, best))
             self._summaries[ident] = kept
         age = max(0.0, (time.time() if now is None else now) - status.st_mtime)
-        ended = kept[2].ended or (age > 5 and _ended(folder, status.st_mtime))
-        return replace(kept[1], state=state_of(replace(kept[2], age=age, ended=ended, alive=_alive(kept[3]))))
+        return replace(kept[1], state=state_of(replace(kept[2], age=age, alive=_alive(kept[3]))))
 
     # ---- counts and curves, gathered in the background
 
@@ -355,6 +355,7 @@ def _summarised(
     last = rows[-1] if rows else None
     incident = next((row for row in reversed(rows) if row.incident or row.action in ("skip", "rollback", "stop")), None)
     total = info.get("total_steps")
+    end = run_end(journals[0])
     judged = Recent(
         losses=[row.numbers.get("loss", math.nan) for row in recent],
         actions=[row.action for row in recent],
@@ -363,6 +364,8 @@ def _summarised(
         total=total if isinstance(total, int) else None,
         incidents=len(incident_folders(folder)),
         since_incident=last.step - incident.step if last and incident else None,
+        ended=end is not None,
+        error=visible(end.get("error", "")) if end is not None else "",
         best=best,
     )
     relative = folder.relative_to(root).as_posix()
@@ -416,14 +419,6 @@ def _alive(pid: int | None) -> bool | None:
     except (OSError, OverflowError):
         return True
     return True
-
-
-def _ended(folder: Path, modified: float) -> bool:
-    """A run that ends writes its report after the last line of its journal."""
-    try:
-        return (folder / "report.html").stat().st_mtime >= modified
-    except OSError:
-        return False
 
 
 def _count(counts: Counts, row: Row) -> None:

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nantrap.incident.codec import NONFINITE
+from nantrap.record.journal import RUN_ENDS
 
 _CHUNK = 64 * 1024
+_LAST_LINE = 1024
 _MOST_BYTES = 32 * 1024 * 1024
 
 
@@ -73,6 +75,18 @@ def tail(path: Path, *, most_bytes: int = 256 * 1024) -> list[Row]:
     if start:
         lines = lines[1:]
     return [row for line in lines if (row := parsed(line)) is not None]
+
+
+def run_end(path: Path) -> dict[str, Any] | None:
+    """The last line of a journal if the run said with it that it is over."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_LINE))
+            last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
+        line = json.loads(last)
+    except (OSError, ValueError, RecursionError):
+        return None
+    return line if isinstance(line, dict) and line.get("kind") == RUN_ENDS else None
 
 
 def appended(path: Path, offset: int, *, most_bytes: int = 4 * 1024 * 1024) -> tuple[list[Row], int]:

@@ -50,6 +50,7 @@ class Recent:
         age: seconds since the last line.
         alive: whether its process is there; `None` if that cannot be told.
         ended: whether the run says that it is over.
+        error: the class of the exception that ended it; empty if none did.
         best: the smallest middle loss of an earlier stretch, where known.
     """
 
@@ -63,6 +64,7 @@ class Recent:
     age: float = 0.0
     alive: bool | None = None
     ended: bool = False
+    error: str = ""
     best: float | None = None
 
 
@@ -98,6 +100,8 @@ def state_of(recent: Recent) -> State:
     done = recent.total is not None and recent.steps >= recent.total
     usual = recent.milliseconds / 1000
     patience = max(_STALLED_LEAST_SECONDS, _STALLED_FACTOR * usual)
+    if recent.error:
+        return State("dead", f"ended by {recent.error}")
     if done or recent.ended:
         return State("finished", "all steps are done" if done else "the run has ended")
     if recent.age > patience:
