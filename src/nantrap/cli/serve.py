@@ -82,6 +82,7 @@ def _bound(host: str, port: int) -> socket.socket:
         listening = socket.socket(family, socket.SOCK_STREAM)
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
+        listening.listen(128)  # the printed address can be opened at once: it waits until the server is ready
     except OSError as error:
         raise UsageError(f"{host}:{port} cannot be used: {error.strerror or error}; choose another --port") from None
     return listening
