@@ -20,7 +20,7 @@ class Run:
     name = "run"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        from nantrap.launch.settings import BUNDLES, DIAGNOSES, POLICIES, STATE_CHECKS
+        from nantrap.launch.settings import BATCH_RANGES, BUNDLES, DIAGNOSES, POLICIES, STATE_CHECKS
         from nantrap.record.exporters import NAMES as EXPORTERS
 
         parser.usage = "nantrap run [OPTIONS] (SCRIPT | -m MODULE) [ARGUMENTS ...]"
@@ -41,6 +41,11 @@ class Run:
             "--check-state",
             choices=STATE_CHECKS,
             help="epoch: look at parameters and optimizer state before each epoch, and say so (default: off)",
+        )
+        add(
+            "--batch-range",
+            choices=BATCH_RANGES,
+            help="warn of inputs far outside the range of the batches before, or skip their steps (default: off)",
         )
         add("--watch", action="append", metavar="NAME[<LIMIT]", help='follow parameters and buffers, e.g. "*.alpha<1"')
         add("--export", action="append", metavar="NAME", help=f"{', '.join(EXPORTERS)}: values and incidents, live")
@@ -70,7 +75,8 @@ class Run:
         program = Program(arguments.script, arguments.arguments, is_module=arguments.module)
         names = {"run_dir": "run_dir", "policy": "policy_name", "max_skips": "max_skips", "rollback": "rollback"}
         names |= {
-            name: name for name in ("diagnose", "bundle", "check_state", "quiet", "json", "inject", "bad_samples")
+            name: name
+            for name in ("diagnose", "bundle", "check_state", "batch_range", "quiet", "json", "inject", "bad_samples")
         }
         given = {
             field: getattr(arguments, name) for name, field in names.items() if getattr(arguments, name) is not None

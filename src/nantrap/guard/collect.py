@@ -24,6 +24,7 @@ from nantrap.guard.heads import drop_bad_terms, heads_of, left_out
 from nantrap.guard.loss import LossLike
 from nantrap.guard.micro_batches import settle
 from nantrap.guard.parts import Parts
+from nantrap.guard.ranges import arguments_by_name
 from nantrap.guard.torch_private import has_compiled_part, is_any_autocast_on
 from nantrap.guard.window import Micro, Window
 from nantrap.locate import RngState, RootCall, clear_probes
@@ -98,6 +99,8 @@ class Collector:
             self.begin()
         if self._apart and self.window is not None:
             self.before_micro()
+        if self._parts.ranges is not None:
+            self._parts.ranges.look(arguments_by_name(module, args, kwargs))
         autocast = _autocast_state() if is_any_autocast_on() else None
         frame = inspect.currentframe()
         while frame is not None and not is_user_code(frame.f_code):
@@ -136,6 +139,8 @@ class Collector:
         step = parts.progress.step
         if parts.headroom is not None:
             parts.headroom.begin(step)
+        if parts.ranges is not None:
+            parts.ranges.begin()
         # in the middle of a bad row an anchor would hold the very state to get away from
         if step >= parts.recovery.anchors.due and not parts.ladder.in_a_row:
             parts.recovery.anchors.begin_step(step)

@@ -23,6 +23,7 @@ from nantrap.guard.observation import Observation
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress
 from nantrap.guard.protected import Protected
+from nantrap.guard.ranges import words_for
 from nantrap.guard.ranks import Ranks, is_sharded
 from nantrap.guard.rates import current_rates
 from nantrap.guard.scaling import Scaling
@@ -118,6 +119,8 @@ class Diagnosis:
             self._armed.stop()  # a micro-batch is judged in the middle of a step
         draft = Draft(self._bare(observation))
         self._begin(draft.incident)
+        if observation.spike and observation.phase == "data":
+            draft.incident = _with_unusual_batch(draft.incident)
         local = self._ranks.rank in observation.verdict.bad_ranks
         if local and not observation.spike:
             self._explore(draft, observation)
@@ -444,6 +447,21 @@ def _with_explanation(incident: Incident, explanation: Explanation) -> Incident:
         trials=explanation.trials,
         notes=(*incident.notes, *explanation.notes),
     )
+
+
+def _with_unusual_batch(incident: Incident) -> Incident:
+    """A batch outside its usual range: nothing failed, and what was measured is all there is to say."""
+    found = [finding for finding in incident.findings if finding.kind == "batch"]
+    cause = Cause(
+        "input_out_of_scale",
+        proven=True,
+        confidence=1.0,
+        summary=words_for(found),
+        evidence=tuple(Evidence(f"{finding.name} {finding.note}") for finding in found),
+        fix=Fix(text=f"check the range of {found[0].name} where the data are read, and scale or drop what is outside"),
+    )
+    samples = tuple(sorted({index for finding in found for index in finding.samples}))
+    return replace(incident, module="data", causes=(cause,), samples=samples)
 
 
 def _signature(incident: Incident) -> tuple[str, ...]:

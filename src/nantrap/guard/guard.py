@@ -252,6 +252,10 @@ class Guard:
                 early, refused = self._check_batches(batches)
                 if early is not None:
                     return early
+            if parts.ranges is not None:
+                for index, micro_batch in enumerate(batches):
+                    if index not in refused:
+                        parts.ranges.look(micro_batch)
             factor = 1.0 / len(batches)
             size = 0
             for index, micro_batch in enumerate(batches):
@@ -446,7 +450,7 @@ def _summary(recorder: Recorder, recovery: Recovery) -> str:
 def _finish(recorder: Recorder, recovery: Recovery) -> None:
     """The end of a run, also if its guard was never closed: journal, report, and a summary if anything happened."""
     recorder.close()
-    if recorder.tally.incidents or recorder.tally.dropped_micro_batches:
+    if recorder.tally.incidents or recorder.tally.dropped_micro_batches or recorder.tally.outside:
         recorder.say(_summary(recorder, recovery))
 
 

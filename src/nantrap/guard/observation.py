@@ -53,6 +53,8 @@ class Observation:
         """The phase in which it was noticed."""
         if self.update:
             return "optimizer"
+        if self.spike and self.findings[0].phase == "data":
+            return "data"
         forward = {f.kind for f in self.findings if f.phase == "forward"}
         if self.raised or forward & {"loss", "term", "buffer", "spike"}:
             return "forward"

@@ -20,6 +20,7 @@ from nantrap.guard.ladder import Ladder
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress
 from nantrap.guard.protected import Protected
+from nantrap.guard.ranges import Ranges
 from nantrap.guard.ranks import Ranks
 from nantrap.guard.recorder import Recorder
 from nantrap.guard.recovery import Recovery
@@ -48,6 +49,7 @@ class Parts:
         ranks: the ranks that decide together.
         watch: watched values, or `None` without any.
         spikes: the statistic of loss and gradient norm, or `None` if the policy does not look.
+        ranges: the usual range of batches, or `None` if the policy does not look.
         headroom: the early warning of overflows, or `None` if the policy does not ask for it.
         ladder: skip, roll back, stop.
         recovery: older states and checkpoints.
@@ -63,6 +65,7 @@ class Parts:
     ranks: Ranks
     watch: Watch | None
     spikes: Spikes | None
+    ranges: Ranges | None
     headroom: Headroom | None
     ladder: Ladder
     recovery: Recovery
@@ -131,6 +134,7 @@ def make_parts(
         every=policy.anchor_every if policy.sync == "step" else 0,
         limit_bytes=policy.anchor_bytes,
     )
+    ranges = None if policy.batch_range == "off" and not policy.batch_ranges else Ranges(policy)
     recorder = Recorder(
         progress,
         policy=policy,
@@ -142,6 +146,7 @@ def make_parts(
         watch=watched,
         headroom=headroom,
         samples=as_sample_list(bad_samples),
+        ranges=ranges,
     )
     recovery = Recovery(
         model,
@@ -188,6 +193,7 @@ def make_parts(
         ranks,
         watched,
         None if policy.spikes == "off" else Spikes(policy),
+        ranges,
         headroom,
         Ladder(policy),
         recovery,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
@@ -53,6 +54,12 @@ class Policy:
             the step is judged, which needs more memory. With several ranks, and with compiled models, only bad
             values are dropped.
         check_batch: look at the batch before the forward pass (`attempt` only), instead of after a failure only.
+        batch_range: compare each batch with the batches before it, before the forward pass: a batch far outside their
+            range (pixels of 0 to 255 instead of 0 to 1, one value of 1e25) is reported (`warn`) or its step skipped
+            (`skip`), with path and sample. `off` does not look. In the two-line form and under `nantrap run` the
+            inputs of the model are the batch. Costs one pass over the batch and a host read.
+        batch_ranges: ranges that are known, by path or pattern: `{"image": (0.0, 1.0)}`. Values outside are reported
+            from the first batch on (or skipped, with `batch_range="skip"`).
         check_state_every: all parameters, buffers and optimizer state are read every so many steps; 0 for never.
         headroom_every: every so many steps the magnitude of each module's output is sampled, to warn of an overflow
             that is coming; 0 for never.
@@ -92,6 +99,8 @@ class Policy:
     micro_weight: Literal["mean", "sum"] = "mean"
     bad_terms: Literal["skip", "drop"] = "skip"
     check_batch: bool = False
+    batch_range: Literal["off", "warn", "skip"] = "off"
+    batch_ranges: Mapping[str, tuple[float, float]] | None = None
     check_state_every: int = 1000
     headroom_every: int = 0
     spikes: Literal["warn", "skip", "off"] = "warn"
@@ -118,6 +127,7 @@ class Policy:
             "micro_weight": ("mean", "sum"),
             "bad_terms": ("skip", "drop"),
             "spikes": ("warn", "skip", "off"),
+            "batch_range": ("off", "warn", "skip"),
             "bundle": get_args(Bundle),
         }
         for name, allowed in choices.items():
@@ -151,6 +161,12 @@ class Policy:
         for name in ("check_batch", "bundle_data"):
             if not isinstance(getattr(self, name), bool):
                 raise UsageError(f"Policy({name}={getattr(self, name)!r}): expected True or False")
+        if self.sync == "late" and (self.batch_range != "off" or self.batch_ranges):
+            raise UsageError(
+                'Policy(sync="late") reads nothing of a step in time, and batch_range does; use sync="step"'
+            )
+        if self.batch_ranges is not None:
+            _check_ranges(self.batch_ranges)
         if not 0 < self.lr_backoff <= 1:
             raise UsageError(
                 f"Policy(lr_backoff={self.lr_backoff!r}): a factor above 0 and at most 1; 0.5 halves the rate"
@@ -167,6 +183,18 @@ class Policy:
     def observe(cls, **changes: Any) -> Policy:
         """Only report: every step is applied exactly as the plain loop would."""
         return replace(cls(on_incident="observe"), **changes)
+
+
+def _check_ranges(given: Any) -> None:
+    """Refuse what is no dict of paths to two numbers in order."""
+    if not isinstance(given, Mapping):
+        raise UsageError(f'Policy(batch_ranges={given!r}): expected a dict such as {{"image": (0.0, 1.0)}}')
+    for path, limits in given.items():
+        pair = isinstance(limits, (tuple, list)) and len(limits) == 2
+        if not pair or not all(isinstance(x, (int, float)) and not isinstance(x, bool) for x in limits):
+            raise UsageError(f"Policy(batch_ranges): {path!r} has {limits!r}; expected two numbers, (low, high)")
+        if not limits[0] <= limits[1]:
+            raise UsageError(f"Policy(batch_ranges): {path!r} has {limits!r}; the first number is the lower one")
 
 
 def _check_number(name: str, value: Any, *, least: float | None = None, whole: bool) -> None:

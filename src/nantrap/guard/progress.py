@@ -32,6 +32,8 @@ class Tally:
     scaler_probes: int = 0
     rollbacks: int = 0
     spikes: int = 0
+    outside: int = 0
+    """Batches outside their usual range."""
     still: int = 0
     """Steps in a row, up to now, in which no gradient reached a parameter."""
     still_since: int | None = None

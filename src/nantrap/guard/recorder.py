@@ -23,11 +23,12 @@ from nantrap.guard.headroom import Headroom
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress, Tally
+from nantrap.guard.ranges import Ranges, words_for
 from nantrap.guard.reading import Reading
 from nantrap.guard.sample_list import SampleList
 from nantrap.guard.watch import Watch
 from nantrap.guard.window import Window
-from nantrap.incident import Action, Incident
+from nantrap.incident import Action, Finding, Incident
 from nantrap.record import RUN_ENDS, History, Journal, Listener, StepRecord, write_run_info
 from nantrap.report import fingerprint, one_line, render_incident, write_line, write_run_report
 
@@ -54,6 +55,7 @@ class Recorder:
         watch: watched values, for their limits.
         headroom: the early warning of overflows.
         samples: the list of bad samples beside the run.
+        ranges: the usual range of batches.
     """
 
     def __init__(
@@ -69,6 +71,7 @@ class Recorder:
         watch: Watch | None = None,
         headroom: Headroom | None = None,
         samples: SampleList | None = None,
+        ranges: Ranges | None = None,
     ) -> None:
         self.tally = Tally()
         self.samples = samples
@@ -81,6 +84,7 @@ class Recorder:
         self._by = by
         self._watch = watch
         self._headroom = headroom
+        self._ranges = ranges
         self._records: deque[StepRecord] = deque(maxlen=_KEPT)
         self._first_rates: tuple[float, ...] = ()
         self._shown: set[tuple[object, ...]] = set()
@@ -130,6 +134,8 @@ class Recorder:
         if self._watch is not None and reading.watch:
             for message in self._watch.exceeded(reading.watch, step):
                 self.say(f"step {step:,}: watched value {message}")
+        if self._ranges is not None and (outside := self._ranges.end(applied=applied)):
+            self.say_outside(outside, told=incident is not None and not applied)
         tally.attempted += 1
         if applied:
             tally.applied += 1
@@ -218,6 +224,13 @@ class Recorder:
         elif self.tally.spikes == _MOST_SPIKES + 1:
             self.say(f"step {self._progress.step:,}: {note}; further spikes are only counted")
 
+    def say_outside(self, findings: list[Finding], *, told: bool) -> None:
+        """A batch outside its usual range: the first few are printed, all are counted."""
+        self.tally.outside += 1
+        more = "; further ones are only counted" if self.tally.outside == _MOST_SPIKES else ""
+        if self.tally.outside <= _MOST_SPIKES and not told:
+            self.say(f"step {self._progress.step:,}: {words_for(findings)}{more}")
+
     def note_still(self, *, still: bool) -> None:
         """Count the steps without any gradient: after a while the run learns nothing, and that is said once."""
         tally = self.tally
@@ -289,6 +302,8 @@ class Recorder:
             line["watch"] = reading.watch
         if window.dropped:
             line["dropped"] = window.dropped
+        if self._ranges is not None and self._ranges.findings:
+            line["outside"] = {finding.name: finding.note for finding in self._ranges.findings}
         if window.left_out:
             line["dropped_terms"] = window.left_out
         if incident is not None:
@@ -364,6 +379,10 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
         lines.append(f"loss terms left out of applied steps: {terms}" + (f" and {more:,} more" if more > 0 else ""))
     if tally.scaler_probes:
         lines.append(f"{tally.scaler_probes:,} steps skipped by the GradScaler while it searched its scale (normal)")
+    if tally.outside:
+        lines.append(
+            f"{tally.outside:,} {'step' if tally.outside == 1 else 'steps'} with a batch outside its usual range"
+        )
     if tally.spikes:
         lines.append(f"{tally.spikes:,} spikes of loss or gradient norm")
     lines += dead_lines(tally)

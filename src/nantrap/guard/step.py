@@ -31,6 +31,7 @@ from nantrap.guard.micro_batches import merge, settle
 from nantrap.guard.observation import Observation, observe
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
+from nantrap.guard.ranges import words_for as words_for_batch
 from nantrap.guard.rates import current_rates
 from nantrap.guard.reading import NOTHING, Reading
 from nantrap.guard.recorder import stop_message
@@ -62,6 +63,8 @@ def run_step(parts: Parts, driver: Driver, window: Window) -> Outcome:
         return apply_anyway(parts, driver, window, reading, observation)
     contain(parts, driver)
     draft = parts.diagnosis.draft(observation)
+    if parts.ranges is not None and parts.ranges.findings and not decision.spike:
+        draft.notes.append(words_for_batch(parts.ranges.findings))
     return refuse(parts, driver, window, bad_reading(window, reading, observation), draft, decision)
 
 
@@ -188,7 +191,7 @@ def decide(parts: Parts, driver: Driver, window: Window, reading: Reading) -> De
         and (reading.loss > spikes.loss_limit or norm > spikes.norm_limit)
         and not (norm_bad or local_bad)
         and _is_skipped_spike(parts, reading)
-    )
+    ) or (parts.ranges is not None and _is_skipped_batch(parts))
     if not (norm_bad or local_bad or spike or parts.ranks.together):
         return APPLY_CAREFULLY if careful else APPLY
     probing = norm_bad and not local_bad and driver.scaling.is_probing() and _is_the_scale(parts, window)
@@ -202,7 +205,8 @@ def decide(parts: Parts, driver: Driver, window: Window, reading: Reading) -> De
         stop=_cannot_go_back(parts),
     )
     decision = judge(parts.ranks.agree(flags), parts.policy)
-    if decision.spike and parts.spikes is not None and not parts.spikes.may_skip():
+    outside = parts.ranges is not None and bool(parts.ranges.findings)
+    if decision.spike and not outside and parts.spikes is not None and not parts.spikes.may_skip():
         parts.recorder.say(f"step {parts.progress.step:,}: the spike lasts; the new level is accepted")
         return Decision(Kind.APPLY, decision.verdict)
     return decision
@@ -218,6 +222,13 @@ def _is_skipped_spike(parts: Parts, reading: Reading) -> bool:
     for spike in found:
         parts.recorder.say_spike(spike.note)
     return False
+
+
+def _is_skipped_batch(parts: Parts) -> bool:
+    """Whether the batch lies far outside its usual range and the policy skips such steps."""
+    ranges, policy = parts.ranges, parts.policy
+    assert ranges is not None
+    return bool(ranges.findings) and policy.batch_range == "skip" and policy.on_incident == "skip" and ranges.may_skip
 
 
 def _is_the_scale(parts: Parts, window: Window) -> bool:
@@ -349,6 +360,8 @@ def look(
     spike = None
     if decision.spike:
         found = parts.spikes.find(reading.loss, reading.norm) if parts.spikes is not None else []
+        if parts.ranges is not None and parts.ranges.findings:
+            found = parts.ranges.findings
         note = f"a spike on rank {verdict.origin_rank}"
         spike = found[0] if found else Finding("spike", "loss", "forward", note=note)
     return observe(
@@ -381,6 +394,8 @@ class Act:
 
 def act(parts: Parts, driver: Driver, decision: Decision, *, blocked: str = "") -> Act:
     """Skip, roll back or stop. A rollback that fails says so, and stops."""
+    if decision.spike and parts.ranges is not None and parts.ranges.findings:
+        return Act(Action.SKIP, 'skipped, as Policy(batch_range="skip") asks')
     if decision.spike:
         return Act(Action.SKIP, "a spike, skipped by the policy")
     verdict, ranks = decision.verdict, parts.ranks

@@ -24,7 +24,14 @@ POLICIES = ("skip", "strict", "observe")
 DIAGNOSES = ("full", "locate", "off")
 BUNDLES = ("full", "light", "off")
 STATE_CHECKS = ("off", "epoch")
-_CHOICES = {"policy_name": POLICIES, "diagnose": DIAGNOSES, "bundle": BUNDLES, "check_state": STATE_CHECKS}
+BATCH_RANGES = ("off", "warn", "skip")
+_CHOICES = {
+    "policy_name": POLICIES,
+    "diagnose": DIAGNOSES,
+    "bundle": BUNDLES,
+    "check_state": STATE_CHECKS,
+    "batch_range": BATCH_RANGES,
+}
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -40,6 +47,7 @@ class Settings:
         diagnose: how far a bad step is looked into.
         bundle: what an incident leaves on disk.
         check_state: look at the whole state before each `epoch` of the data loader, and say what was found; or `off`.
+        batch_range: `warn` of inputs far outside the range of those before, or `skip` their steps; or `off`.
         watch: parameters and buffers to follow, with commas between them: `*.alpha<1`, `scale>0.01`, `bias`.
         quiet: print nothing but the end.
         json: the summary as JSON, on stdout.
@@ -59,6 +67,7 @@ class Settings:
     diagnose: str = "full"
     bundle: str = "light"
     check_state: str = "off"
+    batch_range: str = "off"
     watch: str = ""
     quiet: bool = False
     json: bool = False
@@ -135,6 +144,7 @@ class Settings:
             rollback_rng="continue",  # the script's data go on, and so do its random streams
             diagnose=self.diagnose,  # type: ignore[arg-type]
             bundle=self.bundle,  # type: ignore[arg-type]
+            batch_range=self.batch_range,  # type: ignore[arg-type]
         )
 
     def choose_run_dir(self) -> Path:

@@ -1,0 +1,170 @@
+"""Is the batch in the range of the batches before it: pixels of 0 to 255 instead of 0 to 1, one value of 1e25.
+
+Every floating-point tensor of a batch has a path (`image`, `target[1]`), and for each path the largest magnitudes of
+the recent batches are kept. A batch is far outside when it exceeds the largest of them by a factor of 20, or by more
+where batches differ much among themselves: the factor is the square of largest over median if that is greater. So data
+with long tails raise no alarm. Ranges can also be given; then whatever lies outside is reported, from the first batch.
+
+Values that are not finite do not count here (a mask of -Inf is no measurement): finding those is the guard's own work.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import math
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nantrap import finite
+from nantrap.guard.policy import Policy
+from nantrap.incident import Finding
+from nantrap.incident.wording import some_of
+from nantrap.locate import tensors_of
+
+_FACTOR = 20.0
+_FEWEST = 8
+"""So many batches are seen before any is called unusual."""
+_KEPT = 64
+_MOST_SAMPLES = 16
+
+
+class Usual:
+    """The magnitudes of the recent batches at one path, and the range of all of them."""
+
+    def __init__(self) -> None:
+        self.low, self.high = math.inf, -math.inf
+        self.count = 0
+        self._recent: deque[float] = deque(maxlen=_KEPT)
+
+    def add(self, low: float, high: float) -> None:
+        """One more batch was used for training."""
+        self.low, self.high = min(self.low, low), max(self.high, high)
+        self.count += 1
+        if low or high:  # a batch of zeros says nothing of the scale
+            self._recent.append(max(abs(low), abs(high)))
+
+    def limit(self) -> float:
+        """Above which magnitude a batch is far outside; infinite while too few batches were seen."""
+        if len(self._recent) < _FEWEST:
+            return math.inf
+        ordered = sorted(self._recent)
+        largest, median = ordered[-1], ordered[len(ordered) // 2]
+        return largest * max(_FACTOR, (largest / median) ** 2)
+
+
+class Ranges:
+    """Looks at each batch before its forward pass. Holds what is usual by path, and what was found in this step.
+
+    Args:
+        policy: `batch_range` and `batch_ranges` say what is looked for.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self.findings: list[Finding] = []
+        """What lies outside in the step that is being made."""
+        self._learns = policy.batch_range != "off"
+        self._given = dict(policy.batch_ranges or {})
+        self._most_in_a_row = policy.max_consecutive_skips
+        self._usual: dict[str, Usual] = {}
+        self._fresh: list[tuple[str, float, float]] = []
+        self._in_a_row = 0
+
+    def begin(self) -> None:
+        """Before the first forward pass of a step: forget what a step left that ended with an exception."""
+        self.findings.clear()
+        self._fresh.clear()
+
+    def look(self, batch: Any) -> None:
+        """Compare a batch with the usual range, and note what lies outside. One host read."""
+        tensors = [(path, t.detach()) for path, t in tensors_of(batch) if _is_measured(t)]
+        if not tensors:
+            return
+        extremes = [extreme for _, tensor in tensors for extreme in torch.aminmax(tensor)]
+        values = iter(finite.read(extremes))
+        for path, tensor in tensors:
+            low, high = next(values), next(values)
+            if not (math.isfinite(low) and math.isfinite(high)):
+                rest = tensor[tensor.isfinite()]
+                if not rest.numel():
+                    continue
+                low, high = (float(extreme) for extreme in rest.aminmax())
+            self._judge(path, tensor, low, high)
+
+    def end(self, *, applied: bool) -> list[Finding]:
+        """The step is over. Returns what was found in it; the usual range follows the batches that were applied.
+
+        After as many unusual steps in a row as the policy skips, the new range is taken as usual.
+        """
+        found, self.findings = self.findings, []
+        self._in_a_row = self._in_a_row + 1 if found else 0
+        outside = {finding.name for finding in found}
+        accepts = applied and self._in_a_row > self._most_in_a_row
+        for path, low, high in self._fresh:
+            if applied and (path not in outside or accepts):
+                self._usual.setdefault(path, Usual()).add(low, high)
+        self._fresh = []
+        return found
+
+    @property
+    def may_skip(self) -> bool:
+        """Whether an unusual batch is skipped. More of them in a row than the policy skips are a new range."""
+        return self._in_a_row < self._most_in_a_row
+
+    def _judge(self, path: str, tensor: Tensor, low: float, high: float) -> None:
+        self._fresh.append((path, low, high))
+        given = next((limits for pattern, limits in self._given.items() if fnmatch.fnmatchcase(path, pattern)), None)
+        if given is not None:
+            if given[0] <= low and high <= given[1]:
+                return
+            outside = (tensor < given[0]) | (tensor > given[1])
+            words = f"the given range is {given[0]:.4g} to {given[1]:.4g}"
+        else:
+            usual = self._usual.get(path)
+            if not self._learns or usual is None or max(-low, high) <= (limit := usual.limit()):
+                return
+            outside = tensor.abs() > limit
+            words = f"{usual.low:.4g} to {usual.high:.4g} in the {usual.count:,} batches before"
+        outside &= tensor.isfinite()
+        samples = _samples(outside)
+        where = (
+            f" in {'samples' if len(samples) > 1 else 'sample'} {some_of(list(map(str, samples)))}" if samples else ""
+        )
+        furthest = high if high >= -low else low
+        note = f"reaches {furthest:.4g}{where}; {words}"
+        stats = finite.tensor_stats(tensor)
+        self.findings.append(Finding("batch", path, "data", stats=stats, value=furthest, note=note, samples=samples))
+
+
+def arguments_by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a module is called with, by the names in its `forward`."""
+    names = _parameter_names(type(module))
+    named = {names[i] if i < len(names) else f"args[{i}]": value for i, value in enumerate(args)}
+    return {**named, **kwargs}
+
+
+def words_for(findings: list[Finding]) -> str:
+    """What is unusual, in one sentence."""
+    first, more = findings[0], len(findings) - 1
+    others = f"; {more} more of its tensors too" if more else ""
+    return f"the batch is far outside its range: {first.name} {first.note}{others}"
+
+
+def _parameter_names(kind: type[torch.nn.Module]) -> tuple[str, ...]:
+    code = getattr(kind.forward, "__code__", None)
+    return () if code is None else tuple(code.co_varnames[1 : code.co_argcount])
+
+
+def _is_measured(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.layout == torch.strided and tensor.numel() > 0
+
+
+def _samples(outside: Tensor) -> tuple[int, ...]:
+    """The rows that hold a value outside, where the tensor has rows."""
+    if outside.dim() == 0 or outside.shape[0] < 2:
+        return ()
+    rows = outside.reshape(outside.shape[0], -1).any(1).nonzero().reshape(-1)
+    return tuple(rows[:_MOST_SAMPLES].tolist())
