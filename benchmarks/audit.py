@@ -14,7 +14,7 @@ costs; the ways run in turns, and medians are shown, and the least wall time, wh
 from __future__ import annotations
 
 import argparse
-import contextlib
+import importlib.util
 import os
 import platform
 import statistics
@@ -117,12 +117,19 @@ def measure_here(way: str, path: str, small: str, *, cold: bool) -> None:
     print(seconds, cpu, int(peak.split()[1]) * 1024)
 
 
+def environment() -> dict[str, str]:
+    """As after `pip install`: with compiled modules, whatever this process was told about writing them."""
+    return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+
+
 def measure_command(arguments: list[str], *, path: Path, cold: bool) -> tuple[float, float, float]:
     """Wall seconds, CPU seconds (user and system) and peak memory of a whole command."""
     if cold:
         forget(str(path))
     begin = time.perf_counter()
-    process = subprocess.Popen([sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(
+        [sys.executable, *arguments], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=environment()
+    )
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = status
     assert status == 0, arguments
@@ -147,7 +154,9 @@ def measure(path: Path, small: Path, *, cold: bool, repeat: int) -> dict[str, Re
             runs[way].append(measure_command(filled, path=path, cold=cold))
         for way in WAYS:
             command = [sys.executable, __file__, "--way", way, "--path", str(path), "--small", str(small)]
-            output = subprocess.run(command + ["--cold"] * cold, check=True, capture_output=True, text=True).stdout
+            output = subprocess.run(
+                command + ["--cold"] * cold, check=True, capture_output=True, text=True, env=environment()
+            ).stdout
             runs[way].append(tuple(map(float, output.split())))
     return {way: _result(results) for way, results in runs.items()}
 
@@ -180,12 +189,14 @@ def main() -> None:
         for target, size in ((path, arguments.gb), (small, 1e-6)):  # in a child: torch stays out of this process
             subprocess.run([sys.executable, __file__, "--write", str(target), "--gb", str(size)], check=True)
         load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
-        print(f"{path.stat().st_size / 1e9:.2f} GB, {os.cpu_count()} cores, {platform.machine()}, load {load}")
+        fast = "with" if importlib.util.find_spec("deflate") else "without"
+        cores, machine = os.cpu_count(), platform.machine()
+        print(f"{path.stat().st_size / 1e9:.2f} GB, {cores} cores, {machine}, load {load}, {fast} the package deflate")
         print("| | wall s | least wall s | CPU s (user + system) | GB/s of the least | peak RSS MB |")
         print("| --- | --- | --- | --- | --- | --- |")
         for cold in (False,) if arguments.warm else (False, True):
-            with contextlib.suppress(OSError):
-                path.read_bytes()  # into the page cache
+            plain_read(str(path))  # into the page cache; not into this process, whose peak its children inherit
+            measure_command(["-m", "nantrap", "audit", str(small)], path=small, cold=False)  # compiles the modules
             for way, result in measure(path, small, cold=cold, repeat=arguments.repeat).items():
                 speed = path.stat().st_size / 1e9 / result.least
                 shown = f"{speed:.1f}" if "1 kB" not in way else ""

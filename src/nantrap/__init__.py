@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from nantrap._version import __version__
 from nantrap.errors import FormatError, MissingExtraError, NantrapError, NonFiniteError, UsageError
-from nantrap.incident import Action, Cause, Evidence, Finding, Incident, Site, TensorStats, Trial
 
 if TYPE_CHECKING:
     from nantrap import checkpoints as checkpoints
@@ -26,10 +25,20 @@ if TYPE_CHECKING:
     from nantrap.guard import Outcome as Outcome
     from nantrap.guard import Policy as Policy
     from nantrap.guard import replay as replay
+    from nantrap.incident import Action as Action
+    from nantrap.incident import Cause as Cause
+    from nantrap.incident import Evidence as Evidence
+    from nantrap.incident import Finding as Finding
+    from nantrap.incident import Incident as Incident
+    from nantrap.incident import Site as Site
+    from nantrap.incident import TensorStats as TensorStats
+    from nantrap.incident import Trial as Trial
     from nantrap.locate import probe as probe
     from nantrap.record.alerts import Alerts as Alerts
 
+_INCIDENT = ("Action", "Cause", "Evidence", "Finding", "Incident", "Site", "TensorStats", "Trial")
 _LAZY = {
+    **dict.fromkeys(_INCIDENT, "nantrap.incident"),
     "Alerts": "nantrap.record.alerts",
     "CheckpointStore": "nantrap.checkpoints",
     "audit": "nantrap.checkpoints.audit",

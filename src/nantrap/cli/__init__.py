@@ -46,7 +46,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given:
         print(start_text(COMMANDS), file=sys.stderr)
         return 2
-    parser = _parser(COMMANDS if not given or given[0] not in COMMANDS else (given[0],))
+    names = (given[0],) if given[0] in COMMANDS else () if given == ["--version"] else COMMANDS
+    parser = _parser(names)
     parsed = parser.parse_args(given)
     try:
         if parsed.print_completion:

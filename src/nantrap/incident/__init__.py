@@ -1,23 +1,35 @@
-"""The vocabulary: what an incident is made of, and its versioned JSON. Opens without torch."""
+"""The vocabulary: what an incident is made of, and its versioned JSON. Opens without torch.
 
-from nantrap.incident.codes import BY_CODE, BY_SLUG, Code, lookup
-from nantrap.incident.vocabulary import (
-    PHASES,
-    Action,
-    Cause,
-    Evidence,
-    Finding,
-    FindingKind,
-    Fix,
-    Frame,
-    Incident,
-    Phase,
-    Probe,
-    Site,
-    Source,
-    TensorStats,
-    Trial,
-)
+Names are resolved when they are first used: commands that need only `wording` start faster.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from nantrap.incident.codes import BY_CODE as BY_CODE
+    from nantrap.incident.codes import BY_SLUG as BY_SLUG
+    from nantrap.incident.codes import Code as Code
+    from nantrap.incident.codes import lookup as lookup
+    from nantrap.incident.vocabulary import PHASES as PHASES
+    from nantrap.incident.vocabulary import Action as Action
+    from nantrap.incident.vocabulary import Cause as Cause
+    from nantrap.incident.vocabulary import Evidence as Evidence
+    from nantrap.incident.vocabulary import Finding as Finding
+    from nantrap.incident.vocabulary import FindingKind as FindingKind
+    from nantrap.incident.vocabulary import Fix as Fix
+    from nantrap.incident.vocabulary import Frame as Frame
+    from nantrap.incident.vocabulary import Incident as Incident
+    from nantrap.incident.vocabulary import Phase as Phase
+    from nantrap.incident.vocabulary import Probe as Probe
+    from nantrap.incident.vocabulary import Site as Site
+    from nantrap.incident.vocabulary import Source as Source
+    from nantrap.incident.vocabulary import TensorStats as TensorStats
+    from nantrap.incident.vocabulary import Trial as Trial
+
+_CODES = ("BY_CODE", "BY_SLUG", "Code", "lookup")
 
 __all__ = [
     "BY_CODE",
@@ -40,3 +52,12 @@ __all__ = [
     "Trial",
     "lookup",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module 'nantrap.incident' has no attribute {name!r}")
+    file = "codes" if name in _CODES else "vocabulary"
+    value = getattr(importlib.import_module(f"nantrap.incident.{file}"), name)
+    globals()[name] = value
+    return value

@@ -20,6 +20,7 @@ CHUNK = 1 << 20
 def _always_fold(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crc32, "_WORTHWHILE", 8)
     monkeypatch.setattr(crc32, "_folding_is_faster", lambda: True)
+    monkeypatch.setattr(crc32, "_FAST", None)
 
 
 def checksum_of(data: bytes) -> int:
@@ -67,6 +68,16 @@ def test_every_flipped_bit_changes_it() -> None:
 def test_what_is_small_is_left_to_zlib(size: int) -> None:
     data = random.Random(size).randbytes(size)
     assert checksum_of(data) == zlib.crc32(data)
+
+
+@pytest.mark.parametrize("size", [0, 1, 1000, CHUNK + 1, 4 * CHUNK + 3])
+def test_the_optional_package_gives_the_same(size: int) -> None:
+    fast = pytest.importorskip("deflate")
+    data = random.Random(size).randbytes(size)
+    assert crc32.crc32 is fast.crc32
+    assert checksum_of(data) == zlib.crc32(data)
+    half = size // 2
+    assert crc32.crc32(data[half:], crc32.crc32(data[:half])) == zlib.crc32(data)
 
 
 @settings(max_examples=50, deadline=None)

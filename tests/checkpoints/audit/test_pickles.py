@@ -6,6 +6,7 @@ import collections
 import io
 import os
 import pickle
+import pickletools
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nantrap.checkpoints.audit.pickles import Call, Name, PickleError, read_pickle
+from nantrap.checkpoints.audit.pickles import OPCODES, Call, Name, PickleError, read_pickle
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),
@@ -58,6 +59,10 @@ def test_a_payload_is_named_and_not_run(tmp_path: Path, protocol: int) -> None:
     assert not witness.exists()
     pickle.loads(raw)
     assert witness.exists()  # the test can fail: the payload is real
+
+
+def test_every_opcode_is_known() -> None:
+    assert frozenset(opcode.code.encode("latin1") for opcode in pickletools.opcodes) == OPCODES
 
 
 def test_every_way_to_call_is_only_recorded(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from nantrap.checkpoints.audit.contents import Extent, StoredTensor, row_major
 from nantrap.checkpoints.audit.dtypes import DTYPES
 from nantrap.checkpoints.audit.scan import TensorScan, scan
 from nantrap.checkpoints.audit.source import BytesSource
+from nantrap.checkpoints.audit.tally import Rough
 from nantrap.finite import dtype_name, first_nonfinite_index, tensor_stats
 
 FLOATS = [
@@ -29,11 +30,13 @@ FLOATS = [
 BAD = [torch.nan, torch.inf, -torch.inf]
 
 
-def scan_tensor(tensor: torch.Tensor, *, workers: int = 1) -> TensorScan:
+def scan_tensor(tensor: torch.Tensor, *, workers: int = 1, rough: Rough = "never") -> TensorScan:
     flat = tensor.contiguous().reshape(-1)
     source = BytesSource(flat.view(torch.uint8).numpy().tobytes(), name="t")
     stored = StoredTensor(("t",), DTYPES[dtype_name(tensor.dtype)], tuple(tensor.shape), row_major(tuple(tensor.shape)))
-    result = scan([Extent(source, 0, source.size, "t", (stored,))], verify=True, workers=workers)
+    result = scan(
+        [Extent(source, 0, source.size, "t", (stored,))], verify=True, workers=workers, rough=lambda tensor: rough
+    )
     assert not result.problems
     return result.tensors[0]
 
@@ -65,6 +68,35 @@ def test_counts_and_first_index_agree_with_the_exact_statistics(
     else:
         assert result.stats is not None
         assert (result.stats.nan, result.stats.posinf, result.stats.neginf) == (exact.nan, exact.posinf, exact.neginf)
+
+
+@settings(max_examples=120, deadline=None)
+@given(
+    st.sampled_from([torch.float32, torch.float64, torch.bfloat16]),
+    st.sampled_from(["positive", "always"]),
+    st.booleans(),
+    st.lists(st.tuples(st.integers(0, 699), st.sampled_from([*BAD, -1.0, -3.0, 2e19, -3e38, 1.7e19, 0.0])), max_size=4),
+)
+def test_what_is_only_filtered_misses_nothing(
+    dtype: torch.dtype, rough: Rough, constant: bool, planted: list[tuple[int, float]]
+) -> None:
+    """Non-finite values, signs, absurd magnitudes and constant tensors come out as by the exact look."""
+    tensor = torch.ones(700, dtype=dtype) if constant else torch.linspace(0.5, 2, 700).to(dtype)
+    for position, value in planted:
+        tensor[position] = value
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(scanning, "_CHUNK_BYTES", 64)
+        patch.setattr(jobs, "PIECE_BYTES", 640)
+        patch.setattr(jobs, "_SMALL_BYTES", 0)
+        seen, exact = scan_tensor(tensor, workers=2, rough=rough), scan_tensor(tensor, workers=2)
+    assert (seen.stats, seen.first_index, seen.is_constant) == (exact.stats, exact.first_index, exact.is_constant)
+    if exact.stats is None:
+        assert (seen.low < 0) == (exact.low < 0)
+        limit = 2**64 * (1 - 2**-24)  # the root of float32's largest value, about 1.8e19
+        for one, other in ((seen.low, exact.low), (seen.high, exact.high)):
+            assert one == other or max(abs(one), abs(other)) < limit
+        if rough == "positive" and exact.low < 0:
+            assert seen.low == exact.low
 
 
 def test_many_extents_over_several_workers() -> None:

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 from nantrap.checkpoints.audit.contents import Contents, UnreadableError
 from nantrap.checkpoints.audit.dcp import read_items
 from nantrap.checkpoints.audit.facts import facts_of
 from nantrap.checkpoints.audit.filesystem import filesystem_of
-from nantrap.checkpoints.audit.judge import judge_dtypes, judge_numbers, judge_plain_numbers, judge_tensor
+from nantrap.checkpoints.audit.judge import SQUARES, judge_dtypes, judge_numbers, judge_plain_numbers, judge_tensor
 from nantrap.checkpoints.audit.last_good import family_of, in_order_of_time, newest_healthy
 from nantrap.checkpoints.audit.layouts import Checkpoint, Unit, find_checkpoints, misplaced
 from nantrap.checkpoints.audit.manifest import check_hash
@@ -35,24 +35,22 @@ MOST_PROBLEMS = 5000
 PathLike = str | os.PathLike[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """Who wants to know how far the audit is. Called from several threads."""
 
     on_total: Callable[[int], None] = lambda total: None
     on_bytes: OnBytes = lambda count: None
 
 
-@dataclass(frozen=True, slots=True)
-class _FileAudit:
+class _FileAudit(NamedTuple):
     """What one file gave; travels between ranks."""
 
     name: str
     format: str
     tensors: int = 0
     problems: tuple[Problem, ...] = ()
-    facts: dict[str, Any] = field(default_factory=dict)
-    dtypes: dict[str, int] = field(default_factory=dict)
+    facts: Mapping[str, Any] = {}
+    dtypes: Mapping[str, int] = {}
     names: frozenset[str] = frozenset()
     holds_model: bool = False
 
@@ -90,7 +88,7 @@ def audit(
         raise UsageError("no path was given; give a file, a folder, a glob or a URL")
     team, told = ranks or Ranks(), progress or Progress()
     checkpoints = _found_by_rank_0([os.fspath(path) for path in given], team)
-    reader = _Reader(verify, workers, team, told)
+    reader = _Reader(verify=verify, workers=workers, team=team, progress=told)
     families: dict[str, list[Checkpoint]] = {}
     for checkpoint in checkpoints:
         families.setdefault(family_of(checkpoint.path), []).append(checkpoint)
@@ -141,15 +139,15 @@ def _last_good(seen: Sequence[Checkpoint], audits: dict[str, CheckpointAudit]) -
     return healthy[-1].path
 
 
-@dataclass(slots=True)
 class _Reader:
     """Reads checkpoints, together with the other ranks, and keeps what it found by path."""
 
-    verify: bool
-    workers: int | None
-    team: Ranks
-    progress: Progress
-    audits: dict[str, CheckpointAudit] = field(default_factory=dict)
+    def __init__(self, *, verify: bool, workers: int | None, team: Ranks, progress: Progress) -> None:
+        self.verify = verify
+        self.workers = workers
+        self.team = team
+        self.progress = progress
+        self.audits: dict[str, CheckpointAudit] = {}
 
     def read(self, checkpoints: Sequence[Checkpoint]) -> list[CheckpointAudit]:
         """Every rank must call this with the same checkpoints."""
@@ -195,7 +193,7 @@ def _audit_file(unit: Unit, *, verify: bool, workers: int | None, on_bytes: OnBy
         if source.changed():
             text = "the file changed while it was read: it is still being written, or was replaced"
             problems.append(Problem("NT909", text))
-    return replace(result, problems=tuple(problems))
+    return result._replace(problems=tuple(problems))
 
 
 def _with_hint(problem: Problem, source: Source) -> Problem:
@@ -205,7 +203,13 @@ def _with_hint(problem: Problem, source: Source) -> Problem:
 
 
 def _judge(unit: Unit, contents: Contents, *, verify: bool, workers: int | None, on_bytes: OnBytes) -> _FileAudit:
-    seen = scan(contents.extents, verify=verify, workers=workers, on_bytes=on_bytes)
+    seen = scan(
+        contents.extents,
+        verify=verify,
+        workers=workers,
+        on_bytes=on_bytes,
+        rough=lambda tensor: "positive" if tensor.name.rpartition(".")[2] in SQUARES else "always",
+    )
     fallback = unit.role or default_role(contents.tree)
     problems = [*contents.problems, *seen.problems, *problems_of_imports(contents.imports)]
     if verify:

@@ -7,7 +7,7 @@ reads them in the order of the file, once.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nantrap.checkpoints.audit.dtypes import DType
 from nantrap.checkpoints.audit.source import Source
@@ -23,8 +23,7 @@ class UnreadableError(Exception):
         self.problem = Problem(code, message)
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A tensor in a file. `offset` counts bytes from the begin of its extent, `stride` counts elements."""
 
     path: tuple[str, ...]
@@ -69,8 +68,7 @@ class StoredTensor:
         return tuple(index)
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(NamedTuple):
     """Consecutive bytes of a file, with the tensors they hold and the CRC-32 they should have.
 
     `is_sealed`: their CRC-32 is needed for a checksum over several extents.
@@ -85,8 +83,7 @@ class Extent:
     is_sealed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(NamedTuple):
     """A file as its reader sees it.
 
     `names` has every tensor, also those that share their bytes with another and stand in no extent twice; `tree` is

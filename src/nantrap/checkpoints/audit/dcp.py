@@ -6,7 +6,7 @@ The plan is read like every pickle here: followed, not run.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError
 from nantrap.checkpoints.audit.filesystem import Entry, FileSystem
@@ -20,8 +20,7 @@ from nantrap.incident.wording import escaped
 _MOST_METADATA = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Item:
+class Item(NamedTuple):
     """One entry of a state dict, or one shard of a tensor, in a `.distcp` file."""
 
     name: str

@@ -10,17 +10,17 @@ from __future__ import annotations
 import functools
 import math
 import struct
-from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
-Bytes = NDArray[np.uint8]
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Bytes = NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class DType:
+class DType(NamedTuple):
     """A dtype by its bits.
 
     Attributes:
@@ -82,12 +82,16 @@ DTYPES: Final[dict[str, DType]] = {
 }  # fmt: skip
 """By torch's name."""
 
+ROOT: Final = math.sqrt(_F32.largest)
+"""Beyond the root of float32's limit a square overflows: no activation, norm or second moment survives it."""
+
 _UNSIGNED = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint64}
 _SIGNED = {1: np.int8, 2: np.int16, 4: np.int32, 8: np.int64}
+_FLOATS = {4: np.float32, 8: np.float64}
+_ROOT_BITS = {4: int(np.float32(1.8e19).view(np.uint32)), 8: int(np.float64(1.8e19).view(np.uint64))}
 
 
-@dataclass(frozen=True, slots=True)
-class Extremes:
+class Extremes(NamedTuple):
     """The least and the greatest value of a chunk, and whether everything in it is finite."""
 
     low: float
@@ -104,7 +108,7 @@ def extremes(data: Bytes, dtype: DType) -> Extremes:
     if dtype.nan is not None:
         return _extremes_of_bytes(bits, dtype)
     top, sign = int(bits.max()), 1 << (8 * dtype.part - 1)
-    most = int(bits.view(_SIGNED[dtype.part]).max())
+    most = int(bits.view(_SIGNED[dtype.part]).max()) if top >= sign else top
     finite = (top & (sign - 1)) < dtype.limit and most < dtype.limit
     if not finite:
         return Extremes(math.nan, math.nan, finite=False)
@@ -113,6 +117,20 @@ def extremes(data: Bytes, dtype: DType) -> Extremes:
     if most < 0:  # nothing is positive: the least magnitude is the greatest value
         most = int(bits.min())
     return Extremes(value_of(top, dtype), value_of(most, dtype), finite=True)
+
+
+def are_moderate(data: Bytes, dtype: DType, *, positive: bool) -> bool:
+    """Whether all values are certainly finite and below `ROOT`, and not negative if `positive`. One pass.
+
+    False says nothing: look closer. The sum of the squares is at least the greatest square, and NaN and infinity go
+    through it.
+    """
+    if dtype.name not in ("float32", "float64"):
+        return False
+    values = data.view(_FLOATS[dtype.part])
+    if positive:
+        return int(data.view(_UNSIGNED[dtype.part]).max()) < _ROOT_BITS[dtype.part]
+    return float(np.dot(values, values)) < _F32.largest
 
 
 def _extremes_of_bytes(bits: NDArray[np.unsignedinteger], dtype: DType) -> Extremes:
@@ -140,8 +158,7 @@ def many_extremes(data: Bytes, dtype: DType, edges: list[int]) -> list[Extremes]
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class Counts:
+class Counts(NamedTuple):
     """How many values are what; `first` is the position of the first that is not finite, in values."""
 
     nan: int

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from nantrap.checkpoints.audit.pickles import Call
@@ -17,12 +16,12 @@ _STEP_KEYS = ("global_step", "global_steps", "step", "steps", "iteration", "iter
 _DEPTH = 6
 
 
-@dataclass(slots=True)
 class Facts:
     """Facts of one file, and the numbers among them that must be finite: (name, role, value)."""
 
-    shown: dict[str, Any] = field(default_factory=dict)
-    numbers: list[tuple[str, Role, float]] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.shown: dict[str, Any] = {}
+        self.numbers: list[tuple[str, Role, float]] = []
 
 
 def facts_of(tree: object, scans: Mapping[str, TensorScan]) -> Facts:

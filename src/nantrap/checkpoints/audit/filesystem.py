@@ -9,16 +9,17 @@ import glob
 import os
 import posixpath
 from collections.abc import Iterator
-from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from nantrap.checkpoints.audit.source import LocalSource, Source, StreamSource
 from nantrap.errors import MissingExtraError, UsageError
 
+LOG_NAME = "quarantine.jsonl"
+"""Marks a folder of checkpoints that were moved away, with a line for each. Audits leave such a folder out."""
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+
+class Entry(NamedTuple):
     """What stands in a folder."""
 
     path: str

@@ -7,7 +7,7 @@ side are put together and read at once: ten thousand biases must not cost ten th
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nantrap.checkpoints.audit.contents import Extent
 
@@ -18,8 +18,7 @@ _GAP_BYTES = 4 << 10
 """More between two extents than a header and some padding is not worth reading."""
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
+class Piece(NamedTuple):
     """The bytes `begin` to `end` of an extent, read chunk by chunk."""
 
     extent: Extent
@@ -32,8 +31,7 @@ class Piece:
         return self.end - self.begin
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(NamedTuple):
     """Small extents of one source, in ascending order, that fit into one chunk together."""
 
     extents: tuple[Extent, ...]

@@ -13,23 +13,21 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Final
 
-from nantrap.checkpoints.audit.dtypes import DTYPES
+from nantrap.checkpoints.audit.dtypes import DTYPES, ROOT
 from nantrap.checkpoints.audit.roles import role_of_path
 from nantrap.checkpoints.audit.scan import TensorScan
 from nantrap.checkpoints.audit.verdict import Problem, Role, Severity
 from nantrap.incident.wording import escaped
 
-_ROOT = math.sqrt(DTYPES["float32"].largest)
 _ABSURD: Final[Mapping[str, float]] = {
-    # Beyond the root of float32's limit a square overflows: no activation, norm or second moment survives it.
-    "float64": _ROOT,
-    "float32": _ROOT,
-    "bfloat16": _ROOT,
+    "float64": ROOT,
+    "float32": ROOT,
+    "bfloat16": ROOT,
     # float16 ends at 65504; a weight of nine tenths of that overflows in the first sum.
     "float16": 0.9 * DTYPES["float16"].largest,
 }
 
-_SQUARES: Final = frozenset(
+SQUARES: Final = frozenset(
     ("exp_avg_sq", "max_exp_avg_sq", "exp_avg_sq_row", "exp_avg_sq_col", "square_avg", "sum", "running_var")
 )
 
@@ -49,7 +47,7 @@ def judge_tensor(scan: TensorScan, role: Role) -> list[Problem]:
         severity: Severity = "error" if role in ("model", "ema") else "warning"
         text = f"absmax {absmax:.3g} in {tensor.dtype.name}"
         problems.append(_problem("NT903", text, scan, role, severity))
-    if last in _SQUARES and (role == "optimizer" or last == "running_var") and scan.low < 0:
+    if last in SQUARES and (role == "optimizer" or last == "running_var") and scan.low < 0:
         text = f"least value {scan.low:.3g}, but {last} is a mean of squares"
         problems.append(_problem("NT904", text, scan, role, "error"))
     if scan.is_constant and _should_vary(scan, role, last):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from typing import Final
 
@@ -225,13 +224,19 @@ GADGETS: Final = frozenset(_words(
 ))  # fmt: skip
 """Packages in which a name that runs commands, loads code or opens files is never far: only known names pass."""
 
-TORCH_THAT_RUNS: Final = re.compile(
-    r"torch\.(hub|jit|package|utils\.(cpp_extension|model_zoo|_config_module|collect_env|bottleneck|_strobelight|data\."
-    r"datapipes|show_pickle|benchmark|file_baton|hipify)|_dynamo|_inductor|_strobelight|multiprocessing|"
-    r"distributed\.(run|launch|launcher|elastic|rpc|nn)|fx|export|_export|onnx|testing|_C|ops|_ops|classes|_classes|"
-    r"compiler|_functorch|_vendor|_lazy|library|csrc)(\.|$)"
+_TORCH_THAT_RUNS = _words(
+    "hub jit package utils.cpp_extension utils.model_zoo utils._config_module utils.collect_env utils.bottleneck "
+    "utils._strobelight utils.data.datapipes utils.show_pickle utils.benchmark utils.file_baton utils.hipify _dynamo "
+    "_inductor _strobelight multiprocessing distributed.run distributed.launch distributed.launcher "
+    "distributed.elastic distributed.rpc distributed.nn fx export _export onnx testing _C ops _ops classes _classes "
+    "compiler _functorch _vendor _lazy library csrc"
 )
-NUMPY_THAT_RUNS: Final = re.compile(r"numpy\.(testing|f2py|distutils|lib|compat|ctypeslib|_pyinstaller|tests)(\.|$)")
+_NUMPY_THAT_RUNS = _words("testing f2py distutils lib compat ctypeslib _pyinstaller tests")
+MODULES_THAT_RUN: Final = frozenset(
+    [f"torch.{module}" for module in _TORCH_THAT_RUNS] + [f"numpy.{module}" for module in _NUMPY_THAT_RUNS]
+)
+"""Modules of torch and numpy, with all below them, in which names that run commands or load code are found."""
+
 RUNS: Final = frozenset((
     Name("torch", "load"), Name("torch.serialization", "load"), LOADER_NAME, Name("torch", "compile"),
     Name("numpy", "load"), Name("numpy", "fromfile"), Name("numpy", "save"), Name("numpy", "savez"),

@@ -11,12 +11,11 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from nantrap.checkpoints.audit.dcp import Item, plan_of
 from nantrap.checkpoints.audit.facts import facts_of_trainer_state
-from nantrap.checkpoints.audit.filesystem import Entry, FileSystem, filesystem_of, read_text, walk
-from nantrap.checkpoints.audit.quarantining import LOG_NAME
+from nantrap.checkpoints.audit.filesystem import LOG_NAME, Entry, FileSystem, filesystem_of, read_text, walk
 from nantrap.checkpoints.audit.readers import HEAD_BYTES, reader_of
 from nantrap.checkpoints.audit.roles import role_of_word
 from nantrap.checkpoints.audit.verdict import Problem, Role
@@ -34,8 +33,7 @@ _PARTS = re.compile(
 _DEEPSPEED = re.compile(r".*(mp_rank_\d+_model_states|_optim_states|layer_\d+-model_.*)\.pt")
 
 
-@dataclass(frozen=True, slots=True)
-class Unit:
+class Unit(NamedTuple):
     """One file to read. `items` are the parts of a DCP file, `role` what its name says about it."""
 
     path: str

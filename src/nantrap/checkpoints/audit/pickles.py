@@ -12,12 +12,10 @@ every object that gets a state is recorded.
 from __future__ import annotations
 
 import io
-import pickletools
 import struct
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import IO, Any, Final
+from typing import IO, Any, Final, NamedTuple
 
 MOST_WORK: Final = 16_000_000
 """Opcodes, with containers counted four times: about 400 MB of objects, and a few seconds."""
@@ -36,47 +34,62 @@ class TooLargeError(PickleError):
     """The pickle would take more memory or time than an audit may."""
 
 
-@dataclass(frozen=True, slots=True)
 class Name:
-    """A global the pickle asked for: module `collections`, qualified name `OrderedDict`."""
+    """A global the pickle asked for: module `collections`, qualified name `OrderedDict`. Never changed."""
 
-    module: str
-    qualname: str
+    __slots__ = ("_hash", "module", "qualname")
+
+    def __init__(self, module: str, qualname: str) -> None:
+        self.module = module
+        self.qualname = qualname
+        self._hash = hash((module, qualname))
 
     @property
     def full(self) -> str:
         """`collections.OrderedDict`."""
         return f"{self.module}.{self.qualname}"
 
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Name) and self.module == other.module and self.qualname == other.qualname
 
-@dataclass(slots=True, eq=False)
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __repr__(self) -> str:
+        return f"Name({self.module!r}, {self.qualname!r})"
+
+
 class Call:
     """What an unpickler would have called, with everything the pickle then put into the result.
 
     `how` is the opcode: `reduce` calls the function, `new` makes an instance with `cls.__new__` alone.
     """
 
-    function: object
-    arguments: tuple[object, ...]
-    how: str = "reduce"
-    state: object = None
-    items: list[object] | None = None
-    pairs: dict[object, object] | None = None
+    __slots__ = ("arguments", "function", "how", "items", "pairs", "state")
+
+    def __init__(self, function: object, arguments: tuple[object, ...], how: str = "reduce") -> None:
+        self.function = function
+        self.arguments = arguments
+        self.how = how
+        self.state: object = None
+        self.items: list[object] | None = None
+        self.pairs: dict[object, object] | None = None
 
     def is_call_of(self, *names: str) -> bool:
         """Whether the function is one of these globals."""
         return isinstance(self.function, Name) and self.function.full in names
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Persistent:
     """A reference to something outside the pickle: in torch files, a storage."""
 
-    identity: object
+    __slots__ = ("identity",)
+
+    def __init__(self, identity: object) -> None:
+        self.identity = identity
 
 
-@dataclass(frozen=True, slots=True)
-class Pickle:
+class Pickle(NamedTuple):
     """One pickle: its value, and what an unpickler would do to make it.
 
     Attributes:
@@ -554,8 +567,29 @@ _U2, _U4, _U8, _I4 = (struct.Struct(layout) for layout in ("<H", "<I", "<Q", "<i
 _F8 = struct.Struct(">d")
 
 _HANDLERS: Final[dict[bytes, Callable[[_Machine], None]]] = {
-    opcode.code.encode("latin1"): getattr(_Machine, f"_{opcode.name.lower()}") for opcode in pickletools.opcodes
-}
+    b"I": _Machine._int, b"J": _Machine._binint, b"K": _Machine._binint1, b"M": _Machine._binint2,
+    b"L": _Machine._long, b"\x8a": _Machine._long1, b"\x8b": _Machine._long4, b"S": _Machine._string,
+    b"T": _Machine._binstring, b"U": _Machine._short_binstring, b"B": _Machine._binbytes,
+    b"C": _Machine._short_binbytes, b"\x8e": _Machine._binbytes8, b"\x96": _Machine._bytearray8,
+    b"\x97": _Machine._next_buffer, b"\x98": _Machine._readonly_buffer, b"N": _Machine._none,
+    b"\x88": _Machine._newtrue, b"\x89": _Machine._newfalse, b"V": _Machine._unicode,
+    b"\x8c": _Machine._short_binunicode, b"X": _Machine._binunicode, b"\x8d": _Machine._binunicode8,
+    b"F": _Machine._float, b"G": _Machine._binfloat, b"]": _Machine._empty_list, b"a": _Machine._append,
+    b"e": _Machine._appends, b"l": _Machine._list, b")": _Machine._empty_tuple, b"t": _Machine._tuple,
+    b"\x85": _Machine._tuple1, b"\x86": _Machine._tuple2, b"\x87": _Machine._tuple3, b"}": _Machine._empty_dict,
+    b"d": _Machine._dict, b"s": _Machine._setitem, b"u": _Machine._setitems, b"\x8f": _Machine._empty_set,
+    b"\x90": _Machine._additems, b"\x91": _Machine._frozenset, b"0": _Machine._pop, b"2": _Machine._dup,
+    b"(": _Machine._mark, b"1": _Machine._pop_mark, b"g": _Machine._get, b"h": _Machine._binget,
+    b"j": _Machine._long_binget, b"p": _Machine._put, b"q": _Machine._binput, b"r": _Machine._long_binput,
+    b"\x94": _Machine._memoize, b"\x82": _Machine._ext1, b"\x83": _Machine._ext2, b"\x84": _Machine._ext4,
+    b"c": _Machine._global, b"\x93": _Machine._stack_global, b"R": _Machine._reduce, b"b": _Machine._build,
+    b"i": _Machine._inst, b"o": _Machine._obj, b"\x81": _Machine._newobj, b"\x92": _Machine._newobj_ex,
+    b"\x80": _Machine._proto, b".": _Machine._stop, b"\x95": _Machine._frame, b"P": _Machine._persid,
+    b"Q": _Machine._binpersid,
+}  # fmt: skip
+"""Every opcode of `pickletools`, which takes long to import."""
+
+OPCODES: Final = frozenset(_HANDLERS)
 
 
 def _as_tuple(value: object) -> tuple[object, ...]:

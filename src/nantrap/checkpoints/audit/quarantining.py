@@ -11,19 +11,15 @@ import shlex
 import shutil
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from nantrap.checkpoints.audit.filesystem import is_remote
+from nantrap.checkpoints.audit.filesystem import LOG_NAME, is_remote
 from nantrap.checkpoints.audit.verdict import CheckpointAudit
 from nantrap.errors import UsageError
 
-LOG_NAME = "quarantine.jsonl"
-"""One line a move. A folder that holds it is left out of later audits."""
 
-
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """One checkpoint that was moved."""
 
     source: str

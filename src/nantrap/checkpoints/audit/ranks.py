@@ -8,14 +8,12 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 Result = TypeVar("Result")
 
 
-@dataclass(frozen=True, slots=True)
-class Ranks:
+class Ranks(NamedTuple):
     """This process among its equals. Alone: rank 0 of 1, and nothing is sent."""
 
     rank: int = 0

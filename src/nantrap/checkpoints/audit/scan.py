@@ -9,53 +9,68 @@ from __future__ import annotations
 
 import os
 import threading
-import zlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from nantrap.checkpoints.audit.contents import Extent, StoredTensor
-from nantrap.checkpoints.audit.crc32 import ROOM, Bytes, Checksum, combine
+from nantrap.checkpoints.audit.crc32 import ROOM, Checksum, combine, crc32
 from nantrap.checkpoints.audit.jobs import GROUP_BYTES, Group, Job, Piece, jobs_of, share
-from nantrap.checkpoints.audit.tally import Placed, Tally, TensorScan, look_at_many, look_at_view
+from nantrap.checkpoints.audit.tally import Placed, Rough, Tally, TensorScan, look_at_many, look_at_view
 from nantrap.checkpoints.audit.verdict import Problem
 from nantrap.incident.wording import escaped
 
+if TYPE_CHECKING:
+    from nantrap.checkpoints.audit.crc32 import Bytes
+
 __all__ = ["FileScan", "OnBytes", "TensorScan", "default_workers", "scan"]
 
-_CHUNK_BYTES = 2 << 20
+_CHUNK_BYTES = 1 << 20
 """A multiple of every item size; small enough for a core's cache, large enough that Python is not felt."""
 
 OnBytes = Callable[[int], None]
+_Choice = Callable[[StoredTensor], Rough]
 
 
-@dataclass(frozen=True, slots=True)
-class FileScan:
+class FileScan(NamedTuple):
     """All tensors of a file, what is wrong with its bytes, and the CRC-32 of sealed extents by their label."""
 
     tensors: tuple[TensorScan, ...]
     problems: tuple[Problem, ...]
-    crcs: dict[str, int] = field(default_factory=dict)
+    crcs: dict[str, int]
 
 
-@dataclass(slots=True)
 class _Seen:
     """What one job saw of an extent. `crc` is of `size` bytes; both are of no use where the file became shorter."""
 
-    extent: Extent
-    size: int
-    crc: int = 0
-    is_short: bool = False
-    tallies: list[Tally] = field(default_factory=list)
-    done: list[TensorScan] = field(default_factory=list)
+    def __init__(self, extent: Extent, size: int) -> None:
+        self.extent = extent
+        self.size = size
+        self.crc = 0
+        self.is_short = False
+        self.tallies: list[Tally] = []
+        self.done: list[TensorScan] = []
 
 
 def scan(
-    extents: Iterable[Extent], *, verify: bool, workers: int | None = None, on_bytes: OnBytes | None = None
+    extents: Iterable[Extent],
+    *,
+    verify: bool,
+    workers: int | None = None,
+    on_bytes: OnBytes | None = None,
+    rough: _Choice = lambda tensor: "never",
 ) -> FileScan:
-    """Look at all tensors. `verify` also checks each CRC-32 the file keeps, which needs every byte."""
+    """Look at all tensors.
+
+    Args:
+        extents: where they lie.
+        verify: also check each CRC-32 the file keeps, which needs every byte.
+        workers: threads; by default one a core, at most four.
+        on_bytes: told how many bytes were read, from several threads.
+        rough: the tensors whose extremes need not be exact; see `Tally`.
+    """
     wanted = (part for extent in extents for part in _simplified(extent) if _must_be_read(part, verify=verify))
     jobs = list(jobs_of(wanted))
     most = max(1, workers or default_workers())
@@ -65,7 +80,7 @@ def scan(
     room = ROOM + min(max(GROUP_BYTES, _CHUNK_BYTES), max((job.size for job in jobs), default=0))
 
     def look(batch: list[Job], buffer: Bytes) -> list[_Seen]:
-        return [seen for job in batch for seen in _look(job, buffer, verify=verify, on_bytes=on_bytes)]
+        return [seen for job in batch for seen in _look(job, buffer, verify=verify, on_bytes=on_bytes, rough=rough)]
 
     results = _in_threads(look, batches, count, room)
     tensors: list[TensorScan] = []
@@ -91,7 +106,8 @@ def _in_threads(
             if errors:
                 return
             try:
-                results[number] = look(batches[number], buffer)
+                with np.errstate(all="ignore"):
+                    results[number] = look(batches[number], buffer)
             except BaseException as error:  # raised below, in the caller's thread
                 errors.append(error)
 
@@ -124,7 +140,7 @@ def _simplified(extent: Extent) -> Iterator[Extent]:
     odd = [tensor for tensor in floats if tensor.offset % tensor.dtype.itemsize]
     for tensor in odd[:_MOST_VIEWS]:
         start, size = extent.offset + tensor.offset, tensor.end - tensor.offset
-        yield Extent(extent.source, start, size, extent.label, (replace(tensor, offset=0),))
+        yield Extent(extent.source, start, size, extent.label, (tensor._replace(offset=0),))
     even = [tensor for tensor in floats if tensor not in odd] if odd else floats
     spanned = sum(tensor.end - tensor.offset for tensor in even)
     if len(even) > _MOST_VIEWS and spanned > 4 * extent.size:
@@ -135,7 +151,7 @@ def _simplified(extent: Extent) -> Iterator[Extent]:
             length = (end - begin) // tensor.dtype.itemsize
             covers[tensor.dtype.name] = StoredTensor(known.path, known.dtype, (length,), (1,), begin)
         even = list(covers.values())
-    yield replace(extent, tensors=tuple(even))
+    yield extent._replace(tensors=tuple(even))
 
 
 _MOST_VIEWS = 64
@@ -153,23 +169,23 @@ def _has_floats(tensor: StoredTensor) -> bool:
     return tensor.dtype.has_nan and 0 not in tensor.shape
 
 
-def _look(job: Job, buffer: Bytes, *, verify: bool, on_bytes: OnBytes | None) -> Iterator[_Seen]:
+def _look(job: Job, buffer: Bytes, *, verify: bool, on_bytes: OnBytes | None, rough: _Choice) -> Iterator[_Seen]:
     if isinstance(job, Piece):
-        yield _look_at_piece(job, buffer, verify=verify, on_bytes=on_bytes)
+        yield _look_at_piece(job, buffer, verify=verify, on_bytes=on_bytes, rough=rough)
     else:
         yield from _look_at_group(job, buffer, verify=verify)
         if on_bytes is not None:
             on_bytes(job.size)
 
 
-def _look_at_piece(piece: Piece, buffer: Bytes, *, verify: bool, on_bytes: OnBytes | None) -> _Seen:
+def _look_at_piece(piece: Piece, buffer: Bytes, *, verify: bool, on_bytes: OnBytes | None, rough: _Choice) -> _Seen:
     extent = piece.extent
     seen = _Seen(extent, piece.size)
     spans = []
     for tensor in filter(_has_floats, extent.tensors):
         if tensor.offset < piece.end and tensor.end > piece.begin:
             spans.append((tensor, tensor.offset, tensor.end))
-    seen.tallies = [Tally(tensor) for tensor, _, _ in spans]
+    seen.tallies = [Tally(tensor, rough=rough(tensor)) for tensor, _, _ in spans]
     checksum = Checksum(buffer, piece.size) if verify and _has_crc(extent) else None
     for begin in range(piece.begin, piece.end, _CHUNK_BYTES):
         end = min(begin + _CHUNK_BYTES, piece.end)
@@ -205,7 +221,7 @@ def _look_at_group(group: Group, buffer: Bytes, *, verify: bool) -> Iterator[_Se
             seen.is_short = True
             continue
         if verify and _has_crc(extent):
-            seen.crc = zlib.crc32(view[begin : begin + extent.size])
+            seen.crc = crc32(view[begin : begin + extent.size])
         for tensor in filter(_has_floats, extent.tensors):
             placed.append(Placed(tensor, begin + tensor.offset, begin + tensor.end))
             owners.append(seen)
@@ -233,16 +249,18 @@ def _conclude(
         message = f"{escaped(extent.label)} does not match its CRC-32: bytes were changed after they were saved"
         problems.append(Problem("NT908", message, tensor=names or None))
     tallies: dict[int, Tally] = {}
-    for tally in (tally for piece in pieces for tally in piece.tallies):
-        known = tallies.setdefault(id(tally.tensor), tally)
-        if known is not tally:
-            known.add(tally)
+    for seen in (tally for piece in pieces for tally in piece.tallies):
+        known = tallies.setdefault(id(seen.tensor), seen)
+        if known is not seen:
+            known.add(seen)
     found = {id(result.tensor): result for piece in pieces for result in piece.done}
     found |= {key: tally.result() for key, tally in tallies.items()}
     for tensor in extent.tensors:
         result = found.get(id(tensor))
-        if result is not None and result.stats is not None and not tensor.is_dense:
-            result = look_at_view(extent, tensor)  # the alarm may come from between its elements
+        tally = tallies.get(id(tensor))
+        is_rough = tally is not None and tally.is_rough
+        if result is not None and result.stats is not None and (is_rough or not tensor.is_dense):
+            result = look_at_view(extent, tensor)  # extremes are wanted, or the alarm comes from between its elements
             if result is None:
                 problems.append(short)
                 return

@@ -5,8 +5,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError
 from nantrap.checkpoints.audit.dcp import read_items
@@ -21,8 +20,7 @@ MOST_VALUES = 8
 MOST_TENSORS = 1000
 
 
-@dataclass(frozen=True, slots=True)
-class Shown:
+class Shown(NamedTuple):
     """A tensor of a checkpoint: its first values, and the least and the greatest finite one."""
 
     path: str

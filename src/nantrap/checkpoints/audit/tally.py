@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import numpy as np
 
 from nantrap.checkpoints.audit.contents import Extent, StoredTensor
-from nantrap.checkpoints.audit.dtypes import Bytes, DType, count, extremes, many_extremes
-from nantrap.incident import TensorStats
+from nantrap.checkpoints.audit.dtypes import ROOT, DType, are_moderate, count, extremes, many_extremes
+
+if TYPE_CHECKING:
+    from nantrap.checkpoints.audit.dtypes import Bytes
+    from nantrap.incident import TensorStats
 
 _BLOCK_BYTES = 8 << 20
 """A view with gaps is counted in blocks that span about this much of the file."""
 
 
-@dataclass(frozen=True, slots=True)
-class TensorScan:
+Rough = Literal["never", "positive", "always"]
+
+
+class TensorScan(NamedTuple):
     """What a tensor holds. `low` and `high` are of the finite values; `stats` is there only after an alarm."""
 
     tensor: StoredTensor
@@ -33,20 +37,29 @@ class TensorScan:
         return self.stats is None and self.low == self.high
 
 
-@dataclass(slots=True)
 class Tally:
-    """The extremes of the finite values, the number of the others, and how many values lie before the first of them."""
+    """The extremes of the finite values, the number of the others, and how many values lie before the first of them.
 
-    tensor: StoredTensor
-    low: float = math.inf
-    high: float = -math.inf
-    nan: int = 0
-    posinf: int = 0
-    neginf: int = 0
-    first: int | None = None
+    With `rough`, most chunks of a large tensor are only filtered, in one pass: known to be finite and of ordinary size,
+    and not negative if nothing before them was. `is_rough` says that this happened; `low` and `high` do not include
+    those chunks. Exact all the same: whether the tensor is constant, whether a value is negative, and any magnitude
+    beyond `ROOT`. `rough="positive"` filters only until a value is negative: then the least one is wanted.
+    """
+
+    def __init__(self, tensor: StoredTensor, *, rough: Rough = "never") -> None:
+        self.tensor = tensor
+        self.rough = rough
+        self.is_rough = False
+        self.low = math.inf
+        self.high = -math.inf
+        self.nan = self.posinf = self.neginf = 0
+        self.first: int | None = None
 
     def look(self, data: Bytes, before: int) -> None:
         """Look at the values in `data`; `before` of the tensor's values lie before them."""
+        if self._may_be_filtered() and are_moderate(data, self.tensor.dtype, positive=self.low >= 0):
+            self.is_rough = True
+            return
         seen = extremes(data, self.tensor.dtype)
         if seen.finite:
             self._widen(seen.low, seen.high)
@@ -61,6 +74,7 @@ class Tally:
     def add(self, other: Tally) -> None:
         """Take over what another worker saw of the same tensor."""
         self._widen(other.low, other.high)
+        self.is_rough |= other.is_rough
         self.nan += other.nan
         self.posinf += other.posinf
         self.neginf += other.neginf
@@ -71,6 +85,8 @@ class Tally:
         """The verdict, once all pieces were seen."""
         if self.first is None:
             return TensorScan(self.tensor, self.low, self.high)
+        from nantrap.incident import TensorStats
+
         some_are_finite = self.low <= self.high
         stats = TensorStats(
             shape=self.tensor.shape,
@@ -83,6 +99,12 @@ class Tally:
             max=self.high if some_are_finite else None,
         )
         return TensorScan(self.tensor, self.low, self.high, stats, self.tensor.index_at(self.first))
+
+    def _may_be_filtered(self) -> bool:
+        """Not the first chunk, nor while all values are the same, nor after anything remarkable."""
+        if self.rough == "never" or self.first is not None:
+            return False
+        return -ROOT < self.low < self.high < ROOT and (self.rough == "always" or self.low >= 0)
 
     def _widen(self, low: float, high: float) -> None:
         self.low, self.high = min(self.low, low), max(self.high, high)

@@ -19,7 +19,6 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
 from typing import Final
 
 from nantrap.checkpoints.audit.known_names import (
@@ -31,9 +30,8 @@ from nantrap.checkpoints.audit.known_names import (
     HARMLESS_MODULES,
     LOADER,
     LOADER_NAME,
-    NUMPY_THAT_RUNS,
+    MODULES_THAT_RUN,
     RUNS,
-    TORCH_THAT_RUNS,
     VALUES,
 )  # fmt: skip
 from nantrap.checkpoints.audit.pickles import GETATTR, Call, Name, Pickle
@@ -41,13 +39,15 @@ from nantrap.checkpoints.audit.verdict import Problem
 from nantrap.incident.wording import escaped
 
 
-@dataclass(frozen=True, slots=True)
 class Imports:
     """What the pickles of a file would run, make and name, by full name, and how each of the first kind was judged."""
 
-    run: Mapping[str, str]
-    made: tuple[str, ...] = ()
-    named: tuple[str, ...] = ()
+    __slots__ = ("made", "named", "run")
+
+    def __init__(self, run: Mapping[str, str], made: tuple[str, ...] = (), named: tuple[str, ...] = ()) -> None:
+        self.run = run
+        self.made = made
+        self.named = named
 
     def __add__(self, other: Imports) -> Imports:
         """Both together, each name once."""
@@ -364,6 +364,12 @@ def _looks_like_a_class(name: Name) -> bool:
     return all(_CLASS_PART.fullmatch(part) for part in name.qualname.split("."))
 
 
+def _is_below(module: str, known: frozenset[str]) -> bool:
+    """Whether the module is one of these, or lies inside of one."""
+    parts = module.split(".")
+    return any(".".join(parts[: count + 1]) in known for count in range(len(parts)))
+
+
 def _judge_name(name: Name) -> str:
     """`data`, `named` or `run`, for a global that is only named."""
     if name in VALUES or name in CLASSES or name in FUNCTIONS or name in _CLOSER or name in _NAMED_WITH_THEM:
@@ -380,7 +386,7 @@ def _judge_name(name: Name) -> str:
     if name in RUNS or root in GADGETS:
         return "run"
     if root in ("torch", "numpy"):
-        return "run" if TORCH_THAT_RUNS.match(name.module) or NUMPY_THAT_RUNS.match(name.module) else "named"
+        return "run" if _is_below(name.module, MODULES_THAT_RUN) else "named"
     if name.module == "builtins":
         return "named" if name.qualname in HARMLESS_BUILTINS else "run"
     if root in sys.stdlib_module_names:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import replace
 
 from nantrap.checkpoints.audit.contents import Contents, UnreadableError
 from nantrap.checkpoints.audit.crc32 import combine
@@ -36,11 +35,11 @@ def read(source: Source) -> Contents:
         text = f"the description of the state in the header is damaged: {escaped(repr(error))}"
         raise UnreadableError("NT908", text) from error
     extents = tuple(
-        replace(extent, is_sealed=True, tensors=tuple(replace(t, path=_path(extent.label)) for t in extent.tensors))
+        extent._replace(is_sealed=True, tensors=tuple(t._replace(path=_path(extent.label)) for t in extent.tensors))
         for extent in contents.extents
     )
     seal = (str(metadata.get("structure")), str(metadata.get("crc32")))
-    return replace(contents, format="nantrap", extents=extents, tree=tree, seal=seal)
+    return contents._replace(format="nantrap", extents=extents, tree=tree, seal=seal)
 
 
 def check_seal(contents: Contents, crcs: Mapping[str, int]) -> list[Problem]:

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -47,8 +46,7 @@ _DEEPEST = 48
 """So many keys of a path are kept; a forged file may nest a million."""
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(NamedTuple):
     """A storage by its key in the file; `first` counts the elements of the view before its begin."""
 
     key: str
@@ -57,8 +55,7 @@ class Storage:
     first: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class TensorInStorage:
+class TensorInStorage(NamedTuple):
     """A tensor and the storage that holds it; `raw` instead of a storage for an array inside the pickle."""
 
     tensor: StoredTensor
@@ -70,7 +67,6 @@ Resolve = Callable[[object], Storage]
 Path = tuple[str, ...]
 
 
-@dataclass(slots=True)
 class Found:
     """Everything in a saved object that can hold a NaN.
 
@@ -80,9 +76,10 @@ class Found:
         problems: what could not be looked into.
     """
 
-    tensors: list[TensorInStorage] = field(default_factory=list)
-    numbers: list[tuple[Path, float]] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    def __init__(self) -> None:
+        self.tensors: list[TensorInStorage] = []
+        self.numbers: list[tuple[Path, float]] = []
+        self.problems: list[Problem] = []
 
 
 def storage_of(reference: object) -> Storage:

@@ -7,7 +7,7 @@ ignores case. Whatever could be read in two ways is refused here, so that what w
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from nantrap.checkpoints.audit.contents import UnreadableError
 from nantrap.checkpoints.audit.source import Source
@@ -22,8 +22,7 @@ _MOST_ENTRIES = 2_000_000
 _MOST_DIRECTORY = 256 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(NamedTuple):
     """One file in the archive: where its bytes lie."""
 
     name: str
