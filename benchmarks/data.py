@@ -42,7 +42,7 @@ _WAYS = {
         "import ray\n"
         "ray.init(num_cpus=os.cpu_count(), include_dashboard=False, logging_level='ERROR', log_to_driver=False)\n"
         "from nantrap.doctor.data import check_data\n"
-        "from nantrap.doctor.data.engine import engine_named\n"
+        "from nantrap.engines import engine_named\n"
         "begin = time.perf_counter()  # an existing cluster is used, so its start is not counted\n"
         "check_data(path, engine=engine_named('ray'))\n"
     ),

@@ -50,7 +50,16 @@ class Audit:
             "--fast", action="store_true", help="do not check CRC-32 and hashes: flipped bits may go unseen"
         )
         parser.add_argument(
-            "--workers", type=_count, metavar="N", help="threads that read (default: one per core, at most 4)"
+            "--workers",
+            type=_count,
+            metavar="N",
+            help="threads that read (default: one per core, at most 4), or tasks of Ray at once",
+        )
+        parser.add_argument(
+            "--engine",
+            choices=("local", "ray"),
+            default="local",
+            help="read the files here, or as tasks of a Ray cluster that sees the same paths",
         )
         parser.add_argument(
             "--quarantine",
@@ -97,6 +106,11 @@ class Audit:
             from nantrap.checkpoints.store.config_rate import configured_rate
 
             configured = configured_rate(arguments.config)  # a wrong file is told before gigabytes are read
+        engine = None
+        if arguments.engine != "local":
+            from nantrap.engines import engine_named
+
+            engine = engine_named(arguments.engine, workers=arguments.workers)
         with _Bar(enabled=speaks and sys.stderr.isatty()) as bar:
             report = audit(
                 arguments.paths,
@@ -104,6 +118,7 @@ class Audit:
                 read_all=_read_all(arguments),
                 workers=arguments.workers,
                 ranks=ranks,
+                engine=engine,
                 progress=Told(bar.add_total, bar.add_bytes),
             )
         if configured is not None:

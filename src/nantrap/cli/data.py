@@ -50,8 +50,8 @@ class Data:
 
         from nantrap.doctor.data import DataOptions, check_data, write_bad_samples
         from nantrap.doctor.data import Progress as Told
-        from nantrap.doctor.data.engine import engine_named
         from nantrap.doctor.data.readers.factory import is_factory
+        from nantrap.engines import engine_named
         from nantrap.errors import UsageError
 
         console = Console(stderr=True, highlight=False, soft_wrap=True)

@@ -54,7 +54,10 @@ class Injector:
         self.step = -1
         self._saves = -1
         self._model = model
-        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet([optimizer] if optimizer is not None else [])
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        """In the order in which they were seen: a set would be in the order of memory addresses."""
+        if optimizer is not None:
+            self._see_optimizer(optimizer)
         self._depth = 0
         self._due: list[tuple[Fault, random.Random]] = []
         self._handles: list[Any] = []
@@ -141,7 +144,7 @@ class Injector:
             yield from module.named_buffers()
         elif fault.kind == "optimizer":
             names = {id(parameter): name for name, parameter in module.named_parameters()}
-            for optimizer in self._optimizers:
+            for optimizer in filter(None, (seen() for seen in self._optimizers)):
                 for parameter, state in optimizer.state.items():
                     for key, value in state.items():
                         if isinstance(value, Tensor) and value.dim() > 0:
@@ -199,7 +202,8 @@ class Injector:
         return self._after_root(module, args, output) if self._depth == 0 and output is not None else None
 
     def _see_optimizer(self, optimizer: Optimizer, *_: Any) -> None:
-        self._optimizers.add(optimizer)
+        if not any(seen() is optimizer for seen in self._optimizers):
+            self._optimizers.append(weakref.ref(optimizer))
 
     def _patch_save(self) -> None:
         original = torch.save

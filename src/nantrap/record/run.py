@@ -257,7 +257,7 @@ class Run:
         here = {path for path in (self.path / "incidents").glob("*-r*") if path.is_dir() and path.name[0] != "."}
         for gone in self._incidents.keys() - here:
             del self._incidents[gone]
-        for path in here - self._incidents.keys():
+        for path in sorted(here - self._incidents.keys()):
             self._incidents[path] = _read_incident(path)
             changed = True
         for rank, path in _journals(self.path).items():  # a rank that came late

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from nantrap.doctor.data import check_data
-from nantrap.doctor.data.engine import engine_named
+from nantrap.engines import engine_named
 from nantrap.errors import MissingExtraError
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nantrap.checkpoints.audit.contents import Contents, UnreadableError
 from nantrap.checkpoints.audit.dcp import read_items
@@ -25,6 +26,9 @@ from nantrap.checkpoints.audit.trust import problems_of_imports
 from nantrap.checkpoints.audit.verdict import AuditReport, CheckpointAudit, Problem
 from nantrap.errors import UsageError
 from nantrap.incident.wording import escaped
+
+if TYPE_CHECKING:
+    from nantrap.engines import Engine
 
 MANY = 8
 """A family of more checkpoints than this, larger together than `LARGE_BYTES`, is bisected rather than read whole."""
@@ -62,6 +66,7 @@ def audit(
     read_all: bool | None = None,
     workers: int | None = None,
     ranks: Ranks | None = None,
+    engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> AuditReport:
     """Look into checkpoints for NaN, Inf, absurd values, damage and unsafe pickles. Nothing pickled is ever run.
@@ -73,6 +78,7 @@ def audit(
             number and the size of the files (`None`).
         workers: Threads that read a file; by default one a core, at most four.
         ranks: Share the files with other processes that make the same call.
+        engine: Read the files elsewhere, each as a task of its own; one after the other in this process by default.
         progress: Is told how many bytes there are and how many were read.
 
     Example:
@@ -87,8 +93,10 @@ def audit(
     if not given:
         raise UsageError("no path was given; give a file, a folder, a glob or a URL")
     team, told = ranks or Ranks(), progress or Progress()
+    if engine is not None and team.size > 1:
+        raise UsageError("several ranks share the files already; leave out --engine, or start it without torchrun")
     checkpoints = _found_by_rank_0([os.fspath(path) for path in given], team)
-    reader = _Reader(verify=verify, workers=workers, team=team, progress=told)
+    reader = _Reader(verify=verify, workers=workers, team=team, progress=told, engine=engine)
     families: dict[str, list[Checkpoint]] = {}
     for checkpoint in checkpoints:
         families.setdefault(family_of(checkpoint.path), []).append(checkpoint)
@@ -142,11 +150,14 @@ def _last_good(seen: Sequence[Checkpoint], audits: dict[str, CheckpointAudit]) -
 class _Reader:
     """Reads checkpoints, together with the other ranks, and keeps what it found by path."""
 
-    def __init__(self, *, verify: bool, workers: int | None, team: Ranks, progress: Progress) -> None:
+    def __init__(
+        self, *, verify: bool, workers: int | None, team: Ranks, progress: Progress, engine: Engine | None
+    ) -> None:
         self.verify = verify
         self.workers = workers
         self.team = team
         self.progress = progress
+        self.engine = engine
         self.audits: dict[str, CheckpointAudit] = {}
 
     def read(self, checkpoints: Sequence[Checkpoint]) -> list[CheckpointAudit]:
@@ -154,13 +165,23 @@ class _Reader:
         jobs = [(position, unit) for position, c in enumerate(checkpoints) for unit in c.units]
         mine = self.team.share([unit.size for _, unit in jobs])
         self.progress.on_total(sum(jobs[job][1].size for job in mine))
-        results = self.team.gather({job: self._file(jobs[job][1]) for job in mine})
+        units = [jobs[job][1] for job in mine]
+        results = self.team.gather(dict(zip(mine, self._files(units), strict=True)))
         parts: list[list[_FileAudit]] = [[] for _ in checkpoints]
         for job, (position, _) in enumerate(jobs):
             parts[position].append(results[job])
         done = [_combine(c, part) for c, part in zip(checkpoints, parts, strict=True)]
         self.audits.update((result.path, result) for result in done)
         return done
+
+    def _files(self, units: Sequence[Unit]) -> list[_FileAudit]:
+        """What each file gave, in order, whoever read it."""
+        if self.engine is None:
+            return [self._file(unit) for unit in units]
+        from nantrap.engines import in_order  # only who uses an engine pays for its import
+
+        look = functools.partial(_audit_safely, verify=self.verify, workers=1, on_bytes=_ignore)
+        return in_order(self.engine, look, units, lambda number: self.progress.on_bytes(units[number].size))
 
     def _file(self, unit: Unit) -> _FileAudit:
         read = 0
@@ -170,13 +191,22 @@ class _Reader:
             read += count
             self.progress.on_bytes(count)
 
-        try:
-            result = _audit_file(unit, verify=self.verify, workers=self.workers, on_bytes=on_bytes)
-        except OSError as error:
-            reason = escaped(error.strerror or str(error))
-            result = _FileAudit(unit.name, "unknown", problems=(Problem("NT912", f"not read: {reason}"),))
+        result = _audit_safely(unit, verify=self.verify, workers=self.workers, on_bytes=on_bytes)
         self.progress.on_bytes(max(0, unit.size - read))  # what need not be read is done as well
         return result
+
+
+def _ignore(_count: int) -> None:
+    """A worker elsewhere cannot move the progress bar of this process."""
+
+
+def _audit_safely(unit: Unit, *, verify: bool, workers: int | None, on_bytes: OnBytes) -> _FileAudit:
+    """A file that cannot be read is a problem of its checkpoint, and never ends the audit."""
+    try:
+        return _audit_file(unit, verify=verify, workers=workers, on_bytes=on_bytes)
+    except OSError as error:
+        reason = escaped(error.strerror or str(error))
+        return _FileAudit(unit.name, "unknown", problems=(Problem("NT912", f"not read: {reason}"),))
 
 
 def _audit_file(unit: Unit, *, verify: bool, workers: int | None, on_bytes: OnBytes) -> _FileAudit:

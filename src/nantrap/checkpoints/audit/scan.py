@@ -95,10 +95,10 @@ def scan(
 def _in_threads(
     look: Callable[[list[Job], Bytes], list[_Seen]], batches: list[list[Job]], count: int, room: int
 ) -> list[list[_Seen]]:
-    """The results of all batches, in their order, by so many threads; the first error of any is raised."""
+    """The results of all batches, in their order, by so many threads; of several errors, that of the first batch."""
     results: list[list[_Seen]] = [[] for _ in batches]
     waiting = iter(range(len(batches)))
-    errors: list[BaseException] = []
+    errors: dict[int, BaseException] = {}
 
     def work() -> None:
         buffer = np.empty(room, np.uint8)
@@ -109,7 +109,7 @@ def _in_threads(
                 with np.errstate(all="ignore"):
                     results[number] = look(batches[number], buffer)
             except BaseException as error:  # raised below, in the caller's thread
-                errors.append(error)
+                errors[number] = error
 
     others = [threading.Thread(target=work, name="nantrap-audit") for _ in range(count - 1)]
     for thread in others:
@@ -118,7 +118,7 @@ def _in_threads(
     for thread in others:
         thread.join()
     if errors:
-        raise errors[0]
+        raise errors[min(errors)]
     return results
 
 

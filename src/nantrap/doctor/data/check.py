@@ -14,7 +14,6 @@ import numpy as np
 
 from nantrap.doctor.data import image_folder
 from nantrap.doctor.data.ctc import infeasible_samples
-from nantrap.doctor.data.engine import Engine, Threads
 from nantrap.doctor.data.findings import DataFinding, DataReport
 from nantrap.doctor.data.judge import ctc_finding, different_lengths, judge_file, missing_in_samples
 from nantrap.doctor.data.measures import Measures, joined
@@ -32,6 +31,7 @@ from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.rows import Array, Indices
 from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import file_size, list_folder, open_source
+from nantrap.engines import Engine, Threads, in_order
 from nantrap.errors import NantrapError, UsageError
 from nantrap.incident.wording import some_of
 
@@ -94,7 +94,7 @@ def check_data(
     lengths = {file.path: run.lengths.get(file.path, 0) for file in files} | {
         name: run.lengths.get(name, 0) for name in factories
     }
-    findings.sort(key=lambda finding: (order.get(finding.file, len(order)), finding.file, finding.code))
+    findings.sort(key=lambda each: (order.get(each.file, len(order)), each.file, each.code, str(each.field)))
     return DataReport(tuple(names), lengths, sum(file.size for file in files), tuple(findings))
 
 
@@ -122,14 +122,12 @@ class _Run:
         """All images, grouped by the path that led to them."""
         groups = [files[start : start + _IMAGES_AT_ONCE] for start in range(0, len(files), _IMAGES_AT_ONCE)]
         tasks = [[file.path for file in group] for group in groups]
-        looked: dict[int, list[image_folder.Pixels]] = {}
-        for number, pixels in self.engine.run(image_folder.look_at, tasks):
-            looked[number] = pixels
-            self.progress.advance(sum(file.size for file in groups[number]))
+        sizes = [sum(file.size for file in group) for group in groups]
+        looked = in_order(self.engine, image_folder.look_at, tasks, lambda number: self.progress.advance(sizes[number]))
         roots = {file.path: file.root for file in files}
         by_root: dict[str, list[image_folder.Pixels]] = {}
-        for number in range(len(groups)):
-            for image in looked[number]:
+        for pixels in looked:
+            for image in pixels:
                 by_root.setdefault(roots[image.path], []).append(image)
                 self.lengths[image.path] = 0 if image.error else 1
         for root, found in by_root.items():
@@ -148,10 +146,10 @@ class _Run:
                 self.progress.advance(file.size)
         shards = [shard for _, plan in plans.values() for shard in plan.shards]
         scan = functools.partial(_scan_safely, options=self.options)
+        found = in_order(self.engine, scan, shards, lambda number: self.progress.advance(shards[number].bytes))
         results: dict[str, list[Scanned]] = {path: [] for path in plans}
-        for number, scanned in self.engine.run(scan, shards):
-            results[shards[number].path].append(scanned)
-            self.progress.advance(shards[number].bytes)
+        for shard, scanned in zip(shards, found, strict=True):
+            results[shard.path].append(scanned)
         for path, (file, plan) in plans.items():
             self.judge(path, file.format, plan, results[path])
         self.findings += _mismatched_files({path: plan for path, (_, plan) in plans.items()}, self.lengths)

@@ -72,12 +72,16 @@ def preflight(
 def _all_checks(subject: Subject) -> Iterable[Check]:
     for text in subject.defaults:
         yield Check("default", "skip", f"not given, so: {text}")
-    yield from _safely("initialisation", lambda: [check_weights(subject)])
+    weights = list(_safely("initialisation", lambda: [check_weights(subject)]))
+    yield from weights
     first = try_step(subject)
     if not first.finite:
         yield Check("fp32", "fail", first.message, first.help, first.values())
         if first.error:
             return  # no step can be made, so there is nothing more to learn
+        if any(check.status == "fail" for check in weights):
+            yield Check("other checks", "skip", "not made: with a weight that is not finite, every one of them fails")
+            return
     else:
         yield Check("fp32", "ok", first.message, values=first.values())
     yield from _safely("first loss", lambda: [check_first_loss(subject)])

@@ -1,36 +1,24 @@
-"""Who does the work: threads of this process, or a Ray cluster. Both run the same function on the same shards.
-
-numpy, Pillow and pyarrow release the interpreter lock while they work, so threads use all cores without copies.
-"""
+"""Threads of this process. numpy, Pillow and pyarrow release the interpreter lock while they work."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from typing import Protocol, TypeVar
-
-from nantrap.errors import UsageError
+from typing import TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-class Engine(Protocol):
-    """Runs a function on many items."""
-
-    def run(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
-        """Number and result of each item, in whatever order they finish."""
-
-
 class Threads:
-    """Threads of this process."""
+    """Threads of this process. Holds how many."""
 
     def __init__(self, workers: int | None = None) -> None:
         self._workers = workers or _cores()
 
     def run(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
-        """A few items more than there are workers are waiting at any time, so a million files cost no memory."""
+        """Number and result of each item. Few items wait at any time, so a million files cost no memory."""
         if len(items) == 1 or self._workers == 1:
             for number, item in enumerate(items):
                 yield number, function(item)
@@ -50,17 +38,6 @@ class Threads:
             finally:
                 for future in running:
                     future.cancel()
-
-
-def engine_named(name: str, *, workers: int | None = None) -> Engine:
-    """`local` or `ray`."""
-    if name == "local":
-        return Threads(workers)
-    if name == "ray":
-        from nantrap.doctor.data.ray_engine import Ray
-
-        return Ray(workers)
-    raise UsageError(f"there is no engine {name!r}; choose local or ray")
 
 
 def _cores() -> int:
