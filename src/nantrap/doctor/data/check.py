@@ -18,6 +18,7 @@ from nantrap.doctor.data.findings import DataFinding, DataReport
 from nantrap.doctor.data.judge import ctc_finding, different_lengths, judge_file, missing_in_samples
 from nantrap.doctor.data.measures import Measures, joined
 from nantrap.doctor.data.readers import (
+    combined,
     digests,
     factory,
     format_of,
@@ -150,8 +151,9 @@ class _Run:
         results: dict[str, list[Scanned]] = {path: [] for path in plans}
         for shard, scanned in zip(shards, found, strict=True):
             results[shard.path].append(scanned)
-        for path, (file, plan) in plans.items():
-            self.judge(path, file.format, plan, results[path])
+        for path, (_, plan) in plans.items():
+            kind = plan.shards[0].format if plan.shards else None
+            self.judge(path, kind, plan, combined(path, kind, results[path], self.options))
         self.findings += _mismatched_files({path: plan for path, (_, plan) in plans.items()}, self.lengths)
 
     def judge(self, path: str, format: str | None, plan: Plan, results: Iterable[Scanned]) -> None:

@@ -238,11 +238,12 @@ def _empty_mask(block: Block, name: str) -> Array:
 
 def _ctc_needs(rows: Rows) -> Array:
     """Number of labels plus number of neighbours that are equal, for each sample."""
-    needs = rows.widths.astype(np.float64)
-    for index in range(rows.count):
-        row = rows.row(index)
-        needs[index] += int((row[1:] == row[:-1]).sum())
-    return needs
+    starts = rows.bounds[:-1]
+    repeats = np.zeros(len(rows.flat) + 1, dtype=np.int64)
+    same = rows.flat[1:] == rows.flat[:-1]
+    same[starts[(starts > 0) & (starts < len(rows.flat))] - 1] = False  # neighbours in different samples
+    np.cumsum(same, out=repeats[2:])
+    return np.asarray(rows.widths + repeats[rows.bounds[1:]] - repeats[starts], dtype=np.float64)
 
 
 def _compares(kind: str, role: Role, rows: Rows) -> bool:

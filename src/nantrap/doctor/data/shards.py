@@ -34,7 +34,9 @@ class Shard:
         field: the field to read, if the file's fields are read one by one.
         start: the first sample.
         stop: the sample behind the last; -1 for all.
-        part: which part, for a reader that counts otherwise (row groups).
+        part: which part, for a reader that counts otherwise (row groups, pieces of a text).
+        begin: the first byte of a piece of text.
+        end: the byte behind the last.
         bytes: roughly how much there is to read.
     """
 
@@ -45,6 +47,8 @@ class Shard:
     stop: int = -1
     part: int = 0
     bytes: int = 0
+    begin: int = 0
+    end: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +74,14 @@ class Scanned:
         measures: of each field, possibly several for one field.
         problems: what could not be read.
         samples: how many samples were seen, for readers that see whole samples.
+        bad: samples that are no samples: lines that are not JSON.
+        stopped: why reading ended before the end of the piece.
+        open_quote: a piece of CSV with an odd number of quotes: a cell goes on in the next piece.
     """
 
     measures: list[Measures] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     samples: int = 0
+    bad: list[int] = field(default_factory=list)
+    stopped: str = ""
+    open_quote: bool = False

@@ -6,7 +6,7 @@ The name decides first, the content second: a file called .png that holds HTML i
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final, NamedTuple
 
 from nantrap.doctor.data.readers import arrays, arrow_files, csv_files, json_lines, tar_files
@@ -39,6 +39,8 @@ _STREAMED: Final = {
     "arrow": _Streamed(arrow_files.plan, arrow_files.scan),
     "tar": _Streamed(tar_files.plan, tar_files.scan),
 }
+_LINES: Final = {"csv": csv_files.combine, "jsonl": json_lines.combine}
+"""Formats whose shards count their samples from 0."""
 _EXTENSIONS: Final = {
     ".npy": "npy", ".npz": "npz", ".pt": "torch", ".pth": "torch", ".ckpt": "torch", ".safetensors": "safetensors",
     ".h5": "hdf5", ".hdf5": "hdf5", ".he5": "hdf5", ".hdf": "hdf5", ".csv": "csv", ".tsv": "csv", ".tab": "csv",
@@ -89,6 +91,13 @@ def scan_shard(shard: Shard, options: DataOptions) -> Scanned:
     return _STREAMED[shard.format].scan(shard, options)
 
 
+def combined(path: str, format: str | None, pieces: Sequence[Scanned], options: DataOptions) -> list[Scanned]:
+    """What the shards of one file gave, in order, with samples counted through the whole file."""
+    if format not in _LINES or not pieces:
+        return list(pieces)
+    return [_LINES[format](path, pieces, options)]
+
+
 def digests(path: str, format: str, field: str | None, indices: Array) -> Array:
     """Digests of whole samples of a file of arrays."""
     return arrays.digests(path, field, indices, _ARRAYS[format])
@@ -106,5 +115,6 @@ def read_array(path: str, format: str, field: str | None) -> Array | None:
 
 
 __all__ = [
-    "UnreadableDataError", "digests", "format_of", "format_of_content", "plan_file", "read_array", "scan_shard",
+    "UnreadableDataError", "combined", "digests", "format_of", "format_of_content", "plan_file", "read_array",
+    "scan_shard",
 ]  # fmt: skip

@@ -56,14 +56,87 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
         try:
             for start, batch in _batches(arrow, stream, shard):
                 batch.validate(full=True)  # a forged offset would make pyarrow read outside its memory
-                for name, column in _columns(arrow, batch):
-                    for block in _blocks(arrow, name, column, start, made):
-                        parts.setdefault(name, []).append(measure(block, options, file_stem=""))
+                for block in blocks_of_batch(batch, start, made):
+                    parts.setdefault(block.field or "", []).append(measure(block, options, file_stem=""))
                 made.samples += batch.num_rows
         except (arrow.ArrowException, OSError) as error:
             made.problems.append(Problem(f"damaged from row {shard.start + made.samples:,} on: {_first_line(error)}"))
     made.measures = [joined(found) for found in parts.values()]
     return made
+
+
+def blocks_of_batch(batch: Any, start: int, made: Scanned) -> Iterator[Block]:
+    """The columns of a record batch as blocks.
+
+    Args:
+        batch: of pyarrow.
+        start: the number of its first row.
+        made: takes the problems.
+    """
+    arrow = _arrow()
+    for name, column in _columns(arrow, batch):
+        yield from _blocks(arrow, name, column, start, made)
+
+
+def whole_json_table(data: bytes, *, deep: int) -> Any:
+    """JSON lines as one table, or `None` where a table would not say what the lines say.
+
+    A table has null where a line lacks a key, and no NaN; such lines, and broken ones, must be read one by one.
+
+    Args:
+        data: the lines.
+        deep: how many objects inside of objects a column may come from.
+    """
+    try:
+        import pyarrow.json
+    except ImportError:  # it is an extra, and only makes this faster
+        return None
+    reading = pyarrow.json.ReadOptions(use_threads=False, block_size=max(1024, len(data) + 1))
+    try:
+        table = pyarrow.json.read_json(pyarrow.BufferReader(data), read_options=reading)
+    except (pyarrow.ArrowException, UnicodeError):
+        return None
+    chunks = (chunk for column in table.columns for chunk in column.chunks)
+    return table if all(_is_complete(pyarrow, chunk, deep) for chunk in chunks) else None
+
+
+def _is_complete(arrow: Any, column: Any, deep: int) -> bool:
+    """Whether a column has a value everywhere, at every level."""
+    kind = column.type
+    if column.null_count or arrow.types.is_null(kind) or deep < 1:
+        return False
+    if arrow.types.is_struct(kind):
+        return all(_is_complete(arrow, column.field(position), deep - 1) for position in range(kind.num_fields))
+    if arrow.types.is_list(kind):
+        return _is_complete(arrow, column.flatten(), deep)
+    return True
+
+
+def csv_table(data: bytes, names: list[str], delimiter: str, empty: list[str]) -> Any:
+    """Rows of CSV without quotes as one table, or `None` if they have to be read one by one.
+
+    Args:
+        data: the rows, without a header.
+        names: of the columns.
+        delimiter: between cells.
+        empty: texts that stand for a missing number.
+    """
+    try:
+        import pyarrow.csv
+    except ImportError:  # it is an extra, and only makes this faster
+        return None
+    options = pyarrow.csv
+    try:
+        return options.read_csv(
+            pyarrow.BufferReader(data),
+            read_options=options.ReadOptions(
+                use_threads=False, block_size=max(1024, len(data) + 1), column_names=[str(i) for i in range(len(names))]
+            ),
+            parse_options=options.ParseOptions(delimiter=delimiter, quote_char=False),
+            convert_options=options.ConvertOptions(null_values=empty, strings_can_be_null=False, timestamp_parsers=[]),
+        )
+    except (pyarrow.ArrowException, UnicodeError):  # a row of another width, bytes that are no text
+        return None
 
 
 @contextlib.contextmanager

@@ -1,108 +1,210 @@
 """CSV and TSV. A column is numeric if nearly all of its filled cells are numbers; its empty cells are then missing.
 
-Rows are counted without the header and without blank lines. A first row that holds a number is no header.
+Rows are counted without the header and without blank lines. A first row that holds a number is no header. A piece
+without quotes is parsed as a whole by pyarrow where it is installed, which uses every core; anything unusual (quotes,
+rows of another width, other encodings) goes through the standard library, cell by cell.
 """
 
 from __future__ import annotations
 
 import csv
-import hashlib
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from nantrap.doctor.data.measure import measure
 from nantrap.doctor.data.measures import Block, Measures, joined
+from nantrap.doctor.data.readers.arrow_files import csv_table
+from nantrap.doctor.data.readers.text_pieces import CHANGED, line_bounds, plan_lines, read_piece, whole_of
 from nantrap.doctor.data.roles import DataOptions
-from nantrap.doctor.data.rows import Rows
+from nantrap.doctor.data.rows import Array, Rows, line_digests
 from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
-from nantrap.doctor.data.stored import as_stream, open_source
+from nantrap.doctor.data.stored import open_source
 
 _ROWS = 20_000
+_HEAD = 64 << 10
 _EMPTY = frozenset((
     "", "#n/a", "#na", "-1.#ind", "-1.#qnan", "1.#ind", "1.#qnan", "<na>", "n/a", "na", "null", "none", "#div/0!",
     "#num!", "#value!", "nan", "-nan", "?",
 ))  # fmt: skip
+_EMPTY_SPELLINGS = sorted(
+    {spelt for text in _EMPTY for spelt in (text, text.upper(), text.capitalize(), "NaN", "-NaN")}
+)
 ROW = "\0row"
 """The name of the measures that stand for whole rows. No column can be called so."""
+_OTHER_WIDTH = ("another number of cells",)
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How a file is to be read: told by its beginning."""
+
+    names: list[str]
+    has_header: bool
+    delimiter: str
+    encoding: str
 
 
 def plan(path: str, format: str) -> Plan:
-    """One shard: where rows begin is known only after what is before them."""
-    with open_source(path) as source:
-        if source.size == 0:
-            raise UnreadableDataError("the file is empty")
-        if b"\0" in source.read(0, 4096):
-            raise UnreadableDataError("not text: it holds zero bytes")
-        return Plan((Shard(path, format, bytes=source.size),))
+    """Pieces that end with a line. Whether a cell with quotes goes on behind it is seen when all are read."""
+    return plan_lines(path, format)
 
 
 def scan(shard: Shard, options: DataOptions) -> Scanned:
-    """Measure all columns, and whole rows for copies."""
-    made = Scanned()
-    parts: dict[str, list[Measures]] = {}
-    widths: list[int] = []
+    """Measure all columns of a piece, and whole rows for copies."""
     with open_source(shard.path) as source:
-        try:
-            with as_stream(source) as stream:
-                reader = _reader(stream, shard.path)
-                names, rest = _header(reader)
-                if not names:
-                    raise UnreadableDataError("the file holds no row")
-                for first, rows in _batches(rest):
-                    _measure_batch(names, first, rows, options, parts, widths)
-                    made.samples += len(rows)
-        except (csv.Error, UnicodeError) as error:
-            made.problems.append(Problem(f"not readable as CSV from row {made.samples:,} on: {error}"))
-        if source.changed():
-            made.problems.append(Problem("changed while it was read; check it again when nothing writes to it"))
-    for name, found in parts.items():
-        made.measures.append(joined(found))
-        if name == ROW and widths:
-            made.measures[-1].shapes = {
-                (1, len(names)): np.setdiff1d(np.arange(made.samples), np.array(widths)),
-                ("another number of cells",): np.array(widths, dtype=np.int64),
-            }
+        layout = _layout(source.read(0, _HEAD), shard.path, whole=source.size <= _HEAD)
+        data, whole = read_piece(source, shard)
+    made = _scan_table(data, layout, options, first=not shard.begin)
+    if made is None:
+        made = _scan_rows(data, layout, options, first=not shard.begin)
+    made.open_quote = layout.encoding != "utf-16" and data.count(b'"') % 2 == 1
+    if not whole:
+        made.problems.append(Problem(CHANGED))
     return made
 
 
-def _reader(stream: Any, path: str) -> Iterator[list[str]]:
-    head = stream.read(64 << 10)
-    stream.seek(0)
+def combine(path: str, pieces: Sequence[Scanned], options: DataOptions) -> Scanned:
+    """The pieces of one file, counted through the whole file."""
+    if any(piece.open_quote for piece in pieces[:-1]):  # a cell with line ends in it was cut: read it in one piece
+        with open_source(path) as source:
+            size = source.size
+        pieces = [scan(Shard(path, "csv", begin=0, end=size, bytes=size), options)]
+    stopped = next((number for number, piece in enumerate(pieces) if piece.stopped), None)
+    if stopped is not None:
+        pieces = pieces[: stopped + 1]
+    made = whole_of(pieces)
+    if stopped is not None:
+        why = pieces[stopped].stopped
+        made.problems.append(Problem(f"not readable as CSV from row {made.samples:,} on: {why}"))
+    _complete_widths([each for each in made.measures if each.field == ROW])
+    return made
+
+
+def _complete_widths(rows: list[Measures]) -> None:
+    """Where some rows have another number of cells, the others have the usual one, also in pieces without such rows."""
+    usual = next((shape for made in rows for shape in made.shapes if shape != _OTHER_WIDTH), None)
+    if usual is not None:
+        for made in rows:
+            made.shapes = made.shapes or {usual: np.arange(made.start, made.start + made.rows)}
+
+
+def _layout(head: bytes, path: str, *, whole: bool) -> _Layout:
     encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
-    line = head.decode(encoding, errors="replace").partition("\n")[0]
+    if encoding == "utf-16" and len(head) % 2:
+        head = head[:-1]
+    text = head.decode(encoding, errors="replace")
+    line = text.partition("\n")[0]
     delimiter = "\t" if path.lower().endswith((".tsv", ".tab")) else max(",;\t|", key=line.count)
-    text = io.TextIOWrapper(stream, encoding=encoding, errors="surrogateescape", newline="")
-    csv.field_size_limit(1 << 27)
-    return (row for row in csv.reader(text, delimiter=delimiter, skipinitialspace=True) if row)
-
-
-def _header(reader: Iterator[list[str]]) -> tuple[list[str], Iterator[list[str]]]:
-    """The names of the columns, and the rows."""
-    first = next(reader, None)
+    if not whole and "\n" in text:
+        text = text[: text.rindex("\n") + 1]
+    try:
+        first = next(_reader(text, delimiter), None)
+    except csv.Error as error:
+        raise UnreadableDataError(f"not readable as CSV: {error}") from error
     if first is None:
-        return [], reader
+        raise UnreadableDataError("the file holds no row")
     numbers = [cell for cell in first if _number(cell) is not None]
     counted = [cell for cell in first if cell.strip()] == [str(i) for i in range(len(numbers))] and len(numbers) > 1
     if numbers and not counted:
-        return [str(position) for position in range(len(first))], itertools.chain([first], reader)
+        return _Layout([str(position) for position in range(len(first))], False, delimiter, encoding)
     seen: dict[str, int] = {}
     names = []
     for position, cell in enumerate(first):
         name = cell.strip() or str(position)
         seen[name] = seen.get(name, 0) + 1
         names.append(name if seen[name] == 1 else f"{name}.{seen[name] - 1}")
-    return names, reader
+    return _Layout(names, True, delimiter, encoding)
 
 
-def _batches(rows: Iterator[list[str]]) -> Iterator[tuple[int, list[list[str]]]]:
-    first = 0
-    while batch := list(itertools.islice(rows, _ROWS)):
-        yield first, batch
-        first += len(batch)
+def _reader(text: str, delimiter: str) -> Iterator[list[str]]:
+    csv.field_size_limit(1 << 27)
+    stream = io.StringIO(text, newline="")
+    return (row for row in csv.reader(stream, delimiter=delimiter, skipinitialspace=True) if row)
+
+
+# ---- a whole piece at once
+
+
+def _scan_table(data: bytes, layout: _Layout, options: DataOptions, *, first: bool) -> Scanned | None:
+    """The piece as one table; `None` if it has to be read cell by cell."""
+    delimiter = layout.delimiter.encode()
+    if layout.encoding == "utf-16" or b'"' in data or data.count(b"\r") != data.count(b"\r\n"):
+        return None
+    data = data.removeprefix(b"\xef\xbb\xbf") if first else data
+    if b"0x" in data or b"0X" in data:
+        return None  # pyarrow takes it for a number
+    if delimiter + b" " in data or b"\n " in data or data[:1] == b" ":
+        return None  # spaces before a cell do not belong to it
+    if first and layout.has_header:
+        data = data.lstrip(b"\r\n").partition(b"\n")[2]
+    starts, ends = line_bounds(np.frombuffer(data, dtype=np.uint8)) if data else (np.empty(0, int), np.empty(0, int))
+    if not len(starts):
+        return Scanned()
+    table = csv_table(data, layout.names, layout.delimiter, _EMPTY_SPELLINGS)
+    if table is None or table.num_rows != len(starts) or table.num_columns != len(layout.names):
+        return None
+    made = Scanned(samples=table.num_rows)
+    indices = np.arange(table.num_rows)
+    for name, column in zip(layout.names, table.columns, strict=True):
+        made.measures.append(measure(_table_column(name, column.combine_chunks(), indices), options, file_stem=""))
+    cells = np.frombuffer(data.replace(delimiter, b"\x1f"), dtype=np.uint8)
+    marks = line_digests(cells, starts, ends)
+    made.measures.append(_row_measures(marks, 0))
+    return made
+
+
+def _table_column(name: str, column: Any, indices: Array) -> Block:
+    """A column that pyarrow has parsed: numbers, or texts that are looked at again."""
+    import pyarrow
+
+    types = pyarrow.types
+    if types.is_integer(column.type) or types.is_floating(column.type):
+        missing = np.asarray(column.is_null())
+        numbers = np.asarray(column.drop_null().cast(pyarrow.float64()))
+        block_kind = "int" if types.is_integer(column.type) else "float"
+        return _number_block(name, block_kind, numbers, indices[~missing], indices[missing], indices[:0])
+    if types.is_null(column.type):
+        return _text_block(name, indices, indices[:0])
+    if not (types.is_string(column.type) or types.is_large_string(column.type)):
+        missing = np.asarray(column.is_null())
+        return _text_block(name, indices[missing], indices[~missing])
+    compute = __import__("pyarrow.compute").compute
+    trimmed = compute.utf8_lower(compute.utf8_trim_whitespace(column))
+    if compute.any(compute.match_substring_regex(trimmed, r"^[-+]?(\.?[0-9]|inf)")).as_py():
+        return _column(name, column.to_pylist(), indices)
+    empty = np.asarray(compute.is_in(trimmed, value_set=pyarrow.array(sorted(_EMPTY))))
+    return _text_block(name, indices[empty], indices[~empty])
+
+
+# ---- row by row
+
+
+def _scan_rows(data: bytes, layout: _Layout, options: DataOptions, *, first: bool) -> Scanned:
+    encoding = layout.encoding if first or layout.encoding == "utf-16" else "utf-8"
+    made = Scanned()
+    parts: dict[str, list[Measures]] = {}
+    widths: list[int] = []
+    rows = _reader(data.decode(encoding, errors="surrogateescape"), layout.delimiter)
+    try:
+        if first and layout.has_header:
+            next(rows, None)
+        for batch in iter(lambda: list(itertools.islice(rows, _ROWS)), []):
+            _measure_batch(layout.names, made.samples, batch, options, parts, widths)
+            made.samples += len(batch)
+    except (csv.Error, UnicodeError) as error:
+        made.stopped = str(error)
+    made.measures = [joined(found) for found in parts.values()]
+    if widths:
+        made.measures[-1].shapes = {
+            (1, len(layout.names)): np.setdiff1d(np.arange(made.samples), np.array(widths)),
+            _OTHER_WIDTH: np.array(widths, dtype=np.int64),
+        }
+    return made
 
 
 def _measure_batch(
@@ -119,19 +221,20 @@ def _measure_batch(
     indices = np.arange(first, first + len(rows))
     for position, name in enumerate(names):
         cells = [row[position] if position < len(row) else None for row in rows]
-        block = _column(name, cells, indices)
-        parts.setdefault(name, []).append(measure(block, options, file_stem=""))
-    marks = np.array([_digest(row) for row in rows], dtype=np.uint64)
-    whole = Measures(ROW, "identifier", "int", rows=len(rows), entries=len(rows), marks=marks, start=first)
-    parts.setdefault(ROW, []).append(whole)
+        parts.setdefault(name, []).append(measure(_column(name, cells, indices), options, file_stem=""))
+    texts = ["\x1f".join(row).encode("utf-8", "surrogateescape") for row in rows]
+    ends = np.cumsum([len(text) for text in texts])
+    joined_texts = np.frombuffer(b"".join(texts), dtype=np.uint8)
+    marks = line_digests(joined_texts, ends - [len(text) for text in texts], ends)
+    parts.setdefault(ROW, []).append(_row_measures(marks, first))
 
 
-def _digest(row: list[str]) -> int:
-    data = "\x1f".join(row).encode("utf-8", "surrogateescape")
-    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "little")
+def _row_measures(marks: Array, first: int) -> Measures:
+    """What stands for whole rows: their digests."""
+    return Measures(ROW, "identifier", "int", rows=len(marks), entries=len(marks), marks=marks, start=first)
 
 
-def _column(name: str, cells: list[str | None], indices: Any) -> Block:
+def _column(name: str, cells: list[str | None], indices: Array) -> Block:
     """One column of one batch: its numbers, its empty cells, its text."""
     values = np.full(len(cells), np.nan)
     try:
@@ -155,23 +258,26 @@ def _column(name: str, cells: list[str | None], indices: Any) -> Block:
                 foreign.append(position)
     filled = np.flatnonzero(~np.isnan(values))
     if not len(filled):
-        rows = Rows(np.empty(0), 0, 0)
-        empty, strange = indices[missing], indices[foreign]
-        return Block(name, "text", rows, indices[:0], table=True, missing=empty, foreign=strange)
-    whole = all("." not in cells[i] and "e" not in cells[i].lower() for i in filled[:64])
+        return _text_block(name, indices[missing], indices[foreign])
+    looked = [cells[i] or "" for i in filled[:64]]
+    whole = all("." not in cell and "e" not in cell.lower() for cell in looked)
     numbers = values[filled]
     is_whole = whole and bool(np.isfinite(numbers).all()) and bool((numbers == np.trunc(numbers)).all())
-    # The block holds the numbers only; the indices of the others are handed over beside them.
-    return Block(
-        name,
-        "int" if is_whole else "float",
-        Rows(numbers, len(numbers), 1),
-        indices[filled],
-        shape=(),
-        table=True,
-        missing=indices[missing],
-        foreign=indices[foreign],
-    )
+    kind = "int" if is_whole else "float"
+    return _number_block(name, kind, numbers, indices[filled], indices[missing], indices[foreign])
+
+
+def _number_block(name: str, kind: Any, numbers: Array, filled: Array, missing: Array, foreign: Array) -> Block:
+    """The block holds the numbers only; the indices of the others are handed over beside them."""
+    if not len(numbers):
+        return _text_block(name, missing, foreign)
+    rows = Rows(numbers, len(numbers), 1)
+    return Block(name, kind, rows, filled, shape=(), table=True, missing=missing, foreign=foreign)
+
+
+def _text_block(name: str, missing: Array, foreign: Array) -> Block:
+    none = missing[:0]
+    return Block(name, "text", Rows(np.empty(0), 0, 0), none, table=True, missing=missing, foreign=foreign)
 
 
 def _number(cell: str) -> float | None:

@@ -1,76 +1,96 @@
-"""JSON lines: one object per line. Keys are fields; an object inside an object gives `outer.inner`."""
+"""JSON lines: one object per line. Keys are fields; an object inside an object gives `outer.inner`.
+
+A piece is parsed as a whole by pyarrow where it is installed, which uses every core. What pyarrow reads otherwise than
+JSON lines are meant (a key that is missing here and there, NaN, a broken line) is parsed line by line.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from nantrap.doctor.data.measure import measure
 from nantrap.doctor.data.measures import Measures, joined
+from nantrap.doctor.data.readers.arrow_files import blocks_of_batch, whole_json_table
 from nantrap.doctor.data.readers.records import blocks_of_column
+from nantrap.doctor.data.readers.text_pieces import CHANGED, line_bounds, plan_lines, read_piece, whole_of
 from nantrap.doctor.data.roles import DataOptions
-from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
-from nantrap.doctor.data.stored import as_stream, open_source
+from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard
+from nantrap.doctor.data.stored import open_source
 
 _LINES = 4_000
 _DEEP = 4
-_LENGTH = 256 << 20
+_BOM = b"\xef\xbb\xbf"
 
 
 def plan(path: str, format: str) -> Plan:
-    """One shard: the number of a line is known only after the lines before it."""
-    with open_source(path) as source:
-        if source.size == 0:
-            raise UnreadableDataError("the file is empty")
-        if b"\0" in source.read(0, 4096):
-            raise UnreadableDataError("not text: it holds zero bytes")
-        return Plan((Shard(path, format, bytes=source.size),))
+    """Pieces that end with a line."""
+    return plan_lines(path, format)
 
 
 def scan(shard: Shard, options: DataOptions) -> Scanned:
-    """Measure all fields of all lines. A line that is no JSON is reported; the others are read."""
-    made = Scanned()
-    bad: list[int] = []
-    parts: dict[str | None, list[Measures]] = {}
+    """Measure all fields of all lines of a piece. A line that is no JSON is noted; the others are read."""
     with open_source(shard.path) as source:
-        with as_stream(source) as stream:
-            batch: list[tuple[int, Any]] = []
-            for index, line in _lines(stream):
-                made.samples = index + 1
-                try:
-                    batch.append((index, json.loads(line)))
-                except (ValueError, RecursionError):
-                    bad.append(index)
-                if len(batch) >= _LINES:
-                    measure_records(batch, options, parts)
-                    batch = []
-            measure_records(batch, options, parts)
-        if source.changed():
-            made.problems.append(Problem("changed while it was read; check it again when nothing writes to it"))
-    made.measures = [joined(found) for found in parts.values()]
-    if bad and len(bad) == made.samples:
-        made.problems.append(Problem("not JSON lines: no line is a JSON value"))
-        made.samples = 0
-    elif bad:
-        what = "the last line is cut" if bad == [made.samples - 1] else f"{len(bad):,} lines are not JSON"
-        made.problems.append(Problem(f"{what}: line index {', '.join(map(str, bad[:5]))}", None, tuple(bad)))
+        data, whole = read_piece(source, shard)
+    data = data.removeprefix(_BOM) if not shard.begin else data
+    made = _scan_table(data, options)
+    if made is None:
+        made = _scan_lines(data, options)
+    if not whole:
+        made.problems.append(Problem(CHANGED))
     return made
 
 
-def _lines(stream: Any) -> Iterator[tuple[int, bytes]]:
-    """Lines that are not blank, counted from 0."""
-    index = 0
-    first = True
-    while line := stream.readline(_LENGTH):
-        if first:
-            line = line.removeprefix(b"\xef\xbb\xbf")
-            first = False
-        if line.strip():
-            yield index, line
-            index += 1
+def combine(path: str, pieces: Sequence[Scanned], options: DataOptions) -> Scanned:
+    """The pieces of one file, counted through the whole file; which of its lines are no JSON."""
+    made = whole_of(pieces)
+    if made.bad and len(made.bad) == made.samples:
+        made.problems.append(Problem("not JSON lines: no line is a JSON value"))
+        made.samples = 0
+    elif made.bad:
+        count = f"{len(made.bad):,} line{' is' if len(made.bad) == 1 else 's are'} not JSON"
+        what = "the last line is cut" if made.bad == [made.samples - 1] else count
+        shown = ", ".join(map(str, made.bad[:5]))
+        made.problems.append(Problem(f"{what}: line index {shown}", None, tuple(made.bad)))
+    return made
+
+
+def _scan_table(data: bytes, options: DataOptions) -> Scanned | None:
+    """All lines at once; `None` if they have to be looked at one by one."""
+    table = whole_json_table(data, deep=_DEEP)
+    if table is None:
+        return None
+    starts, _ = line_bounds(np.frombuffer(data, dtype=np.uint8))
+    if table.num_rows != len(starts):  # blank lines, or several objects in a line
+        return None
+    made = Scanned(samples=table.num_rows)
+    for batch in table.combine_chunks().to_batches():
+        for block in blocks_of_batch(batch, 0, made):
+            made.measures.append(measure(block, options, file_stem=""))
+    return made
+
+
+def _scan_lines(data: bytes, options: DataOptions) -> Scanned:
+    made = Scanned()
+    parts: dict[str | None, list[Measures]] = {}
+    batch: list[tuple[int, Any]] = []
+    for line in data.split(b"\n"):
+        if not line.strip():
+            continue
+        try:
+            batch.append((made.samples, json.loads(line)))
+        except (ValueError, RecursionError):
+            made.bad.append(made.samples)
+        made.samples += 1
+        if len(batch) >= _LINES:
+            measure_records(batch, options, parts)
+            batch = []
+    measure_records(batch, options, parts)
+    made.measures = [joined(found) for found in parts.values()]
+    return made
 
 
 def measure_records(
