@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10
 
-.PHONY: demo test test-all test-portable test-shuffled matrix coverage lint format bench docs pictures tables fuzz clean
+.PHONY: demo test test-all test-portable test-shuffled matrix coverage lint format bench docs outputs pictures tables fuzz clean
 
 # pip and not uv: torch is pinned here so that the small CPU build is taken; the package itself declares a range.
 $(STAMP): pyproject.toml
@@ -73,6 +73,10 @@ docs: $(TOOLS)
 	$(BIN)/python docs/api.py
 	$(BIN)/python docs/site.py
 	$(BIN)/zensical build --strict --config-file zensical.toml
+
+# Runs the example of every cause and writes what it prints into its page; takes a few minutes.
+outputs: $(STAMP)
+	$(BIN)/python docs/build.py --run
 
 pictures: $(STAMP)
 	$(BIN)/python docs/pictures.py

@@ -1,13 +1,24 @@
 """`make docs`: writes docs/causes/ and docs/checks/, from docstrings. Needs no torch.
 
-The pages are committed, so that they can be read where the code is; a test says when they are out of date.
+    python docs/build.py                     the pages; the output below an example is kept as it is
+    python docs/build.py --run               the same, and every example is run and its output written below it
+    python docs/build.py --run NT203 NT501   only these examples are run
+
+The pages are committed, so that they can be read where the code is; a test fails when they are out of date. An example
+runs as a separate program, as a reader would run it. What is written does not depend on the machine: the folder of the
+program is removed from its paths.
 """
 
 from __future__ import annotations
 
+import argparse
 import itertools
+import os
+import re
+import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from nantrap.causes import Page, pages
@@ -26,22 +37,32 @@ What `nantrap doctor` looks for in settings and in source code. `nantrap explain
 _INTRODUCTION = """# Causes
 
 Every diagnosis of nantrap has a stable code. `nantrap explain NT203` prints its page and `nantrap.explain("NT203")`
-returns it. Each example is run by a test, which makes sure that nantrap calls it what its page says.
+returns it. Each example is a program that runs as it is, with its real output below it (`make outputs` runs them). A
+test checks that nantrap gives each example the diagnosis of its page.
 """
+_TORCHRUN = "# torchrun --nproc-per-node 2 "
+_SECONDS = 240
+
+
+# ---- the pages
 
 
 def rendered() -> dict[str, str]:
-    """Every file of docs/causes/ by name, as it should be."""
-    return _folder(pages(), _INTRODUCTION)
+    """Every file of docs/causes/ by name, as it should be; the outputs are those that the pages show now."""
+    return _rendered({page.code: shown_output(CAUSES / f"{page.code}.md") for page in pages()})
 
 
 def rendered_checks() -> dict[str, str]:
     """Every file of docs/checks/ by name, as it should be."""
-    return _folder(check_pages(), _CHECKS)
+    return _folder(check_pages(), {page.code: page.markdown() for page in check_pages()}, _CHECKS)
 
 
-def _folder(found: Sequence[Page | CheckPage], introduction: str) -> dict[str, str]:
-    files = {f"{page.code}.md": _NOTE + page.markdown() for page in found}
+def _rendered(outputs: Mapping[str, str]) -> dict[str, str]:
+    return _folder(pages(), {page.code: page.markdown(output=outputs[page.code]) for page in pages()}, _INTRODUCTION)
+
+
+def _folder(found: Sequence[Page | CheckPage], texts: Mapping[str, str], introduction: str) -> dict[str, str]:
+    files = {f"{code}.md": _NOTE + text for code, text in texts.items()}
     index = [introduction]
     for family, members in itertools.groupby(found, key=lambda page: page.family):
         rows = [f"| [{page.code}]({page.code}.md) | `{page.slug}` | {page.title} |" for page in members]
@@ -52,9 +73,68 @@ def _folder(found: Sequence[Page | CheckPage], introduction: str) -> dict[str, s
     return files
 
 
+# ---- the outputs of the examples
+
+
+def shown_output(path: Path) -> str:
+    """The output that a page shows below its example; "" if it shows none."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    found = re.search(r"^It prints:\n\n```text\n(.*?)\n```$", text, flags=re.MULTILINE | re.DOTALL)
+    return found[1] if found else ""
+
+
+def output_of(page: Page, folder: Path) -> str:
+    """What the program of a page prints.
+
+    Args:
+        page: the page of a cause.
+        folder: where the program is written and run.
+
+    Raises:
+        RuntimeError: The program failed.
+    """
+    program = folder / "example.py"
+    program.write_text(page.program + "\n", encoding="utf-8")
+    command = [sys.executable, "-W", "ignore"]  # torch's own warnings hold paths of this machine
+    if page.program.startswith(_TORCHRUN):
+        command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    environment = {name: value for name, value in os.environ.items() if not name.startswith(("NANTRAP_", "COLUMNS"))}
+    environment |= {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
+    done = subprocess.run(
+        [*command, program.name],
+        cwd=folder,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        encoding="utf-8",
+        timeout=_SECONDS,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"the example of {page.code} ended with code {done.returncode}:\n{done.stdout}")
+    return done.stdout.replace(f"{folder.resolve()}{os.sep}", "").rstrip()
+
+
+def _outputs(codes: Sequence[str]) -> dict[str, str]:
+    """The output of every example: run now where its code is among `codes` or `codes` is empty, else as it is shown."""
+    outputs: dict[str, str] = {}
+    for page in pages():
+        if codes and page.code not in codes:
+            outputs[page.code] = shown_output(CAUSES / f"{page.code}.md")
+            continue
+        sys.stdout.write(f"{page.code} {page.slug}\n")
+        with tempfile.TemporaryDirectory() as folder:
+            outputs[page.code] = output_of(page, Path(folder))
+    return outputs
+
+
 def main() -> int:
     """Write what changed, remove pages that no longer exist."""
-    for folder, files in ((CAUSES, rendered()), (CHECKS, rendered_checks())):
+    parser = argparse.ArgumentParser(description="Write docs/causes/ and docs/checks/ from docstrings.")
+    parser.add_argument("--run", nargs="*", metavar="CODE", help="run the examples: all, or those of these codes")
+    codes = parser.parse_args().run
+    causes = rendered() if codes is None else _rendered(_outputs(codes))
+    for folder, files in ((CAUSES, causes), (CHECKS, rendered_checks())):
         folder.mkdir(exist_ok=True)
         for stale in {path.name for path in folder.glob("*.md")} - files.keys():
             (folder / stale).unlink()

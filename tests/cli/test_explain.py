@@ -70,7 +70,7 @@ def test_json_of_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "NT302", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert set(data) == {"code", "slug", "title", "what", "example", "why", "fix", "proof", "family"}
-    assert (data["code"], data["family"], data["example"]) == ("NT302", "backward maths", page("NT302").example)
+    assert (data["code"], data["family"], data["example"]) == ("NT302", "backward maths", page("NT302").program)
 
 
 def test_json_of_the_list(capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,7 +109,7 @@ def test_words_find_causes(words: list[str], code: str, capsys: pytest.CaptureFi
 def test_the_list_of_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "sqrt"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "causes and checks that speak of 'sqrt', the closest first"
+    assert lines[0] == "causes and checks that mention 'sqrt', the closest first"
     assert any("NT301  singular_gradient_at_zero" in line for line in lines)
     assert lines[-1] == "`nantrap explain CODE` shows the page of a cause or a check"
 
@@ -119,6 +119,6 @@ def test_a_cause_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None
     captured = capsys.readouterr()
     assert captured.out == ""
     assert captured.err == (
-        "error: no cause is called 'NT2033'; did you mean NT203 or NT703 or NT603? "
+        "error: there is no cause 'NT2033'; did you mean NT203 or NT703 or NT603? "
         "`nantrap explain` lists every code and slug\n"
     )

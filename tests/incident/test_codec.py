@@ -206,7 +206,7 @@ def test_codes_and_slugs_are_one_to_one() -> None:
     assert Cause("nonsense").code == "NT000"
     with pytest.raises(nantrap.UsageError) as caught:
         lookup("NT999")
-    assert str(caught.value) == "no cause is called 'NT999'; `nantrap explain` lists every code and slug"
+    assert str(caught.value) == "there is no cause 'NT999'; `nantrap explain` lists every code and slug"
 
 
 @pytest.mark.parametrize("cls", [Incident, Finding, TensorStats, Cause, Evidence, Trial])

@@ -1,36 +1,18 @@
 """The pages of the causes: what `nantrap explain NT203` prints and `docs/causes/` holds. Needs no torch.
 
-A page is the docstring of its rule, in a light format that a few lines can read:
-
-    Title, one line.
-
-    What it is, in a few sentences.
-
-    Example:
-        minimal code that shows it; it defines `model`, `optimizer`, `batches`, `loss_fn(batch)` and, where the
-        cause needs more than a plain guard, `guard`. A test runs it.
-
-    Why:
-        prose
-    Fix:
-        prose; what is indented further is code, as a diff where its lines begin with - and +
-
-            - before
-            + after
-    Proof:
-        prose
+A page is the docstring of its rule in the format of `causes/page_format.py`, with the sections Example, Why, Fix and
+Proof. The example defines `model`, `optimizer`, `batches`, `loss_fn(batch)` and, where the cause needs more than a
+plain guard, `guard`. The page shows it as a program that runs as it is: see `Page.program`. A test runs it.
 """
 
 from __future__ import annotations
 
 import difflib
-import inspect
-import re
-import textwrap
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final
 
+from nantrap.causes.page_format import fenced, markdown_text, parse_page, plain_text
 from nantrap.errors import UsageError
 from nantrap.incident import BY_CODE, BY_SLUG, Code
 
@@ -50,7 +32,7 @@ FAMILIES: Final = MappingProxyType(
 )
 """The first three characters of a code, and what its family is called."""
 
-_HEADING = re.compile(rf"^({'|'.join(SECTIONS)}):$", flags=re.IGNORECASE | re.MULTILINE)
+_LOOP: Final = ("for batch in batches:", "    if guard.attempt(loss_fn, batch).incident:", "        break")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,20 +53,40 @@ class Page:
         """`forward maths` for `NT203`."""
         return FAMILIES[self.code[:3]]
 
+    @property
+    def program(self) -> str:
+        """The example as a whole program: the same random numbers each time, and a guarded loop over its batches."""
+        lines = self.example.splitlines()
+        last = max(index for index, line in enumerate(lines) if line.startswith(("import ", "from ")))
+        imports, body = lines[: last + 1], lines[last + 1 :]
+        if "import nantrap" not in imports:
+            imports.append("import nantrap")
+        if "torch.manual_seed(0)" not in body:
+            body[1:1] = ["torch.manual_seed(0)", *([""] if body[1].startswith(("def", "class", "@")) else [])]
+        if not any(line.startswith("guard = ") for line in body):
+            body += ["", "guard = nantrap.Guard(model, optimizer)"]
+        elif body[-1].startswith(" "):
+            body.append("")
+        return "\n".join([*imports, *body, *_LOOP])
+
     def text(self) -> str:
         """The page as plain text, as it reads in a terminal."""
-        parts = [f"{self.code} {self.slug}: {self.title}", self.what]
-        for name in SECTIONS:
-            parts.append(f"{name.capitalize()}:\n{textwrap.indent(getattr(self, name), '    ')}")
-        return "\n\n".join(parts)
+        return plain_text(f"{self.code} {self.slug}: {self.title}", self.what, self._bodies(example=self.program))
 
-    def markdown(self) -> str:
-        """The page as Markdown, code in fences."""
-        parts = [f"# {self.code}: {self.title}", f"`{self.slug}` · {self.family}", self.what]
-        parts += ["## Example", _fenced(self.example)]
-        for name in ("why", "fix", "proof"):
-            parts += [f"## {name.capitalize()}", *(_block(block) for block in _blocks(getattr(self, name)))]
-        return "\n\n".join(parts) + "\n"
+    def markdown(self, *, output: str = "") -> str:
+        """The page as Markdown, code in fences.
+
+        Args:
+            output: what the program prints; shown below it.
+        """
+        headings = (f"# {self.code}: {self.title}", f"`{self.slug}` · {self.family}")
+        example = fenced(self.program, "python")
+        if output:
+            example += f"\n\nIt prints:\n\n{fenced(output, 'text')}"
+        return markdown_text(headings, self.what, self._bodies(example=example))
+
+    def _bodies(self, *, example: str) -> dict[str, str]:
+        return {"Example": example, "Why": self.why, "Fix": self.fix, "Proof": self.proof}
 
 
 _OF_CHECKPOINTS = frozenset(f"NT{number}" for number in range(901, 913))
@@ -105,8 +107,8 @@ def page(code_or_slug: str) -> Page:
     entry = BY_CODE.get(wanted.upper()) or BY_SLUG.get(slug)
     if entry is None and wanted.upper() in _OF_CHECKPOINTS:
         raise UsageError(
-            f"{wanted.upper()} is a problem of a checkpoint file, not a cause of a failed step; `nantrap audit` says "
-            "beside it what it means and what to do"
+            f"{wanted.upper()} is a problem of a checkpoint file, not a cause of a failed step; `nantrap audit` "
+            "prints what it means and what to do"
         )
     if entry is None:
         raise UsageError(_no_such_cause(code_or_slug))
@@ -128,16 +130,8 @@ def _docstring(entry: Code) -> str:
 
 
 def _parsed(entry: Code, docstring: str) -> Page:
-    if not docstring:
-        raise UsageError("the pages are docstrings, which `python -OO` removes; run it without -OO")
-    head, *rest = _HEADING.split(inspect.cleandoc(docstring))
-    title, _, what = head.partition("\n")
-    found = {
-        name.lower(): textwrap.dedent(body.strip("\n")).rstrip()
-        for name, body in zip(rest[::2], rest[1::2], strict=True)
-    }
-    assert tuple(found) == SECTIONS, f"the page of {entry.slug} has the sections {', '.join(found) or 'none'}"
-    return Page(entry.code, entry.slug, title.strip().removesuffix("."), what.strip(), **found)
+    parsed = parse_page(docstring, slug=entry.slug, sections=SECTIONS)
+    return Page(entry.code, entry.slug, parsed.title, parsed.what, **parsed.sections)
 
 
 def _no_such_cause(given: str) -> str:
@@ -146,30 +140,14 @@ def _no_such_cause(given: str) -> str:
     near = difflib.get_close_matches(form, known, n=3, cutoff=0.6)
     near += [slug for slug in BY_SLUG if len(form) > 2 and form in slug and slug not in near][: 3 - len(near)]
     hint = f"did you mean {' or '.join(near)}? " if near else ""
-    return f"no cause is called {given!r}; {hint}`nantrap explain` lists every code and slug"
-
-
-def _blocks(body: str) -> list[str]:
-    """Paragraphs and code, code blocks that follow each other kept apart."""
-    return [block for block in re.split(r"\n\s*\n", body) if block.strip()]
-
-
-def _block(block: str) -> str:
-    return _fenced(textwrap.dedent(block)) if block.startswith("    ") else block
-
-
-def _fenced(code: str) -> str:
-    if all(line[:2] in ("- ", "+ ") for line in code.splitlines()):
-        return f"```diff\n{code}\n```"
-    language = "sh" if code.startswith(("nvidia-smi", "nantrap ")) else "python"
-    return f"```{language}\n{code}\n```"
+    return f"there is no cause {given!r}; {hint}`nantrap explain` lists every code and slug"
 
 
 _UNKNOWN: Final = """No cause could be established.
 
-The step failed, and neither a measurement nor a trial explains why. What was measured is all there: the phase,
-the first operation that made non-finite values, its line, the magnitudes on the way, the findings. A guess would
-not be worth more.
+The step failed, and neither a measurement nor a trial explains why. Everything that was measured is shown: the phase,
+the first operation that made non-finite values, its line, the magnitudes on the way, the findings. A guess would not
+add anything.
 
 Example:
     import torch

@@ -52,14 +52,15 @@ class Explain:
         if isinstance(chosen, Rule):
             print(_as_json(chosen._asdict()) if arguments.json else chosen.text())
         elif arguments.json:
-            print(_as_json({**asdict(chosen), "family": chosen.family}))
+            example = chosen.program if isinstance(chosen, Page) else chosen.example
+            print(_as_json({**asdict(chosen), "example": example, "family": chosen.family}))
         else:
             _show(chosen)
         return 0
 
 
 def _show(chosen: Page | CheckPage) -> None:
-    """On a terminal with headings, colours and lines of its width; as it stands otherwise."""
+    """On a terminal with headings, colours and lines of its width; as plain text otherwise."""
     from rich.console import Console
     from rich.markdown import Markdown
 
@@ -85,7 +86,7 @@ def _listed(found: tuple[Page | CheckPage, ...]) -> str:
 def _matched(found: Sequence[Page | CheckPage], wanted: str) -> str:
     widest = max(len(each.slug) for each in found)
     lines = [f"  {each.code}  {each.slug:<{widest}}  {_title(each)}" for each in found]
-    return "\n".join([f"causes and checks that speak of {wanted!r}, the closest first", *lines, "", _MORE])
+    return "\n".join([f"causes and checks that mention {wanted!r}, the closest first", *lines, "", _MORE])
 
 
 def _title(each: Page | CheckPage) -> str:

@@ -1,8 +1,8 @@
 """The versioned JSON of an incident.
 
-JSON has no NaN: non-finite floats are written as the strings "nan", "inf" and "-inf". Fields left at their
-default are written all the same, so that a reader in another language need not know the defaults. Fields a
-reader does not know survive in `extra` and are written back where they stood.
+JSON has no NaN: non-finite floats are written as the strings "nan", "inf" and "-inf". Fields with their default value
+are written too, so that a reader in another language need not know the defaults. Fields a reader does not know survive
+in `extra` and are written back at their place.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def decode_incident(data: Mapping[str, Any]) -> Incident:
 
 
 def encode(value: Any) -> Any:
-    """Plain JSON values for a dataclass of the vocabulary, or for what stands in its fields."""
+    """Plain JSON values for a dataclass of the vocabulary, or for the values of its fields."""
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
@@ -65,7 +65,7 @@ def encode(value: Any) -> Any:
         return [encode(item) for item in value]
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    raise TypeError(f"{type(value).__name__} has no place in an incident")
+    raise TypeError(f"{type(value).__name__} cannot be part of an incident")
 
 
 def decode(cls: type[T], data: Mapping[str, Any], *, path: str = "") -> T:

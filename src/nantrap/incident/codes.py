@@ -104,5 +104,5 @@ def lookup(code_or_slug: str) -> Code:
     """Find a cause by code (`NT203`, `nt203`) or slug (`softmax_fully_masked_row`)."""
     entry = BY_CODE.get(code_or_slug.upper()) or BY_SLUG.get(code_or_slug.lower())
     if entry is None:
-        raise UsageError(f"no cause is called {code_or_slug!r}; `nantrap explain` lists every code and slug")
+        raise UsageError(f"there is no cause {code_or_slug!r}; `nantrap explain` lists every code and slug")
     return entry

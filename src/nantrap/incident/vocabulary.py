@@ -1,4 +1,4 @@
-"""The words of DESIGN: what an incident is made of. Frozen, slotted, no torch.
+"""The vocabulary: what an incident is made of. Frozen, slotted, no torch.
 
 TensorStats  what a tensor holds, in numbers
 Source       a line of the user's code
@@ -12,8 +12,8 @@ Cause        a diagnosis
 Trial        a replay with exactly one thing changed
 Incident     one failed step
 
-Every class keeps the fields it does not know (written by a newer nantrap) in `extra`, so that an old
-reader never loses what a new writer said.
+Every class keeps the fields it does not know (written by a newer nantrap) in `extra`, so that an old reader never loses
+what a newer version wrote.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One operation on the way to the origin: how large its result was, so that one sees 5.9e4 before 65504."""
+    """One operation on the way to the origin: how large its result was, so that a reader sees 5.9e4 before 65504."""
 
     op: str
     module: str | None = None
@@ -155,7 +155,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """A `nantrap.probe` point as it was in the failed step, with the values watched beside it."""
+    """A `nantrap.probe` point as it was in the failed step, with the values watched next to it."""
 
     name: str
     stats: TensorStats
@@ -235,12 +235,12 @@ class Trial:
 class Incident:
     """One failed step: what was seen, where it began, why, and what was done.
 
-    The names are the same in `incident.json`. `notes` says in words what could not be established.
+    The names are the same in `incident.json`. `notes` describes what could not be established.
 
     `rank` is the rank that wrote this incident, `origin_rank` the one where it began (`None` if that is not known), and
     `bad_ranks` are all ranks that saw something bad. `restored` says whether the state was checked and found to be as
     before the step; `None` where that was not the aim (an applied step, a rollback). `epoch` and `batch` are known
-    where the training loop says them (`Guard.set_position`).
+    where the training loop gives them (`Guard.set_position`).
     """
 
     step: int

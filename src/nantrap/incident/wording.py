@@ -14,7 +14,7 @@ def some_of(names: Sequence[str], shown: int = 3) -> str:
 def escaped(text: str, *, most: int = 300) -> str:
     """Text from a file or a program, fit for a terminal, a log or a page.
 
-    Control characters, line ends and marks that turn the direction of writing become escapes, so that a name can
+    Control characters, line ends and marks that change the direction of the text become escapes, so that a name can
     neither move the cursor nor forge a line; text longer than `most` is cut in the middle.
     """
     if len(text) > most:
