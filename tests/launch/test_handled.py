@@ -375,7 +375,7 @@ def test_tensors_that_are_updated_by_hand_are_checked_at_the_end(settings: Setti
                 weight.grad = None
         summary = Summary.of(attachment)
     assert not summary.state_finite
-    assert "the run ends with NON-FINITE values in a tensor of shape (6, 1); it is no success" in summary.lines(1)
+    assert "the run ends with NON-FINITE values in a tensor of shape (6, 1); the run failed" in summary.lines(1)
 
 
 def test_inf_gradients_are_seen_before_they_are_clipped_to_nan(settings: Settings) -> None:

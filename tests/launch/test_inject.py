@@ -64,6 +64,6 @@ def test_on_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str])
 def test_a_wrong_text_is_refused_before_the_script_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "script.py").write_text("raise SystemExit(7)")
     assert main(["run", "--inject", "gard:0.1", str(tmp_path / "script.py")]) == 2
-    assert "no fault is called 'gard'" in capsys.readouterr().err
+    assert "there is no fault 'gard'" in capsys.readouterr().err
     with pytest.raises(UsageError):
         Settings(inject="grad")

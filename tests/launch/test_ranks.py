@@ -78,7 +78,7 @@ def test_a_script_that_spawns_its_ranks(tmp_path: Path) -> None:
     assert check(tmp_path, ended) == tmp_path / "run"
     assert ended.stdout == "both are done\n"
     last = ended.stderr.splitlines()[-1]
-    assert last == "nantrap: the training ran in other processes, each with a summary of its own"
+    assert last == "nantrap: the training ran in other processes, each of which prints its own summary"
 
 
 def test_a_launcher_that_starts_ranks_as_processes(tmp_path: Path) -> None:

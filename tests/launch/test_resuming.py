@@ -32,7 +32,7 @@ def test_a_restored_rate_that_overrides_the_configured_one_is_said_once(
         step(model, optimizer)
     err = capsys.readouterr().err
     words = (
-        "nantrap: resume: the rate in force is 0.000492, the configuration says 0.0001: "
+        "nantrap: resume: the learning rate is 0.000492, the configuration says 0.0001: "
         "the restored optimizer state overrides it"
     )
     assert err.count(words) == 1

@@ -56,7 +56,7 @@ def test_a_bad_state_is_saved_beside_and_the_last_good_file_stays(
     assert (tmp_path / "model.nonfinite.pt").exists()
     err = capsys.readouterr().err
     assert f"nantrap: {path} would hold non-finite values (" in err
-    assert "saved beside as model.nonfinite.pt, the last good file of that name stays" in err
+    assert "saved as model.nonfinite.pt instead, the last good file of that name stays" in err
 
 
 def test_strict_refuses_and_observe_only_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -138,6 +138,6 @@ def test_what_the_gate_cannot_look_at_is_saved_all_the_same(tmp_path: Path, caps
         torch.save({"model": model.state_dict(), "kind": nn.Linear}, tmp_path / "class.pt")
         assert "unseen" not in capsys.readouterr().err
         torch.save({"model": model.state_dict(), "odd": Odd()}, tmp_path / "odd.pt")
-    assert f"nantrap: {tmp_path / 'odd.pt'} is saved unseen: LookupError: not now" in capsys.readouterr().err
+    assert f"nantrap: {tmp_path / 'odd.pt'} is saved unchecked: LookupError: not now" in capsys.readouterr().err
     assert (tmp_path / "class.pt").exists()
     assert (tmp_path / "odd.pt").exists()

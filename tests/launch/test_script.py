@@ -506,7 +506,7 @@ def test_an_observed_run_ends_poisoned_and_says_so(shell: Shell) -> None:
     assert (shell.folder / "w.pt").exists()
     assert any(
         line.startswith("nantrap: the run ends with NON-FINITE weights: body.weight, body.bias, norm.weight and ")
-        and line.endswith(" more; it is no success")
+        and line.endswith(" more; the run failed")
         for line in ended.summary
     )
 

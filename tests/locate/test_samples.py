@@ -66,7 +66,7 @@ def test_the_fault_needs_the_whole_batch(attempt: Any) -> None:
 
     incident = attempt(model, contrastive, [torch.full((SIZE, 2), 0.5)])
     assert incident.samples == ()
-    note = "each sample was run alone and none of them fails: the fault needs several of them together"
+    note = "each sample was run alone and none of them fails: it takes several of them together"
     assert note in incident.notes
 
 
@@ -105,5 +105,5 @@ def test_a_loss_that_draws_its_own_numbers_is_not_blamed_on_the_whole_batch() ->
     with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), quiet=True) as guard:
         found = [guard.attempt(loss, torch.randn(8, 4)).incident for _ in range(20)]
     incident = next(each for each in found if each is not None)
-    words = "the step draws random numbers, and a part of the batch draws others: the sample cannot be told"
+    words = "the step draws random numbers, and a part of the batch draws others: the sample cannot be found"
     assert words in incident.notes

@@ -1,6 +1,6 @@
 """Is anything in this list of tensors non-finite? One flag, on the tensors' device, without a host read.
 
-How the flag comes about. `aminmax` reads memory at full bandwidth and passes NaN on; `(max - max) + (min - min)`
+How the flag is computed: `aminmax` reads memory at full bandwidth and passes NaN on; `(max - max) + (min - min)`
 is then 0 for a finite tensor and NaN for any other. A thousand small tensors would cost a thousand launches, so
 tensors below `SMALL` values are joined by dtype first: copying a few kilobytes is cheaper than one more call.
 `isfinite().all()` would be 20 to 40 times slower, and a norm overflows above 1e19 in float32.
@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nantrap.finite.torch_private import stored_values
+
 _NO_NAN = frozenset(dtype for name in ("float4_e2m1fn_x2",) if (dtype := getattr(torch, name, None)) is not None)
 """Packed formats without a bit pattern for NaN or Inf."""
 
@@ -25,8 +27,8 @@ def nonfinite_flag(tensors: Iterable[Tensor | None]) -> Tensor:
     """1.0 if any tensor holds NaN or Inf, else 0.0: a float32 scalar on the tensors' device, not yet read.
 
     Takes every dtype and layout: integers, empty and meta tensors are finite by nature; complex numbers, sparse
-    values, float8 and the local part of a `DTensor` are looked into. Tensors on several devices are all checked;
-    the flag then lies on the device of the first.
+    values, float8 and the local part of a `DTensor` are checked. Tensors on several devices are all checked;
+    the flag is then on the device of the first.
     """
     suspects = [_nan_if_bad(group) for group in _groups(tensors)]
     if not suspects:
@@ -57,7 +59,7 @@ def read(scalars: Sequence[Tensor]) -> list[float]:
     first = scalars[0]
     if all(s.dtype == first.dtype and s.device == first.device for s in scalars):
         return [float(value) for value in torch.stack(list(scalars)).tolist()]
-    # float64 so that a large float32 loss or an integer is read back as it is
+    # float64 so that a large float32 loss or an integer is read back exactly
     joined = [s.to(device=first.device, dtype=torch.float64, non_blocking=True) for s in scalars]
     return [float(value) for value in torch.stack(joined).tolist()]
 
@@ -72,14 +74,14 @@ def readable(tensor: Tensor) -> Tensor | None:
     if tensor.is_nested:
         tensor = tensor.values() if tensor.layout == torch.jagged else tensor.contiguous().values()
     if tensor.layout == torch.sparse_coo:
-        tensor = tensor._values()
+        tensor = stored_values(tensor)
     elif tensor.layout != torch.strided:
         tensor = tensor.values()
     if tensor.is_meta or tensor.numel() == 0:
         return None
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    if tensor.itemsize == 1:  # float8 knows no arithmetic; every float8 value is exact in float16 or float32
+    if tensor.itemsize == 1:  # float8 has no arithmetic; every float8 value is exact in float16 or float32
         tensor = tensor.to(torch.float32)
     return tensor
 

@@ -1,9 +1,9 @@
 """The gradient norm, as `clip_grad_norm_` takes it, and what to do when it overflows.
 
-The norm is taken anyway by everybody who clips, and a finite norm proves that every gradient is finite: it is
+Most training loops clip and take the norm anyway, and a finite norm proves that every gradient is finite: it is
 the free flag of a healthy step. The converse does not hold: squares of finite gradients above 1.8e19 (float32) or
 256 (float16 with a float16 result) overflow, and clipping by an infinite norm silently zeroes the whole update.
-`exact_norm` settles the doubt.
+`exact_norm` decides such cases.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def exact_norm(gradients: Sequence[Tensor]) -> float:
 
 
 def _by_layout(tensors: Sequence[Tensor]) -> dict[Any, list[Tensor]]:
-    """Plain tensors together, and sharded ones by their mesh and by how they lie on it."""
+    """Plain tensors together, and sharded ones by their mesh and by their placement on it."""
     groups: dict[Any, list[Tensor]] = {}
     for tensor in tensors:
         key = (getattr(tensor, "device_mesh", None), tuple(getattr(tensor, "placements", ())))

@@ -1,4 +1,4 @@
-"""Exact statistics of one tensor. Slow on purpose-built paths nowhere: it runs only after an alarm."""
+"""Exact statistics of one tensor. It may be slow: it runs only after an alarm."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ _PAYLOAD = {
     torch.float16: (torch.int16, 0x01FF),
     torch.bfloat16: (torch.int16, 0x003F),
 }
-"""The bits of a NaN below its quiet bit: arithmetic leaves them 0, unless it hands on a NaN that has them."""
+"""The bits of a NaN below its quiet bit: arithmetic leaves them 0, unless it passes on a NaN that has them."""
 
 
 def has_nan_payload(tensor: Tensor) -> bool:

@@ -64,7 +64,7 @@ class Adapter:
         return self._attachment is not None
 
     def begin(self) -> None:
-        """Guard every optimizer of this process, also those that are there already. May be called again."""
+        """Guard every optimizer of this process, also those that exist already. May be called again."""
         if self.active:
             return
         if current() is not None:
@@ -103,7 +103,7 @@ class Adapter:
         return iter(self._attachment.loops) if self._attachment is not None else iter(())
 
     def settle(self) -> None:
-        """What the loop gave up is recorded and put back now, before anything is saved or evaluated."""
+        """A step that the loop abandoned is recorded and undone now, before anything is saved or evaluated."""
         if self._attachment is not None:
             self._attachment.loops.settle()
 
@@ -126,7 +126,7 @@ class Adapter:
             loop.parts.progress.epoch, loop.parts.progress.batch = epoch, batch
 
     def log_eval(self, metrics: Mapping[str, Any]) -> None:
-        """Record the results of an evaluation in the journal; what is no number is left out."""
+        """Record the results of an evaluation in the journal; values that are not numbers are left out."""
         numbers: dict[str, float] = {}
         for name, value in metrics.items():
             with contextlib.suppress(TypeError, ValueError, RuntimeError):

@@ -1,4 +1,4 @@
-"""The scalars that a script asked about, and that had no backward pass yet."""
+"""The scalars that a script has read or tested, and that had no backward pass yet."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MOST = 16
 class Asked:
     """Holds the scalars that the script looked at since the last forward pass began, with their graphs.
 
-    `open` says whether a forward pass waits for its backward pass; at any other time questions are of no interest.
+    `open` says whether a forward pass waits for its backward pass; at any other time nothing is noted.
     """
 
     def __init__(self) -> None:
@@ -31,10 +31,10 @@ class Asked:
             self._tensors.append(tensor)
 
     def take(self, *, instead_of: Tensor | None = None) -> list[Tensor]:
-        """Those that are not finite; from here on nothing is remembered.
+        """Those that are not finite; the list is cleared.
 
         Args:
-            instead_of: the loss of the backward pass that comes now, which is not given up.
+            instead_of: the loss of the backward pass that comes now, which is not abandoned.
         """
         if not self._tensors:
             return []

@@ -67,7 +67,7 @@ class Attachment:
 
     @property
     def injected(self) -> list[Injected]:
-        """The faults on purpose that happened so far."""
+        """The injected faults that happened so far."""
         return list(self._faults.injected) if self._faults is not None else []
 
     def bad_state(self) -> list[str]:

@@ -1,4 +1,4 @@
-"""`torch.multiprocessing.spawn`: the processes it starts are fresh interpreters, so each attaches for itself."""
+"""`torch.multiprocessing.spawn`: the processes it starts are new interpreters, so each one attaches separately."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Guarded:
 
 
 def install(patches: Patches, loops: Loops) -> None:
-    """Let every process of `mp.spawn` guard itself."""
+    """Guard every process of `mp.spawn` separately."""
     module = sys.modules["torch.multiprocessing.spawn"]
 
     def start(original: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:

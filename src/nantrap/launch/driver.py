@@ -1,4 +1,4 @@
-"""The driver of a script's own loop: the script's call is made, or it is not, and nothing else is touched."""
+"""The driver of a script's own loop: the script's call is made or left out, and nothing else is changed."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ScriptDriver:
             self.take_update()
 
     def repeat_update(self) -> None:
-        """The scaler's own step is behind us: the optimizer's alone."""
+        """The scaler's own step is done already: only the optimizer's."""
         if self.scaling.enabled:
             self._optimizer.step()
         else:

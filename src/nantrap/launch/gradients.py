@@ -15,7 +15,7 @@ from nantrap.launch.scalers import Scaled
 
 
 def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
-    """Tell the guards of every backward pass and of every clipping."""
+    """Report every backward pass and every clipping to the guards."""
 
     def backward(original: Any, tensors: Any, *args: Any, **kwargs: Any) -> None:
         loss = scaled.unscaled(tensors)
@@ -38,7 +38,7 @@ def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
             if not math.isfinite(norm.item()):
                 loop.clipped(norm.detach())
                 return norm  # clipping would turn Inf into NaN (Inf × 0) and hide what happened; no step follows
-        # a norm that is not finite is the guard's business: the step will not be taken, whatever it was clipped to
+        # the guard handles a norm that is not finite: the step will not be made, whatever it was clipped to
         norm = original(given, *args, **({**kwargs, "error_if_nonfinite": False} if loop is not None else kwargs))
         if loop is not None and isinstance(norm, Tensor):
             loop.clipped(norm.detach())

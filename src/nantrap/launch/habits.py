@@ -1,4 +1,4 @@
-"""Wrong training that needs no NaN to be seen: gradients that are never cleared, two steps for one backward pass."""
+"""Mistakes that show without any NaN: gradients that are never cleared, two steps for one backward pass."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Habits:
             )
 
     def is_repeated_step(self) -> bool:
-        """Whether a step that is asked for now would use the gradients of the last one once more."""
+        """Whether a step now would use the gradients of the last one once more."""
         if not self._is_untouched():
             return False
         self.repeated += 1
@@ -62,7 +62,7 @@ class Habits:
         return True
 
     def notes(self) -> list[str]:
-        """What the end of the run says."""
+        """The lines for the summary of the run."""
         found = []
         if self.uncleared >= _OFTEN:
             found.append(f"the gradients were not cleared in the last {self.uncleared:,} steps (zero_grad_missing)")

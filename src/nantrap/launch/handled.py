@@ -2,9 +2,10 @@
 
 A script that handles a bad loss looks at it first. So each scalar with a graph that the script asks about (`isnan`,
 `isfinite`, `.item()`, ...) after a forward pass is kept until the backward pass. One that is not finite and never gets
-a backward pass was given up by the script: that is an incident like any other, only that the script skipped the batch.
+a backward pass was abandoned by the script: that is an incident like any other, except that the script skipped the
+batch.
 
-Nothing is read here that the script did not ask for, until the script gives something up.
+Nothing is read here that the script did not read itself, until the script abandons a step.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ _ANSWERS = ("item", "__float__", "detach")
 
 
 def install(patches: Patches, loops: Loops) -> None:
-    """Notice what the script asks, and when it turns to something else."""
+    """Notice what the script tests, and when it begins something else."""
     asked = loops.asked
 
     def asking(original: Any) -> Any:
@@ -32,7 +33,7 @@ def install(patches: Patches, loops: Loops) -> None:
 
         @functools.wraps(original)
         def ask(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():  # what is asked of a traced tensor has no answer yet
+            if is_compiling():  # a traced tensor has no value yet
                 return original(tensor, *args, **kwargs)
             if asked.open and isinstance(tensor, Tensor) and tensor.requires_grad and not loops.is_own_call():
                 asked.note(tensor)

@@ -1,4 +1,4 @@
-"""Attaching late, to optimizers and imports that are there already: in a notebook, or by an adapter of a framework."""
+"""Attaching late, to optimizers and imports that exist already: in a notebook, or by an adapter of a framework."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nantrap.launch.torch_private import is_scheduled, mark_scheduled, mark_step
 
 
 class Reached:
-    """What was changed to reach living optimizers and modules. Holds what was there before; `undo` puts it back."""
+    """What was changed to reach existing optimizers and modules. Holds what was there before; `undo` restores it."""
 
     def __init__(self) -> None:
         self._own_steps: list[tuple[weakref.ref[Optimizer], Any]] = []

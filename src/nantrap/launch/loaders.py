@@ -1,7 +1,7 @@
 """Which samples of the dataset a batch was made of: the indices that `DataLoader` drew for it, its epoch and number.
 
-A loader may be read ahead (worker processes, Accelerate), so a batch is known by its tensors and not by being the last
-one. What the script copied, sorted or cut after loading is not known any more; then nothing is said.
+A loader may be read ahead (worker processes, Accelerate), so a batch is recognised by its tensors and not by being the
+last one. What the script copied, sorted or cut after loading cannot be recognised; then no samples are named.
 """
 
 from __future__ import annotations

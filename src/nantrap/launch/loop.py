@@ -1,16 +1,16 @@
-"""A training loop that is not ours: the script calls PyTorch, and the calls are told to a `ScriptLoop`.
+"""A script's own training loop: the script calls PyTorch, and a `ScriptLoop` is notified of each call.
 
-It uses the same parts and the same `run_step` as a `Guard`. What differs is its driver, which drives nothing: no
-gradient is cleared, no schedule stepped; the script's own `optimizer.step()` runs, or it does not.
+It uses the same parts and the same `run_step` as a `Guard`. What differs is its driver: it clears no gradient and steps
+no schedule; the script's own `optimizer.step()` runs, or it does not.
 
-    the script calls           is told as                    what it does
+    the script calls           ScriptLoop method             what it does
     model(x)                   (hooks of the collector)      notes inputs and random streams; buffers as before
     loss.backward()            backward(loss, run)           reads the loss, walks the live graph if it is bad
     clip_grad_norm_(...)       clipped(norm)                 saves a second pass over the gradients
     optimizer.step()           step(run)                     judges; runs it, or not
     scaler.step(optimizer)     step(run, scaler=...)         the same, and leaves the scaler its search for a scale
     optimizer.step(closure)    step_with_closure(...)        the same, for optimizers that evaluate the loss themselves
-    optimizer.zero_grad()      clears()                      what the script gives up takes no part any more
+    optimizer.zero_grad()      clears()                      what the script abandons takes no part any more
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ _SHOWN = 16
 
 
 class Activity:
-    """Whether a guard of this process is at work: calls that come meanwhile are its own. Shared by all guards."""
+    """Whether a guard of this process is working: calls that come meanwhile are its own. Shared by all guards."""
 
     __slots__ = ("busy",)
 
@@ -74,7 +74,7 @@ class Activity:
 
 
 class ScriptLoop:
-    """Guards what one optimizer owns, in a loop that does not know of it.
+    """Guards what one optimizer owns, in a loop of the script.
 
     State held: the parts and the driver of a step, whether the last step was refused, and the error with which the
     guard stopped.
@@ -86,7 +86,7 @@ class ScriptLoop:
         run_dir: where the journal and the incidents go.
         quiet: print nothing.
         find_batch: from the inputs of a forward pass to the batch of a data loader that they are, if it is known.
-        checks_epochs: look at the whole state before each epoch that the data loader tells, and say what was found.
+        checks_epochs: check the whole state before each epoch of the data loader, and print the result.
         watch: names of parameters and buffers to follow, with their limits.
         siblings: the guards of the script's other optimizers, which may share a loss with this one.
         export: exporters, by name.
@@ -208,7 +208,7 @@ class ScriptLoop:
         self._driver.note_norm(norm)
 
     def step(self, run: Callable[[], Any], *, scaler: Any = None, still_scaled: bool = False) -> Any:
-        """The script's `optimizer.step()` or `scaler.step(optimizer)`: `run()` if all is well, else nothing.
+        """The script's `optimizer.step()` or `scaler.step(optimizer)`: `run()` if the step is good, else nothing.
 
         Args:
             run: the call itself.
@@ -249,7 +249,7 @@ class ScriptLoop:
         return self._evaluated_step(run, closure)
 
     def clears(self) -> None:
-        """The script is about to clear the gradients. In the middle of a step that gives the step up."""
+        """The script is about to clear the gradients. In the middle of a step this abandons the step."""
         window = self._collector.window
         if window is None or self._activity.busy:
             return
@@ -260,14 +260,15 @@ class ScriptLoop:
         self._forget_bad_buffers()
 
     def leave(self) -> None:
-        """The script turns to an evaluation, a save or its end: a forward pass without a backward pass is given up."""
+        """The script turns to an evaluation, a save or its end: a forward pass without a backward pass is abandoned."""
         if not self._activity.busy:
             self.settle()
             if self._collector.window is None:
                 self._forget_bad_buffers()
 
     def settle(self) -> None:
-        """A forward pass that the script looked at and gave up is an incident; its buffers are put back at once."""
+        """A forward pass whose loss the script tested and abandoned is an incident; its buffers are restored
+        immediately."""
         self._asked.open = False
         for loss in self._asked.take():
             call = self._collector.take_root_call()
@@ -285,7 +286,7 @@ class ScriptLoop:
             break  # several losses of one forward pass are one incident
 
     def explain(self, error: BaseException) -> Incident | None:
-        """The script ended with an exception: say what was behind it, if a non-finite value was."""
+        """The script ended with an exception: report the non-finite value that caused it, if any."""
         return explain_exception(self.parts, self._collector, error)
 
     def bad_state(self) -> list[str]:
@@ -308,7 +309,7 @@ class ScriptLoop:
 
     @contextlib.contextmanager
     def unhooked(self) -> Iterator[None]:
-        """While the model is written as a whole it carries no hook of ours."""
+        """The guard's hooks are removed while the whole model is being saved."""
         taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
         for module in self.parts.protected.root.modules():
             for hooks in hook_tables(module):
@@ -326,7 +327,7 @@ class ScriptLoop:
     # ---- what a diagnosis asks for
 
     def name_samples(self, incident: Incident, micro: Micro) -> Incident:
-        """The incident with the dataset's own indices, where the data loader told them."""
+        """The incident with the dataset's own indices, where the data loader gives them."""
         call = micro.root_call
         if incident.dataset_indices or self._find_batch is None or call is None:
             return incident
@@ -379,7 +380,8 @@ class ScriptLoop:
         return True
 
     def _forget_bad_buffers(self) -> None:
-        """A forward pass that led nowhere has poisoned buffers: the script skipped its bad step, as far as it could."""
+        """A forward pass without a backward pass left bad buffers: the script skipped its bad step, but not its
+        buffers."""
         buffers = self.parts.protected.buffers
         if not self._collector.begun or not buffers or not finite.any_nonfinite(buffers.suspects()):
             return
@@ -389,7 +391,7 @@ class ScriptLoop:
             others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             self.parts.recorder.say(
                 f"step {self.parts.progress.step:,}: a forward pass that was not trained on left non-finite values in "
-                f"buffer {bad[0]}{others}; they are as before it"
+                f"buffer {bad[0]}{others}; they were restored"
             )
 
     def _drops(self, window: Window) -> bool:
@@ -398,7 +400,7 @@ class ScriptLoop:
         return bool(accumulates) and self.parts.drops_micro_batches
 
     def _note_position(self, micro: Micro) -> None:
-        """Epoch and batch of a forward pass, where the data loader tells them."""
+        """Epoch and batch of a forward pass, where the data loader gives them."""
         call, batch = micro.root_call, None
         if self._find_batch is not None and call is not None:
             batch = self._find_batch((call.args, call.kwargs))
@@ -411,13 +413,13 @@ class ScriptLoop:
                 check_state(self.parts, in_forward=True)
 
     def _is_bad(self, window: Window) -> bool:
-        """Whether a step that the script gives up was bad: its loss, or its gradients as they are now."""
+        """Whether a step that the script abandons was bad: its loss, or its gradients as they are now."""
         if any(micro.bad for micro in window.micros):
             return True
         return not math.isfinite(finite.read([self._driver.norm()])[0])
 
     def _observed(self, micro: Micro, norm: float = 0.0, *, buffers_bad: bool = False) -> Observation:
-        """What was seen of a bad micro-batch that this rank alone knows of."""
+        """What was seen of a bad micro-batch that only this rank knows of."""
         verdict = Verdict(bad=True, harmful=True, bad_ranks=(self.parts.ranks.rank,))
         return observe(self.parts.protected, micro, norm, verdict=verdict, buffers_bad=buffers_bad, copy_gradients=True)
 
@@ -471,14 +473,14 @@ class ScriptLoop:
             self._activity.busy = False
 
     def _seen_window(self) -> Window:
-        """The window of the step; if no backward pass was seen, one in which only the gradients tell."""
+        """The window of the step; if no backward pass was seen, one that has only the gradients."""
         window = self._collector.window or self._collector.open()
         if not window.micros and not window.dropped:
             window.micros.append(Micro(no_loss(), values=[]))
         return window
 
     def _refuse_again(self) -> None:
-        """A script may swallow the error with which the guard stopped it: it may not go on all the same."""
+        """A script may catch the error with which the guard stopped it; it must not continue after that."""
         assert self.stopped is not None
         self._driver.refuse_update()
         self.parts.protected.buffers.restore()
@@ -486,7 +488,7 @@ class ScriptLoop:
         raise self.stopped
 
     def _ended(self, outcome: Outcome, window: Window) -> None:
-        self.refused = not outcome.applied and outcome.incident is not None  # a scaler that probes goes on as ever
+        self.refused = not outcome.applied and outcome.incident is not None  # a scaler that probes continues as usual
         self._habits.after_step(self.parameters)
         self._micros_last_time = len(window.micros) + window.dropped
 
@@ -496,7 +498,7 @@ class ScriptLoop:
         self._collector.end()
 
     def _evaluated_step(self, run: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any]) -> Any:
-        """An optimizer that evaluates the loss as often as it likes: a copy is taken, start and result are judged."""
+        """An optimizer that evaluates the loss several times: a copy is taken, start and result are judged."""
         members = self.parts.protected.members
         norms: list[Tensor] = []
 

@@ -39,11 +39,11 @@ class Entry:
 
     Attributes:
         optimizer: weakly, so that one the script drops is dropped here too.
-        configured: the rates it was made with.
-        loop: its guard, once its model is known; `None` before, and for ever if it cannot be guarded.
+        configured: the learning rates it was made with.
+        loop: its guard, once its model is known; `None` before, and permanently if it cannot be guarded.
         unguarded_because: why it cannot be guarded.
-        resumed: a state was loaded since it was made, and not looked at yet.
-        schedulers: the schedules that move its rates.
+        resumed: a state was loaded since it was made, and not checked yet.
+        schedulers: the schedules that change its learning rates.
     """
 
     optimizer: weakref.ref[Optimizer]
@@ -90,7 +90,7 @@ class Loops:
         return iter(self._kept)
 
     def entry(self, optimizer: Optimizer) -> Entry | None:
-        """What is known of an optimizer; `None` if it belongs to somebody else's guard."""
+        """What is known of an optimizer; `None` if the script made its own guard for it."""
         known = self._entries.get(id(optimizer))
         return known if known is not None and known.optimizer() is optimizer else None
 
@@ -99,7 +99,7 @@ class Loops:
         return [entry for entry in self._entries.values() if entry.optimizer() is not None]
 
     def enter_living(self) -> None:
-        """Every optimizer that was made before anybody watched, as in a notebook."""
+        """Every optimizer that was made before the guard was attached, as in a notebook."""
         optimizers = [thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)]
         for optimizer in optimizers:
             is_wrapper = innermost(optimizer) is not optimizer
@@ -113,7 +113,7 @@ class Loops:
         self._watch_calls()
 
     def is_own_call(self) -> bool:
-        """Whether what happens now is the guard's own doing: a replay, a diagnosis, an update."""
+        """Whether the guard itself is running now: a replay, a diagnosis, an update."""
         return self.activity.busy or is_replaying()
 
     def loop_of(self, optimizer: Optimizer) -> ScriptLoop | None:
@@ -128,7 +128,7 @@ class Loops:
     def notice_backward(self, loss: Tensor) -> None:
         """A backward pass begins: an optimizer whose tensors belong to no module is guarded from here on.
 
-        Without any optimizer the script updates its tensors by hand: they are checked at the end at least.
+        Without any optimizer the script updates its tensors by hand: they are checked at the end.
         """
         if self._plain_call is None and self._entries:
             return  # every optimizer has its guard
@@ -175,12 +175,13 @@ class Loops:
     # ---- what the script handles itself
 
     def settle(self) -> None:
-        """The script turns to something else (an evaluation, a save, its end): what it gave up is recorded now."""
+        """The script begins something else (an evaluation, a save, its end): a step that it abandoned is recorded
+        now."""
         for loop in self._kept:
             loop.leave()
 
     def cleaned(self, tensor: Tensor) -> None:
-        """The script passes data through `nan_to_num`. If they are not finite, that is said once and counted."""
+        """The script passes data through `nan_to_num`. If they are not finite, that is reported once and counted."""
         if not finite.any_nonfinite([tensor]):
             return
         self.cleaned_inputs += 1
@@ -209,7 +210,7 @@ class Loops:
         plain = self._plain_call = nn.Module.__call__
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():  # inside a compiled step: its backward pass tells
+            if is_compiling():  # inside a compiled step: its backward pass will show it
                 return plain(module, *args, **kwargs)
             if not self.is_own_call():
                 if torch.is_grad_enabled():
@@ -255,7 +256,7 @@ class Loops:
             return
         root = find_root(_parameters(optimizer), called)
         if root is None:
-            return  # lazy: the next call will tell
+            return  # lazy: the next call will show it
         self.activity.busy = True
         try:
             entry.loop = ScriptLoop(

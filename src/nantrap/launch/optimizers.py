@@ -15,7 +15,7 @@ from nantrap.launch.roots import innermost
 
 
 def install(patches: Patches, loops: Loops) -> None:
-    """Know every optimizer from its making on, and stand before every step."""
+    """Follow every optimizer from its creation on, and check before every step."""
 
     def step(original: Any, self: Optimizer, *args: Any, **kwargs: Any) -> Any:
         loop = None if loops.is_own_call() else loops.loop_of(self)
@@ -36,7 +36,8 @@ def install(patches: Patches, loops: Loops) -> None:
             loops.enter(self)
 
     def wrap_steps() -> None:
-        """Of the classes that have an instance: torch has put its own wrapper around those, and goes first."""
+        """Of the classes that have an instance: torch has put its own wrapper around those, and its wrapper runs
+        first."""
         patches.wrap_all(Optimizer, "step", step, only=lambda function: getattr(function, "hooked", False))
 
     def cleared(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -53,7 +54,7 @@ def install(patches: Patches, loops: Loops) -> None:
 
 
 def _let_torch_wrap_first(cls: type[Optimizer]) -> None:
-    """What torch does to a class when its first instance is made; after us it would keep our wrapper for ever."""
+    """What torch does to a class when its first instance is made; after us it would keep our wrapper permanently."""
     owner: Any = next(each for each in cls.__mro__ if "step" in vars(each))
     if not getattr(owner.step, "hooked", False):
         owner.step = Optimizer.profile_hook_step(owner.step)

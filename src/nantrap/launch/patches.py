@@ -1,4 +1,4 @@
-"""Attributes replaced for a while, and put back in the reverse order."""
+"""Attributes that are replaced temporarily, and restored in the reverse order."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MISSING = object()
 
 
 class Patches:
-    """Replaces attributes of modules and classes. Holds what stood there before; `undo` puts it back."""
+    """Replaces attributes of modules and classes. Holds the old values; `undo` restores them."""
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
@@ -64,7 +64,7 @@ class Patches:
         *,
         only: Callable[[Any], bool] = lambda function: True,
     ) -> None:
-        """Wrap a method of a class and of every subclass that has one of its own and is not wrapped yet."""
+        """Wrap a method of a class and of every subclass that overrides it and is not wrapped yet."""
         for cls in (base, *subclasses(base)):
             own = vars(cls).get(name)
             if callable(own) and own not in self._wrappers and only(own):

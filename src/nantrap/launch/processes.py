@@ -1,7 +1,7 @@
 """Python processes that a script starts as ranks: Lightning's own launcher, `torch.distributed.run`, DeepSpeed.
 
-They start `python train.py` once more for each rank. A rank without a guard would leave the others to decide without
-it, so the command becomes `python -m nantrap run train.py`, and the settings travel in the environment.
+They start `python train.py` once more for each rank. The others would have to decide without a rank that has no guard,
+so the command becomes `python -m nantrap run train.py`, and the settings are passed in the environment.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 
 
 def install(patches: Patches, loops: Loops) -> None:
-    """Guard every rank that the script starts as a process of its own."""
+    """Guard every rank that the script starts as a separate process."""
 
     def start(original: Any, self: Any, *given: Any, **kwargs: Any) -> None:
         command = given[0] if given else kwargs.get("args")
@@ -40,7 +40,7 @@ def install(patches: Patches, loops: Loops) -> None:
 
 
 def guarded_command(command: Any, environment: Any, *, here: Mapping[str, str]) -> list[str] | None:
-    """The command of a rank under guard; `None` if this is no Python program that is started as a rank.
+    """The command of a rank under guard; `None` if this is not a Python program that is started as a rank.
 
     Args:
         command: what is to be started.
@@ -66,7 +66,7 @@ def guarded_command(command: Any, environment: Any, *, here: Mapping[str, str]) 
 
 
 def as_environment(settings: Settings) -> dict[str, str]:
-    """The settings as `nantrap run` reads them. The first rank prints the summary, as words."""
+    """The settings as `nantrap run` reads them. The first rank prints the summary as text."""
     texts = {
         "RUN_DIR": settings.run_dir,
         "POLICY": settings.policy_name,

@@ -1,4 +1,4 @@
-"""What a script loads before it goes on: `load_state_dict` of modules, optimizers and schedules, looked at once."""
+"""What a script loads before it continues: `load_state_dict` of modules, optimizers and schedules, checked once."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from nantrap.launch.patches import Patches
 
 
 def install(patches: Patches, loops: Loops) -> None:
-    """Remember that something was loaded; it is looked at before the next step, when all of it is there."""
+    """Remember that something was loaded; it is checked before the next step, when everything is loaded."""
 
     def loaded(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(self, *args, **kwargs)

@@ -1,7 +1,7 @@
-"""Which module an optimizer's parameters belong to, when nobody says so.
+"""Which module an optimizer's parameters belong to, when the program does not say it.
 
 The module that was just called, if it owns them all: that is what the user calls the model. Otherwise the outermost
-modules that hold them, found among everything alive; several of them (a backbone and a head) are put under one roof.
+modules that hold them, found among everything alive; several of them (a backbone and a head) are put into one group.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`nantrap run`: attach, run the program, say how it went."""
+"""`nantrap run`: attach, run the program, print the summary."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ NOT_FINITE = 1
 
 
 def run_program(program: Program, settings: Settings) -> int:
-    """Run a program under guard. Returns its own exit code, or 3 if the guard stopped it, or 1 if it ends poisoned."""
+    """Run a program under guard. Returns its own exit code, or 3 if the guard stopped it, or 1 if it ends with
+    non-finite weights."""
     before = set(threading.enumerate())
     with attached(settings) as attachment:
         code = _run(program.run, attachment)
         code = _run(lambda: _wait_for_threads(before), attachment) or code
-        with contextlib.suppress(Exception):  # the script may have put something else there, or closed it
+        with contextlib.suppress(Exception):  # the script may have replaced or closed it
             sys.stdout.flush()
         attachment.loops.settle()
         summary = Summary.of(attachment)
@@ -93,7 +94,7 @@ def _show(error: BaseException) -> None:
 
 
 def _without_us(error: BaseException) -> TracebackType | None:
-    """The traceback without our frames, unless it ends in one of them: then the fault may be ours."""
+    """The traceback without our frames, unless it ends in one of them: then the bug may be ours."""
     kept: list[TracebackType] = []
     ours = False
     step = error.__traceback__

@@ -1,8 +1,8 @@
-"""The finite gate before `torch.save` and safetensors: a poisoned state never takes the place of a good file.
+"""The finite gate before `torch.save` and safetensors: a non-finite state never replaces a good file.
 
-Only a guarded model's state is looked at, recognised by the names of its parameters; data and predictions may hold
-NaN. By policy a bad state is refused (`strict`), saved as asked with a warning (`observe`), or saved beside under a
-loud name, `model.nonfinite.pt`, while the last good `model.pt` stays.
+Only a guarded model's state is checked, recognised by the names of its parameters; data and predictions may hold NaN.
+By policy a bad state is refused (`strict`), saved as asked with a warning (`observe`), or saved next to it under
+another name, `model.nonfinite.pt`, while the last good `model.pt` stays.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _DEPTH = 4
 
 
 def install(patches: Patches, loops: Loops) -> None:
-    """Stand before every file of a model."""
+    """Check every file of a model before it is written."""
 
     def save(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         place = _checked_place(loops, obj, f)
@@ -46,18 +46,18 @@ def install(patches: Patches, loops: Loops) -> None:
 
 
 def _checked_place(loops: Loops, obj: Any, where: Any) -> Any:
-    """A gate that cannot look at something lets it through: saving is the script's business."""
+    """What cannot be checked is saved: the script decides what it saves."""
     try:
         return _place(loops, obj, where)
     except NonFiniteError:
         raise
     except Exception as error:
-        loops.say(f"{where} is saved unseen: {type(error).__name__}: {error}")
+        loops.say(f"{where} is saved unchecked: {type(error).__name__}: {error}")
         return where
 
 
 def _place(loops: Loops, obj: Any, where: Any) -> Any:
-    """Where this may be written: where it was meant to be, or beside."""
+    """Where this may be written: at the given path, or next to it."""
     if loops.is_own_call() or not _is_guarded_state(loops, obj):
         return where
     loops.settle()
@@ -71,12 +71,12 @@ def _place(loops: Loops, obj: Any, where: Any) -> Any:
     if loops.settings.strict:
         refuse_nonfinite(obj, what=str(path), step=step, allow=allowed)
     names = some_of([name for name, _ in bad])
-    if loops.settings.observes or not is_path:  # a stream has no place beside it
+    if loops.settings.observes or not is_path:  # a stream has no path
         loops.say(f"{path} is being saved with non-finite values: {names}")
         return where
     beside = path.with_name(f"{path.stem}.nonfinite{path.suffix}")
     kept = "the last good file of that name stays" if path.exists() else "no file of that name was written"
-    loops.say(f"{path} would hold non-finite values ({names}): saved beside as {beside.name}, {kept}")
+    loops.say(f"{path} would hold non-finite values ({names}): saved as {beside.name} instead, {kept}")
     return beside
 
 

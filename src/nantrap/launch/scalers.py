@@ -27,7 +27,7 @@ class Scaled:
         self._last.append((weakref.ref(scaled), loss))
 
     def unscaled(self, tensors: Any) -> Tensor | None:
-        """The loss of a backward pass, without its scale; `None` if this is no backward pass from one scalar."""
+        """The loss of a backward pass, without its scale; `None` if this is not a backward pass from one scalar."""
         tensor = tensors if isinstance(tensors, Tensor) else tensors[0] if _is_single(tensors) else None
         if not isinstance(tensor, Tensor) or tensor.numel() != 1 or not tensor.requires_grad:
             return None
@@ -35,7 +35,7 @@ class Scaled:
 
 
 def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
-    """Tell the guards of scaled losses and scaled steps."""
+    """Report scaled losses and scaled steps to the guards."""
 
     def scale(original: Any, self: GradScaler, outputs: Any) -> Any:
         result = original(self, outputs)

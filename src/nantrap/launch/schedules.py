@@ -1,7 +1,7 @@
 """Schedules and averages: a step that was refused does not advance the schedule, and is not averaged.
 
-Only a schedule that moves with every step is held. One that moves once an epoch goes on whatever became of the last
-batch.
+Only a schedule that moves with every step is held. One that moves once per epoch continues, whether or not the last
+batch was skipped.
 """
 
 from __future__ import annotations

@@ -5,7 +5,6 @@ from __future__ import annotations
 import builtins
 import importlib.util
 import os
-import runpy
 import sys
 import zipfile
 from collections.abc import Sequence
@@ -14,6 +13,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 
 from nantrap.errors import UsageError
+from nantrap.launch.python_private import find_module
 
 
 class NoProgramError(UsageError):
@@ -58,7 +58,7 @@ class Program:
             code = self._prepare_container(main)
         else:
             code = self._prepare_script(main)
-        exec(code, vars(main))  # the user's own program, which is what was asked for
+        exec(code, vars(main))  # the user's own program
 
     def _prepare_script(self, main: ModuleType) -> CodeType:
         path = _as_python_names_it(self.target)
@@ -89,13 +89,12 @@ class Program:
 
     def _prepare_module(self, main: ModuleType) -> CodeType:
         try:
-            _, spec, code = runpy._get_module_details(self.target, NoProgramError)  # type: ignore[attr-defined]
+            spec, code = find_module(self.target, NoProgramError)
         except NoProgramError as error:
             raise NoProgramError(f"-m {self.target}: {error}") from None
-        sys.argv[0] = spec.origin
+        sys.argv[0] = str(spec.origin)
         _describe(main, spec)
-        found: CodeType = code
-        return found
+        return code
 
 
 def _describe(main: ModuleType, spec: ModuleSpec) -> None:

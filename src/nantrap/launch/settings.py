@@ -42,22 +42,22 @@ class Settings:
     Attributes:
         run_dir: where the journal and the incidents go; empty for a new folder below `runs/`.
         policy_name: `skip` a bad step, end the run at the first one (`strict`), or only report (`observe`).
-        max_skips: so many bad steps in a row are skipped.
-        rollback: after that, go back to a state kept in memory with half the rate, instead of stopping.
-        diagnose: how far a bad step is looked into.
+        max_skips: number of bad steps in a row that are skipped.
+        rollback: after that, roll back to a state kept in memory with half the learning rate, instead of stopping.
+        diagnose: how far a bad step is diagnosed.
         bundle: what an incident leaves on disk.
         check_state: look at the whole state before each `epoch` of the data loader, and say what was found; or `off`.
         batch_range: `warn` of inputs far outside the range of those before, or `skip` their steps; or `off`.
         watch: parameters and buffers to follow, with commas between them: `*.alpha<1`, `scale>0.01`, `bias`.
-        quiet: print nothing but the end.
+        quiet: print only the summary of a failed run.
         json: the summary as JSON, on stdout.
-        inject: faults on purpose, `grad:0.01,seed=1`; empty for none.
+        inject: faults to inject on purpose, `grad:0.01,seed=1`; empty for none.
         export: exporters, with commas between them.
         alert: alerts, a line each: `command:...`, `slack:VARIABLE`, `webhook:VARIABLE`.
         bad_samples: a list of bad samples, whose samples are named in incidents, and to which samples are added.
         name: of the script, for the folder.
-        process: number of this one among those that the script started itself.
-        own_policy: a policy that is given as an object, by an adapter; the options above then say nothing.
+        process: the number of this process among those that the script started.
+        own_policy: a policy that is given as an object, by an adapter; the options above are then ignored.
     """
 
     run_dir: str = ""
@@ -85,7 +85,7 @@ class Settings:
                 option = "policy" if name == "policy_name" else name
                 raise UsageError(f"{option} is {getattr(self, name)!r}: choose {', '.join(choices)}")
         if self.inject:
-            parse_faults(self.inject)  # a wrong text is refused before the script runs
+            parse_faults(self.inject)  # a wrong value is refused before the script runs
         self.watches()
         if self.bad_samples and os.path.exists(self.bad_samples):
             BadSamples.load(self.bad_samples)  # so is a file that is no list
@@ -109,7 +109,7 @@ class Settings:
         return tuple(name.strip() for name in self.export.split(",") if name.strip())
 
     def watches(self) -> dict[str, tuple[float | None, float | None]]:
-        """The watched names, patterns as a shell has them, with the least and the largest value that is expected."""
+        """The watched names, as shell patterns, with the least and the largest value that is expected."""
         found: dict[str, tuple[float | None, float | None]] = {}
         for text in (part.strip() for part in self.watch.replace("\n", ",").split(",")):
             if not text:
@@ -126,7 +126,7 @@ class Settings:
         return found
 
     def alerts(self) -> Alerts | None:
-        """Whom to call, or nobody. Addresses come from the environment."""
+        """The alerts to send, if any. Addresses come from the environment."""
         specs = [line.strip() for line in self.alert.splitlines() if line.strip()]
         return alerts_from_text(specs, environment=os.environ) if specs else None
 
@@ -141,7 +141,7 @@ class Settings:
             max_consecutive_skips=self.max_skips,
             then="rollback" if self.rollback else "stop",
             anchor_every=32 if self.rollback else 0,
-            rollback_rng="continue",  # the script's data go on, and so do its random streams
+            rollback_rng="continue",  # the script's data loader continues, and so do its random streams
             diagnose=self.diagnose,  # type: ignore[arg-type]
             bundle=self.bundle,  # type: ignore[arg-type]
             batch_range=self.batch_range,  # type: ignore[arg-type]
@@ -168,7 +168,7 @@ def read_settings(given: Mapping[str, Any], *, environment: Mapping[str, str], f
     """The settings of a run.
 
     Args:
-        given: what stands on the command line.
+        given: the options of the command line.
         environment: of the process; `NANTRAP_RUN_DIR`, `NANTRAP_POLICY`, ...
         folder: where `pyproject.toml` is looked for, and in the folders above.
     """

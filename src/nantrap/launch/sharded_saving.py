@@ -1,8 +1,8 @@
 """The finite gate before `torch.distributed.checkpoint`: `save` and `async_save` of a guarded model.
 
-All ranks write one checkpoint, so all take the same decision: where any rank's shard is bad, the whole checkpoint goes
-beside under a loud name, and the last good one stays. Ranks that do not know that the others are guarded only warn:
-a checkpoint of which some shards lie elsewhere would be worse than a bad one.
+All ranks write one checkpoint, so all take the same decision: where any rank's shard is bad, the whole checkpoint is
+written under another name, and the last good one stays. Ranks that do not know that the others are guarded only warn: a
+checkpoint with some of its shards elsewhere would be worse than a bad one.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def install(patches: Patches, loops: Loops) -> None:
     """Wrap the two functions now, or as soon as the script imports them: the import takes a second."""
 
     def save(original: Any, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        # async_save calls save again in a thread of its own, for a copy that was looked at already
+        # async_save calls save again in another thread, for a copy that was checked already
         if threading.current_thread() is threading.main_thread():
             kwargs = _checked(loops, state_dict, kwargs)
         return original(state_dict, *args, **kwargs)
@@ -79,7 +79,7 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def _checked(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """The options of the save: unchanged, or with a place beside. What the gate cannot look at is let through."""
+    """The options of the save: unchanged, or with another path. What cannot be checked is saved."""
     try:
         return _options(loops, state, options)
     except NonFiniteError:
@@ -119,7 +119,7 @@ def _options(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any
         return options
     kept = "the last good checkpoint of that name stays" if os.path.exists(place) else "nothing of that name is written"
     beside = f"{place.rstrip('/')}.nonfinite"
-    loops.say(f"{place} would hold non-finite values ({names}): saved beside as {os.path.basename(beside)}, {kept}")
+    loops.say(f"{place} would hold non-finite values ({names}): saved as {os.path.basename(beside)} instead, {kept}")
     return {**options, "checkpoint_id": beside}
 
 

@@ -1,4 +1,4 @@
-"""The end of a guarded run, for people and for programs."""
+"""The summary of a guarded run, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SCHEMA = "nantrap.summary/1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """What became of a run.
+    """The result of a run.
 
     Attributes:
         steps: optimizer steps the script asked for.
@@ -31,7 +31,7 @@ class Summary:
         cleaned_inputs: batches that the script passed through `nan_to_num` and that were not finite.
         notes: what else was found wrong with the training, such as steps without any gradient.
         dropped_micro_batches: parts of a step that were left out.
-        rollbacks: how often an older state was gone back to.
+        rollbacks: how often the run was rolled back to an older state.
         incidents: how many there were.
         causes: how often each cause was named.
         stopped: the guard ended the run.
@@ -42,7 +42,7 @@ class Summary:
         optimizers: how many were guarded.
         in_children: processes were started that guard themselves.
         rank: of this process.
-        injected: faults on purpose that happened, by kind.
+        injected: injected faults that happened, by kind.
     """
 
     steps: int = 0
@@ -106,10 +106,10 @@ class Summary:
     def lines(self, code: int) -> list[str]:
         """For people."""
         if self.in_children and not self.optimizers:
-            return ["the training ran in other processes, each with a summary of its own"]
+            return ["the training ran in other processes, each of which prints its own summary"]
         if not self.optimizers:
             nothing = ["no optimizer made a step, so nothing was guarded"]
-            bad = f"the run ends with NON-FINITE values in {some_of(self.bad)}; it is no success"
+            bad = f"the run ends with NON-FINITE values in {some_of(self.bad)}; the run failed"
             return nothing if self.state_finite else [*nothing, bad]
         share = 100.0 * self.applied / self.steps if self.steps else 100.0
         found = [
@@ -132,7 +132,7 @@ class Summary:
             found.append(f"{self.scaler_probes:,} steps skipped by the GradScaler while it searched its scale (normal)")
         found += self.notes
         if not self.state_finite:
-            found.append(f"the run ends with NON-FINITE weights: {some_of(self.bad)}; it is no success")
+            found.append(f"the run ends with NON-FINITE weights: {some_of(self.bad)}; the run failed")
         if self.stopped:
             found.append(f"the guard stopped the run (exit code {code})")
         report = None if self.run_dir is None else Path(self.run_dir) / "report.html"
@@ -150,7 +150,7 @@ class Summary:
 
 
 def print_summary(summary: Summary, code: int, settings: Settings) -> None:
-    """Words on stderr, data on stdout; on rank 0 only. A quiet run still says that it ended badly."""
+    """Words on stderr, data on stdout; on rank 0 only. A quiet run still reports that it failed."""
     if summary.rank:
         return
     if settings.json:

@@ -56,7 +56,7 @@ def has_seen_gradients(scaler: Any) -> bool:
 
 
 def forget_step(scaler: Any) -> None:
-    """The scaler takes the step for one that never happened; its scale stays."""
+    """Let the scaler forget the step; its scale stays."""
     scaler._per_optimizer_states.clear()
 
 
@@ -71,15 +71,16 @@ def is_scheduled(step: Any) -> bool:
 
 
 def mark_scheduled(step: Any) -> None:
-    """Let a schedule take this `step` for one that it wrapped itself."""
+    """Let a schedule treat this `step` as one that it wrapped itself."""
     step._wrapped_by_lr_sched = True
 
 
 def not_traced(function: Any) -> Any:
-    """`torch.compiler.disable`, which imports the compiler at once; this one does it when the function is called."""
+    """`torch.compiler.disable`, which imports the compiler immediately; this one does it when the function is
+    called."""
     disable = getattr(torch, "_disable_dynamo", None)
     return function if disable is None else disable(function)
 
 
 compiler_listens: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
-"""Whether Dynamo looks at every Python frame that begins now; an older torch does not tell."""
+"""Whether Dynamo looks at every Python frame that begins now; not known in an older torch."""

@@ -7,8 +7,8 @@ From the loss down, along edges that carry non-finite values. What an edge carri
 3.  the operation run again on what its node saved and on what is known of its inputs (see `nodes`).
 
 A node whose result is NaN though no input is, or Inf though every input is finite, is an origin, as in the trace. A
-tensor that needs no gradient is no node; where it was saved (targets) it is looked into, and where it was not, a sum
-of finite numbers that is NaN gives it away.
+tensor that needs no gradient is no node; where it was saved (targets) it is checked, and where it was not, a sum of
+finite numbers that is NaN shows that it is bad.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from nantrap.locate.nodes import (
 )
 from nantrap.locate.step import RootCall
 from nantrap.locate.storage import extremes, only_minus_inf
+from nantrap.locate.torch_private import sequence_of
 from nantrap.locate.trace import OUTSIDE, Capture, External, Op
 
 _MOST_NODES = 20_000
@@ -45,14 +46,14 @@ _LARGEST = 1 << 24
 _SOFTMAX = ("_softmax", "_log_softmax", "logsumexp", "_safe_softmax")
 _LOGARITHMS = ("log", "log2", "log10", "log1p")
 _SELECT = ("masked_fill", "where", "clamp", "masked_scatter", "index_put")
-"""They put a value of the program's own where they are told to: -Inf out of them is meant."""
+"""They write a value that the program chose: a -Inf from them is intended."""
 _PASS_ON = (
     "sum", "mean", "add", "sub", "rsub", "neg", "abs", "mul", "div", "index", "slice", "select", "view", "_unsafe_view",
     "reshape", "_reshape_alias", "expand", "t", "transpose", "permute", "squeeze", "unsqueeze", "cat", "stack", "clone",
 )  # fmt: skip
 """Ordinary numbers in, ordinary numbers out."""
 _CANNOT_MAKE_NAN = ("add", "sub", "rsub", *_SELECT, "cat", "stack")
-"""NaN out of finite operands shows that an operand nobody saved was bad."""
+"""NaN from finite operands shows that an operand that was not saved is bad."""
 
 
 _WITNESSES = ("binary_cross_entropy", "kl_div", "xlogy")
@@ -61,20 +62,20 @@ _WITNESSES = ("binary_cross_entropy", "kl_div", "xlogy")
 
 @dataclass(slots=True)
 class Evidence:
-    """What the live graph of a bad loss told.
+    """What the live graph of a bad loss showed.
 
     Attributes:
         op: the guilty operation; its module is `loss`, or empty where the node lies inside the model.
         capture: the operation with its arguments as far as they are known.
-        external: the bad tensor that entered without gradient, if that is to blame.
+        external: the bad tensor that entered without gradient, if that is the cause.
         inside: the node lies inside the model.
         crossed: bad values came out of the model.
         anchor: sequence number of the loss's node, by which nodes are matched with a replay of the step.
         model_anchor: the same of the model's last output, for a replay of the model.
         parameters: the parameters the guilty operation reads directly.
-        seen: the bad tensor that entered without gradient was itself seen, not only concluded.
+        seen: the bad tensor that entered without gradient was itself seen, not only inferred.
         notes: what is uncertain.
-        witnesses: calls of losses whose targets a rule may want to see, guilty or not.
+        witnesses: calls of losses whose targets a rule may need, guilty or not.
     """
 
     op: Op
@@ -115,7 +116,9 @@ class _Autopsy:
         self.consumers: dict[tuple[Any, int], list[tuple[Any, int]]] = {}
         self.values: dict[tuple[Any, int], Tensor | None] = {(self.root, 0): loss.detach()}
         self.saved: dict[Any, dict[str, Any]] = {}
-        self.assumed: set[tuple[Any, int]] = set()  # values computed with an operand nobody saved, taken for finite
+        self.assumed: set[tuple[Any, int]] = (
+            set()
+        )  # values computed with an operand that was not saved and is assumed to be finite
         boundary: set[Any] = set()
         for one in call.chain() if call is not None else ():
             boundary |= one.nodes
@@ -123,7 +126,7 @@ class _Autopsy:
                 self.values.setdefault((node, output[1]), output[0])
         self.reached = reached = self._walk([self.root])
         self.boundary = boundary & reached
-        # outputs that cannot be recognised (an object of the user's own): then the model's replay is asked first
+        # outputs that cannot be recognised (an object of a user's class): then the model is replayed first
         self.inside = self._walk(list(self.boundary)) if self.boundary or call is None else reached
 
     def _walk(self, roots: list[Any]) -> set[Any]:
@@ -253,15 +256,15 @@ class _Autopsy:
                 chosen = earlier
         chosen.crossed = crossed
         chosen.witnesses = tuple(self._witnesses())
-        chosen.anchor = self.root._sequence_nr()
-        chosen.model_anchor = max((node._sequence_nr() for node in self.boundary), default=0)
+        chosen.anchor = sequence_of(self.root)
+        chosen.model_anchor = max((sequence_of(node) for node in self.boundary), default=0)
         return chosen
 
     def _erased_behind(self, chosen: Evidence) -> Edge | None:
         """The edge whose Inf arithmetic erased (x / inf = 0) before the convicted node failed at the same places."""
         assert chosen.capture is not None
         bad = ~chosen.capture.outputs[0].isfinite()
-        node = next((n for n in self.reached if n._sequence_nr() == chosen.op.sequence), None)
+        node = next((n for n in self.reached if sequence_of(n) == chosen.op.sequence), None)
         for _ in range(_LONGEST_CHAIN):
             below = [edge for edge in edges(node) if edge.node is not None] if node is not None else []
             following: Any = None
@@ -301,7 +304,7 @@ class _Autopsy:
         name = operation_name(node.name()) or node.name()
         hidden = any(edge.node is None for edge in edges(node)) and len(inputs) < len(edges(node))
         if self._only_by_assumption(node, inputs):
-            return None  # what flowed in cannot have been as assumed: the fault lies further down
+            return None  # the inputs cannot have been as assumed: the cause is further down
         if nan and not in_nan:
             if name in _CANNOT_MAKE_NAN and not in_inf and hidden:
                 return self._data(node, "the other one", None)
@@ -324,7 +327,7 @@ class _Autopsy:
 
     def _op(self, node: Any, name: str) -> Op:
         inside = node in self.inside
-        return Op(0, f"aten.{name}", "forward", "" if inside else OUTSIDE, 0, node.name(), node._sequence_nr(), None)
+        return Op(0, f"aten.{name}", "forward", "" if inside else OUTSIDE, 0, node.name(), sequence_of(node), None)
 
     def _convict(self, node: Any, name: str, made: Any, value: Tensor) -> Evidence:
         op = self._op(node, name)
@@ -340,7 +343,7 @@ class _Autopsy:
             args, kwargs = call.as_traced()
             capture = Capture(op, call.run, args, kwargs, (value,), call.assumed)
             if call.assumed:
-                notes.append(f"what {' and '.join(call.assumed)} of {op.name} was is not known: it needs no gradient")
+                notes.append(f"{' and '.join(call.assumed)} of {op.name} is not known: it needs no gradient")
         return Evidence(op, capture, inside=node in self.inside, parameters=tuple(self._parameters(node)), notes=notes)
 
     def _data(self, node: Any, name: str, value: Tensor | None) -> Evidence:
@@ -350,7 +353,7 @@ class _Autopsy:
         return Evidence(op, None, external, inside=node in self.inside, seen=value is not None)
 
     def _state(self, node: Any) -> Evidence:
-        """A parameter was bad before the step; its name is known only to who has the model."""
+        """A parameter was bad before the step; its name is known only where the model is."""
         op = Op(0, "", "state", "", 0, None, -1, None)
         reader, _ = self.consumers[node, 0][0]
         op.name = f"aten.{operation_name(reader.name()) or reader.name()}"
@@ -393,7 +396,7 @@ def _numbers(values: dict[str, Any]) -> Iterator[float]:
 
 
 def _past_masks(origins: list[Evidence]) -> Evidence:
-    """The earliest origin; but log(0) that serves as a mask is not guilty of the row in which all is masked."""
+    """The earliest origin; but log(0) that serves as a mask is not guilty if a whole row is masked."""
     first = origins[0]
     short = first.op.name.removeprefix("aten.")
     if short in _LOGARITHMS and first.op.made == "inf" and first.capture is not None:

@@ -49,7 +49,7 @@ def batch_size(batch: Any) -> int | None:
 
 
 def select(batch: Any, samples: Sequence[int], size: int) -> Any:
-    """The batch with only these samples. Whatever does not run along the samples is passed on as it is."""
+    """The batch with only these samples. Whatever has no sample dimension is passed on unchanged."""
     if isinstance(batch, Tensor):
         if batch.dim() == 0 or batch.shape[0] != size:
             return batch
@@ -70,7 +70,7 @@ def with_tensor(batch: Any, old: Tensor, new: Tensor) -> Any:
 
 
 def _rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
-    """A container of the same kind whose parts went through `change`; whatever else it is, as it is."""
+    """A container of the same kind whose parts went through `change`; any other value unchanged."""
     if isinstance(batch, Mapping):
         chosen = {key: change(value) for key, value in batch.items()}
         try:
@@ -88,13 +88,13 @@ def _rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def _ragged(items: Sequence[Any], size: int) -> bool:
-    """A list with one entry a sample, rather than a list of columns."""
+    """A list with one entry per sample, rather than a list of columns."""
     columns = [t for item in items for _, t in tensors_of(item) if t.dim() > 0]
     return not columns or not all(t.shape[0] == size for t in columns)
 
 
 def _list_of_samples(batch: Any) -> int | None:
-    """The length of the list with one entry a sample: alike tensors of unequal length, or one dict each."""
+    """The length of the list with one entry per sample: alike tensors of unequal length, or one dict each."""
     parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else (batch,)
     for part in parts:
         if not isinstance(part, list) or len(part) < 2:

@@ -1,4 +1,4 @@
-"""Who called the guard: the user's frame on the stack, and what its names stand for."""
+"""The caller of the guard: the user's frame on the stack, and the values of its names."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from nantrap.locate.storage import share_memory
 
 
 def caller() -> FrameType | None:
-    """The innermost frame of the user's code. Not to be kept: a frame keeps everything in it alive."""
+    """The innermost frame of the user's code. Do not keep it: a frame keeps everything in it alive."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_code(frame.f_code):
         frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Hooks that belong to somebody else's life: a copy of the model, or a pickle of it, does not take them along."""
+"""Hooks that are not part of the model: a copy of the model, or a pickle of it, does not contain them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Which line of the loss function was it? In the two-line form no frame of it is left when a failure is looked into.
+"""Which line of the loss function was it? In the two-line form no frame of it is left when a failure is diagnosed.
 
-But whoever called the guard is still on the stack, and the functions it calls are known by name. If exactly one
+But the caller of the guard is still on the stack, and the functions it calls are known by name. If exactly one
 expression there can have made the guilty operation, it is that one; the source is then marked as inferred. If several
 can, none is named.
 """
@@ -21,6 +21,7 @@ from torch import nn
 from nantrap.incident import Source
 from nantrap.locate.caller import caller, names_in
 from nantrap.locate.source import is_user_code, qualified_name
+from nantrap.locate.torch_private import children_of
 
 _LEVELS = 3
 _MOST_FUNCTIONS = 64
@@ -79,7 +80,7 @@ class _Unit(NamedTuple):
 
 
 class Inferred(NamedTuple):
-    """A line, and the part of the model whose forward it stands in, if it is one."""
+    """A line, and the part of the model whose forward contains it, if there is one."""
 
     source: Source
     module: str | None
@@ -91,7 +92,7 @@ def infer_source(operation: str, root: nn.Module, replayed: Collection[nn.Module
     Args:
         operation: its aten name without the prefix (`log`, `nll_loss_forward`).
         root: the model; its parts may be called by the loss function too (`model.criterion(out, y)`).
-        replayed: modules whose calls were run again under a trace: their code is not in question.
+        replayed: modules whose calls were run again under a trace: their code cannot be the cause.
     """
     frame = caller()
     if frame is None:
@@ -158,7 +159,7 @@ def _unit_of(function: types.FunctionType, parts: _Parts) -> _Unit:
 
 
 def _content(value: Any) -> Any:
-    """What a closure's cell holds; any other value as it is."""
+    """What a closure's cell holds; any other value unchanged."""
     if not isinstance(value, types.CellType):
         return value
     try:
@@ -180,11 +181,11 @@ def _look_up(names: dict[str, Any], inner: dict[str, Any], parts: _Parts, expres
 
 
 def _attribute(value: Any, name: str) -> Any:
-    """An attribute without running a property: `nn.Module` keeps its children in a table of its own."""
+    """An attribute without running a property: `nn.Module` keeps its children in its own table."""
     if isinstance(value, types.ModuleType):
         return getattr(value, name, None)
-    if isinstance(value, nn.Module) and name in value._modules:
-        return value._modules[name]
+    if isinstance(value, nn.Module) and name in children_of(value):
+        return children_of(value)[name]
     return inspect.getattr_static(value, name, None)
 
 

@@ -1,4 +1,4 @@
-"""Where it began: the order of asking, cheapest first, and one answer.
+"""Where it began: the questions in order, cheapest first, and one answer.
 
 1.  Did the update make it? Then the optimizer's step is run again under a trace.
 2.  Did finite gradients have a norm that is not? Then the norm is taken again under a trace.
@@ -21,12 +21,13 @@ from nantrap.locate.probes import clear_probes, read_probes
 from nantrap.locate.replay import judge_tape, replay_norm, replay_step, replay_update
 from nantrap.locate.samples import find_samples
 from nantrap.locate.step import FailedStep
+from nantrap.locate.torch_private import version_of
 from nantrap.locate.trace import Trace
 from nantrap.locate.twoline import locate_without_function
 
 
 def locate(failed: FailedStep, *, seconds: float = 60.0) -> Location:
-    """Find where the failure began. Never raises: what goes wrong while locating is said in `notes`."""
+    """Find where the failure began. Never raises: what goes wrong while locating is written to `notes`."""
     try:
         return _locate(failed, seconds)
     except Exception as error:
@@ -48,7 +49,7 @@ def _locate(failed: FailedStep, seconds: float) -> Location:
     if not failed.repeatable:
         return _from_tape(failed) or locate_without_function(failed)
     if _is_used_up(failed.batch):
-        note = "the batch is an iterator and used up, so the step cannot be run again; hand over what it yields instead"
+        note = "the batch is an iterator and used up, so the step cannot be run again; pass what it yields instead"
         if isinstance(failed.evidence, Evidence):
             location = evidence_location(failed.evidence, failed)
             location.notes.append(note)
@@ -77,7 +78,8 @@ def _locate(failed: FailedStep, seconds: float) -> Location:
 
 
 def _from_tape(failed: FailedStep) -> Location | None:
-    """A step that ran under a trace tells by itself where it began; `None` if it did not, or if its trace does not."""
+    """The location from the trace of the step itself; `None` if it did not run under a trace, or its trace does not
+    show it."""
     if not isinstance(failed.tape, Trace):
         return None
     replay = judge_tape(failed, failed.tape)
@@ -97,7 +99,9 @@ def _is_used_up(batch: Any) -> bool:
 def _changed_in_place(failed: FailedStep) -> list[str]:
     """A batch that the loss function wrote into is not the batch of the failed step any more."""
     now = dict(tensors_of(failed.batch))
-    written = [path for path, version in failed.batch_versions.items() if path in now and now[path]._version != version]
+    written = [
+        path for path, version in failed.batch_versions.items() if path in now and version_of(now[path]) != version
+    ]
     if not written:
         return []
     names = ", ".join(written)

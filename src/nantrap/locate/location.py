@@ -50,7 +50,7 @@ def location_of(replay: Replay, *, fallback: Phase) -> Location:
     location.notes += [f"the replay differs: {text}" for text in replay.differences]
     held = captured_bytes(replay.trace)
     if held > _MUCH_BYTES:
-        location.notes.append(f"the diagnosis held {held / 2**20:,.0f} MB of tensors beside those of the step")
+        location.notes.append(f"the diagnosis held {held / 2**20:,.0f} MB of tensors in addition to those of the step")
     if replay.error is not None:
         kind = type(replay.error).__name__
         location.notes.append(f"the replay ended with {kind}: {str(replay.error).splitlines()[0]}")
@@ -83,7 +83,7 @@ def captured_bytes(trace: Trace) -> int:
 
 
 def evidence_location(evidence: Evidence, failed: FailedStep, *, replay: Replay | None = None) -> Location:
-    """What the live graph told. A finite replay of the same step lends it modules and lines, node by node."""
+    """What the live graph showed. Modules and lines come from a finite replay of the same step, node by node."""
     op = evidence.op
     location = Location(phase=op.phase, module=op.module or None, op=op.name, node=op.node, replay=replay)
     location.notes += evidence.notes
@@ -120,11 +120,11 @@ def _outside_the_graph(location: Location, evidence: Evidence, names: dict[int, 
     if known is not None:
         external.name, external.tensor = known
     elif not evidence.seen or batch_of_caller():
-        # everything the caller holds is finite: the loss function made it, without a graph that could tell how
+        # everything the caller holds is finite: the loss function made it, without a graph that could show how
         location.op = None
         location.notes.append(
             f"an operand of {reader} ({external.name}) is not finite and needs no gradient. It was computed outside "
-            "the graph, so the operation that made it cannot be told; guard.attempt(fn, batch) would show it"
+            "the graph, so the operation that made it is not known; guard.attempt(fn, batch) would show it"
         )
         return location
     location.phase, location.module, location.external = "data", "data", external

@@ -27,7 +27,13 @@ from nantrap.locate.nodes import (
 )
 from nantrap.locate.replay import Replay, Sink, judge, registered
 from nantrap.locate.step import FailedStep, RootCall
-from nantrap.locate.torch_versions import raw_tensor
+from nantrap.locate.torch_private import (
+    input_metadata_of,
+    log_softmax_backward,
+    raw_tensor,
+    sequence_of,
+    softmax_backward,
+)
 from nantrap.locate.trace import Op, Trace
 
 _MOST_NODES = 64
@@ -56,13 +62,14 @@ class LossPart:
     def saved_by(self, sequence: int) -> tuple[Tensor, ...]:
         """The tensors that the node with this sequence number saved."""
         for node, saved in zip(self.nodes, self.saved, strict=True):
-            if saved is not None and node._sequence_nr() == sequence:
+            if saved is not None and sequence_of(node) == sequence:
                 return tuple(tensor for tensor in saved if isinstance(tensor, Tensor))
         return ()
 
 
 def note_loss_part(loss: Tensor, call: RootCall | None) -> LossPart | None:
-    """Hold on to what the nodes between loss and model saved. Runs in every healthy two-line step, so it is short."""
+    """Keep references to what the nodes between loss and model saved. Runs in every healthy two-line step, so it is
+    short."""
     root = loss.grad_fn
     if root is None:
         return None
@@ -180,7 +187,7 @@ class _Backward:
     def _backward(self, node: Any) -> tuple[Any, ...]:
         names = tensor_names(type(node))
         if not names:
-            result = node(*[self._given(node, i) for i in range(len(node._input_metadata))])
+            result = node(*[self._given(node, i) for i in range(len(input_metadata_of(node)))])
             return result if isinstance(result, tuple) else (result,)
         values = self.saved[node] or ()
         saved = {n.removeprefix("_raw_saved_"): v for n, v in zip(names, values, strict=True) if v is not None}
@@ -210,7 +217,7 @@ class _Backward:
         with torch.enable_grad():
             result = call()
         results = [t for t in (result if isinstance(result, (tuple, list)) else (result,)) if t.requires_grad]
-        given = [self._given(node, i).reshape(t.shape) for i, t in enumerate(results[: len(node._input_metadata)])]
+        given = [self._given(node, i).reshape(t.shape) for i, t in enumerate(results[: len(input_metadata_of(node))])]
         found = torch.autograd.grad(results[: len(given)], [operands[n] for n in wanted], given, allow_unused=True)
         by_name = dict(zip(wanted, found, strict=True))
         return tuple(by_name.get(n) if e.node is not None else None for n, e in zip(names, below, strict=False))
@@ -226,7 +233,7 @@ def _shape_of(node: Any, output: int) -> tuple[tuple[int, ...], torch.dtype, tor
 def _belongs_to(op: Op, node: Any) -> None:
     if op.node is None:
         op.phase, op.node = "backward", node.name()
-    op.sequence = node._sequence_nr()
+    op.sequence = sequence_of(node)
 
 
 _Formula = Callable[[Tensor, Tensor, dict[str, Any]], Tensor]
@@ -247,6 +254,6 @@ _BY_RESULT: dict[str, _Formula] = {
     "tan": lambda g, r, _: g * (1 + r.pow(2)),
     "sigmoid": lambda g, r, _: torch.ops.aten.sigmoid_backward(g, r),
     "tanh": lambda g, r, _: torch.ops.aten.tanh_backward(g, r),
-    "_softmax": lambda g, r, n: torch.ops.aten._softmax_backward_data(g, r, _dim(n), r.dtype),
-    "_log_softmax": lambda g, r, n: torch.ops.aten._log_softmax_backward_data(g, r, _dim(n), r.dtype),
+    "_softmax": lambda g, r, n: softmax_backward(g, r, _dim(n), r.dtype),
+    "_log_softmax": lambda g, r, n: log_softmax_backward(g, r, _dim(n), r.dtype),
 }

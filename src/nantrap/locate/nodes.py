@@ -1,8 +1,8 @@
 """From an autograd node back to the operation that made it: its aten name, its operands, what it saved.
 
 A node's name is the operation's name in another spelling (`NllLossBackward0`, `aten.nll_loss_forward`), its `_saved_*`
-attributes are named after the operation's arguments, and its edges stand in the order of the operation's tensor
-arguments. So the schema that torch ships says how to call the operation again; no table of nodes has to be kept.
+attributes are named after the operation's arguments, and its edges are in the order of the operation's tensor
+arguments. So the schema in torch shows how to call the operation again; no table of nodes is needed.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nantrap.locate.torch_versions import raw_tensor
+from nantrap.locate.torch_private import input_metadata_of, is_composite, raw_tensor, schema_of, to_copy
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 _UNSIGNED = 1 << 63
@@ -25,7 +25,8 @@ _VIEWS_BY_SHAPE = frozenset({"view", "_unsafe_view", "reshape", "_reshape_alias"
 """Their nodes save the shape before, not after; the node's own metadata has the one after."""
 
 _ASSUMED_FINITE = frozenset({"add", "sub", "rsub", "where", "masked_fill", "maximum", "minimum", "clamp", "addcmul"})
-"""An operand that needs no gradient is not saved by these. Without a sign of the contrary it is taken for finite."""
+"""An operand that needs no gradient is not saved by these. Unless something shows the contrary, it is assumed to be
+finite."""
 
 
 _DEFAULTS = {"half_to_float": False}
@@ -77,9 +78,9 @@ def _overloads(name: str) -> tuple[Any, ...]:
     for overload_name in packet.overloads():
         qualified = f"aten::{name}" + ("" if overload_name == "default" else f".{overload_name}")
         with contextlib.suppress(RuntimeError):  # some overloads exist for TorchScript only
-            composite = torch._C._dispatch_has_kernel_for_dispatch_key(qualified, "CompositeImplicitAutograd")
+            composite = is_composite(qualified)
             overload = getattr(packet, overload_name)
-            if not composite and not overload._schema.is_mutable:
+            if not composite and not schema_of(overload).is_mutable:
                 found.append(overload)
     return tuple(found)
 
@@ -87,7 +88,7 @@ def _overloads(name: str) -> tuple[Any, ...]:
 @functools.lru_cache(maxsize=1024)
 def _arguments(overload: Any) -> tuple[Argument, ...]:
     result = []
-    for argument in overload._schema.arguments:
+    for argument in schema_of(overload).arguments:
         kind = str(argument.type)
         is_tensor = "Tensor" in kind
         is_list = is_tensor and "List" in kind
@@ -126,7 +127,8 @@ def saved_tensors(node: Any) -> dict[str, Any]:
 
 
 def saved_numbers(node: Any) -> dict[str, Any]:
-    """What a node saved beside tensors: dimensions, flags, exponents. Readable also after backward freed the graph."""
+    """What a node saved in addition to tensors: dimensions, flags, exponents. Readable also after backward freed the
+    graph."""
     tensors = {name.removeprefix("_raw_saved_") for name in tensor_names(type(node))}
     found: dict[str, Any] = {}
     for name in _names(type(node))[0]:
@@ -147,12 +149,13 @@ def _signed(value: Any) -> Any:
 
 def result_shape(node: Any, output: int = 0) -> tuple[tuple[int, ...], torch.dtype, torch.device]:
     """Shape, dtype and device of what the operation gave."""
-    metadata = node._input_metadata[output]
+    metadata = input_metadata_of(node)[output]
     return tuple(int(size) for size in metadata.shape), metadata.dtype, metadata.device
 
 
 class Call(NamedTuple):
-    """An operation with its arguments by name, ready to run. `assumed`: operands nobody saved, taken for finite."""
+    """An operation with its arguments by name, ready to run. `assumed`: operands that were not saved, assumed to be
+    finite."""
 
     name: str
     run: Callable[..., Any]
@@ -166,7 +169,7 @@ class Call(NamedTuple):
         """Positional and keyword arguments as a trace would have seen them."""
         positional: list[Any] = []
         keywords: dict[str, Any] = {}
-        for argument in self.run._schema.arguments:  # type: ignore[attr-defined]
+        for argument in schema_of(self.run).arguments:
             if argument.kwarg_only:
                 if argument.name in self.arguments:
                     keywords[argument.name] = self.arguments[argument.name]
@@ -176,7 +179,7 @@ class Call(NamedTuple):
 
 
 def operand_names(node: Any) -> list[str]:
-    """The argument name that belongs to each edge of a node; empty where the schema does not tell."""
+    """The argument name that belongs to each edge of a node; empty where the schema does not show it."""
     name = operation_name(node.name())
     count = len(node.next_functions)
     numbers = saved_numbers(node).keys()
@@ -217,7 +220,7 @@ def call_of(node: Any, saved: Mapping[str, Any], operands: Mapping[str, Any]) ->
             return None
         shape, dtype, _ = result_shape(node)
         if name == "_to_copy":
-            return Call(name, torch.ops.aten._to_copy.default, {"self": value, "dtype": dtype})
+            return Call(name, to_copy, {"self": value, "dtype": dtype})
         run = torch.ops.aten.expand.default if name == "expand" else torch.ops.aten.reshape.default
         return Call(name, run, {"self": value, ("size" if name == "expand" else "shape"): list(shape)})
     values = {**saved_numbers(node), **operands, **saved}

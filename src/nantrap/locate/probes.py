@@ -1,8 +1,8 @@
 """`nantrap.probe(name, tensor)`: a named point inside a model's forward.
 
-While all is well a probe stores one reference in a list that the guard empties at each step. After a failure the
-references are looked into, in order, and the first bad one is marked. In a compiled model a probe vanishes; the
-replay after a failure runs the model eagerly, and there it speaks.
+In a healthy step a probe stores one reference in a list that the guard empties at each step. After a failure the
+tensors are checked, in order, and the first bad one is marked. In a compiled model a probe has no effect; the replay
+after a failure runs the model eagerly, and there it works.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def probe(name: str, tensor: Tensor, *, watch: Mapping[str, Tensor | float] | No
     Args:
         name: how the incident calls it, e.g. `"mhc.read_out"`.
         tensor: the value; referenced until the guard's step ends.
-        watch: values to show beside it, e.g. `{"alpha": self.alpha}`.
+        watch: values to show next to it, e.g. `{"alpha": self.alpha}`.
 
     Example:
         >>> import torch, nantrap
@@ -37,7 +37,7 @@ def probe(name: str, tensor: Tensor, *, watch: Mapping[str, Tensor | float] | No
         tensor([1., 1.])
     """
     if not torch.compiler.is_compiling():
-        if len(_current) >= _LIMIT:  # nobody empties the list: probes outside a guarded loop
+        if len(_current) >= _LIMIT:  # nothing empties the list: probes outside a guarded loop
             _current.clear()
         _current.append((name, tensor, watch))
     return tensor

@@ -1,12 +1,12 @@
 """What a step reads besides weights, batch and the global random streams, and how it is put back.
 
-A program may draw from generators of its own and keep state in plain attributes of its modules: a Python counter, a
+A program may draw from its own generators and keep state in plain attributes of its modules: a Python counter, a
 tensor that is no buffer. A replay that does not put those back is another step, and proves nothing about this one.
 
 `Program` finds them: generators reachable from the modules, from the function that computes the loss (its closure and
 the globals it names) and from the batch. `Program.capture` is called before each step, so it is short: a function in
-which three walks found nothing is not walked again, and attributes that did not change in the first steps are looked
-at only now and then. What cannot be put back (an iterator, an open file) is found after a failure and named.
+which three walks found nothing is not walked again, and attributes that did not change in the first steps are checked
+only at intervals. What cannot be put back (an iterator, an open file) is found after a failure and named.
 """
 
 from __future__ import annotations
@@ -25,11 +25,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from nantrap.locate.python_private import NUMPY_GENERATOR, PYTHON_GENERATOR
+
 _DEEPEST = 4
 _WALKS = 3
 _FULL_STEPS = 4
 RESCAN_EVERY = 64
-"""A program in which nothing was found is looked at again after so many steps."""
+"""A program in which nothing was found is checked again after this many steps."""
 _LARGEST = 1 << 16
 _MOST_ITEMS = 64
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
@@ -93,7 +95,7 @@ class Program:
         self._held = list(self._module_generators())
 
     def capture(self, *reachable: Any) -> ProgramState | None:
-        """The state just before a step; `None` if there is nothing of the kind.
+        """The state just before a step; `None` if there is none.
 
         Args:
             reachable: the function that computes the loss, and the batch.
@@ -220,8 +222,8 @@ def _is_torchs(kind: type) -> bool:
 def _is_global(generator: Any) -> bool:
     """The streams that `RngState` puts back already."""
     return (
-        generator is random._inst
-        or generator is np.random.mtrand._rand
+        generator is PYTHON_GENERATOR
+        or generator is NUMPY_GENERATOR
         or (isinstance(generator, torch.Generator) and generator is torch.default_generator)
     )
 

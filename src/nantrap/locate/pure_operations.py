@@ -1,7 +1,7 @@
 """Operations that a replay may call by a name from a file: exact names, on the file's own tensors, of bounded size.
 
-A bundle can come from anybody. These operations compute from tensors and numbers, and what they change in place are
-the tensors they were given. None opens a file, makes memory that no input justifies, or reaches Python.
+A bundle can come from an untrusted source. These operations compute from tensors and numbers, and what they change in
+place are the tensors they were given. None opens a file, makes memory that no input justifies, or reaches Python.
 """
 
 from __future__ import annotations
@@ -135,13 +135,13 @@ def pure_operation(name: str, arguments: Any) -> Callable[..., Any]:
 
 
 def _refuse_large(operation: Callable[..., Any], arguments: Any, shown: str) -> None:
-    """Try the operation on tensors without memory first: their shapes say how large the result would be."""
+    """Try the operation on tensors without memory first: their shapes show how large the result would be."""
     given = sum(leaf.nbytes for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor))
     args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, arguments)
     try:
         with torch.no_grad():
             result = operation(*args, **kwargs)
-    except Exception:  # no kernel for shapes alone, or arguments that do not fit: the call itself will say which
+    except Exception:  # no kernel for shapes alone, or arguments that do not fit: the call itself will raise the error
         if any(number > _LARGEST_NUMBER for number in _whole_numbers(arguments)):
             raise FormatError(f"{shown} is not run from a bundle: its result could be of any size") from None
         return

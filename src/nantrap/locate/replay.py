@@ -19,6 +19,7 @@ from nantrap.locate.batch import tensors_of
 from nantrap.locate.source import is_boundary
 from nantrap.locate.step import FailedStep, RootCall
 from nantrap.locate.storage import only_minus_inf
+from nantrap.locate.torch_private import sequence_of
 from nantrap.locate.trace import Op, Registered, Trace, earliest
 
 _SOFTMAX = ("aten._softmax", "aten._log_softmax", "aten.logsumexp", "aten._safe_softmax")
@@ -53,7 +54,7 @@ class Replay:
         trace: the trace.
         origin: index of the origin: an operation, or negative for a tensor that was bad before the step.
         sinks: what the origin's values reached, in words: `loss`, `gradient of head.weight`.
-        exact: whether the re-run gave the failed step's values, bit for bit; `None` if that cannot be said.
+        exact: whether the re-run gave the failed step's values, bit for bit; `None` if that is not known.
         differences: what differed, in words.
         failed: whether the re-run was non-finite at all.
         loss: the loss of the re-run.
@@ -62,7 +63,7 @@ class Replay:
         anchor: sequence number of the last node, by which nodes of the failed pass are matched with the re-run.
         unknown: nodes that could not be run again.
         dropped: a forward operation whose NaN the forward pass threw away, and whose derivative brought it back.
-        alike: whether the re-run failed in the same way as the step; `None` if that cannot be said.
+        alike: whether the re-run failed in the same way as the step; `None` if that is not known.
         again: runs the same again and keeps the operands of some operations, by index.
     """
 
@@ -138,7 +139,7 @@ def replay_step(
             replay = _constant_reached(trace, *reached) if reached is not None else replay
         replay.error = error
         if loss is not None:
-            replay.anchor = loss.grad_fn._sequence_nr() if loss.grad_fn is not None else None
+            replay.anchor = sequence_of(loss.grad_fn) if loss.grad_fn is not None else None
             replay.loss = float(loss.detach())
             replay.exact, replay.differences = _compare(failed, replay.loss)
             bad = [n for n, p in failed.parameters.items() if p.grad is not None and any_nonfinite([p.grad])]
@@ -179,11 +180,11 @@ def replay_calls(failed: FailedStep, *, wanted: frozenset[int] = frozenset()) ->
         ]
         if error is not None:
             sinks.append(Sink("the exception", "value", trace.recent))
-        elif not outputs and not math.isfinite(failed.loss_value):  # an object of the user's own, with tensors inside
+        elif not outputs and not math.isfinite(failed.loss_value):  # an object of a user's class, with tensors inside
             sinks.append(Sink("what the model computed last", "value", trace.recent))
         replay = judge(trace, [*sinks, *_sinks(failed, trace, None)])
         replay.error = error
-        replay.anchor = max((t.grad_fn._sequence_nr() for *_, t in outputs if t.grad_fn is not None), default=None)
+        replay.anchor = max((sequence_of(t.grad_fn) for *_, t in outputs if t.grad_fn is not None), default=None)
         replay.again = functools.partial(_again, failed, replay_calls)
         replay.alike = _outputs_alike(calls, outputs)
         return replay
@@ -298,7 +299,7 @@ def _inputs(failed: FailedStep) -> Any:
     named = [{**{f"args[{i}]": value for i, value in enumerate(call.args)}, **call.kwargs} for call in calls]
     if len(named) == 1:
         return named[0]
-    # what one call hands to the next was computed in this step: it is no data
+    # what one call passes to the next was computed in this step: it is not data
     return {
         f"call {i} {path}": tensor
         for i, inputs in enumerate(named)
@@ -335,7 +336,7 @@ def _left_behind(failed: FailedStep, loss: Tensor | None) -> Iterator[tuple[Sink
 
 
 def judge(trace: Trace, sinks: list[Sink]) -> Replay:
-    """The origin behind the bad sinks: values speak before state, state before gradients."""
+    """The origin behind the bad sinks: values come before state, state before gradients."""
     reached = [sink for sink in sinks if sink.origins]
     if not reached:
         return Replay(trace)
@@ -344,7 +345,7 @@ def judge(trace: Trace, sinks: list[Sink]) -> Replay:
     suspects = values[0].origins if values else everything
     if all(sink.kind == "gradient" for sink in reached):
         # Inf that the forward pass dropped again (`where`, a mask) did no harm there: what its derivative did is guilty
-        # ... unless it overflowed in half precision, which is a fault where it stands
+        # ... unless it overflowed in half precision, which is a fault in itself
         ops = {i: trace.ops[i] for i in everything if i >= 0}
         guilty = {i for i, op in ops.items() if op.phase == "forward" and op.made == "inf" and op.dtype == "float16"}
         guilty = guilty or {i for i, op in ops.items() if op.phase == "backward"}
@@ -361,8 +362,9 @@ def judge(trace: Trace, sinks: list[Sink]) -> Replay:
 def _blame_derivative(replay: Replay) -> None:
     """An elementwise function outside its domain (sqrt of a negative) whose NaN the forward pass dropped.
 
-    The loss never saw it. Its derivative met a gradient of 0 there, and 0 · NaN put it into the gradients: the backward
-    of that very call is where it began to do harm. A softmax row, in contrast, is wrong where it stands.
+    The loss never saw it. Its derivative was multiplied by a gradient of 0 there, and 0 · NaN put it into the
+    gradients: the failure began in the backward of that call. A softmax row, in contrast, is wrong in the forward pass
+    already.
     """
     op = replay.op
     if op is None or op.phase != "forward" or op.made != "nan" or op.name.rstrip("_") not in _ELEMENTWISE:
@@ -374,8 +376,8 @@ def _blame_derivative(replay: Replay) -> None:
 
 
 def _constant_reached(trace: Trace, kind: SinkKind, name: str, tensor: Tensor) -> Replay:
-    """Nothing made it: a constant of the program (a mask, a table in a closure) got there. Guilty is what reduced it
-    into the loss, or the first operation that read it.
+    """Nothing made it: a constant of the program (a mask, a table in a closure) got there. The guilty operation is the
+    one that reduced it into the loss, or the first operation that read it.
     """
     chain = trace.bad_ancestors(tensor)
     reductions = [op for op in chain if op.name in _REDUCTIONS] if kind == "value" else []
@@ -385,7 +387,7 @@ def _constant_reached(trace: Trace, kind: SinkKind, name: str, tensor: Tensor) -
 
 
 def _past_masks(origins: frozenset[int], trace: Trace) -> int | None:
-    """The earliest origin; but log(0) that serves as a mask is not guilty of the row in which all is masked."""
+    """The earliest origin; but log(0) that serves as a mask is not guilty if a whole row is masked."""
     index = earliest(origins, trace)
     while index is not None and index >= 0:
         op = trace.ops[index]

@@ -1,9 +1,9 @@
 """The random streams as they were: torch (CPU and every initialised CUDA device), Python and NumPy.
 
-Capturing happens once a step in a healthy run, so it must cost next to nothing. NumPy's `get_state` takes 60 µs and
-Python's `getstate` 12. Both are Mersenne Twisters of 2.5 KB; comparing those bytes tells in under a microsecond that
-nobody drew from them since the last capture. NumPy documents the address; CPython's is verified when this module is
-imported, and where it does not hold (another interpreter), the state is taken the slow way.
+Capturing happens once per step in a healthy run, so it must cost almost nothing. NumPy's `get_state` takes 60 µs and
+Python's `getstate` 12. Both are Mersenne Twisters of 2.5 KB; comparing those bytes shows in under a microsecond that
+nothing was drawn from them since the last capture. NumPy documents the address; CPython's is verified when this module
+is imported, and where it does not hold (another interpreter), the state is taken the slow way.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from nantrap.locate.program import ProgramState
+from nantrap.locate.python_private import PYTHON_GENERATOR, numpy_bit_generator
 
 _MT19937_BYTES = 624 * 4 + 4
 
@@ -62,17 +63,16 @@ class RngState:
 
 
 _TWISTER = struct.Struct("=i624I")  # CPython's Random object: its header, then the position, then the words
-_python: random.Random = random._inst
 
 
 def _twister_address() -> int | None:
     """Where CPython keeps the words of `random`'s generator, if they are where we expect them."""
     header = object.__basicsize__
-    if sys.implementation.name != "cpython" or type(_python).__basicsize__ < header + _TWISTER.size:
+    if sys.implementation.name != "cpython" or type(PYTHON_GENERATOR).__basicsize__ < header + _TWISTER.size:
         return None
-    address = id(_python) + header
+    address = id(PYTHON_GENERATOR) + header
     position, *words = _TWISTER.unpack(ctypes.string_at(address, _TWISTER.size))
-    return address if _python.getstate()[1] == (*words, position) else None
+    return address if PYTHON_GENERATOR.getstate()[1] == (*words, position) else None
 
 
 _ADDRESS = _twister_address()
@@ -83,7 +83,7 @@ def _python_state() -> Any:
     global _last_python
     if _ADDRESS is None:
         return random.getstate()
-    raw = (ctypes.string_at(_ADDRESS, _TWISTER.size), _python.gauss_next)  # type: ignore[attr-defined]
+    raw = (ctypes.string_at(_ADDRESS, _TWISTER.size), PYTHON_GENERATOR.gauss_next)  # type: ignore[attr-defined]
     if raw != _last_python[0]:
         _last_python = (raw, random.getstate())
     return _last_python[1]
@@ -94,7 +94,7 @@ _last: tuple[bytes, Any] = (b"", None)
 
 def _numpy_state() -> Any:
     global _last
-    generator = np.random.mtrand._rand._bit_generator
+    generator = numpy_bit_generator()
     if type(generator).__name__ != "MT19937":  # np.random.set_bit_generator put another one there
         return np.random.get_state()
     raw = ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)

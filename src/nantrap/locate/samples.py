@@ -22,15 +22,15 @@ _INDEX_NAMES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """The guilty samples, or why they could not be told.
+    """The guilty samples, or why they could not be found.
 
     Attributes:
         guilty: positions in the batch.
         size: how many samples the batch holds.
-        note: why they could not be told, or what is uncertain.
+        note: why they could not be found, or what is uncertain.
         rest_is_finite: the step is finite without them.
         runs: how often the step was run.
-        dataset_indices: the samples' indices in the data set, where the batch carries them.
+        dataset_indices: the samples' indices in the dataset, where the batch carries them.
     """
 
     guilty: tuple[int, ...] = ()
@@ -46,9 +46,9 @@ class _Enough(Exception):
 
 
 def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 64) -> Samples:
-    """Bisect the batch. Stops after `seconds` or `max_runs` and says what it knows by then."""
+    """Bisect the batch. Stops after `seconds` or `max_runs` and returns what it knows by then."""
     if not failed.repeatable:
-        return Samples(note="the samples cannot be told apart in the two-line form; use guard.attempt")
+        return Samples(note="the guilty sample cannot be found in the two-line form; use guard.attempt")
     size = batch_size(failed.batch)
     if size is None:
         return Samples(note="the batch cannot be split: it holds no tensor with a sample dimension")
@@ -80,7 +80,7 @@ def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 6
 
 
 def _nobody_alone(failed: FailedStep, search: _Search) -> str:
-    """Why no sample is guilty, with no more said than was tried."""
+    """Why no sample is guilty, as far as it was tried."""
     assert failed.forward is not None
     with failed.rewound():
         before = torch.get_rng_state()
@@ -88,16 +88,16 @@ def _nobody_alone(failed: FailedStep, search: _Search) -> str:
             failed.forward(failed.batch)
         draws = not torch.equal(before, torch.get_rng_state())
     if draws:
-        return "the step draws random numbers, and a part of the batch draws others: the sample cannot be told"
+        return "the step draws random numbers, and a part of the batch draws others: the sample cannot be found"
     if search.alone == search.size:
-        return "each sample was run alone and none of them fails: the fault needs several of them together"
+        return "each sample was run alone and none of them fails: it takes several of them together"
     if search.refused:
-        return "some parts of the batch could not be run alone, so the sample cannot be told"
-    return "neither half of the batch fails by itself; single samples were not tried"
+        return "some parts of the batch could not be run alone, so the sample cannot be found"
+    return "neither half of the batch fails alone; single samples were not tried"
 
 
 def dataset_indices(batch: Any, samples: Sequence[int], size: int | None) -> tuple[int, ...]:
-    """The samples' indices in the data set, if the batch carries them under a name like `index` or `idx`."""
+    """The samples' indices in the dataset, if the batch carries them under a name like `index` or `idx`."""
     for path, tensor in tensors_of(batch):
         name = re.sub(r"\[\d+\]$", "", path).rpartition(".")[2].lower()
         whole = not tensor.is_floating_point() and tensor.dtype != torch.bool and tensor.dim() == 1

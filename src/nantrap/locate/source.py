@@ -102,7 +102,7 @@ _boundaries: set[CodeType] = set()
 
 
 def is_boundary(function: Function) -> Function:
-    """Beyond this function stands whoever called the guard: the operations that it runs do not come from there."""
+    """Outside this function is the caller of the guard: the operations that it runs do not come from there."""
     _boundaries.add(function.__code__)
     return function
 

@@ -1,9 +1,9 @@
-"""`FailedStep`: what the guard hands over when a step has failed, and the way to run it again.
+"""`FailedStep`: what the guard passes on when a step has failed, and how to run it again.
 
-Everything is held by reference. `rewound` puts the world back to just before the step, and afterwards to just after
-it: parameters, buffers, optimizer state, gradients, random streams, and the generators and attributes of the program
-end as they were found, whatever happened between. `fn` may have side effects of other kinds (a log line, an iterator
-that it advances); those happen again.
+Everything is held by reference. `rewound` restores everything to just before the step, and afterwards to just after it:
+parameters, buffers, optimizer state, gradients, random streams, and the generators and attributes of the program end as
+they were found, whatever happened between. `fn` may have side effects of other kinds (a log line, an iterator that it
+advances); those happen again.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _replays: list[int] = []
 
 
 active_replays = _replays
-"""Empty unless a failed step is being run again: what `is_replaying` asks, for places that every step passes."""
+"""Empty unless a failed step is being run again: what `is_replaying` reads, for code that runs in every step."""
 
 
 def is_replaying() -> bool:
-    """Whether a failed step is being run again: hooks of guards, this one's and others', then look away."""
+    """Whether a failed step is being run again: hooks of guards, this one's and others', then do nothing."""
     return bool(_replays)
 
 
@@ -59,7 +59,8 @@ class RootCall:
         running: the forward pass has not ended yet.
         place: the user's line that made the call.
         loaded: its inputs are a batch as a data loader gave it.
-        passed: the program's loop has gone on since, so its variables belong to a later batch.
+        passed: the program's loop has moved on, so its variables belong to a later batch.
+        alive: weak references to the outputs: whether any of them is still in use.
     """
 
     args: tuple[Any, ...]
@@ -75,7 +76,7 @@ class RootCall:
     place: Place | None = None
     loaded: bool = False
     passed: bool = False
-    _alive: list[weakref.ref[Tensor]] = field(default_factory=list)
+    alive: list[weakref.ref[Tensor]] = field(default_factory=list)
 
     def watch_output(self, output: Any) -> None:
         """Remember where the model's part of the graph ends, and the gradient that comes back to it."""
@@ -84,7 +85,7 @@ class RootCall:
             node = tensor.grad_fn
             if node is not None:
                 self.nodes.add(node)
-                self._alive.append(weakref.ref(tensor))
+                self.alive.append(weakref.ref(tensor))
                 if tensor.nbytes <= _OUTPUT_BYTES:
                     self.outputs[node] = (tensor.detach(), tensor.output_nr)
                 if tensor.nbytes <= _COTANGENT_BYTES:
@@ -94,12 +95,12 @@ class RootCall:
     def after(self, previous: RootCall | None) -> None:
         """Join the earlier calls whose outputs are still in use: those of this step, not of a validation loop.
 
-        In use means that the output is held by somebody, or that this call's inputs were computed from it.
+        In use means that something still references the output, or that this call's inputs were computed from it.
         """
         feeding = _nodes_above(self.args, self.kwargs) if previous is not None else set()
         kept: list[RootCall] = []
         while previous is not None and len(kept) < _MOST_CALLS:
-            if any(ref() is not None for ref in previous._alive) or not feeding.isdisjoint(previous.nodes):
+            if any(ref() is not None for ref in previous.alive) or not feeding.isdisjoint(previous.nodes):
                 kept.append(previous)
                 feeding |= _nodes_above(previous.args, previous.kwargs)
             previous = previous.previous
@@ -159,7 +160,7 @@ class FailedStep:
         bad_buffers: names of buffers that the forward pass made non-finite.
         norm_overflowed: every gradient is finite, but their norm is not.
         evidence: findings of a walk through the live graph, in the two-line form.
-        quiet: context in which a re-run must not talk to other ranks.
+        quiet: context in which a re-run must not communicate with other ranks.
         tape: the trace of the step itself, if it ran under one.
     """
 
@@ -193,7 +194,7 @@ class FailedStep:
 
     @contextlib.contextmanager
     def rewound(self) -> Iterator[None]:
-        """The world as just before the step; put back afterwards as it was found."""
+        """Everything as just before the step; restored afterwards as it was found."""
         state = self.rng or (self.root_call.rng if self.root_call else None)
         found = RngState.capture() if state is None else state.now()
         modes = [(module, module.training) for module in self.root.modules()]

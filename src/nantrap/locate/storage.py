@@ -11,14 +11,16 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from nantrap.finite import readable
+from nantrap.finite.torch_private import stored_values
+from nantrap.locate.torch_private import storage_number
 
 
 class Memory:
-    """Tells the memory of tensors apart by a number that is given to no other memory while this object lives.
+    """Identifies the memory of tensors by a number that no other memory gets while this object lives.
 
-    The address of a storage alone is no identity: it is used again as soon as the storage is freed. A weak reference
-    to a storage lets its data go and keeps the address taken, so it is held for every storage that was ever asked
-    about. A tensor without a storage (a compressed sparse one) is held itself.
+    The address of a storage alone is no identity: it is used again as soon as the storage is freed. A weak reference to
+    a storage lets its data go and keeps the address taken, so it is held for every storage that was seen. A tensor
+    without a storage (a compressed sparse one) is held itself.
     """
 
     def __init__(self) -> None:
@@ -27,14 +29,14 @@ class Memory:
     def key(self, tensor: Tensor) -> int:
         """The identity of the memory that `tensor` lives in; views of one memory share it."""
         if tensor.layout == torch.sparse_coo:
-            tensor = tensor._values()
+            tensor = stored_values(tensor)
         if tensor.layout == torch.strided:
             try:
                 storage = tensor.untyped_storage()
             except (RuntimeError, NotImplementedError):
                 pass
             else:
-                key = int(storage._cdata)
+                key = storage_number(tensor)
                 if key not in self._held:
                     self._held[key] = StorageWeakRef(storage)
                 return key
@@ -48,7 +50,7 @@ def share_memory(a: Tensor, b: Tensor) -> bool:
     if a is b:
         return True
     try:
-        return bool(a.untyped_storage()._cdata == b.untyped_storage()._cdata)
+        return storage_number(a) == storage_number(b)
     except (RuntimeError, NotImplementedError):
         return False
 

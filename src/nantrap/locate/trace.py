@@ -1,7 +1,7 @@
 """An operation-level trace of a step that follows non-finite values along the data.
 
-Program order convicts the innocent: a deliberate `masked_fill(-inf)` comes first in every attention layer. So each
-storage carries the set of *origins* whose badness has flowed into it:
+Program order alone blames the wrong operation: a deliberate `masked_fill(-inf)` comes first in every attention layer.
+So each storage carries the set of *origins* whose badness has flowed into it:
 
 1.  An operation is an origin when its result holds NaN though no input does, or Inf though every input, scalars
     included, is finite.
@@ -10,12 +10,12 @@ storage carries the set of *origins* whose badness has flowed into it:
     by place: if an operation fails at exactly those places (log of that 0), it inherits the origins of what vanished.
 3.  The answer is read at the sinks: the origins carried by the bad loss, gradient, parameter or buffer.
 4.  Tensors that were bad before the step (batch, parameters, buffers) are origins of their own. A constant of the
-    program is not: who writes `float("-inf")` means it.
-5.  Results of `empty*` are not looked at before somebody reads them.
+    program is not: a `float("-inf")` in the code is intended.
+5.  Results of `empty*` are not checked before an operation reads them.
 6.  Before an operation is convicted its inputs are read again: a write that no operation made (through NumPy, or by a
-    kernel of the user's) would otherwise convict whoever reads it next.
+    kernel of the user's) would otherwise put the blame on the next operation that reads it.
 
-Storages are told apart by `Memory`, whose numbers are never used twice: a tensor may appear without an operation of
+Storages are identified by `Memory`, whose numbers are never used twice: a tensor may appear without an operation of
 its own (from NumPy, out of a kernel), at the address of one that was freed.
 """
 
@@ -36,12 +36,19 @@ from torch.nn.modules.module import (
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nantrap.finite import dtype_name
 from nantrap.incident import Phase
 from nantrap.locate.source import Place, user_place
 from nantrap.locate.storage import Memory, covers_storage, extremes, looks_like_mask, map_leaves, numbers_in, tensors_in
+from nantrap.locate.torch_private import (
+    DispatchMode,
+    current_node,
+    is_in_backward,
+    next_sequence,
+    schema_of,
+    sequence_of,
+)
 
 OUTSIDE = "loss"
 """The module name of code that runs outside every named submodule."""
@@ -51,7 +58,7 @@ _WITNESSES = (
     "aten.binary_cross_entropy", "aten.nll_loss", "aten.kl_div", "aten._linalg", "aten.linalg_", "aten._ctc_loss",
     "aten.soft_margin_loss", "aten.xlogy", "aten._softmax",
 )  # fmt: skip
-"""Operations whose arguments a rule may want to see even when they are not the origin: targets, spectra."""
+"""Operations whose arguments a rule may need even when they are not the origin: targets, spectra."""
 _CLONE_LIMIT = 1 << 22
 _ENGINE = "_engine_run_backward"  # the function of torch below which the backward pass runs
 _CHECKPOINT_FILE = os.path.join("torch", "utils", "checkpoint.py")
@@ -76,9 +83,9 @@ _SELECTS = frozenset(
      "aten.threshold", "aten.hardtanh", "aten.masked_scatter", "aten.index_put", "aten.index_put_", "aten.copy_",
      "aten.isfinite", "aten.isnan", "aten.isinf"}
 )  # fmt: skip
-"""They drop a value on purpose: what they erased does not come back by itself."""
+"""They drop a value on purpose: what they erased does not come back."""
 _SILENT_WRITERS = frozenset({"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"})
-"""They update the running statistics among their arguments, and their schema does not say so."""
+"""They update the running statistics among their arguments, and their schema does not show it."""
 
 
 @dataclass(slots=True)
@@ -86,7 +93,7 @@ class Op:
     """One operation of the traced step.
 
     `sources` are the operations that last wrote its input tensors, in order (-1: none of this step), through views;
-    `scalars` its plain numbers; `inside` tells whether any module was running.
+    `scalars` its plain numbers; `inside`: whether any module was running.
     """
 
     index: int
@@ -111,7 +118,7 @@ class Op:
 class Capture:
     """An origin with what it was given and what it gave: the material of the rules.
 
-    `assumed` names operands that nobody recorded and that were taken for finite.
+    `assumed` names operands that were not recorded and are assumed to be finite.
     """
 
     op: Op
@@ -156,7 +163,7 @@ class Registered:
     optimizer_state: Mapping[str, Tensor] = field(default_factory=dict)
 
 
-class Trace(TorchDispatchMode):
+class Trace(DispatchMode):
     """Runs around forward, backward or an update, and records. Holds small records of all operations, and the tensors
     of the first origins only.
     """
@@ -174,8 +181,10 @@ class Trace(TorchDispatchMode):
         self.captures: dict[int, Capture] = {}
         self.externals: dict[int, External] = {}
         self.witnesses: dict[int, Capture] = {}
-        self.recent: frozenset[int] = frozenset()  # origins of the bad values somebody read last: why an exception came
-        self.kept: dict[int, Capture] = {}  # operations that were asked for by index, guilty or not
+        self.recent: frozenset[int] = (
+            frozenset()
+        )  # origins of the bad values that were read last: the cause of an exception
+        self.kept: dict[int, Capture] = {}  # operations that were requested by index, guilty or not
         self._wanted = wanted
         self._memory = Memory()
         self._writer: dict[int, int] = {}
@@ -237,7 +246,7 @@ class Trace(TorchDispatchMode):
     ) -> Any:
         kwargs = kwargs or {}
         name = _op_name(func)
-        mutable = func._schema.is_mutable
+        mutable = schema_of(func).is_mutable
         arguments = (args, kwargs)
         read_from = (args[1:], kwargs) if name in _OVERWRITE else arguments
         if outs := _outs(func):  # `out=`: written to, and not read
@@ -305,28 +314,28 @@ class Trace(TorchDispatchMode):
         origins = inherited | {op.index} if op.made else inherited
         for output, key, fresh, nan, inf in checked:
             self._write(output, key, bad=nan or inf, fresh=fresh, origins=origins)
-            if outs:  # whoever hands over a part of a buffer for a result reads that part
+            if outs:  # a part of a buffer that is passed for a result will be read
                 self._uninitialised.pop(key, None)
         return result
 
     def _record(self, name: str) -> Op:
         phase: Phase = "optimizer" if self._optimizer else "forward"
         module, call = self._stack[-1] if self._stack else (OUTSIDE, 0)
-        sequence = torch.autograd._get_sequence_nr() - 1  # type: ignore[attr-defined]
+        sequence = next_sequence() - 1
         node_name: str | None = None
         place: Place | None = None
-        in_backward = torch._C._current_graph_task_id() != -1
+        in_backward = is_in_backward()
         if in_backward and recomputing(sys._getframe(2)):
             in_backward = False
-            around = self._by_sequence.get(torch._C._current_autograd_node()._sequence_nr())
+            around = self._by_sequence.get(sequence_of(current_node()))
             if around is not None and not self._stack:
                 module, call = around.module, around.call
         if in_backward and not self._stack:  # a running module inside backward is a recomputed forward
-            node = torch._C._current_autograd_node()
+            node = current_node()
             phase = "backward"
             if node is not None:
                 node_name = node.name()
-                sequence = node._sequence_nr()
+                sequence = sequence_of(node)
                 made_by = self._by_sequence.get(sequence)
                 if made_by is not None:
                     module, call, place = made_by.module, made_by.call, made_by.place
@@ -472,7 +481,7 @@ class Trace(TorchDispatchMode):
         return [self.ops[index] for index in sorted(seen)]
 
     def origins_of(self, tensor: Tensor) -> frozenset[int]:
-        """The origins whose non-finite values stand in `tensor` now; empty if it is finite."""
+        """The origins whose non-finite values are in `tensor` now; empty if it is finite."""
         key = self._memory.key(tensor)
         nan, inf, _ = extremes(tensor)
         if not (nan or inf):
@@ -498,14 +507,14 @@ def recomputing(frame: FrameType | None) -> bool:
 @functools.cache
 def _is_view(func: Any) -> bool:
     """Whether an operation only gives another view of its input."""
-    schema = func._schema
+    schema = schema_of(func)
     return not schema.is_mutable and any(each.alias_info is not None for each in schema.returns)
 
 
 @functools.cache
 def _outs(func: Any) -> frozenset[str]:
     """The names of an operation's arguments that only take its result."""
-    return frozenset(argument.name for argument in func._schema.arguments if argument.is_out)
+    return frozenset(argument.name for argument in schema_of(func).arguments if argument.is_out)
 
 
 def _op_name(func: Any) -> str:
@@ -524,7 +533,7 @@ def _broadcasts(shape: Sequence[int], wanted: Sequence[int]) -> bool:
 
 
 def _frozen_arguments(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """The arguments with copies of their tensors: recorded operands stay what they were, whoever writes later."""
+    """The arguments with copies of their tensors: recorded operands keep their values, whatever is written later."""
 
     def keep(value: Any) -> Any:
         small = isinstance(value, Tensor) and value.layout == torch.strided and value.numel() <= _CLONE_LIMIT

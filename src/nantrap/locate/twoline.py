@@ -1,4 +1,4 @@
-"""The two-line form: the loss cannot be computed again, but the model's calls can, and the graph tells the rest.
+"""The two-line form: the loss cannot be computed again, but the model's calls can, and the graph shows the rest.
 
 1.  A bad loss whose graph convicts a node above the model: that is it (`autopsy`).
 2.  A finite loss with bad gradients: the backward of the loss's own nodes, from the tensors they saved (`losspart`).
@@ -61,7 +61,7 @@ def _search(failed: FailedStep) -> Location:
         if isinstance(evidence, Evidence):
             location = evidence_location(evidence, failed, replay=replay)
         if not replay.failed and replay.error is None:
-            # the model is to blame, by its graph or by elimination, and yet it is finite now
+            # the model is the cause, by its graph or by elimination, and yet it is finite now
             model_failed = isinstance(evidence, Evidence) or not _bad_cotangent(failed)
             location.exact = False if model_failed and evidence is not None else None
             location.notes.append(_finite_model(failed))
@@ -69,7 +69,7 @@ def _search(failed: FailedStep) -> Location:
 
 
 def _in_loss(location: Location, failed: FailedStep) -> Location:
-    """Code outside the model leaves no frames behind; where only one line can be meant, it is named, as inferred."""
+    """Code outside the model leaves no frames behind; where only one line is possible, it is named, as inferred."""
     if location.module == OUTSIDE and location.source is None and location.op is not None:
         forward = operation_name(location.node) if location.node else None
         calls = failed.root_call.chain() if failed.root_call is not None else []
@@ -97,7 +97,7 @@ def _bad_cotangent(failed: FailedStep) -> bool:
 
 def _finite_model(failed: FailedStep) -> str:
     if math.isfinite(failed.loss_value) and _bad_cotangent(failed):
-        return "the gradient that entered the model was bad already: the fault lies in the loss function's backward"
+        return "the gradient that entered the model was bad already: the cause is in the loss function's backward"
     if not math.isfinite(failed.loss_value) and failed.evidence is None:
-        return "the model's output is finite in a replay: the fault lies in the loss function, or does not repeat"
+        return "the model's output is finite in a replay: the cause is in the loss function, or does not repeat"
     return "the model's calls are finite in a replay: the failure does not repeat with the same inputs"

@@ -1,4 +1,4 @@
-"""What stands around the module the user wrote."""
+"""The wrappers around the module that the user wrote."""
 
 from __future__ import annotations
 

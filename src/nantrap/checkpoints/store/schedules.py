@@ -1,8 +1,8 @@
-"""What a schedule will make of the rate: tried on a copy, so that nothing of the run is touched.
+"""What a schedule will make of the learning rate: tried on a copy, so that the run is not changed.
 
-Which restored state decides the rate depends on the scheduler. OneCycleLR computes it from `max_lr` in the optimizer's
-groups, LambdaLR from its own `base_lrs`, CosineAnnealingLR from the rate that stands in the group now. Instead of
-knowing them all, one number is changed on a copy and the next rate is looked at.
+Which restored state decides the learning rate depends on the scheduler. OneCycleLR computes it from `max_lr` in the
+optimizer's groups, LambdaLR from its own `base_lrs`, CosineAnnealingLR from the learning rate in the group. Instead of
+knowing them all, one number is changed on a copy and the next learning rate is compared.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ from torch import Tensor
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import OneCycleLR
 
+from nantrap.checkpoints.torch_private import mark_stepped, note_last_rates, parts_of, set_parts
+
 RATE_KEYS = ("lr", "initial_lr", "max_lr", "min_lr")
-"""What an optimizer's group knows of rates; all of them scale together."""
+"""The learning rates in an optimizer's group; all of them scale together."""
 
 
 def inner_schedulers(scheduler: Any) -> list[Any]:
     """The scheduler and those it is made of (SequentialLR, ChainedScheduler)."""
     if scheduler is None:
         return []
-    return [scheduler, *(s for inner in getattr(scheduler, "_schedulers", []) for s in inner_schedulers(inner))]
+    return [scheduler, *(s for inner in parts_of(scheduler) or [] for s in inner_schedulers(inner))]
 
 
 def peak_key(group: dict[str, Any], scheduler: Any) -> str:
@@ -46,12 +48,12 @@ def base_rates(scheduler: Any) -> list[float]:
 def next_rates(
     optimizer: Optimizer, scheduler: Any, *, groups: Sequence[float] | None = None, bases: Sequence[float] | None = None
 ) -> list[float] | None:
-    """The rate of each group after the next step of the schedule, or `None` if a copy of it does not run.
+    """The learning rate of each group after the next step of the schedule, or `None` if a copy of it does not run.
 
     Args:
         optimizer: as it is now.
         scheduler: as it is now.
-        groups: multiply the rates in each group of the copy by this first.
+        groups: multiply the learning rates in each group of the copy by this first.
         bases: multiply the `base_lrs` of the copy by this first.
     """
     count = len(optimizer.param_groups)
@@ -60,13 +62,13 @@ def next_rates(
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             _copied(scheduler, stub, bases or [1.0] * count).step()
-    except Exception:  # somebody's own scheduler: it may need anything
+    except Exception:  # a scheduler of the user: it may need anything
         return None
     return [float(group["lr"]) for group in stub.param_groups]
 
 
 def scale_group(group: dict[str, Any], factor: float) -> None:
-    """Multiply every rate of a group."""
+    """Multiply every learning rate of a group."""
     for key in RATE_KEYS:
         if isinstance(group.get(key), Tensor):
             group[key].mul_(factor)
@@ -75,12 +77,11 @@ def scale_group(group: dict[str, Any], factor: float) -> None:
 
 
 def scale_bases(scheduler: Any, factors: Sequence[float]) -> None:
-    """Multiply every `base_lrs`, also those of inner schedules, and note the rates in force."""
+    """Multiply every `base_lrs`, also those of inner schedules, and note the current learning rates."""
     for inner in inner_schedulers(scheduler):
         if getattr(inner, "base_lrs", None):
             inner.base_lrs = [rate * factor for rate, factor in zip(inner.base_lrs, factors, strict=True)]
-        if hasattr(inner, "_last_lr"):
-            inner._last_lr = [group["lr"] for group in inner.optimizer.param_groups]
+        note_last_rates(inner)
 
 
 def _stub(optimizer: Optimizer, factors: Sequence[float]) -> Optimizer:
@@ -89,7 +90,7 @@ def _stub(optimizer: Optimizer, factors: Sequence[float]) -> Optimizer:
     for mine, group, factor in zip(stub.param_groups, optimizer.param_groups, factors, strict=True):
         mine.update({key: copy.deepcopy(value) for key, value in group.items() if key not in ("params", "param_names")})
         scale_group(mine, factor)
-    stub._opt_called = True  # type: ignore[attr-defined]
+    mark_stepped(stub)
     return stub
 
 
@@ -98,6 +99,6 @@ def _copied(scheduler: Any, stub: Optimizer, factors: Sequence[float]) -> Any:
     clone.optimizer = stub
     if getattr(clone, "base_lrs", None):
         clone.base_lrs = [rate * factor for rate, factor in zip(clone.base_lrs, factors, strict=True)]
-    if hasattr(clone, "_schedulers"):
-        clone._schedulers = [_copied(inner, stub, factors) for inner in clone._schedulers]
+    if (parts := parts_of(clone)) is not None:
+        set_parts(clone, [_copied(inner, stub, factors) for inner in parts])
     return clone

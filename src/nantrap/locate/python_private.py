@@ -1,0 +1,23 @@
+"""The private names of Python and NumPy that the random streams rely on, and nothing else.
+
+Seen in Python 3.10 to 3.13 and NumPy 1.26 to 2.4. A program may replace `random.seed` or `numpy.random.rand`, so their
+`__self__` may not be these objects.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+PYTHON_GENERATOR: random.Random = random._inst
+"""What `random.random()` draws from."""
+
+NUMPY_GENERATOR: np.random.RandomState = np.random.mtrand._rand
+"""What `numpy.random.rand()` draws from."""
+
+
+def numpy_bit_generator() -> Any:
+    """The bit generator behind `numpy.random.rand()` now; `numpy.random.set_bit_generator` may replace it."""
+    return NUMPY_GENERATOR._bit_generator

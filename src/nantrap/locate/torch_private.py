@@ -1,0 +1,115 @@
+"""The private names of PyTorch that the trace and the rules rely on, and nothing else. Seen in torch 2.6 to 2.13.
+
+No public name gives what these give. The tensors that an autograd node saved are read differently in older versions:
+`SavedTensor.data` exists in torch 2.13 and not in 2.6.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import checkpoint
+from torch.utils._python_dispatch import TorchDispatchMode
+
+DispatchMode = TorchDispatchMode
+"""Sees every operation below autograd; the documented modes see only the calls above it."""
+
+schema_of = operator.attrgetter("_schema")
+"""The declared arguments and results of an operation. An attribute getter, because it runs for every operation."""
+
+input_metadata_of = operator.attrgetter("_input_metadata")
+"""Shape, dtype and device of each result of the operation that made a node."""
+
+version_of = operator.attrgetter("_version")
+"""How often a tensor was written in place."""
+
+sequence_of = operator.methodcaller("_sequence_nr")
+"""The number of an autograd node in the order of the forward pass."""
+
+current_node = torch._C._current_autograd_node
+"""The autograd node that runs now."""
+
+to_copy = torch.ops.aten._to_copy.default
+"""The operation behind `tensor.to(...)`."""
+
+softmax_backward = torch.ops.aten._softmax_backward_data
+log_softmax_backward = torch.ops.aten._log_softmax_backward_data
+
+
+def is_in_backward() -> bool:
+    """Whether a backward pass runs in this thread."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def next_sequence() -> int:
+    """The number that the next autograd node of this thread will get."""
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+
+
+def is_composite(qualified_name: str) -> bool:
+    """Whether an operation is made of others and has no autograd node itself."""
+    return torch._C._dispatch_has_kernel_for_dispatch_key(qualified_name, "CompositeImplicitAutograd")
+
+
+def children_of(module: nn.Module) -> dict[str, nn.Module | None]:
+    """The module's own table of submodules."""
+    return module._modules
+
+
+def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
+    """The module's own table of parameters."""
+    return module._parameters
+
+
+def storage_number(tensor: Tensor) -> int:
+    """The identity of a tensor's storage while that storage lives."""
+    return int(tensor.untyped_storage()._cdata)
+
+
+def _by_data(node: Any, raw_name: str) -> Any:
+    """The saved tensor as it was packed: no hook runs."""
+    raw = getattr(node, raw_name)
+    if raw.__class__ is tuple:
+        return tuple([_tensor(None if item is None else item.data) for item in raw])
+    return _tensor(None if raw is None else raw.data)
+
+
+def _by_unpacking(node: Any, raw_name: str) -> Any:
+    """The saved tensor through its unpack hook, except where that hook would run a checkpointed forward again."""
+    with _without_recomputation():
+        value = getattr(node, raw_name.removeprefix("_raw"))
+    if value.__class__ is tuple:
+        return tuple([_tensor(item) for item in value])
+    return _tensor(value)
+
+
+def _tensor(value: Any) -> Tensor | None:
+    return value if isinstance(value, Tensor) else None
+
+
+@contextlib.contextmanager
+def _without_recomputation() -> Iterator[None]:
+    """Activation checkpointing raises instead of running the forward again; the caller takes it as "not saved"."""
+
+    def refuse(*_: Any) -> Any:
+        raise RuntimeError("saved by activation checkpointing: not available without running the forward again")
+
+    module: Any = checkpoint
+    kept = module._recomputation_hook
+    module._recomputation_hook = refuse
+    try:
+        yield
+    finally:
+        module._recomputation_hook = kept
+
+
+raw_tensor = _by_data if hasattr(torch._C._autograd.SavedTensor, "data") else _by_unpacking
+"""What a node saved (`raw_tensor(node, "_raw_saved_self")`), or None, without side effects.
+
+Raises RuntimeError where the graph was freed or the tensor was changed in place.
+"""
