@@ -110,7 +110,7 @@ def test_a_bad_parameter_that_takes_no_part_is_named_once_and_left_alone(capsys:
     FORMS["attempt"](run, guard)
     assert all(outcome.applied for outcome in run.outcomes)
     said = capsys.readouterr().err
-    assert said.count("parameter spare was non-finite before this step and takes no part in it; it is left alone") == 1
+    assert said.count("parameter spare was non-finite before this step and takes no part in it; it is not changed") == 1
 
 
 def terms(bad: str | None) -> Callable[[nn.Module, Any], dict[str, Tensor]]:

@@ -131,7 +131,7 @@ def test_each_rollback_lowers_the_rate_further_until_they_are_used_up() -> None:
 def test_without_an_anchor_there_is_nothing_to_go_back_to() -> None:
     run = make_run()
     guard = run.guard(policy=Policy(max_consecutive_skips=0, anchor_every=0, **QUICK))
-    with pytest.raises(nantrap.NonFiniteError, match="and there is no older state to go back to"):
+    with pytest.raises(nantrap.NonFiniteError, match="and there is no older state to roll back to"):
         guard.attempt(run.forward, poison(run.batches[0]))
 
 
@@ -140,7 +140,7 @@ def test_a_state_that_was_bad_is_no_anchor() -> None:
     with torch.no_grad():
         run.model.head.weight[0, 0] = NAN
     guard = run.guard(policy=Policy(max_consecutive_skips=1, **QUICK))
-    with pytest.raises(nantrap.NonFiniteError, match="and there is no older state to go back to"):
+    with pytest.raises(nantrap.NonFiniteError, match="and there is no older state to roll back to"):
         FORMS["attempt"](run, guard)
 
 

@@ -68,7 +68,7 @@ def test_an_exporter_is_told_steps_incidents_and_evaluations() -> None:
 
 def test_training_is_the_same_with_an_exporter_that_fails() -> None:
     plain, weight = train()
-    with pytest.warns(RuntimeWarning, match="export to kept: given up: OSError: no space left"):
+    with pytest.warns(RuntimeWarning, match="export to kept: switched off after OSError: no space left"):
         losses, same = train(export=[Kept(fails=True)])
     assert torch.equal(weight, same)
     assert str(losses) == str(plain)

@@ -644,7 +644,7 @@ def test_synchronised_statistics_are_not_replayed_alone(ranks: Ranks) -> None:
     zero, one = ranks("sync_batch_norm")
     assert zero["actions"] == one["actions"] == ["apply", "skip", "apply"]
     assert one["notes"][-1:] == [
-        "not run again: the model talks to the other ranks in its forward pass, and they have moved on"
+        "not run again: the model communicates with other ranks in its forward pass, and they have moved on"
     ]
 
 
@@ -652,7 +652,7 @@ def test_sharded_parameters_are_clipped_and_contained(ranks: Ranks) -> None:
     zero, one = ranks("sharded")
     assert one["folders"] == ["000002-r1"]
     assert zero["ops"] == one["ops"] == ["aten.log"]
-    assert one["notes"][-1].startswith("not run again: the model talks to the other ranks")
+    assert one["notes"][-1].startswith("not run again: the model communicates with other ranks")
     assert zero["notes"][0] == "it began on rank 1; see that rank's incident"
     assert zero["actions"] == one["actions"]
     assert zero["actions"] == ["apply", "apply", "skip", "apply"]

@@ -95,7 +95,7 @@ def test_a_run_dir_that_cannot_be_written(tmp_path: Path) -> None:
         ({"max_consecutive_skips": -1}, "Policy(max_consecutive_skips=-1): must be at least 0"),
         ({"max_skips_in_window": -1}, "Policy(max_skips_in_window=-1): must be at least 0"),
         ({"window": 0}, "Policy(window=0): must be at least 1"),
-        ({"lr_backoff": 0.0}, "Policy(lr_backoff=0.0): a factor above 0 and at most 1; 0.5 halves the rate"),
+        ({"lr_backoff": 0.0}, "Policy(lr_backoff=0.0): a factor above 0 and at most 1; 0.5 halves the learning rate"),
         ({"spike_threshold": 0.0}, "Policy(spike_threshold=0.0): must be above 0"),
     ],
 )
@@ -149,7 +149,7 @@ def test_losses(form: str) -> None:
         "cut it off from the graph"
     )
     assert give({}) == "the loss is an empty dict; give at least one named term"
-    assert give({"fit": output}) == "loss term 'fit' has shape (4, 1); a term is a scalar, or one value a head"
+    assert give({"fit": output}) == "loss term 'fit' has shape (4, 1); a term is a scalar, or one value per head"
     assert give(output.mean().detach()) == (
         "the loss has no graph, so nothing can learn from it. This happens when it was computed under torch.no_grad() "
         "or inference_mode, when .detach(), .item() or a new torch.tensor(...) cut it off, when every parameter it "
@@ -165,10 +165,10 @@ def test_lbfgs_in_the_two_line_form() -> None:
     with pytest.raises(nantrap.UsageError) as caught:
         guard.backward(mse(run.model, run.batches[0]))
     assert str(caught.value) == (
-        "LBFGS evaluates the loss several times a step, so it cannot be used in the two-line form; use "
+        "LBFGS evaluates the loss several times per step, so it cannot be used in the two-line form; use "
         "guard.attempt(fn, batch)"
     )
-    with pytest.raises(nantrap.UsageError, match="LBFGS takes one batch a step and no GradScaler"):
+    with pytest.raises(nantrap.UsageError, match="LBFGS takes one batch per step and no GradScaler"):
         guard.attempt(run.forward, *run.batches[:2])
 
 

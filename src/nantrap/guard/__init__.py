@@ -1,4 +1,4 @@
-"""The guard: detects by one flag a step, contains, acts, records."""
+"""The guard: detects a bad step by one flag per step, contains it, acts and records."""
 
 from nantrap.guard.guard import Guard
 from nantrap.guard.outcome import Outcome

@@ -1,9 +1,9 @@
-"""Anchors: the whole state remembered every so many steps, for rollback and for trials that need an older state.
+"""Anchors: copies of the whole state, taken every N steps, for rollback and for trials that need an older state.
 
 An anchor covers parameters, optimizer state, buffers, the averaged weights, scheduler and scaler; one that was not
-finite to begin with (weights loaded from a bad checkpoint) is nothing to go back to. The attempts made since then are
-kept by reference (the function, the batch, the random streams), so that a trial can drive the same steps again with
-another rate. Large models keep one anchor, small ones two, so that there is always an older one.
+finite to begin with (weights loaded from a bad checkpoint) cannot be restored. The attempts made since then are kept by
+reference (the function, the batch, the random streams), so that a trial can run the same steps again with another
+learning rate. Large models keep one anchor, small ones two, so that there is always an older one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _BATCH_BYTES = 64 * 2**20
 
 @dataclass(slots=True)
 class Attempt:
-    """One step that can be driven again."""
+    """One step that can be run again."""
 
     step: int
     forward: Callable[[Any], Tensor]
@@ -76,7 +76,7 @@ class Extras:
 
     @classmethod
     def take(cls, modules: list[nn.Module], owned: set[int]) -> Extras:
-        """Copies of what the modules hold beside the parameters in `owned`."""
+        """Copies of what the modules hold in addition to the parameters in `owned`."""
         tables = [buffers_of(m) for module in modules for m in module.modules()]
         holders = {id(table): table for table in tables}
         buffers = [
@@ -120,7 +120,7 @@ class Anchors:
         self._scheduler = scheduler
         self._scaling = scaling
         self._buffers = buffers
-        # an average that is no module can be put back only if it says how
+        # an average that is not a module can be restored only if it has a method for it
         stateful = hasattr(ema, "state_dict") and hasattr(ema, "load_state_dict") and not isinstance(ema, nn.Module)
         self._ema = ema if stateful else None
         self._every = every
@@ -132,11 +132,11 @@ class Anchors:
         """From which step on the next anchor is taken."""
         self._size = 0
         self.factor = 1.0
-        """By what rollbacks have lowered the rates; each anchor knows what it was in its time."""
+        """The factor by which rollbacks have lowered the learning rates; each anchor stores the factor of its time."""
 
     @property
     def keeps_attempts(self) -> bool:
-        """Whether steps are worth remembering: there is an older state from which they can be driven again."""
+        """Whether steps are worth keeping: there is an older state from which they can be run again."""
         return bool(self._ring)
 
     def begin_step(self, step: int) -> None:
@@ -146,7 +146,7 @@ class Anchors:
             self._take(step)
 
     def remember(self, attempt: Attempt) -> None:
-        """Keep a step that can be driven again, as far as the memory for batches goes."""
+        """Keep a step that can be run again, as long as the memory for batches allows it."""
         if not self._every or not self._ring:
             return
         self.attempts.append(attempt)
@@ -155,7 +155,7 @@ class Anchors:
             self._attempt_bytes -= self.attempts.popleft().nbytes
 
     def candidates(self) -> list[Anchor]:
-        """The anchors to which the run can go back, newest first."""
+        """The anchors to which the run can be restored, newest first."""
         return [anchor for anchor in reversed(self._ring) if anchor.usable()]
 
     def restore(self, anchor: Anchor) -> None:
@@ -175,9 +175,9 @@ class Anchors:
         return anchor
 
     def forget_after(self, step: int, *, now: int = 0) -> None:
-        """After a rollback: later anchors and attempts belong to a past that did not happen.
+        """After a rollback: drop later anchors and attempts, which belong to the part of the run that was undone.
 
-        The next anchor is not due at once: it would hold the very state that was gone back to.
+        The next anchor is not due immediately: it would hold the state that was just restored.
         """
         while self._ring and self._ring[-1].step > step:
             self._ring.pop()

@@ -24,7 +24,8 @@ _MOST_OPERATIONS = 200_000
 
 
 class LiveTrace(Trace):
-    """A trace of code that nobody bounds: it records nothing in a forked worker, nor beyond a number of operations."""
+    """A trace of the user's own code, with limits: it records nothing in a forked worker, nor beyond a number of
+    operations."""
 
     def __init__(self, root: nn.Module, registered: Registered) -> None:
         super().__init__(root, registered)
@@ -39,7 +40,7 @@ class LiveTrace(Trace):
 
 
 class Armed:
-    """Traces steps while they happen. Holds the running trace, and how many steps it is to go on.
+    """Traces steps while they happen. Holds the running trace, and how many steps it will continue.
 
     Args:
         members: whose modules, parameters and buffers the trace knows by name.
@@ -67,7 +68,7 @@ class Armed:
         return self._running is not None
 
     def consider(self, incident: Incident, *, repeatable: bool) -> str:
-        """After an incident: arm, or disarm. Returns what to tell about it."""
+        """After an incident: arm, or disarm. Returns the message for the user."""
         if self._always or not self._possible:
             return ""
         proven = bool(incident.causes) and incident.causes[0].proven
@@ -89,7 +90,7 @@ class Armed:
         such code would run as it was written, and its results could differ in the last bits.
         """
         if self._running is not None:
-            self.stop()  # of a step that was left before its end
+            self.stop()  # of a step that did not run to its end
         if self._compiled or compiled_frames() != self._frames:
             return
         if not self._always:

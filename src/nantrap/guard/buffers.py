@@ -3,10 +3,10 @@
 Every tensor counts its in-place writes (`_version`), and a buffer that the forward pass replaces (`self.mean = 0.9 *
 self.mean + ...`) is noticed by identity. But fused kernels write without counting: `native_batch_norm` changes the
 running statistics and leaves their versions alone. So small buffers and those of normalisation layers are taken as
-written in every step; only large ones (causal masks, position tables) are spared the copy while nobody wrote them.
+written in every step; only large ones (causal masks, position tables) are not copied as long as nothing writes them.
 
-In gradient accumulation there are two ways back: to the beginning of the step, and, when only one micro-batch is
-dropped, to the `mark` set after the last good one.
+In gradient accumulation there are two states to restore: to the beginning of the step, and, when only one micro-batch
+is dropped, to the `mark` set after the last good one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from nantrap import finite
 from nantrap.guard.torch_private import NormalisationLayer, buffers_of, copy_all, version
 
 _SMALL = 4096
-"""Up to this many values a buffer is copied in each step rather than asked whether it was written."""
+"""Up to this many values a buffer is copied in each step, without a check whether it was written."""
 
 
 class BufferShadow:
@@ -71,7 +71,7 @@ class BufferShadow:
                 self._uncounted.append(small or isinstance(module, NormalisationLayer))
 
     def adopt(self) -> None:
-        """Take the buffers as they are now for good: the user may write them between steps."""
+        """Accept the buffers as they are now: the user may write them between steps."""
         if not self._slots:
             return
         self._mark = None
@@ -92,7 +92,7 @@ class BufferShadow:
         """The buffers that were written since the copy and were finite in it.
 
         Args:
-            known_only: without those that came into being since the copy. They may be masks (see `names_of_bad`),
+            known_only: without those that were created since the copy. They may be masks (see `names_of_bad`),
                 which only a host read can tell.
         """
         if not self._slots:
@@ -113,7 +113,7 @@ class BufferShadow:
     def names_of_bad(self) -> list[tuple[str, Tensor]]:
         """The buffers that became non-finite since the copy, by name. Reads the device: for after an alarm.
 
-        A buffer that came into being in this forward pass (`None` before, or of another shape) and holds -Inf but
+        A buffer that was created in this forward pass (`None` before, or of another shape) and holds -Inf but
         no NaN is a mask that the model builds when it first sees a length; it is exempt from then on.
         """
         bad: list[tuple[str, Tensor]] = []
@@ -162,7 +162,7 @@ class BufferShadow:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Whatever is run inside, the buffers end as they are now, and both ways back stay as they were."""
+        """Whatever runs inside, the buffers end as they are now, and both saved states stay as they were."""
         current, mark = self._current(), self._mark
         now = [(i, t, None if t is None else t.detach().clone()) for i in self._changed(current) for t in (current[i],)]
         try:

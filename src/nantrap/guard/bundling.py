@@ -47,7 +47,7 @@ def _material(failed: FailedStep, location: Location, *, data: bool, limit_bytes
         state |= {f"buffer.{name}": b.detach() for name, b in failed.root.named_buffers()}
         optimizer = flatten(failed.optimizer.state_dict(), state, "optimizer")
         material.tensors["state"] = state
-        if material.nbytes <= limit_bytes:  # else it is not written, and need not be copied
+        if material.nbytes <= limit_bytes:  # otherwise it is not written and need not be copied
             material.tensors["state"] = {name: tensor.clone() for name, tensor in state.items()}
     names = {id(parameter): name for name, parameter in failed.parameters.items()}
     material.values = {
@@ -71,7 +71,7 @@ def _material(failed: FailedStep, location: Location, *, data: bool, limit_bytes
         }
         if data or location.phase == "optimizer":  # activations show the data they were made from
             material.tensors["origin"] = origin
-    if data and failed.repeatable:  # else only the model's inputs are known, which make no loss
+    if data and failed.repeatable:  # otherwise only the model's inputs are known, from which no loss can be computed
         batch: dict[str, Tensor] = {}
         material.values["batch"] = flatten(failed.batch, batch, "batch")
         material.tensors["batch"] = batch

@@ -1,18 +1,18 @@
 """Can this update make non-finite values at all?
 
 Copying parameters and optimizer state before each step, and reading both after it, would cost one to three percent
-of a transformer step. For the optimizers everybody uses it can be decided beforehand. Let g be the clipped gradient,
-finite with norm n, and let parameters and state be finite (seen once, and nobody but the optimizer wrote since).
+of a transformer step. For the common optimizers it can be decided beforehand. Let g be the clipped gradient,
+finite with norm n, and let parameters and state be finite (checked once, and written only by the optimizer since).
 
     Adam, AdamW   m' = b1·m + (1-b1)·g, v' = b2·v + (1-b2)·g²  are finite while n² is;
                   |update| = lr·m̂/(√v̂ + eps) ≤ lr·|m̂|/eps       is finite while eps is not 0 in the state's dtype.
     SGD           momentum·buf + g is a bounded sum of bounded terms.
-    weight decay  multiplies by 1 - lr·decay, which must not exceed 1 in magnitude: else weights grow for ever.
+    weight decay  multiplies by 1 - lr·decay, which must not exceed 1 in magnitude, or weights grow without limit.
     RMSprop       as Adam without bias correction; centred it takes √(v - ḡ²), which rounding makes negative.
     Adagrad       the accumulator only grows; g/(√sum + eps) ≤ |g|/eps.
 
-All of that holds in float32 and float64 with ordinary constants; nothing of it in half precision, where eps = 1e-8
-is 0 and 0.999 is 1. What has no proof here is stepped carefully: copy, step, read, undo (see `snapshot`).
+All of that holds in float32 and float64 with ordinary constants. None of it holds in half precision, where eps = 1e-8
+is 0 and 0.999 is 1. An update without a proof here is made carefully: copy, step, read, undo (see `snapshot`).
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Certificate:
     """The proof that no update can create a non-finite value, while gradients stay below `LARGEST_NORM`.
 
     It holds for finite parameters and state, without hooks around the optimizer's step, and for learning rates and
-    constants as the groups say.
+    constants as in the parameter groups.
     """
 
     groups: tuple[GroupLimits, ...]

@@ -34,7 +34,7 @@ def attempt_with_closure(
     optimizer, members = parts.protected.optimizer, parts.protected.members
     if more or driver.scaling.enabled:
         raise UsageError(
-            f"{type(optimizer).__name__} takes one batch a step and no GradScaler: it evaluates the loss "
+            f"{type(optimizer).__name__} takes one batch per step and no GradScaler: it evaluates the loss "
             "several times and compares the values"
         )
     window = Window(started=time.perf_counter())
@@ -62,9 +62,9 @@ def attempt_with_closure(
 def judge_evaluations(
     parts: Parts, driver: Driver, window: Window, norm: float, snapshot: UpdateSnapshot, rates: tuple[float, ...]
 ) -> Outcome:
-    """After an optimizer evaluated the loss as it liked: keep the result, or go back to the copy taken before.
+    """After an optimizer evaluated the loss several times: keep the result, or restore the copy taken before.
 
-    A line search may try points where the loss overflows and turn back; what counts is the start and the result.
+    A line search may try points where the loss overflows and reject them; only the start and the result count.
 
     Args:
         parts: the collaborators of the step.

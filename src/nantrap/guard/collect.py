@@ -44,7 +44,7 @@ class Collector:
         model: the model as it is called.
         parts: the collaborators of a step.
         driver: who makes the update.
-        before_pass: asked before a forward pass is noted; a script's loop may say no.
+        before_pass: called before a forward pass is noted; a script's loop may return False.
     """
 
     def __init__(
@@ -214,7 +214,7 @@ class Collector:
         return self._graphs_kept
 
     def end(self) -> None:
-        """The step is over, whatever became of it."""
+        """The step is over, applied or not."""
         self.window = None
         self.begun = False
         self._parts.protected.end()
@@ -229,7 +229,7 @@ class Collector:
 
 
 class _Before(Hook):
-    """A hook that belongs to the guard's life, not to the model's: a copy of the model does not take it along."""
+    """A hook that belongs to the guard and not to the model: a copy of the model does not get it."""
 
     __slots__ = ("_collector",)
 
@@ -261,7 +261,7 @@ class _After(Hook):
 
 
 def reads_at_once(loss: Tensor) -> bool:
-    """On a CPU there is no device to wait for: the loss is read before backward frees its graph."""
+    """On a CPU there is no device to wait for, so the loss is read before backward frees its graph."""
     return loss.device.type == "cpu"
 
 

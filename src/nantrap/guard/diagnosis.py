@@ -40,7 +40,7 @@ if TYPE_CHECKING:  # the rules are many: imported by the first failure
 
 
 class Neighbours(Protocol):
-    """What is known beside the guard itself: the data loader's indices, and the guards of other optimizers."""
+    """What is known outside the guard: the data loader's indices, and the guards of other optimizers."""
 
     def name_samples(self, incident: Incident, micro: Micro) -> Incident:
         """The incident with the dataset's own indices, where they are known."""
@@ -53,7 +53,7 @@ class Neighbours(Protocol):
 
 
 class Diagnosis:
-    """Turns observations into drafts. Counts those that look alike, so that a bad night stays fast.
+    """Turns observations into drafts. Counts those that look alike, so that a run with many failures stays fast.
 
     Args:
         model: the model as it is called, in its wrapper.
@@ -69,7 +69,7 @@ class Diagnosis:
         max_grad_norm: to what the guard clips.
         keeps_bundles: whether incidents are written to disk.
         begin: called when a diagnosis begins, so that a kill during it leaves a trace.
-        neighbours: what is known beside the guard.
+        neighbours: what is known outside the guard.
         armed: steps that are traced while they run.
     """
 
@@ -139,7 +139,7 @@ class Diagnosis:
         failed = self._failed_step(observation)
         try:
             location = locate(failed, seconds=self._policy.diagnose_seconds)
-        except Exception:  # a diagnosis is worth less than the exception itself
+        except Exception:  # a failing diagnosis must not hide the exception itself
             return None
         if location.op is None and location.phase not in ("data", "state"):
             return None
@@ -214,7 +214,7 @@ class Diagnosis:
         return Draft(replace(incident, dataset_indices=indices), worth_a_bundle=bool(findings))
 
     def rank_divergence(self, checksums: tuple[float, ...]) -> Draft:
-        """The ranks hold different parameters. Nothing is run again: the numbers say it all."""
+        """The ranks hold different parameters. Nothing is run again: the numbers are enough."""
         from nantrap.causes import Case, explain_case
 
         protected = self._protected
@@ -263,7 +263,7 @@ class Diagnosis:
         if self._poisoned_at is not None and finite.any_nonfinite(
             [p.detach() for p in self._protected.members.parameters]
         ):
-            words = f"the weights are non-finite since step {self._poisoned_at:,}, which was applied as it was"
+            words = f"the weights are non-finite since step {self._poisoned_at:,}, which was applied unchanged"
             draft.incident = replace(draft.incident, same_as=self._poisoned_at, notes=(words,))
             return
         if policy.on_incident == "observe" and not observation.harmless and self._poisoned_at is None:
@@ -298,8 +298,9 @@ class Diagnosis:
             self._neighbours.remember_incident(observation.micro, draft.incident)
 
     def _explore_without_replay(self, draft: Draft, observation: Observation) -> None:
-        """What the graph of the failed pass and this rank's own shards tell: the ranks cannot run the step again."""
-        note = "not run again: the model talks to the other ranks in its forward pass, and they have moved on"
+        """A diagnosis from the graph of the failed pass and this rank's own shards: the ranks cannot run the step
+        again."""
+        note = "not run again: the model communicates with other ranks in its forward pass, and they have moved on"
         incident = draft.incident
         evidence = observation.micro.evidence
         if isinstance(evidence, GraphEvidence):
@@ -339,14 +340,15 @@ class Diagnosis:
             draft.notes += [note] if note else []
 
     def _hear_the_others(self, draft: Draft, verdict: Verdict) -> None:
-        """Every rank says what it found; those that found nothing take over what the guilty one says."""
+        """Every rank sends what it found; those that found nothing take over what the guilty rank found."""
         own = draft.incident
         local = self._ranks.rank in verdict.bad_ranks
         found = own.op is not None or own.module is not None
         said = self._ranks.share(own.to_dict() if local and (found or not verdict.contested) else None)
         guilty = tuple(rank for rank, words in said.items() if words is not None)
         bad_ranks = guilty if verdict.contested and guilty else verdict.bad_ranks
-        # averaged gradients are bad everywhere: each rank has run its own part again, and whose was bad is guilty
+        # averaged gradients are bad on every rank: each rank has run its own part again, and the one that failed is
+        # guilty
         origin = bad_ranks[0] if bad_ranks and (guilty or not verdict.contested) else None
         if origin is not None and origin != self._ranks.rank and self._ranks.rank not in bad_ranks:
             heard = Incident.from_dict(said[origin]) if said.get(origin) is not None else own
@@ -465,7 +467,7 @@ def _with_unusual_batch(incident: Incident) -> Incident:
 
 
 def _signature(incident: Incident) -> tuple[str, ...]:
-    """What can be told of an incident without running anything: two that agree in it are taken for the same."""
+    """What is known of an incident without running anything: two that agree in it count as the same."""
     return (incident.phase, *sorted({f"{f.kind}:{f.name}" for f in incident.findings})[:8])
 
 
@@ -478,7 +480,7 @@ def _like(incident: Incident, known: Incident) -> Incident:
         op=known.op,
         node=known.node,
         source=known.source,
-        # the summary speaks of another batch's samples and values; the title holds for both
+        # the summary names another batch's samples and values; the title holds for both
         causes=tuple(replace(cause, proven=False, summary=cause.title) for cause in known.causes),
         same_as=known.step,
         notes=(f"looks like the incident of step {known.step:,} and was not diagnosed anew",),

@@ -1,6 +1,6 @@
 """An incident while it is being made: a draft first, and the incident once it is known what was done.
 
-`build_incident` is the only place where the guard makes an `Incident`, and `Draft.finish` the only one that says what
+`build_incident` is the only place where the guard makes an `Incident`, and `Draft.finish` the only one that sets what
 was done. Nothing is written, printed or counted before that.
 """
 

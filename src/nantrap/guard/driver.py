@@ -1,4 +1,4 @@
-"""Who makes the update of a step. The step engine hands a decision to its `Driver` and touches nothing itself.
+"""What makes the update of a step. The step engine passes a decision to its `Driver` and changes nothing itself.
 
 There are three kinds: the guard's own loop (`OwnLoop`, here), a script under `nantrap run` (in `launch`), and the
 adapters of frameworks.
@@ -42,7 +42,7 @@ class Driver(Protocol):
         """The optimizer's step, through the scaler if there is one."""
 
     def probe(self) -> None:
-        """The same call in a step whose gradients overflow while the scaler searches its scale: it skips by itself."""
+        """The same call in a step whose gradients overflow while the scaler searches its scale: the scaler skips it."""
 
     def repeat_update(self) -> None:
         """Make an update again that was undone to look at it."""
@@ -118,7 +118,7 @@ class OwnLoop:
             self.scaling.scaler.step(self._optimizer)
 
     def repeat_update(self) -> None:
-        """The scaler's own step is behind us: the optimizer's alone."""
+        """The scaler's own step is done already: only the optimizer's."""
         self._optimizer.step()
 
     def refuse_update(self) -> None:

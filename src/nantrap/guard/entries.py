@@ -1,10 +1,10 @@
 """The entry of a replay: the user's code of today, and the model and the optimizer that the captured step needs.
 
-Three forms, told apart by how many arguments the function needs:
+There are three forms, which differ in how many arguments the function needs:
 
     build()              returns (model, optimizer, loss_fn)
     loss(batch)          returns the loss; the model is a variable of the function's module
-    loss(model, batch)   the same, and the model is handed over
+    loss(model, batch)   the same, and the model is passed in
 
 In the last two forms the optimizer is made again from what the bundle says, if it is one of `torch.optim`.
 """
@@ -87,7 +87,7 @@ def optimizer_of(read: Bundle, model: nn.Module, state: Mapping[str, Tensor]) ->
 
 
 def guarded_call(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call the user's code. What it raises is said as its own error, not as one of nantrap."""
+    """Call the user's code. What it raises is reported as the user's error, not as one of nantrap."""
     try:
         return function(*arguments)
     except NantrapError:
@@ -149,12 +149,14 @@ def _model_beside(function: Callable[..., Any], state: Mapping[str, Tensor]) -> 
         found = {key: each for key, each in found.items() if each[0] == "model"} or found
     if len(found) == 1:
         return next(iter(found.values()))[1]
-    help_text = "A function that takes nothing and returns (model, optimizer, loss_fn) says it plainly"
+    help_text = "Give a function that takes nothing and returns (model, optimizer, loss_fn)"
     if found:
         names = some_of(sorted(name for name, _ in found.values()), 4)
-        raise UsageError(f"several models beside the entry have the parameters of the bundle: {names}. {help_text}")
+        raise UsageError(
+            f"several models in the entry's module have the parameters of the bundle: {names}. {help_text}"
+        )
     seen = f" ({some_of(sorted(set(others)), 4)} has other names or shapes)" if others else ""
-    raise UsageError(f"no variable beside the entry is the model of the bundle{seen}. {help_text}")
+    raise UsageError(f"no variable of the entry's module is the model of the bundle{seen}. {help_text}")
 
 
 def _visible(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:

@@ -1,8 +1,8 @@
 """Exceptions that a non-finite value caused, before there was a loss: `torch.distributions` refuses NaN, and so on.
 
 `attempt` runs the step again under a trace. If a non-finite value led to the exception, the step is contained like any
-other bad one; if not, the exception is the user's and passes through untouched. Where the loop is not the guard's, all
-that is left is to say what was behind it.
+other bad one; if not, the exception is the user's and passes through untouched. Where the guard does not run the loop,
+it can only report what caused the exception.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def no_loss() -> Loss:
 def contain_exception(
     parts: Parts, driver: Driver, collector: Collector, error: Exception, micro: Micro
 ) -> Outcome | None:
-    """The step that ended with an exception, refused; `None` if the exception must go on its way."""
+    """The step that ended with an exception, refused; `None` if the exception must be raised."""
     draft = _draft(parts, error, micro)
     if draft is None:
         return None
@@ -45,7 +45,7 @@ def contain_exception(
 
 
 def explain_exception(parts: Parts, collector: Collector, error: BaseException) -> Incident | None:
-    """After an exception in a loop that the guard does not drive: say what was behind it, if anything was."""
+    """After an exception in a loop that the guard does not run: report the non-finite value that caused it, if any."""
     call = collector.root_call
     if call is None or not isinstance(error, Exception):
         return None

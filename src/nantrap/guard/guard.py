@@ -60,15 +60,15 @@ def is_guarded(optimizer: Optimizer) -> bool:
 class Guard:
     """Guards one model and one optimizer. Nothing non-finite reaches weights, optimizer state, buffers or averages.
 
-    The guard collects a step (`collect`), then `run_step` decides what becomes of it. State held beside its parts: the
-    driver that makes the updates. A context manager; `close` removes every hook and prints the summary, which is
-    printed at the end of the program otherwise.
+    The guard collects a step (`collect`), then `run_step` decides what to do with it. State held in addition to its
+    parts: the driver that makes the updates. A context manager; `close` removes every hook and prints the summary,
+    which is printed at the end of the program otherwise.
 
     Args:
         model: the model, also wrapped in `DistributedDataParallel` or `torch.compile`.
         optimizer: the optimizer of (at least) the model's parameters.
         scheduler: stepped after each applied step, and after one that a scaler leaves out while it searches its
-            scale, as in the plain loop; leave it out if it is stepped once an epoch.
+            scale, as in the plain loop; leave it out if it is stepped once per epoch.
         scaler: a `torch.amp.GradScaler`, used in the right order: unscale, check, clip, step, update.
         ema: averaged weights, updated after each applied step: an `AveragedModel`, anything with `update()` or
             `update(model)`, or a function without arguments.
@@ -78,7 +78,7 @@ class Guard:
         watch: names of parameters or buffers to follow, as patterns (`"*.alpha"`), or a dict of pattern to `Limit`.
         store: a `CheckpointStore`: where `save` saves, and what a rollback takes when the anchors are used up.
         save_every: save every this many steps, into `store` or into `run_dir/checkpoints`; 0 for never.
-        also: modules outside the model that take part in the step, e.g. a loss with buffers or parameters of its own.
+        also: modules outside the model that take part in the step, e.g. a loss with its own buffers or parameters.
         process_group: the ranks that train this model, if neither DistributedDataParallel nor sharded parameters say so
             (gradients that the script averages itself).
         quiet: print nothing.
@@ -196,8 +196,8 @@ class Guard:
             raise _closed_error()
         if self._evaluates_itself:
             raise UsageError(
-                f"{type(self.optimizer).__name__} evaluates the loss several times a step, so it cannot be used in the "
-                "two-line form; use guard.attempt(fn, batch)"
+                f"{type(self.optimizer).__name__} evaluates the loss several times per step, so it cannot be used in "
+                "the two-line form; use guard.attempt(fn, batch)"
             )
         collector = self._collector
         plain = isinstance(loss, Tensor) and loss.requires_grad and loss.numel() == 1
@@ -311,7 +311,7 @@ class Guard:
             drop(parts, window, draft, f"micro-batch {index + 1} dropped, the others stay")
         return None, frozenset(bad)
 
-    # ---- where the loop is, and how well it does
+    # ---- position of the loop, and evaluation results
 
     def set_position(self, *, epoch: int | None = None, batch: int | None = None, samples: Iterable[int] = ()) -> None:
         """Say where the training loop is, so that journal and messages can name epoch and batch beside the step.
@@ -353,11 +353,12 @@ class Guard:
         extras: Mapping[str, Any] | None = None,
         pin: bool = False,
     ) -> Path | None:
-        """Save model, optimizer, scheduler, scaler, averages, random streams and step: only if finite, in one go.
+        """Save model, optimizer, scheduler, scaler, averages, random streams and step: only if finite, in one atomic
+        write.
 
         Args:
             path: a file (safetensors, whatever its name; an older one is replaced), or `None` for the guard's store.
-            data_position: anything plain that says where the data are.
+            data_position: any plain value that gives the position in the data.
             extras: more to keep, by name.
             pin: in the store: never remove this one.
 
@@ -372,7 +373,7 @@ class Guard:
     def load(
         self, resume: str | int | os.PathLike[str] = "last_good", *, rng: bool = True, strict: bool = True
     ) -> LoadedCheckpoint:
-        """Load everything that `save` saved and go on at its step; see `CheckpointStore.load`.
+        """Load everything that `save` saved and continue at its step; see `CheckpointStore.load`.
 
         Args:
             resume: `"last_good"`, `"latest"`, a step, or the path of a file.
@@ -395,7 +396,7 @@ class Guard:
             lr: the configured learning rate, at its peak: what the optimizer is made with, or the `max_lr` of a
                 one-cycle schedule; one number, or one for each parameter group.
             expected_keys: the keys of the model's state that was loaded; a state dict will do.
-            step: the step at which the run goes on.
+            step: the step at which the run continues.
             take: `"configured"` puts the configured learning rate in force, at the schedule's present place.
         """
         return self._parts.recovery.check_resume(lr=lr, expected_keys=expected_keys, step=step, take=take)
@@ -409,8 +410,8 @@ class Guard:
         epoch, else `state ok: 12 tensors are finite`, or what is not finite.
 
         Returns:
-            What is non-finite; an empty list means all is well. Buffers that were non-finite from the start (masks)
-            are not counted.
+            What is non-finite; an empty list means that everything is finite. Buffers that were non-finite from the
+            start (masks) are not counted.
         """
         return check_state(self._parts)
 

@@ -1,9 +1,10 @@
-"""Early warning: how near each module's output is to its dtype's limit, sampled now and then, and where that leads.
+"""Early warning: how near each module's output is to its dtype's limit, sampled at intervals, and when it will
+overflow.
 
 Off by default. Every `Policy.headroom_every` steps one forward pass is watched by hooks: the largest magnitude of each
 leaf module's output, kept on the device and read with the others in one transfer. Between samples it costs one
-comparison a step. The trend of log2(limit / absmax) is a straight line when a run drifts towards overflow, so a line is
-fitted to the last samples: "overflows in about k steps".
+comparison per step. The trend of log2(limit / absmax) is a straight line when a run drifts towards overflow, so a line
+is fitted to the last samples: "overflows in about k steps".
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class Headroom:
         return tuple(self._samples.get(module, ()))
 
     def steps_left(self, module: str) -> float | None:
-        """In how many steps the module overflows if it goes on like this; `None` without a clear trend."""
+        """In how many steps the module overflows at this pace; `None` without a clear trend."""
         samples = self.trend(module)
         if len(samples) < 4:
             return None

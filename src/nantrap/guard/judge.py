@@ -13,9 +13,9 @@ class Kind(Enum):
 
     APPLY = "apply"
     PROBE = "probe"
-    """A GradScaler met an overflow while it searches its scale: it is left to do what it does without us."""
+    """A GradScaler met an overflow while it searches its scale: it does what it would do without the guard."""
     OBSERVE = "observe"
-    """The step is bad, and the policy only reports: it is applied as it is."""
+    """The step is bad, and the policy only reports: it is applied unchanged."""
     REFUSE = "refuse"
 
 

@@ -1,4 +1,4 @@
-"""The ladder: skip, then roll back, then stop. Counts the incidents in a row and the recent ones."""
+"""The ladder: skip, then roll back, then stop. Counts the incidents in a row and the recent incidents."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from nantrap.incident import Action
 
 
 class Ladder:
-    """Decides the rung for an incident. Holds the incidents in a row and the recent ones."""
+    """Decides the action for an incident. Holds the incidents in a row and the recent incidents."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -32,12 +32,12 @@ class Ladder:
     def decide(
         self, step: int, *, harmless: bool = False, no_way_back: Callable[[], str] = lambda: ""
     ) -> tuple[Action, str]:
-        """The rung for an incident at `step`, and why.
+        """The action for an incident at `step`, and why.
 
         Args:
             step: number of the step.
             harmless: only the loss was bad, its gradients were finite: skipped, never rolled back.
-            no_way_back: says why a rollback is out of the question, if it is; asked only when one is due.
+            no_way_back: returns why a rollback is impossible, or ""; called only when one is due.
         """
         policy = self._policy
         if policy.on_incident == "observe":
@@ -70,7 +70,7 @@ class Ladder:
         return Action.ROLLBACK, f"{reason}; rollback {self.rollbacks} of {policy.max_rollbacks}"
 
     def applied(self) -> None:
-        """A step was applied: the row ends."""
+        """A step was applied: the count of incidents in a row starts again."""
         self.in_a_row = 0
         self.harmless_in_a_row = 0
 

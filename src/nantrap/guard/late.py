@@ -1,8 +1,8 @@
 """`Policy(sync="late")`: no host read at all in a healthy step.
 
 The flag stays on the device. A fused optimizer takes it as `found_inf` and leaves parameters, state and step counter
-alone where it is 1; written buffers are put back by `where`. The host learns of it one step later, from a copy that
-has long arrived by then; a schedule that has advanced in the meantime is taken back before the next update. What it
+alone where it is 1; written buffers are put back by `where`. The host learns of it one step later, from a copy that has
+arrived by then; a schedule that has advanced in the meantime is taken back before the next update. What it
 costs: the failed graph is gone, so the incident says what was bad but not where it began, and nothing can be undone
 on the host, so only updates that are provably finite (see `certify`) may be made this way.
 """
@@ -98,7 +98,7 @@ class LateSteps:
             raise UsageError('Policy(sync="late") can only skip; use sync="step" to raise or to observe')
 
     def step(self, window: Window) -> Outcome:
-        """Launch the step; report what the one before it turned out to be."""
+        """Launch the step; report the result of the one before it."""
         reported = self.settle()
         parts, protected = self._parts, self._parts.protected
         optimizer, scheduler = protected.optimizer, protected.scheduler

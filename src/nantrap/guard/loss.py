@@ -76,7 +76,7 @@ def _from_terms(terms: Mapping[str, Tensor | float]) -> Loss:
         tensor = term if isinstance(term, Tensor) else torch.tensor(float(term))
         if tensor.dim() > 1:
             raise UsageError(
-                f"loss term {name!r} has shape {tuple(tensor.shape)}; a term is a scalar, or one value a head"
+                f"loss term {name!r} has shape {tuple(tensor.shape)}; a term is a scalar, or one value per head"
             )
         summands.append(tensor if tensor.dim() == 0 else tensor.sum())
         tensors[str(name)] = tensor.detach()

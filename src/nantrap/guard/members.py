@@ -60,7 +60,7 @@ class Members:
             )
 
     def refresh(self) -> None:
-        """Look again at what the optimizer owns: it may have got more since (layers that are unfrozen later)."""
+        """Look again at what the optimizer owns: it may have more parameters now (layers that are unfrozen later)."""
         groups = self._optimizer.param_groups
         self.sizes = [len(group["params"]) for group in groups]
         named = dict(self.root.named_parameters())

@@ -1,6 +1,6 @@
-"""Gradient accumulation: each micro-batch is judged by itself, and a bad one is dropped.
+"""Gradient accumulation: each micro-batch is judged separately, and a bad one is dropped.
 
-Before the forward pass of the next micro-batch the gradients of the last one are looked at alone: good ones are kept
+Before the forward pass of the next micro-batch the gradients of the last one are checked alone: good ones are kept
 aside, bad ones are dropped together with what their forward pass did to the buffers. It must be before: the next graph
 holds on to the buffers as it found them. At the end the good ones are added up in the order in which autograd would
 have added them, which gives the same bits as the plain loop.
@@ -27,7 +27,7 @@ def settle(parts: Parts, driver: Driver, window: Window, *, buffers: bool = True
         parts: the collaborators of the step.
         driver: who makes the update.
         window: the step.
-        buffers: whether no other forward pass has begun since, so that the buffers are this micro-batch's doing.
+        buffers: whether no other forward pass has begun since, so that this micro-batch alone wrote the buffers.
     """
     protected = parts.protected
     micro = window.micros[-1]
@@ -68,7 +68,7 @@ def drop(parts: Parts, window: Window, draft: Draft, words: str) -> None:
 
 
 def merge(parts: Parts, window: Window) -> None:
-    """The gradients of all good micro-batches together, weighted as if the dropped ones had never been."""
+    """The gradients of all good micro-batches together, weighted as if the dropped ones did not exist."""
     scale = 1.0
     if window.dropped and parts.policy.micro_weight == "mean":
         scale = (window.good + window.dropped) / window.good

@@ -33,7 +33,7 @@ class Observation:
         spike: the step is finite and a spike.
         raised: the forward pass ended with an exception.
         harmless: only the loss is bad.
-        agreed: every rank is here, so they may tell each other what they find.
+        agreed: every rank is here, so they may exchange what they find.
     """
 
     micro: Micro
@@ -132,7 +132,7 @@ def _bad_gradients(protected: Protected, norm: float, *, alone: bool) -> list[Fi
         return [finding("gradient", name, grad, "backward") for name, grad in bad[:_MOST_FINDINGS]]
     gradients = members.gradients()
     if any(hasattr(gradient, "to_local") for gradient in gradients):  # the other ranks may not be here
-        note = "every gradient is finite in this rank's shards; what is not finite lies in another rank's"
+        note = "every gradient is finite in this rank's shards; the non-finite values are in another rank's"
         return [Finding("grad_norm", "total gradient norm", "backward", value=norm, note=note)]
     exact = finite.exact_norm(gradients)
     note = f"every gradient is finite, their norm is {exact:.4g}, which overflowed to {norm}"

@@ -1,4 +1,4 @@
-"""`Outcome`: what became of one step."""
+"""`Outcome`: the result of one step."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from nantrap.incident import Action, Incident
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one step.
+    """The result of one step.
 
-    With `Policy(sync="late")` nobody has looked at this step yet: `applied` and `action` say what was launched, while
+    With `Policy(sync="late")` this step has not been read yet: `applied` and `action` say what was launched, while
     `loss`, `grad_norm` and `incident` are those of the step before (`incident.step` says which).
 
     Attributes:

@@ -1,4 +1,4 @@
-"""The collaborators of a step, made once and handed to every function that makes one."""
+"""The collaborators of a step, made once and passed to every function that makes one."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Parts:
 
     @property
     def drops_micro_batches(self) -> bool:
-        """Whether a bad micro-batch is dropped by itself; other ranks could not know which one this rank drops."""
+        """Whether a bad micro-batch is dropped alone; other ranks could not know which one this rank drops."""
         policy = self.policy
         return (
             policy.micro_batches == "drop"
@@ -211,7 +211,7 @@ def _facts(
     max_grad_norm: float | None,
     watched: Watch | None,
 ) -> dict[str, Any]:
-    """What `run.json` says of this run: an allow-list."""
+    """What `run.json` stores about this run: an allow-list."""
     parameters = protected.members.parameters
     return {
         "model": type(protected.root).__name__,

@@ -20,28 +20,30 @@ class Policy:
     """What to check, what to do, budgets.
 
     Attributes:
-        on_incident: `skip` the step, `raise` `NonFiniteError`, or only `observe` (the step is applied as it is).
-        max_consecutive_skips: so many incidents in a row are skipped; the next one takes the rung `then`.
+        on_incident: `skip` the step, `raise` `NonFiniteError`, or only `observe` (the step is applied unchanged).
+        max_consecutive_skips: number of incidents in a row that are skipped; the next one leads to `then`.
         max_skips_in_window: the same for incidents among the last `window` steps; `None` switches it off.
         window: how many steps `max_skips_in_window` looks back.
-        then: the rung after skipping: `rollback` to the last good state (while there is one), or `stop`.
-        max_rollbacks: after so many the guard stops the run.
-        lr_backoff: a rollback multiplies every rate by this.
-        lr_recover_steps: within so many applied steps the rates climb back; 0 for never.
-        rollback_rng: whether a rollback puts the random streams back too (`restore`) or lets them go on (`continue`).
+        then: what follows after too many skips: `rollback` to the last good state (while there is one), or `stop`.
+        max_rollbacks: number of rollbacks after which the guard stops the run.
+        lr_backoff: a rollback multiplies every learning rate by this.
+        lr_recover_steps: number of applied steps within which the learning rates return to their old values; 0 for
+            never.
+        rollback_rng: whether a rollback puts the random streams back too (`restore`) or lets them continue
+            (`continue`).
         diagnose: `full` (locate, rules, trials), `locate` or `off`.
-        diagnose_seconds: a diagnosis ends after about so long, with what it has by then.
+        diagnose_seconds: a diagnosis ends after about this many seconds, with what it has by then.
         armed: in the two-line form and under `nantrap run`, steps are traced while they run, so that a failure comes
             with its operands and with the lines of the loss function: `after` an incident whose cause was not proven,
             `always` (about 1.2 times a step of usual size), or `off`.
-        armed_steps: after an incident so many steps are traced at most.
-        repeat_diagnoses: incidents that look the same are diagnosed so often; later ones are counted and refer back.
-        sync: `step` reads one value a step; `late` reads it a step later, and the skip happens on the device
+        armed_steps: the most steps that are traced after an incident.
+        repeat_diagnoses: how often incidents that look the same are diagnosed; later ones are counted and refer back.
+        sync: `step` reads one value per step; `late` reads it one step later, and the skip happens on the device
             (fused Adam, AdamW, Adagrad and SGD without momentum).
         undo: how an update that made non-finite values is undone: `auto` copies parameters and optimizer state
             before a step only where the update cannot be proven finite in advance, `always`, or `never`.
-        anchor_every: every so many steps the state is remembered, for rollback and for trials; 0 for never.
-        anchor_bytes: no anchor is kept, and no batches beyond it, when that would take more memory than this.
+        anchor_every: number of steps between copies of the state in memory, for rollback and for trials; 0 for never.
+        anchor_bytes: no anchor is kept, and no further batches, when that would take more memory than this.
         scheduler_on_skip: whether a skipped step advances the schedule: `hold` (as Accelerate does) or `advance`.
         micro_batches: in gradient accumulation a bad micro-batch is dropped and the good ones kept (`drop`), or the
             whole `window` is dropped. With several ranks it is always the window.
@@ -64,16 +66,17 @@ class Policy:
         headroom_every: every so many steps the magnitude of each module's output is sampled, to warn of an overflow
             that is coming; 0 for never.
         spikes: a finite loss or gradient norm far outside its recent range is reported (`warn`), skipped (`skip`) or
-            not looked at (`off`).
+            ignored (`off`).
         spike_threshold: how far, in robust standard deviations (1.4826 MAD).
         spike_window: how many recent steps make the statistic.
-        spike_warmup: the first so many steps are never called a spike.
-        max_scaler_probes: so many consecutive overflows of a `GradScaler` are its normal search for a scale; more
-            are an incident, as is a scale below 1.
+        spike_warmup: number of first steps that are never called a spike.
+        max_scaler_probes: number of consecutive overflows of a `GradScaler` that count as its normal search for a
+            scale; more are an incident, as is a scale below 1.
         bundle: what an incident leaves on disk: `full` (with what a replay needs), `light` (JSON and report) or `off`.
-        bundle_data: whether the batch may be written into a bundle. Off: data never leave the run unasked.
+        bundle_data: whether the batch may be written into a bundle. Off: data is written to disk only if you ask for
+            it.
         bundle_bytes: a bundle above this is written `light`.
-        max_bundles: older bundles beyond this number are removed, the first ones and the last ones are kept.
+        max_bundles: beyond this number, bundles in the middle are removed; the first and the last ones are kept.
     """
 
     on_incident: OnIncident = "skip"
@@ -169,7 +172,7 @@ class Policy:
             _check_ranges(self.batch_ranges)
         if not 0 < self.lr_backoff <= 1:
             raise UsageError(
-                f"Policy(lr_backoff={self.lr_backoff!r}): a factor above 0 and at most 1; 0.5 halves the rate"
+                f"Policy(lr_backoff={self.lr_backoff!r}): a factor above 0 and at most 1; 0.5 halves the learning rate"
             )
         if not self.spike_threshold > 0:
             raise UsageError(f"Policy(spike_threshold={self.spike_threshold!r}): must be above 0")

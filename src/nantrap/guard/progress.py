@@ -37,7 +37,7 @@ class Tally:
     still: int = 0
     """Steps in a row, up to now, in which no gradient reached a parameter."""
     still_since: int | None = None
-    """The first step of the last row of them that was long enough to be reported."""
+    """The first step of the last such series that was long enough to be reported."""
     given_up: int = 0
     """Steps that the script itself did not make because they were bad."""
     left_out: int = 0

@@ -1,4 +1,4 @@
-"""Everything a step may change: put it back, is it as before, what is bad in it.
+"""Everything a step may change: how it is restored, whether it is as before, what is bad in it.
 
 Parameters and optimizer state change in the update, buffers in the forward pass, and so do parameters that a forward
 pass writes itself (a codebook, a clamp). The update runs plainly where it is provably finite (`certify`); elsewhere it
@@ -170,8 +170,8 @@ class Protected:
     def update(self, step: Callable[[], Any], *, careful: bool) -> list[Finding]:
         """Run `step()`. Returns what it made non-finite, in which case everything is as before; else nothing.
 
-        What was bad before the step already and takes no part in it (a frozen parameter that is not used) is not the
-        step's doing; it is left alone, and `newly_bad_before` names it once.
+        What was bad before the step and takes no part in it (a frozen parameter that is not used) was not caused by the
+        step; it is left alone, and `newly_bad_before` names it once.
         """
         self._steps_since_check += 1
         self._refused_in_a_row = 0
@@ -197,7 +197,7 @@ class Protected:
         self._trust()
         self._certificate = certify(self.optimizer)
         if self._policy.undo == "auto" and self._certificate is not None:
-            self._snapshot = None  # the memory is given back: from here on the proof holds
+            self._snapshot = None  # free the memory: from here on the proof holds
         return []
 
     def undo(self) -> None:
@@ -220,8 +220,8 @@ class Protected:
     def _restore_program(self) -> None:
         """Put back what the program keeps itself.
 
-        After a second refused step in a row generators and attributes go on: the same draw, or the same value of a
-        counter, would otherwise fail again and again.
+        After a second refused step in a row generators and attributes are not put back: the same draw, or the same
+        value of a counter, would otherwise fail again and again.
         """
         self._refused_in_a_row += 1
         before = self._program_at_begin
@@ -231,7 +231,7 @@ class Protected:
             before.restore()
         elif before.changed():
             self._not_restored.append(
-                f"{', '.join(before.changed()[:3])}, which goes on after a second refused step in a row"
+                f"{', '.join(before.changed()[:3])}, not put back after a second refused step in a row"
             )
 
     @contextlib.contextmanager
@@ -253,11 +253,11 @@ class Protected:
         return different
 
     def end(self) -> None:
-        """The step is over, whatever became of it."""
+        """The step is over, applied or not."""
         self._sums = None
         self._not_restored = []
         self._program_at_begin = None
-        self.forward_writes.writes_at_begin = None  # what is written until the next step is the script's doing
+        self.forward_writes.writes_at_begin = None  # what is written until the next step is written by the script
 
     def restore_for_replay(self, *, undone: bool) -> Callable[[], None] | None:
         """How a replay gets parameters and optimizer state as before the step; `None` if nothing writes them.

@@ -5,7 +5,7 @@ every rank contributes its flags and all act on the union. That runs over the mo
 (DistributedDataParallel's, or the mesh of sharded parameters). A model that is neither replicated nor sharded belongs
 to its rank alone, and nothing is exchanged.
 
-A healthy run must never hang because of the guard. Four rules see to it:
+A healthy run must never hang because of the guard. Four rules ensure it:
 
 * DistributedDataParallel averages gradients only after a call of its wrapper. A step without such a call (a probe of
   `model.module` on one rank, a step under `no_sync`) belongs to its rank alone: nothing is exchanged.
@@ -39,7 +39,7 @@ HANDSHAKE_SECONDS = 20.0
 
 _FIELDS = ("origin", "symptom", "harmful", "careful", "probing", "spike", "stop")
 _greetings: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
-"""How often this process greeted the others, by process group and by what it greeted for."""
+"""How often this process announced itself to the others, by process group and by purpose."""
 
 
 class Ranks:
@@ -47,8 +47,8 @@ class Ranks:
 
     Args:
         model: the model as it is called, in its wrapper.
-        process_group: the group of the ranks that train this model, where the model does not tell (gradients that the
-            script averages itself); `None` to ask the model.
+        process_group: the group of the ranks that train this model, where the model does not show it (gradients that
+            the script averages itself); `None` to ask the model.
     """
 
     def __init__(self, model: nn.Module, *, process_group: Any = None) -> None:
@@ -91,7 +91,7 @@ class Ranks:
 
     @property
     def acquainted(self) -> bool:
-        """Whether every other rank is known to have a guard; they may be asked wherever all of them are."""
+        """Whether every other rank is known to have a guard; then all of them may exchange data."""
         return self.together and self._greeted and not self.stands_down
 
     @property
@@ -128,7 +128,7 @@ class Ranks:
         found = Flags(*map(bool, union.tolist()))
         if not (found.origin or found.symptom or found.spike or found.probing):
             return combine({self.rank: found})
-        rows = self._gathered(own).tolist()  # something is wrong: who found what
+        rows = self._gathered(own).tolist()  # something is wrong: which rank found what
         return combine({rank: Flags(*map(bool, row)) for rank, row in zip(self.members, rows, strict=True)})
 
     def all(self, ok: bool) -> bool:
@@ -150,7 +150,7 @@ class Ranks:
         return not self.all(not found)
 
     def share(self, own: Any) -> dict[int, Any]:
-        """What every rank has to say, by rank. Each rank calls it; for after a failure."""
+        """The value of every rank, by rank. Each rank calls it; used after a failure."""
         if not self.talking:
             return {self.rank: own}
         gathered: list[Any] = [None] * self.size
@@ -158,7 +158,7 @@ class Ranks:
         return dict(zip(self.members, gathered, strict=True))
 
     def first_of(self, own: Any) -> Any:
-        """What the first rank has to say, on every rank."""
+        """The value of the first rank, on every rank."""
         return self.share(own)[self.members[0]]
 
     def checksums(self, parameters: Sequence[Tensor]) -> tuple[float, ...]:
@@ -238,7 +238,7 @@ def _greet(group: Any, members: tuple[int, ...], *, model: nn.Module) -> bool:
     store = default_store()
     if store is None:
         return True
-    shapes = [tuple(parameter.shape) for parameter in model.parameters()]  # a guard for another model is none for this
+    shapes = [tuple(parameter.shape) for parameter in model.parameters()]  # a guard for another model does not count
     name = f"{zlib.crc32(repr((members, shapes)).encode()):08x}"
     greeted = _greetings.setdefault(group, Counter())
     greeted[name] += 1
@@ -253,7 +253,7 @@ def _greet(group: Any, members: tuple[int, ...], *, model: nn.Module) -> bool:
 
 
 def settle_on(name: str, own: str) -> str:
-    """One text for all ranks: that of the first rank that asks. Nobody waits."""
+    """One text for all ranks: that of the first rank that asks. No rank waits."""
     store = default_store() if dist.is_available() and dist.is_initialized() else None
     if store is None:
         return own

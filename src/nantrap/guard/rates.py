@@ -11,12 +11,12 @@ from nantrap.guard.torch_private import inner_schedulers
 
 
 def current_rates(optimizer: Optimizer) -> tuple[float, ...]:
-    """The rate of each parameter group."""
+    """The learning rate of each parameter group."""
     return tuple(float(group["lr"]) for group in optimizer.param_groups)
 
 
 def scale_rates(optimizer: Optimizer, scheduler: Any, factor: float) -> None:
-    """Multiply every rate, also those from which the scheduler computes the next ones."""
+    """Multiply every learning rate, also those from which the scheduler computes the next ones."""
     for group in optimizer.param_groups:
         for key in ("lr", "initial_lr", "max_lr", "min_lr"):
             if isinstance(group.get(key), Tensor):

@@ -1,4 +1,4 @@
-"""`Reading`: what the one host read of a step brought, as plain numbers."""
+"""`Reading`: the values of the one host read of a step, as plain numbers."""
 
 from __future__ import annotations
 

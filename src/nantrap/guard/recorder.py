@@ -1,7 +1,7 @@
-"""What is written down, printed and counted: a journal line for each step, a message and a bundle for each incident.
+"""What is recorded, printed and counted: a journal line for each step, a message and a bundle for each incident.
 
-Everything said of an incident comes from one final object. The last steps are kept in memory for the rules that look at
-the past.
+Everything reported about an incident comes from one final object. The last steps are kept in memory for the rules that
+use the history.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ from nantrap.report import fingerprint, one_line, render_incident, write_line, w
 
 _KEPT = 256
 _LARGEST_REPORTED = 32 * 1024 * 1024
-"""Bytes of a journal whose report is written when the run ends; of a longer one `nantrap report` makes it."""
+"""Up to this many bytes of journal the report is written when the run ends; for a longer one, run `nantrap report`."""
 _MOST_SPIKES = 5
 STILL_STEPS = 20
 """Steps in a row without any gradient after which a run is called dead."""
 
 
 class Recorder:
-    """Writes down what became of each step. Holds the last steps, the tally, the last incident, the open journal
-    and who listens to it.
+    """Records the result of each step. Holds the last steps, the tally, the last incident, the open journal and its
+    listeners.
 
     Args:
         progress: where the run is; moved on by one with each step.
         policy: what an incident leaves on disk.
         run_dir: where journal and incidents go; `None` writes nothing.
         rank: of this process, which names its files.
-        speaks: whether this rank prints; of those that decide together the first one does.
+        speaks: whether this rank prints; among those that decide together, the first one.
         quiet: print nothing.
-        by: who makes the updates: `guard` or `script`.
+        by: what makes the updates: `guard` or `script`.
         watch: watched values, for their limits.
         headroom: the early warning of overflows.
         samples: the list of bad samples beside the run.
@@ -92,20 +92,20 @@ class Recorder:
         self._listeners: tuple[Listener, ...] = ()
 
     def describe_run(self, facts: Mapping[str, Any]) -> None:
-        """Write `run.json`. A folder that cannot be written costs a warning, never the run."""
+        """Write `run.json`. A folder that cannot be written gives a warning and never stops the run."""
         if self.run_dir is None or self._rank:
             return
         try:
             write_run_info(self.run_dir, dict(facts))
         except OSError as error:
             warnings.warn(
-                f"nantrap: {self.run_dir}/run.json cannot be written: {error.strerror or error}. Training goes on",
+                f"nantrap: {self.run_dir}/run.json cannot be written: {error.strerror or error}. Training continues",
                 RuntimeWarning,
                 stacklevel=5,
             )
 
     def listen(self, listeners: tuple[Listener, ...]) -> None:
-        """Tell exporters and alerts what the journal is told from here on."""
+        """From here on, send each journal line to exporters and alerts as well."""
         self._listeners = listeners
 
     def history(self) -> History:
@@ -122,7 +122,7 @@ class Recorder:
     def end(
         self, window: Window, reading: Reading, action: Action = Action.APPLY, incident: Incident | None = None
     ) -> Outcome:
-        """A step has ended: write it down, count it, and begin the next."""
+        """A step has ended: record it, count it, and begin the next."""
         progress, tally = self._progress, self.tally
         step, applied = progress.step, action is Action.APPLY
         if window.repeated and incident is None:  # the same update once more: it has its line and its number already
@@ -163,7 +163,7 @@ class Recorder:
     # ---- incidents
 
     def begin_incident(self, incident: Incident) -> None:
-        """A diagnosis begins: a short line, at once, so that a kill during it leaves a trace."""
+        """A diagnosis begins: a short line, written immediately, so that a kill during it leaves a trace."""
         if self._journal is not None:
             line = {"step": incident.step, "kind": "incident_begins", "phase": incident.phase, "loss": incident.loss}
             self._journal.append({**line, "found": [f"{f.kind} {f.name}" for f in incident.findings[:4]]})
@@ -192,7 +192,7 @@ class Recorder:
         return first
 
     def note_exception(self, draft: Draft, action: Action, reason: str) -> Incident:
-        """An incident that ended with an exception, which the guard lets pass."""
+        """An incident that ended with an exception, which is raised again."""
         incident = self.finish(draft, action, reason)
         self._count(incident)
         if self._journal is not None:
@@ -232,15 +232,15 @@ class Recorder:
             self.say(f"step {self._progress.step:,}: {words_for(findings)}{more}")
 
     def note_still(self, *, still: bool) -> None:
-        """Count the steps without any gradient: after a while the run learns nothing, and that is said once."""
+        """Count the steps without any gradient: after a number of them the run is reported as dead, once."""
         tally = self.tally
         tally.still = tally.still + 1 if still else 0
         if tally.still == STILL_STEPS:
             tally.still_since = self._progress.step - STILL_STEPS + 1
             self.say(
                 f"step {self._progress.step:,}: no gradient has reached any parameter for {STILL_STEPS} steps, since "
-                f"step {tally.still_since:,}: nothing is learned (dead_training). A loss that was replaced by a "
-                "constant, frozen parameters, or a graph that is cut by detach() look like this"
+                f"step {tally.still_since:,}: nothing is learned (dead_training). Possible reasons: a loss that was "
+                "replaced by a constant, frozen parameters, or a graph that is cut by detach()"
             )
         elif not still and tally.still_since is not None:
             self.say(f"step {self._progress.step:,}: there are gradients again")
@@ -393,7 +393,7 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
 
 
 def dead_lines(tally: Tally) -> list[str]:
-    """What the end of a run says if it learned nothing up to the end."""
+    """The summary's line if no gradient reached a parameter up to the end of the run."""
     if tally.still_since is None:
         return []
     return [f"no gradient from step {tally.still_since:,} to the end: nothing was learned (dead_training)"]

@@ -1,9 +1,9 @@
-"""The way back: anchors in memory, checkpoints on disk, and the learning rates of a run that goes back.
+"""Rollback: anchors in memory, checkpoints on disk, and the learning rates of a run that is rolled back.
 
 A rollback puts the whole state back to an anchor, or to a checkpoint of the store, with lower learning rates. Every
 state is used once. A run that diverges from it again has diverged twice at that place, so the next rollback takes an
-older state: an older anchor, then the store's checkpoints from the newest to the oldest. The data are not rewound: the
-batches that led here are behind.
+older state: an older anchor, then the store's checkpoints from the newest to the oldest. The data loader is not
+rewound: training continues with the next batches.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from nantrap.guard.ranks import Ranks
 from nantrap.guard.rates import current_rates, scale_rates
 from nantrap.guard.scaling import Scaling
 
-if TYPE_CHECKING:  # at run time where they are used: most runs save by other means
+if TYPE_CHECKING:  # imported where they are used: most runs save by other means
     from nantrap.checkpoints.store.catalogue import SavedCheckpoint
     from nantrap.checkpoints.store.resume import ResumeFinding
     from nantrap.checkpoints.store.store import CheckpointStore, LoadedCheckpoint
@@ -36,20 +36,20 @@ PathLike = str | os.PathLike[str]
 
 
 class Recovery:
-    """Saves, loads and goes back. Holds the store, when the next save is due, and which states were used already.
+    """Saves, loads and rolls back. Holds the store, when the next save is due, and which states were used already.
 
     Args:
         model: the model as it is called.
         protected: the state of the run.
         anchors: older states in memory.
-        policy: how often and how far to go back.
+        policy: how often and how far to roll back.
         ranks: the ranks that train this model.
         progress: where the run is.
         tally: what the run did so far.
         scaling: the loss scale.
         average: the averaged weights as the user gave them.
         store: where `save` saves.
-        save_every: save after every so many steps.
+        save_every: number of steps between saves.
         run_dir: where a store is made if there is none.
     """
 
@@ -139,7 +139,7 @@ class Recovery:
         return self.store.save_state(state, step=step, pin=pin, allow=allow)
 
     def load(self, resume: str | int | os.PathLike[str], *, rng: bool, strict: bool) -> LoadedCheckpoint:
-        """Load everything that `save` saved and go on at its step."""
+        """Load everything that `save` saved and continue at its step."""
         if self.store is not None:
             loaded = self.store.load(resume, **self.parts, rng=rng, strict=strict)
         elif isinstance(resume, int) or resume in ("last_good", "latest"):
@@ -181,7 +181,7 @@ class Recovery:
         )
 
     def after_step(self, outcome: Outcome) -> None:
-        """A step has ended: the learning rates climb back, and a checkpoint is saved when one is due."""
+        """A step has ended: lowered learning rates recover, and a checkpoint is saved when one is due."""
         if not outcome.applied:
             return
         self._raise_rates()
@@ -192,28 +192,29 @@ class Recovery:
             self.save()
             self._older_than = None
         except (NantrapError, OSError) as error:
-            _warn(f"step {outcome.step:,}: {error}. Training goes on")
+            _warn(f"step {outcome.step:,}: {error}. Training continues")
 
     def close(self) -> None:
-        """Wait for what is still being written; what went wrong with it is a warning, since others must close too."""
+        """Wait for what is still being written. An error in it becomes a warning, because other parts must still be
+        closed."""
         if self.store is not None:
             try:
                 self.store.wait()
             except (NantrapError, OSError) as error:
                 _warn(str(error))
 
-    # ---- going back
+    # ---- rolling back
 
     def no_way_back(self) -> str:
-        """Why a rollback is out of the question, or an empty string."""
+        """Why a rollback is impossible, or an empty string."""
         if self._unused_anchors() or self._unused_checkpoints():
             return ""
         if self._tally.rollbacks:
-            return "there is no older state to go back to that was not tried already"
-        return "there is no older state to go back to"
+            return "every older state was tried already"
+        return "there is no older state to roll back to"
 
     def roll_back(self) -> tuple[bool, str]:
-        """Go back. Returns whether it was possible, and what was done, in words. Every rank calls it together."""
+        """Roll back. Returns whether it was possible, and what was done, in words. Every rank calls it together."""
         anchors = self.anchors
         factor = anchors.factor * self._policy.lr_backoff
         unused = self._unused_anchors()
@@ -257,7 +258,7 @@ class Recovery:
         return [anchor for anchor in self.anchors.candidates() if not anchor.rollbacks]
 
     def _unused_checkpoints(self) -> list[SavedCheckpoint]:
-        """The checkpoints that were not gone back to yet, the newest first: older than what was tried before."""
+        """The checkpoints that no rollback has used yet, the newest first: older than what was tried before."""
         if self.store is None:
             return []
         self.close()
@@ -285,7 +286,7 @@ class Recovery:
             if self._ranks.all(loaded is not None) and loaded is not None:
                 return loaded, float(loaded.state.get("guard", {}).get("factor", 1.0))
             if loaded is None:
-                _warn(f"cannot go back to {name}: {reason}")
+                _warn(f"cannot roll back to {name}: {reason}")
             self.anchors.restore(before)
         return None
 
@@ -299,7 +300,7 @@ class Recovery:
         return [pattern for name in names for pattern in (f"model.{name}", f"ema.{name}", f"ema.*.{name}")]
 
     def _raise_rates(self) -> None:
-        """`lr_recover_steps`: the learning rates climb back by the same factor in each applied step."""
+        """`lr_recover_steps`: the learning rates grow by the same factor in each applied step until they are back."""
         steps, factor = self._policy.lr_recover_steps, self.anchors.factor
         if steps and factor < 1.0:
             target = min(1.0, factor * self._lowest_factor ** (-1.0 / steps))

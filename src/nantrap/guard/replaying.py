@@ -47,7 +47,7 @@ class ReplayResult:
 
     @property
     def sentence(self) -> str:
-        """What the replay says of a fix, in one sentence; of the guilty operation where only that was run."""
+        """What the replay shows about a fix, in one sentence; about the guilty operation where only that was run."""
         if self.reproduced is None:
             return f"Nothing could be run: {self.differences[0] if self.differences else 'the bundle is empty'}."
         if self.mode == "operation":
@@ -76,7 +76,7 @@ def replay(
         entry: the user's code, as `module:function` or a function. It takes the captured batch, or the model and the
             batch, and returns the loss; or it takes nothing and returns model, optimizer and a function from batch to
             loss. Without it only the guilty operation is run, on its recorded inputs.
-        fp32: widen everything to float32, to see whether precision is to blame.
+        fp32: widen everything to float32, to see whether precision is the cause.
         device: where to run.
     """
     read = read_bundle(bundle)

@@ -1,8 +1,8 @@
-"""A `GradScaler`, its scale, and its normal search for one told from a real failure.
+"""A `GradScaler`, its scale, and how its normal search for a scale differs from a real failure.
 
 A scaler begins with a scale of 65,536 and halves it at each overflow until gradients fit: the first skipped steps of
-every fp16 run are normal. A forward pass that gives NaN looks the same to it; it then halves the scale for ever, down
-to 4.5e-44. The difference: the loss itself is finite while a scaler probes, and the scale stays above 1.
+every fp16 run are normal. A forward pass that gives NaN looks the same to it; it then keeps halving the scale, down to
+4.5e-44. The difference: the loss itself is finite while a scaler probes, and the scale stays above 1.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Scaling:
         return self.enabled and self.probes_in_a_row < self._policy.max_scaler_probes and (self.value() or 0.0) > 1.0
 
     def overflow(self) -> None:
-        """Let the scaler take this step for an overflow; the ranks agreed that it is one."""
+        """Let the scaler treat this step as an overflow; the ranks agreed that it is one."""
         force_overflow(self.scaler, self._optimizer)
         self.probes_in_a_row += 1
 
@@ -57,7 +57,7 @@ class Scaling:
         if self.enabled:
             forget_unscaling(self.scaler, self._optimizer)
 
-    # ---- the scale itself, without a host read of its own
+    # ---- the scale itself, without a separate host read
 
     def scalar(self) -> Tensor | None:
         """The scale on the device, to be read together with the step's flag."""
@@ -96,7 +96,7 @@ class Scaling:
         """Whether a step that the scaler skips would harm the next one.
 
         Fused SGD with momentum makes its buffers by `empty_like` and fills them in the kernel, which a found_inf skips:
-        the next good step then starts from whatever lay there. Without the call there is no buffer, and the next step
+        the next good step then starts from uninitialised memory. Without the call there is no buffer, and the next step
         makes a proper one.
         """
         if type(self._optimizer) is not SGD:

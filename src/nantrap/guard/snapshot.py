@@ -1,7 +1,7 @@
 """Parameters and optimizer state, copied so that an update can be undone bit for bit.
 
-What is restored keeps its identity: the same tensor objects, with their old contents, so that whoever holds a
-reference (a scheduler, a fused kernel, the user) still holds the right thing. State that the step created is removed.
+What is restored keeps its identity: the same tensor objects, with their old contents, so that every reference to them
+(of a scheduler, a fused kernel, the user) stays valid. State that the step created is removed.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class UpdateSnapshot:
         return len(self._optimizer.param_groups) == len(self._groups)
 
     def was_finite(self, tensor: Tensor) -> bool:
-        """Whether `tensor` (by identity) was finite at `take`; something that was made since has no bad past."""
+        """Whether `tensor` (by identity) was finite at `take`; a tensor that was made since counts as finite."""
         for original, copied in zip(self._originals, self._copies, strict=True):
             if original is tensor:
                 return not finite.any_nonfinite([copied])

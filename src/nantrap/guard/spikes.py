@@ -44,7 +44,7 @@ class SpikeDetector:
             return
         self._seen += 1
         self._recent.append(value if value < self.limit else self.limit)
-        # The limit is measured anew now and then only: between, it is one comparison per step.
+        # The limit is computed again only at intervals; in between, it is one comparison per step.
         if self._seen == self._warmup or (self._seen % _MEASURE_EVERY == 0 and self._seen >= self._warmup):
             self._measure()
 

@@ -1,4 +1,4 @@
-"""A look at the whole state on demand or before an epoch, and the line that says what was found."""
+"""A check of the whole state on demand or before an epoch, and the line that reports what was found."""
 
 from __future__ import annotations
 

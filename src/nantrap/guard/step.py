@@ -1,6 +1,6 @@
 """One step from detection to record. The order is written here, in `run_step`, and nowhere else.
 
-    detect    read         everything the host wants to know of the step, in a single transfer
+    detect    read         everything the host needs to know of the step, in a single transfer
     judge     decide       apply, probe, observe or refuse; all ranks the same
     apply     make_update  clip, update, and undo it if it created non-finite values
     contain   refuse       this step never happened
@@ -9,7 +9,7 @@
     record                 the incident is final: bundle, journal line, message, tally
 
 `refuse_batch` and `refuse_exception` enter in the middle: what they refuse never came to a gradient. The two other ways
-to make a step, late reads and closures, have files of their own and use the same parts.
+to make a step, late reads and closures, have their own files and use the same parts.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def gather(parts: Parts, driver: Driver, window: Window) -> bool:
 
 
 def read(parts: Parts, driver: Driver, window: Window) -> Reading:
-    """Everything the host wants to know of this step, in a single transfer."""
+    """Everything the host needs to know of this step, in a single transfer."""
     protected, scaling = parts.protected, driver.scaling
     norm = driver.norm()
     groups = protected.optimizer.param_groups
@@ -235,9 +235,9 @@ def _is_the_scale(parts: Parts, window: Window) -> bool:
     """Whether the overflow is due to the loss scale: at a scale of 1 the same micro-batches are finite.
 
     `attempt` tries it, each rank with its own part and without the others. Probes are rare, so running the step once
-    more costs a healthy run next to nothing. Elsewhere the gradients tell: an overflow leaves Inf somewhere. NaN
-    without any Inf, where the scale was fine until now, has another reason; if it comes again at once the scaler is
-    left to lower its scale after all.
+    more costs a healthy run almost nothing. Elsewhere the gradients show it: an overflow leaves Inf somewhere. NaN
+    without any Inf, where the scale was fine until now, has another reason; if it happens again in the next step, the
+    scaler lowers its scale as usual.
     """
     tried = [micro for micro in window.micros if micro.forward is not None]
     if tried and parts.diagnosis.runs_alone:
@@ -281,7 +281,7 @@ def make_update(
     for found in protected.newly_bad_before():
         parts.recorder.say(
             f"step {parts.progress.step:,}: {found.kind.replace('_', ' ')} {found.name} was non-finite before this "
-            "step and takes no part in it; it is left alone"
+            "step and takes no part in it; it is not changed"
         )
     if parts.ranks.together:
         compare_ranks(parts, window)
@@ -289,7 +289,8 @@ def make_update(
 
 
 def compare_ranks(parts: Parts, window: Window) -> None:
-    """Averaged gradients are worth nothing if the weights they move differ. Checked after careful steps, said once."""
+    """Averaged gradients are useless if the ranks hold different weights. Checked after careful steps, reported
+    once."""
     ranks = parts.ranks
     if ranks.differ or not ranks.replicated or not ranks.talking:
         return
@@ -297,7 +298,7 @@ def compare_ranks(parts: Parts, window: Window) -> None:
     if len(set(sums)) > 1:
         ranks.differ = True
         draft = parts.diagnosis.rank_divergence(sums)
-        window.drafts.append((draft, "the step was applied; it does not mend what differs"))
+        window.drafts.append((draft, "the step was applied; the parameters still differ between ranks"))
 
 
 def accept(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Outcome:
@@ -325,7 +326,7 @@ def accept(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Ou
 
 
 def probe(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Outcome:
-    """The scaler met an overflow while it searches its scale: exactly what it would do without us."""
+    """The scaler found an overflow while it searches its scale: do exactly what it would do without the guard."""
     driver.probe()
     parts.protected.buffers.adopt()
     driver.advance(applied=False)
@@ -440,7 +441,7 @@ def refuse(
 
 
 def refuse_dropped(parts: Parts, driver: Driver, window: Window) -> Outcome:
-    """Every micro-batch was dropped. They were diagnosed one by one; the first speaks for the step."""
+    """Every micro-batch was dropped. They were diagnosed one by one; the first one's incident is that of the step."""
     contain(parts, driver)
     (draft, _), *others = window.drafts
     window.drafts = others
@@ -461,7 +462,7 @@ def refuse_dropped(parts: Parts, driver: Driver, window: Window) -> Outcome:
 def refuse_batch(
     parts: Parts, driver: Driver, window: Window, findings: Sequence[Finding], verdict: Verdict, batch: Any = None
 ) -> Outcome:
-    """`check_batch` found it before the forward pass: nothing was computed. Going back would not mend the data."""
+    """`check_batch` found it before the forward pass: nothing was computed. A rollback would not repair the data."""
     contain(parts, driver)
     draft = parts.diagnosis.bad_batch(findings, verdict, batch=batch)
     reading = Reading(rates=current_rates(parts.protected.optimizer), scale=driver.scaling.value())

@@ -1,6 +1,6 @@
 """The private names of PyTorch that the guard relies on, and nothing else. Seen in torch 2.4 to 2.13.
 
-Each has a reason why no public name will do. Whatever is missing in another version is answered by the harmless case.
+Each has a reason why no public name will do. A name that is missing in another version gives the harmless answer.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def scaler_tensors(scaler: Any) -> dict[str, Tensor] | None:
 
 
 def forget_unscaling(scaler: Any, optimizer: Optimizer) -> None:
-    """The scaler takes the optimizer for one that was not unscaled yet, as before the step."""
+    """Let the scaler treat the optimizer as not unscaled yet, as before the step."""
     states = getattr(scaler, "_per_optimizer_states", None)
     if states is not None:
         states.pop(id(optimizer), None)
 
 
 def force_overflow(scaler: Any, optimizer: Optimizer) -> None:
-    """Let the scaler take this step for an overflow, also where only another rank's shard overflowed."""
+    """Let the scaler treat this step as an overflow, also where only another rank's shard overflowed."""
     states = getattr(scaler, "_per_optimizer_states", None)
     if states is not None and id(optimizer) in states:
         for flag in states[id(optimizer)].get("found_inf_per_device", {}).values():
@@ -98,7 +98,7 @@ def force_overflow(scaler: Any, optimizer: Optimizer) -> None:
 
 
 def mark_stepped(optimizer: Optimizer) -> None:
-    """PyTorch warns of a schedule that advances before the first optimizer step; here the policy asks for it."""
+    """PyTorch warns when a schedule advances before the first optimizer step; here the policy asks for it."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
