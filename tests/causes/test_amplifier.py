@@ -101,7 +101,7 @@ def test_its_words_name_the_product_the_cast_and_the_line() -> None:
     assert (incident.op, incident.node) == ("aten._to_copy", "ToCopyBackward0")
     assert cause.summary == "the slope of rsqrt next to zero makes a gradient that float16 cannot hold"
     assert cause.evidence[0].text.startswith("MulBackward0 multiplies the gradient by up to ")
-    assert cause.evidence[0].text.endswith(": rsqrt was computed all but at 0")
+    assert cause.evidence[0].text.endswith(": rsqrt was computed almost at 0")
     assert cause.evidence[1].text == (
         "aten._to_copy writes it in float16, which ends at 65,504; without that factor it fits"
     )
@@ -109,7 +109,7 @@ def test_its_words_name_the_product_the_cast_and_the_line() -> None:
     assert cause.fix.text.startswith("a larger eps for rsqrt in line ")
     assert " of Rsqrt.forward, 1e-05 say: " in cause.fix.text
     fused = incident_of(NORMS["layer_norm"]).causes[0]
-    assert fused.evidence[0].text.endswith(": what layer_norm divides by is all but 0")
+    assert fused.evidence[0].text.endswith(": what layer_norm divides by is almost 0")
 
 
 def test_a_loss_scale_that_overflows_a_sound_norm_stays_a_loss_scale() -> None:

@@ -77,7 +77,7 @@ def test_only_one_cause_remains_proven_and_precedence_decides(ask_only: AskOnly)
     )
     assert [cause.slug for cause in incident.causes] == ["mask_overflow", "log_of_zero", "exp_overflow"]
     assert [cause.proven for cause in incident.causes] == [True, False, False]
-    assert incident.causes[1].evidence[-1].text.startswith("holds as well; mask_overflow lies further back")
+    assert incident.causes[1].evidence[-1].text.startswith("holds as well; mask_overflow comes earlier")
 
 
 def test_every_slug_has_a_place_in_the_order() -> None:
@@ -120,7 +120,7 @@ def _unknown(incident: Incident) -> str:
 def test_unknown_says_that_nothing_fits(ask_only: AskOnly) -> None:
     text = _unknown(ask_only({}))
     rest = "the frames and statistics above are all that was measured"
-    assert text == f"what the operation was given fits no rule; {rest}"
+    assert text == f"the inputs of the operation fit no rule; {rest}"
 
 
 def test_unknown_asks_for_attempt_in_the_two_line_form() -> None:

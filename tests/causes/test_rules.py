@@ -136,7 +136,7 @@ def test_mean_over_a_mask_that_selects_nothing(diagnose: Diagnose) -> None:
 def test_empty_reduction_says_that_nothing_is_to_be_rolled_back(incident_of: IncidentOf) -> None:
     assert evidence(first(incident_of("empty_reduction")))[:2] == [
         "all 4 targets are -100 (ignored): the mean is 0/0",
-        "the gradients are all zero: nothing to be rolled back",
+        "the gradients are all zero: nothing to roll back",
     ]
 
 
@@ -265,10 +265,10 @@ def test_loss_scale_is_told_exactly(incident_of: IncidentOf) -> None:
 
 def test_rate(incident_of: IncidentOf) -> None:
     cause = first(incident_of("lr_too_high"))
-    assert cause.summary == "a rate of 50 is beyond the stability limit: the loss grew until it overflowed"
+    assert cause.summary == "a learning rate of 50 is beyond the stability limit: the loss grew until it overflowed"
     assert cause.evidence[0].text == "an earlier batch has a far larger loss now, with the same random numbers"
     assert cause.evidence[1].kind == "history"
-    assert evidence(cause)[2] == "the same batches with a tenth of the rate stay finite (trial 1)"
+    assert evidence(cause)[2] == "the same batches with a tenth of the learning rate stay finite (trial 1)"
 
 
 def test_a_rate_that_diverges_later_is_not_called_stable(incident_of: IncidentOf) -> None:
@@ -279,8 +279,8 @@ def test_a_rate_that_diverges_later_is_not_called_stable(incident_of: IncidentOf
 
 def test_resume(incident_of: IncidentOf) -> None:
     cause = first(incident_of("resume_lr_jump"))
-    assert cause.summary == "the rate jumped from 0.02 to 50 at step 4: restored state overrode it"
-    assert evidence(cause)[1] == "with the rate before the jump the same steps stay finite (trial 1)"
+    assert cause.summary == "the learning rate jumped from 0.02 to 50 at step 4: restored state overrode it"
+    assert evidence(cause)[1] == "with the learning rate before the jump the same steps stay finite (trial 1)"
 
 
 def test_norm_overflow_is_no_fault_of_the_kernel(incident_of: IncidentOf) -> None:
@@ -328,4 +328,4 @@ def test_flipped_bit(incident_of: IncidentOf) -> None:
 def test_a_foreign_kernel_is_a_guess(incident_of: IncidentOf) -> None:
     cause = first(incident_of("backend_or_kernel_bug"))
     assert not cause.proven
-    assert cause.summary == "the kernel nantrap_page.softmax made non-finite values out of finite ones"
+    assert cause.summary == "the kernel nantrap_page.softmax made non-finite values from finite ones"

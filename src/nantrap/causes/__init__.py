@@ -1,4 +1,5 @@
-"""Why a step failed: rules propose causes, trials prove them. The texts open without torch, the rules need it."""
+"""Why a step failed: rules propose causes, trials prove them. The texts can be read without torch, the rules need
+it."""
 
 from __future__ import annotations
 

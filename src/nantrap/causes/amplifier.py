@@ -1,7 +1,7 @@
 """Which operation of the backward pass made a gradient too large for what comes after it.
 
 A gradient that leaves the range of float16 is an overflow only where it is cast. Its size comes from further up: the
-slope of a call whose argument is all but 0. Here the gradient is followed back from the overflow to the one operation
+slope of a call whose argument is almost 0. Here the gradient is followed back from the overflow to the one operation
 that multiplied it.
 """
 
@@ -30,7 +30,7 @@ _STEEP = {
     "aten.native_batch_norm": "batch_norm",
     "aten._fused_rms_norm": "rms_norm",
 }
-"""Calls that are steep near 0: by the operation that they become, and as people write them."""
+"""Calls that are steep near 0: by the operation that they become, and as they are written in code."""
 _FUSED = ("aten.native_layer_norm", "aten.native_group_norm", "aten.native_batch_norm", "aten._fused_rms_norm")
 
 
@@ -50,8 +50,8 @@ class Amplifier:
     def reason(self) -> str:
         """Why the call is steep there."""
         if self.forward.name in _FUSED:
-            return f"what {self.call} divides by is all but 0"
-        return f"{self.call} was computed all but at 0"
+            return f"what {self.call} divides by is almost 0"
+        return f"{self.call} was computed almost at 0"
 
 
 def find_amplifier(case: Case) -> Amplifier | None:

@@ -23,7 +23,7 @@ HALF = ("float16", "bfloat16")
 
 @dataclass
 class Case:
-    """One failure: the step, where it began, what came before, and the laboratory in which trials are run."""
+    """One failure: the step, where it began, what came before, and the runner of trials."""
 
     failed: FailedStep
     location: Location
@@ -134,7 +134,7 @@ class Case:
     def was_given(self, tensor: Tensor) -> Literal["loader", "argument", ""]:
         """Where a tensor came from: what the data loader gave, an argument of the model, or made on the way.
 
-        What is handed to `guard.attempt` is the batch. In the two-line form only the names that the caller's loop
+        What is passed to `guard.attempt` is the batch. In the two-line form only the names that the caller's loop
         assigns from its iterable are: a tensor that the loop's own code made is an argument of the model at most.
         """
         from nantrap.locate import tensors_of

@@ -1,4 +1,4 @@
-"""`Claim`: what a rule says about a failure, before anybody decides whether it is proven. Imports no torch."""
+"""`Claim`: what a rule says about a failure, before it is decided whether it is proven. Imports no torch."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ class Claim:
     """A cause as its rule sees it.
 
     Attributes:
-        has: what the rule has. `measured`: a fact about the recorded operands that admits no other reading; it is
-            still given up when the remedy was tried and the step failed all the same. `tried`: the facts leave room
-            for another reading, and the trial decides. `hint`: worth telling, never proven.
+        has: what the rule has. `measured`: a fact about the recorded operands that allows no other explanation; it is
+            still dropped when the remedy was tried and the step failed again. `tried`: the facts allow another
+            explanation, and the trial decides. `hint`: worth showing, never proven.
         summary: the cause in this incident, in one line.
         facts: what was measured.
         history: what the steps before show.
         trial: the step with exactly one thing changed.
-        shows: what is said if the trial was finite.
+        shows: what is reported if the trial was finite.
         help: what to do about it.
         verifies: whether the trial is the help, put in place, so that a finite one verifies it.
         patch: whether a diff of the user's own line may be shown with the help.

@@ -25,7 +25,7 @@ class Explanation:
 
 
 def explain_case(case: Case, *, seconds: float) -> Explanation:
-    """Explain one failure. Never raises: a rule that fails is noted and passed over."""
+    """Explain one failure. Never raises: a rule that fails is noted and skipped."""
     case.lab = Laboratory(case, seconds=seconds)
     causes: list[tuple[Cause, Claim]] = []
     notes: list[str] = []
@@ -45,13 +45,13 @@ def explain_case(case: Case, *, seconds: float) -> Explanation:
 
 
 def _unknown(case: Case) -> Cause:
-    """Nothing fits: say so, with what was measured and what would decide it."""
+    """No rule fits: report that, with what was measured and what would decide it."""
     if not case.failed.repeatable:
         needs = "guard.attempt(fn, batch) would allow a replay and trials"
     elif case.location.replay is None or case.location.replay.origin is None:
         needs = "the failure did not repeat, so nothing could be tried on it"
     elif case.capture is None:
-        needs = "the place is known, what the operation was given is not"
+        needs = "the place is known, but the inputs of the operation are not"
     else:
-        needs = "what the operation was given fits no rule; the frames and statistics above are all that was measured"
+        needs = "the inputs of the operation fit no rule; the frames and statistics above are all that was measured"
     return Cause("unknown", summary="no cause could be established", evidence=(Evidence(needs),))

@@ -1,7 +1,7 @@
-"""log(softmax(x)), log(sigmoid(x)) and log(1 + exp(x)) computed in one piece, for one run.
+"""log(softmax(x)), log(sigmoid(x)) and log(1 + exp(x)) computed in log space, for one run.
 
 The second call of such a pair takes the logarithm of what the first one has rounded to 0 or Inf already. In this mode
-every softmax, sigmoid and exp keeps its logarithm beside its result, selections (an index, a gather, a view) are made
+every softmax, sigmoid and exp keeps its logarithm next to its result, selections (an index, a gather, a view) are made
 on both, and a later `log` takes the one that was kept: what `log_softmax`, `logsigmoid` and `softplus` would give.
 """
 
@@ -21,7 +21,7 @@ _SELECTING = frozenset(
 
 
 class _Kept(NamedTuple):
-    """A result with its logarithm beside it, and the argument where it is elementwise."""
+    """A result with its logarithm, and the argument where it is elementwise."""
 
     result: Tensor  # held, so that its id stays its own
     logarithm: Tensor
@@ -30,7 +30,7 @@ class _Kept(NamedTuple):
 
 
 class LogSpace(TorchFunctionMode):
-    """Computes logarithms of softmax, sigmoid and exp in log space. `hits` counts them; `names` says of what."""
+    """Computes logarithms of softmax, sigmoid and exp in log space. `hits` counts them; `names`: of which functions."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ _SAFE = {
 
 
 def diff_for(source: Source | None, op: str) -> str:
-    """The line with the guilty expression replaced by its safe form, as a diff; empty if it cannot be told exactly."""
+    """The line with the guilty expression replaced by its safe form, as a diff; empty if it is not certain."""
     if source is None or source.column is None or source.end_column is None or not source.text.isascii():
         return ""
     segment = source.text[source.column : source.end_column]
@@ -66,7 +66,7 @@ def _is_module(owner: ast.expr) -> bool:
 
 
 def _same_signature(call: ast.Call, safe: str, positional: int) -> bool:
-    """Whether the safe form takes the very arguments that stand there."""
+    """Whether the safe form takes exactly the arguments of the call."""
     keywords = {keyword.arg for keyword in call.keywords}
     if safe == "safe_pow":
         return positional == 2 and not keywords

@@ -7,15 +7,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from nantrap.locate.storage import map_leaves
+from nantrap.locate.torch_private import DispatchMode, is_in_backward, schema_of, to_copy
 from nantrap.locate.trace import recomputing
 
 _HALF = (torch.float16, torch.bfloat16)
 
 
-class SinglePrecision(TorchDispatchMode):
+class SinglePrecision(DispatchMode):
     """Every operation in float32: half inputs are widened, half results are not made. Autocast has no effect in it."""
 
     def __init__(self) -> None:
@@ -24,11 +24,10 @@ class SinglePrecision(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func._schema.is_mutable:  # the memory that is written keeps its dtype
+        if schema_of(func).is_mutable:  # the memory that is written keeps its dtype
             return func(*args, **(kwargs or {}))
-        in_backward = torch._C._current_graph_task_id() != -1
-        if in_backward and func is torch.ops.aten._to_copy.default and not recomputing(sys._getframe(1)):
-            return func(*args, **(kwargs or {}))  # autograd hands a half-precision leaf its gradient in its own dtype
+        if is_in_backward() and func is to_copy and not recomputing(sys._getframe(1)):
+            return func(*args, **(kwargs or {}))  # autograd gives a half-precision leaf a gradient in its own dtype
         return func(*map_leaves(args, _widened), **map_leaves(kwargs or {}, _widened))
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nantrap.locate.storage import map_leaves
+from nantrap.locate.torch_private import schema_of
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
@@ -20,8 +21,9 @@ def recomputed(case: Case, dtype: str) -> Tensor | None:
     if capture is None or case.output is None:
         return None
     wide: torch.dtype = getattr(torch, dtype)
-    if capture.func._schema.is_mutable and capture.func._schema.name.endswith("_"):
-        functional = getattr(torch.ops.aten, capture.func._schema.name.removeprefix("aten::").rstrip("_"), None)
+    schema = schema_of(capture.func)
+    if schema.is_mutable and schema.name.endswith("_"):
+        functional = getattr(torch.ops.aten, schema.name.removeprefix("aten::").rstrip("_"), None)
         func = functional if functional is not None else capture.func
     else:
         func = capture.func

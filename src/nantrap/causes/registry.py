@@ -1,4 +1,4 @@
-"""The registry of rules: one small function a cause. Its docstring is the page of `nantrap explain`."""
+"""The registry of rules: one small function per cause. Its docstring is the page of `nantrap explain`."""
 
 from __future__ import annotations
 

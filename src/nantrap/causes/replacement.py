@@ -1,7 +1,7 @@
 """One call of the user's, replaced by a stable one at its own source line, for one run.
 
 A function mode sees the call above autograd, so the replacement brings its own gradient. Only calls made from the
-guilty line are replaced; the same function elsewhere runs as it is.
+guilty line are replaced; the same function elsewhere runs unchanged.
 """
 
 from __future__ import annotations

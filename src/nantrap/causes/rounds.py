@@ -1,4 +1,4 @@
-"""Rounds of a loop inside one pass: the same operation at the same line, again and again, and how its results grow."""
+"""Rounds of a loop inside one pass: the same operation at the same line, repeated, and how its results grow."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ T = TypeVar("T", bound=Found)
 
 
 def search(pages: Iterable[T], query: str, *, most: int = 8) -> list[T]:
-    """The pages that speak of these words, the best first. Words that are on every page do not count."""
+    """The pages that mention these words, the best first. Words that are on every page do not count."""
     wanted = [word for word in _words(query) if word not in _SMALL] or _words(query)
     scored: list[tuple[float, int, T]] = []
     for number, page in enumerate(pages):

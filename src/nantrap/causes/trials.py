@@ -1,8 +1,8 @@
 """Trials: the failed step again with exactly one thing changed. Each leaves everything as it found it, bit for bit.
 
-A trial says something only if its *control* holds: the same step, unchanged, in the same harness, fails in the same
-way (`control`). There is one control for each harness: the step, the update, and the steps driven again from an older
-state. Where a control does not hold, its trials are not run; each says so, and none of them is finite or refuted.
+A trial says something only if its *control* holds: the same step, unchanged, in the same harness, fails in the same way
+(`control`). There is one control for each harness: the step, the update, and the steps run again from an older state.
+Where a control does not hold, its trials are not run; each notes it, and none of them is finite or refuted.
 """
 
 from __future__ import annotations
@@ -76,8 +76,8 @@ class Laboratory:
         Args:
             name: of the trial; the same name is run once.
             change: what is changed, in words.
-            experiment: runs the step and says what it gave.
-            harness: `step`, `update`, `steps` (driven again from an older state), or `none` for a control itself.
+            experiment: runs the step and returns what it gave.
+            harness: `step`, `update`, `steps` (run again from an older state), or `none` for a control itself.
         """
         if name in self._done:
             return self._done[name]
@@ -140,12 +140,13 @@ class Laboratory:
         return "the unchanged update is finite when it is run again" if finite else ""
 
     def _steps_again(self) -> str:
-        """The steps since an older state at their own rates must reach this failure, and not another one before."""
+        """The steps since an older state at their own learning rates must reach this failure, and not another one
+        before."""
         result = self._driven(lambda _, rate: rate)
         if result.finite:
-            return "the same steps at the same rate do not fail when they are run again"
+            return "the same steps at the same learning rate do not fail when they are run again"
         if result.loss is None:
-            return "the same steps at the same rate fail earlier when they are run again"
+            return "the same steps at the same learning rate fail earlier when they are run again"
         return "" if fails_alike(self._case.failed, result.loss, result.bad) else "the same steps fail in another way"
 
     # ---- the step, with one thing changed
@@ -161,7 +162,7 @@ class Laboratory:
         )
 
     def in_log_space(self, what: str) -> Trial:
-        """Logarithms of softmax, sigmoid and exp computed in one piece, without leaving log space."""
+        """Logarithms of softmax, sigmoid and exp computed without leaving log space."""
 
         def experiment() -> Result:
             mode = LogSpace()
@@ -287,7 +288,7 @@ class Laboratory:
     # ---- the steps before, with one thing changed
 
     def rate(self, name: str, change: str, rate_of: Callable[[int, float], float]) -> Trial:
-        """The steps since an older state again, with other rates. `rate_of(step, rate)` gives the new one."""
+        """The steps since an older state again, with other learning rates. `rate_of(step, rate)` gives the new one."""
         return self.run(name, change, lambda: self._driven(rate_of), harness="steps")
 
     def steps_with(self, name: str, change: str, alter: Callable[[Any], Any]) -> Trial:
@@ -295,10 +296,10 @@ class Laboratory:
         return self.run(name, change, lambda: self._driven(lambda _, rate: rate, alter), harness="steps")
 
     def weights_diverged(self) -> bool | None:
-        """Whether an earlier batch has a much larger loss with the weights of now; `None` if it cannot be said.
+        """Whether an earlier batch has a much larger loss with the weights of now; `None` if that is not known.
 
         A loss may rise since its batches are noisy or get harder. Only a rise on the same batch, with the same random
-        numbers, shows that the weights have gone astray.
+        numbers, shows that the weights got worse.
         """
         failed = self._case.failed
         drive = _drivable(self._case.anchors, failed.step)
@@ -313,7 +314,7 @@ class Laboratory:
                 with failed.rewound(), torch.no_grad():
                     earlier.rng.restore()
                     now = sum(float(earlier.forward(batch)) for batch in earlier.batches) / len(earlier.batches)
-            except Exception:  # an earlier batch that cannot be run again says nothing
+            except Exception:  # an earlier batch that cannot be run again shows nothing
                 return None
             self._drift = abs(now) / abs(recorded[earlier.step]) if math.isfinite(now) else math.inf
         return self._drift >= _DIVERGED

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from nantrap.causes.claim import Claim
 
 PRECEDENCE: Final = (
-    # what was bad before the step, or was written by somebody else
+    # what was bad before the step, or was written by other code
     "rank_divergence", "bad_input_data", "uninitialised_memory", "corrupt_checkpoint", "corrupt_optimizer_state",
     "ema_poisoned", "state_overwritten", "bn_buffers_poisoned", "compiler_bug",
     # exact arithmetic on what an operation was given
@@ -27,7 +27,7 @@ PRECEDENCE: Final = (
     # precision: decided by the exact result against the limit of the dtype, or by a constant that was rounded
     "mask_overflow", "fp16_loss_overflow", "adam_eps_underflow_half", "optimizer_constant_rounding",
     "eps_underflow_half", "loss_scale_misuse", "fp16_forward_overflow",
-    # the steps before: what overflowed is only the messenger
+    # the steps before: the operation that overflowed is only where it shows
     "resume_lr_jump", "grad_norm_overflow", "lr_too_high",
     # mathematics of one operation
     "where_unselected_branch", "arccos_boundary", "log_of_zero", "degenerate_linalg_backward", "zero_times_inf",
@@ -36,7 +36,7 @@ PRECEDENCE: Final = (
     # the platform: only when nothing else explains it
     "hardware_fault", "backend_or_kernel_bug", "dead_training", "unknown",
 )  # fmt: skip
-"""Which cause is named first when two are equally well supported: what lies further back comes first."""
+"""Which cause is named first when two are equally well supported: the earlier one in the chain of events."""
 
 _STRENGTH: Final = {"measured": 2, "tried": 1, "hint": 0}
 _RISK: Final = {
@@ -48,8 +48,8 @@ _RISK: Final = {
     ),
     "low": ("empty_reduction", "std_of_one_element", "ctc_infeasible_alignment"),
 }  # fmt: skip
-"""What follows if nothing is done. High: it comes back in every step, or it destroys the weights or the run in
-silence. Low: single batches are lost. Medium: everything between."""
+"""What follows if nothing is done. High: it happens in every step, or it destroys the weights or the run silently. Low:
+single batches are lost. Medium: everything between."""
 
 
 def risk_of(slug: str) -> str:
@@ -112,5 +112,5 @@ def _beside(best: Cause, cause: Cause) -> Cause:
 
     if not (best.proven and cause.proven):
         return cause
-    reason = Evidence(f"holds as well; {best.slug} lies further back or is more exact, and is named first")
+    reason = Evidence(f"holds as well; {best.slug} comes earlier or is more exact, and is named first")
     return dataclasses.replace(cause, proven=False, confidence=0.6, evidence=(*cause.evidence, reason))

@@ -96,7 +96,7 @@ def test_the_message_says_how_many_and_where(tmp_path: Path) -> None:
 def test_a_mask_of_minus_inf_is_a_warning(tmp_path: Path) -> None:
     mask = only({"model": {"attn.mask": causal(-torch.inf)}}, tmp_path / "a.pt")
     assert (mask.code, mask.severity) == ("NT902", "warning")
-    assert mask.message.endswith("a mask, by its look: all other values are the same")
+    assert mask.message.endswith("it looks like a mask: all other values are the same")
     weight = torch.randn(8, 8)
     weight[0, 0] = -torch.inf
     assert only({"model": {"attn.weight": weight}}, tmp_path / "a.pt").severity == "error"
@@ -143,7 +143,7 @@ def test_odd_mixes_of_dtypes_are_a_warning(tmp_path: Path) -> None:
     assert (problem.code, problem.severity) == ("NT906", "warning")
     assert problem.message == "the weights mix float16 and bfloat16: 1 × float16, 1 × bfloat16"
     double = {"model": {"a.weight": torch.randn(2, 2), "b.weight": torch.randn(2, 2).double()}}
-    assert "float64 beside smaller floats" in only(double, tmp_path / "a.pt").message
+    assert "float64 together with smaller floats" in only(double, tmp_path / "a.pt").message
 
 
 def test_rates_and_scales_must_be_finite(tmp_path: Path, state: dict[str, Any]) -> None:

@@ -301,12 +301,12 @@ def test_urls(tmp_path: Path, state: dict[str, Any], protocol: str) -> None:
     assert report.last_good.endswith("/run/step_1.pt")
     assert report.last_good.startswith(f"{protocol}://")
     assert len(audit(f"{root}/run/*_2.pt").checkpoints) == 1
-    with pytest.raises(UsageError, match="nothing is at"):
+    with pytest.raises(UsageError, match="does not exist"):
         audit(f"{root}/run/step_9.pt")
 
 
 def test_wrong_use_says_what_to_do(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"nothing is at .*none\.pt; give a file, a folder, a glob in quotes or a URL"):
+    with pytest.raises(UsageError, match=r"none\.pt does not exist; give a file, a folder, a glob in quotes or a URL"):
         audit(tmp_path / "none.pt")
     with pytest.raises(UsageError, match=r"no checkpoint in .*; looked for files ending in \.pt"):
         audit(tmp_path)

@@ -118,7 +118,7 @@ def test_a_deeply_nested_key_is_refused_instead_of_overflowing_the_stack() -> No
         (b"\x80\x02K\x01K\x02a.", "appends to a int", False),
         (b"\x80\x02K\x01K\x02K\x03s.", "sets keys of a int", False),
         (b"\x80\x02}]K\x03s.", "unhashable", False),
-        (b"\x80\x05\x97.", "NEXT_BUFFER has no place", False),
+        (b"\x80\x05\x97.", "NEXT_BUFFER is not allowed", False),
     ],
 )
 def test_damage_is_said_in_words(raw: bytes, words: str, truncated: bool) -> None:

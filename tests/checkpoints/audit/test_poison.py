@@ -176,10 +176,10 @@ def test_a_tar_archive_that_begins_like_a_pickle(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda raw: raw + b"more", "something follows behind its directory"),
+        (lambda raw: raw + b"more", "something follows after its directory"),
         (lambda raw: b"x" + raw, ""),
-        (lambda raw: raw[:-2] + b"\x05\x00hello", "something follows behind its directory"),
-        (lambda raw: raw.replace(b"a/version", b"b/version", 1), "has another name in front of its bytes"),
+        (lambda raw: raw[:-2] + b"\x05\x00hello", "something follows after its directory"),
+        (lambda raw: raw.replace(b"a/version", b"b/version", 1), "has another name before its bytes"),
         (lambda raw: raw.replace(b"a/version", b"A/DATA.PKL"[:9]), ""),
     ],
 )

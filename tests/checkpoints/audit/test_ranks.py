@@ -80,4 +80,4 @@ def test_two_processes(tmp_path: Path) -> None:
 def test_two_processes_fail_together(tmp_path: Path) -> None:
     first, second = run_two(tmp_path / "nothing")
     assert first[3] == second[3]
-    assert str(first[3]).startswith("UsageError('nothing is at")
+    assert "does not exist; give a file" in str(first[3])

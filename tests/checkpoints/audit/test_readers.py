@@ -137,7 +137,7 @@ def test_a_whole_model(tmp_path: Path) -> None:
         (b"PK\x03\x04" + b"\0" * 90, "NT909", "no directory at its end"),
         (b"\x80\x02}q\x00(X\x05\x00\x00\x00model", "NT909", "the pickle is not whole"),
         ((1000).to_bytes(8, "little") + b'{"a": 1}', "NT909", "the header should hold 1,000 bytes, and the file has 8"),
-        ((8).to_bytes(8, "little") + b'{"a": x}', "NT908", "the header is no JSON"),
+        ((8).to_bytes(8, "little") + b'{"a": x}', "NT908", "the header is not JSON"),
         ((8).to_bytes(8, "little") + b'{"a": 1}', "NT908", "the header describes tensor a wrongly"),
     ],
 )
@@ -176,4 +176,4 @@ def test_safetensors_in_front_of_a_cut_are_still_read(tmp_path: Path) -> None:
     assert contents.problems[0].message.endswith("bytes: 1 tensor is not whole")
     path.write_bytes(path.read_bytes() + b"x" * 30)
     with LocalSource(str(path)) as source:
-        assert read_contents(source).problems[0].message == "20 bytes follow behind the last tensor"
+        assert read_contents(source).problems[0].message == "20 bytes follow after the last tensor"

@@ -71,7 +71,7 @@ def test_a_lock_that_is_held_is_told_by_whom(tmp_path: Path) -> None:
         store.save(step=1, model={"w": torch.ones(1)})
     assert str(caught.value) == (
         f"{tmp_path / '.lock'} has been held by process {os.getpid()} for 0 s: another process writes checkpoints into "
-        "this folder. Give each run a folder of its own, or end that process"
+        "this folder. Give each run its own folder, or end that process"
     )
     assert store.save(step=1, model={"w": torch.ones(1)}).exists()
 

@@ -28,7 +28,7 @@ def test_the_refusal_names_the_tensors_and_writes_nothing(tmp_path: Path) -> Non
         "step 3 was not saved: 2 tensors are not finite\n"
         "  model.first.weight: 1 of 32 values is NaN\n"
         "  optimizer.state.1.exp_avg_sq: 1 of 8 values is +Inf\n"
-        "Nothing was written, earlier checkpoints are untouched. Go back to the last good one; if a value is meant to "
+        "Nothing was written, earlier checkpoints are untouched. Resume from the last good one; if a value is meant to "
         "be non-finite, name it in allow="
     )
     incident = caught.value.incident

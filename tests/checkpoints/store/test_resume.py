@@ -83,12 +83,12 @@ def test_the_historic_case_word_for_word() -> None:
     """Optimizer and scheduler state restored: the old rate stays though the configuration says another one."""
     finding = rate_finding(*resumed("one_cycle"))
     assert finding.text == (
-        "the rate in force is 0.0004997, the configuration says 0.0001: the restored optimizer state overrides it "
+        "the learning rate is 0.0004997, the configuration says 0.0001: the restored optimizer state overrides it "
         "(param_groups[0]: lr 0.0004997, max_lr 0.0005)"
     )
     assert finding.help == (
-        'check_resume(lr=0.0001, take="configured") puts the configured rate in force at step 30 of the schedule; '
-        "leave it as it is if the old rate is wanted"
+        'check_resume(lr=0.0001, take="configured") sets the configured learning rate at step 30 of the schedule; '
+        "do nothing if you want the old learning rate"
     )
     assert finding.severity == "error"
     assert str(finding) == f"{finding.text}\nhelp: {finding.help}"
@@ -132,7 +132,7 @@ def test_lambda_computes_from_its_own_base_rates() -> None:
     alone = rate_finding(*resumed("lambda", scheduler_state=False))
     assert alone.text.endswith("; for the next step only, then the schedule computes it from its own base_lrs")
     without_effect = rate_finding(*resumed("cosine", optimizer_state=False))
-    assert without_effect.text.endswith(": a restored state brings it, without effect on the next steps")
+    assert without_effect.text.endswith(": a restored state holds it, without effect on the next steps")
     assert without_effect.severity == "warning"
 
 
@@ -142,8 +142,8 @@ def test_take_the_configured_rate(schedule: str) -> None:
     expected, expected_scheduler = SCHEDULES[schedule](NEW)
     advance(expected, expected_scheduler)
     finding = rate_finding(optimizer, scheduler, take="configured")
-    assert ". The configured rate was taken: " in finding.text
-    assert finding.text.endswith("is in force now at step 30 of the schedule")
+    assert ". The configured learning rate was set: it is " in finding.text
+    assert finding.text.endswith("now at step 30 of the schedule")
     assert finding.severity == "warning"
     assert optimizer.param_groups[0]["lr"] == pytest.approx(expected.param_groups[0]["lr"])
     for _ in range(40):
@@ -174,7 +174,7 @@ def test_without_a_schedule_and_with_several_groups() -> None:
     assert check_resume(optimizer=optimizer, lr=(0.1, 0.02)) == []
     (finding,) = check_resume(optimizer=optimizer, lr=(0.1, 0.01), take="configured")
     assert finding.text.startswith(
-        "the rate in force is 0.02, the configuration says 0.01: the restored optimizer state"
+        "the learning rate is 0.02, the configuration says 0.01: the restored optimizer state"
     )
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.1, 0.01])
 
@@ -182,7 +182,7 @@ def test_without_a_schedule_and_with_several_groups() -> None:
 def test_a_rate_that_rollbacks_lowered_is_told_as_such() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.05)
     (finding,) = check_resume(optimizer=optimizer, lr=0.1, lowered_by=0.5)
-    assert finding.text.endswith("(param_groups[0]: lr 0.05); rollbacks had multiplied the rate by 0.5")
+    assert finding.text.endswith("(param_groups[0]: lr 0.05); rollbacks had multiplied the learning rate by 0.5")
 
 
 class Odd:
@@ -212,7 +212,7 @@ def test_missing_and_unexpected_keys() -> None:
         ("unexpected_keys", "1 key of the checkpoint is not in the model: head.bias"),
     ]
     assert found[0].help == (
-        "they hold what the constructor left: load a checkpoint that has them, or initialise them on purpose"
+        "they hold the values of the constructor: load a checkpoint that has them, or initialise them on purpose"
     )
     assert check_resume(model=model, expected_keys=model.state_dict()) == []
 
@@ -266,17 +266,17 @@ def test_steps_that_do_not_fit_together() -> None:
     optimizer, scheduler = resumed("cosine", scheduler_state=False, rate=OLD)
     (finding,) = check_resume(optimizer=optimizer, scheduler=scheduler)
     assert finding.text.startswith(
-        "the schedule stands at its beginning, and the optimizer has made 30 steps: "
+        "the schedule is at its beginning, and the optimizer has made 30 steps: "
         "the scheduler's state was not restored"
     )
     optimizer, scheduler = resumed("cosine")
     (finding,) = check_resume(optimizer=optimizer, scheduler=scheduler, step=20)
     assert finding.text == (
-        "the optimizer has made 30 steps, and the run goes on at step 20: they are of different saves"
+        "the optimizer has made 30 steps, and the run continues at step 20: they come from different saves"
     )
     optimizer, scheduler = resumed("cosine", optimizer_state=False)
     (finding,) = check_resume(optimizer=optimizer, scheduler=scheduler, step=30)
-    assert finding.text == "the run goes on at step 30, and the optimizer has no state: its moments begin from nothing"
+    assert finding.text == "the run continues at step 30, and the optimizer has no state: its moments start at zero"
     optimizer, scheduler = one_cycle(OLD)
     advance(optimizer, scheduler, 99)
     (finding,) = check_resume(optimizer=optimizer, scheduler=scheduler, step=99)
@@ -289,9 +289,9 @@ def test_wrong_use_is_told() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     with pytest.raises(nantrap.UsageError, match=r"take='new'\): choose restored or configured"):
         check_resume(optimizer=optimizer, take="new")
-    with pytest.raises(nantrap.UsageError, match="needs optimizer=, whose rate it is"):
+    with pytest.raises(nantrap.UsageError, match="needs optimizer="):
         check_resume(lr=0.1)
-    with pytest.raises(nantrap.UsageError, match="needs lr=, the configured rate"):
+    with pytest.raises(nantrap.UsageError, match="needs lr=, the configured learning rate"):
         check_resume(optimizer=optimizer, take="configured")
     with pytest.raises(nantrap.UsageError, match="2 rates for 1 parameter groups"):
         check_resume(optimizer=optimizer, lr=(0.1, 0.2))
@@ -360,10 +360,10 @@ def test_an_audit_with_a_configuration(tmp_path: Path, writer: str) -> None:
     assert Path(path).parent == folder
     assert finding.text == (
         "the configuration says 0.0001 (trainer.lr), and the optimizer state (optimizer.param_groups[0]: lr 0.0004997, "
-        "max_lr 0.0005) brings another rate: loading overrides the configured one"
+        "max_lr 0.0005) holds another learning rate: loading overrides the configured one"
     )
     assert finding.help == (
-        'after loading, guard.check_resume(lr=0.0001, take="configured") puts the configured rate in force'
+        'after loading, guard.check_resume(lr=0.0001, take="configured") sets the configured learning rate'
     )
     config.write_text("trainer: {lr: 5e-4}")
     assert compare_with_config(audit(folder), config) == []

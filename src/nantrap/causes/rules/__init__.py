@@ -1,6 +1,6 @@
-"""The rules by family. Importing this package registers them, in the order in which they are asked. Needs no torch."""
+"""The rules by family. Importing this package registers them, in the order in which they are run. Needs no torch."""
 
-# the order is the order of asking
+# the order in which they are run
 # isort: off
 from nantrap.causes.rules import state
 from nantrap.causes.rules import data

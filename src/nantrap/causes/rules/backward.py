@@ -1,4 +1,4 @@
-"""NT3xx: mathematics of the backward pass. The forward was finite, or what was bad in it was thrown away."""
+"""NT3xx: mathematics of the backward pass. The forward was finite, or what was bad in it was dropped."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _FILLS = ("zeros", "zeros_like", "new_zeros", "full", "full_like", "scalar_tenso
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """Where a gradient of exactly 0 met an infinite derivative: the operation, which argument it was, at
+    """Where a gradient of exactly 0 was multiplied by an infinite derivative: the operation, which argument it was, at
     how many places."""
 
     op: Op
@@ -106,8 +106,8 @@ def where_unselected_branch(case: Case) -> Claim | None:
             return level.mean()
 
     Why:
-        The gradient of where(c, a, b) with respect to a is where(c, g, 0): a 0, not a hole. The chain rule goes on
-        and multiplies by f'(x), which is Inf or NaN there. Autograd knows no "not computed".
+        The gradient of where(c, a, b) with respect to a is where(c, g, 0): a 0, and not "no gradient". The chain rule
+        continues and multiplies by f'(x), which is Inf or NaN there. Autograd cannot leave a place out.
 
     Fix:
         Select before the operation as well, so that it never sees a bad argument:
@@ -199,12 +199,12 @@ def arccos_boundary(case: Case) -> Claim | None:
             - angle = torch.acos((a * b).sum(-1))
             + angle = 2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
 
-        or bound the slope with `nantrap.ops.safe_acos(x)`. `x.clamp(-1, 1)` is what people reach for, and it repairs
-        only the value: at exactly ±1 clamp passes the gradient on, and the slope is as infinite as before.
-        `x.clamp(-1 + 1e-6, 1 - 1e-6)` works in float32; in half precision 1 - 1e-6 is 1 (NT404).
+        or bound the slope with `nantrap.ops.safe_acos(x)`. `x.clamp(-1, 1)` is the common fix, and it repairs only the
+        value: at exactly ±1 clamp passes the gradient on, and the slope is as infinite as before. `x.clamp(-1 + 1e-6, 1
+        - 1e-6)` works in float32; in half precision 1 - 1e-6 is 1 (NT404).
 
     Proof:
-        The bad values stand exactly where the saved argument is ±1, in AcosBackward0 or AsinBackward0: a measurement.
+        The bad values are exactly where the saved argument is ±1, in AcosBackward0 or AsinBackward0: a measurement.
         The call is then replaced at its own line by one with a bounded slope, and the step must be finite.
     """
     if case.phase == "forward":
@@ -316,12 +316,12 @@ def _too_steep_for_half(case: Case, steep: Amplifier) -> Claim:
         trial=trial,
         shows=f"with an eps of {USUAL_EPS:g} there the step is finite",
         also=also,
-        help=f"a larger eps for {steep.call}{line}, {USUAL_EPS:g} say: one that float32 holds may still be too small "
-        "for the gradient in float16 (a GradScaler only multiplies it further)",
+        help=f"a larger eps for {steep.call}{line}, for example {USUAL_EPS:g}: one that float32 holds may still be "
+        "too small for the gradient in float16 (a GradScaler only multiplies it further)",
     )
 
 
-# ---- what the captured operation tells
+# ---- what the captured operation shows
 
 
 def _family(node: str) -> tuple[str, tuple[str, str, str]]:
@@ -332,7 +332,8 @@ def _family(node: str) -> tuple[str, tuple[str, str, str]]:
 
 
 def _zero_gradients(case: Case) -> Iterator[Incoming]:
-    """Where in the guilty node a gradient of exactly 0 met an infinite derivative, as far as the captures tell.
+    """Where in the guilty node a gradient of exactly 0 was multiplied by an infinite derivative, as far as the captures
+    show it.
 
     That is the origin itself, or a later product where the local derivative overflowed first.
     """
@@ -346,7 +347,7 @@ def _zero_gradients(case: Case) -> Iterator[Incoming]:
             continue
         bad = ~capture.outputs[0].isfinite()
         inputs = capture.inputs()
-        for argument in range(1 if name == "aten.div" else len(inputs)):  # a quotient's gradient stands on top
+        for argument in range(1 if name == "aten.div" else len(inputs)):  # a quotient's gradient is the numerator
             candidate = inputs[argument]
             if candidate.shape == bad.shape and bool(bad.any()) and bool((candidate[bad] == 0).all()):
                 yield Incoming(op, argument, int(bad.sum()), bad)
@@ -356,8 +357,8 @@ def _selector(case: Case, incoming: Incoming) -> tuple[str, bool] | None:
     """The node that made those zeros, back along the gradient: a `where`, a clamp, an index, a product with a mask.
 
     The gradient must be exactly 0 at the bad places where it leaves that node already. Zeros that are multiplied in
-    afterwards (log of 1, a weight of 0) belong to places that were selected. The second value says whether that could
-    be looked at.
+    afterwards (log of 1, a weight of 0) belong to places that were selected. The second value: whether that could be
+    checked.
     """
     trace = case.trace
     assert trace is not None
@@ -387,7 +388,7 @@ def _leaves_zero(case: Case, op: Op, incoming: Incoming) -> bool | None:
     """Whether the gradient is exactly 0 at all bad places when it leaves the selecting operation; `None` if unknown."""
     kept = case.operands_of(op.index)
     if kept is None or not kept.outputs or incoming.bad is None:
-        return None  # it cannot be looked at again: the node's kind is all that is known
+        return None  # it cannot be checked again: only the kind of the node is known
     leaving = kept.outputs[0]
     if leaving.numel() == incoming.bad.numel():
         return bool((leaving.reshape(incoming.bad.shape)[incoming.bad] == 0).all())
@@ -421,7 +422,7 @@ def _is_mask_product(case: Case, op: Op) -> bool:
 
 
 def _nearest_to_zero(case: Case) -> float | None:
-    """The smallest magnitude the derivative was computed at, among the bad places where those can be told."""
+    """The smallest magnitude the derivative was computed at, among the bad places where those are known."""
     x = _denominator(case)
     if x is None or not x.numel():
         return None
@@ -456,7 +457,7 @@ def _zeros(case: Case) -> str:
 
 
 def _just_outside(case: Case) -> Claim | None:
-    """acos of 1.0000001: rounding carried a cosine just beyond the domain, and the value itself is NaN."""
+    """acos of 1.0000001: rounding moved a cosine just outside the domain, and the value itself is NaN."""
     if case.op not in ("acos", "asin") or case.made != "nan" or not case.inputs:
         return None
     beyond = case.inputs[0].abs().double() - 1
@@ -465,7 +466,7 @@ def _just_outside(case: Case) -> Claim | None:
         return None
     return Claim(
         "measured",
-        f"{case.op} was given {1 + worst:.9g}: rounding carried it beyond ±1",
+        f"{case.op} was given {1 + worst:.9g}: rounding moved it beyond ±1",
         (f"{case.location.op} was given values beyond ±1 at {share(beyond > 0)}, by {worst:.3g} at most",),
         trial=case.try_replacement("domain", f"nantrap.ops.safe_{case.op}"),
         shows="with its argument kept within ±(1 - 1e-6) the step is finite",

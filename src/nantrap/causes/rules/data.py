@@ -58,9 +58,9 @@ def bad_input_data(case: Case) -> Claim | None:
             + if not x.isfinite().all():
             +     raise ValueError(f"row {index}: {x}")
 
-        What does not help: `torch.isnan(x).any()` misses Inf, ask `isfinite`. `x.clamp(-10, 10)` passes NaN through.
+        What does not help: `torch.isnan(x).any()` misses Inf; use `isfinite`. `x.clamp(-10, 10)` passes NaN through.
         `nan_to_num(x)` turns a missing value into a measured 0 and Inf into 3.4e38, which overflows in the next
-        product. `nan_to_num(loss)` leaves the gradients as they are.
+        product. `nan_to_num(loss)` leaves the gradients unchanged.
 
     Proof:
         The tensor is read before the forward pass: its path in the batch, the samples and the counts are a
@@ -284,7 +284,7 @@ def _count_of_nothing(case: Case) -> Claim | None:
 
 
 def _perhaps_nothing(case: Case, numerator: Tensor, denominator: Tensor) -> Claim | None:
-    """In the two-line form nobody saw who made the two: one sum divided by another, both exactly 0."""
+    """In the two-line form it is not known what made the two: one sum divided by another, both exactly 0."""
     if numerator.numel() != 1 or denominator.numel() != 1:
         return None
     return Claim(
@@ -313,7 +313,7 @@ def _counted_by(case: Case) -> str | None:
 def _empty(case: Case, summary: str, text: str, advice: str, trial: Trial | None) -> Claim:
     facts = [text]
     if case.incident.grad_norm is not None and case.incident.grad_norm == 0:
-        facts.append("the gradients are all zero: nothing to be rolled back")
+        facts.append("the gradients are all zero: nothing to roll back")
     return Claim(
         "measured", summary, tuple(facts), trial=trial, shows="with the safe form the step is finite", help=advice
     )
@@ -425,11 +425,11 @@ def input_out_of_scale(case: Case) -> Claim | None:
             + if x.abs().max() > 1e6:
             +     raise ValueError(f"{path}: values up to {x.abs().max():.3g}")
 
-        Gradient clipping does not help, since the loss itself overflows. A clamp of the input hides the file at fault.
+        Gradient clipping does not help, since the loss itself overflows. A clamp of the input hides the bad file.
 
     Proof:
-        The largest value of the batch is far beyond what a network is fed, and the step is finite without the sample
-        that holds it, or with the batch brought to the usual scale.
+        The largest value of the batch is far beyond the usual inputs of a network, and the step is finite without the
+        sample that holds it, or with the batch brought to the usual scale.
     """
     found = largest_input(case)
     if found is None or _is_sentinel(found.tensor, found.value):

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 def degenerate_linalg_backward(case: Case) -> Claim | None:
     """The gradient of a decomposition with a repeated or zero spectrum.
 
-    The forward pass of svd, eigh, eig or a Cholesky factor is in order. Its derivative divides by differences of
+    The forward pass of svd, eigh, eig or a Cholesky factor is correct. Its derivative divides by differences of
     singular or eigenvalues, and two of them are equal, or by a value that is 0. Identities, symmetric shapes, blank
     patches and matrices of low rank have such spectra.
 

@@ -19,7 +19,7 @@ def division_by_zero(case: Case) -> Claim | None:
     """A division by exactly zero.
 
     Something was divided by a standard deviation, a norm, a sum or a degree that is exactly 0. The usual reason is an
-    input nobody thought of: a blank image, a silent second of audio, a constant column, a node without an edge.
+    unexpected input: a blank image, a silent second of audio, a constant column, a node without an edge.
 
     Example:
         import torch

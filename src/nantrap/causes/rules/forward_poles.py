@@ -43,7 +43,7 @@ def softmax_fully_masked_row(case: Case) -> Claim | None:
 
     Why:
         softmax(x) = exp(x - max x) / Σ exp(x - max x). With max x = -inf the difference is -inf - (-inf) = NaN. A row
-        with one finite score is in order: the others give exp(-inf) = 0, which is what the mask is for.
+        with one finite score is fine: the others give exp(-inf) = 0, which is what the mask is for.
 
     Fix:
         Give the row one valid key, drop the empty sample, or use a softmax that defines the empty row as zeros:
@@ -52,7 +52,7 @@ def softmax_fully_masked_row(case: Case) -> Claim | None:
             + weights = nantrap.ops.masked_softmax(scores, ~mask)
 
         `weights.nan_to_num(0)` repairs the forward pass only: the backward of softmax multiplies by its own output,
-        which is NaN, and wherever the mask was added, not filled in, the gradient of the scores is NaN. Filling with
+        which is NaN, and where the mask was added, not filled in, the gradient of the scores is NaN. Filling with
         `finfo.min` instead of -inf makes the row uniform, an attention to padding, and overflows when something is
         added to it (NT403).
 
@@ -172,9 +172,9 @@ def _log_remedy(case: Case) -> tuple[Trial | None, str]:
 def zero_times_inf(case: Case) -> Claim | None:
     """Zero times infinity gave NaN.
 
-    An Inf that was put there on purpose, mostly a mask, met a factor 0 that was meant to remove it. A product does
-    not remove an Inf: 0 · Inf is NaN. The entropy p·log p of masked logits, soft labels on masked classes and a mask
-    multiplied onto a masked matrix are the usual places.
+    An Inf that was put there on purpose, mostly a mask, was multiplied by a 0 that was meant to remove it. A product
+    does not remove an Inf: 0 · Inf is NaN. The entropy p·log p of masked logits, soft labels on masked classes and a
+    mask multiplied onto a masked matrix are the usual places.
 
     Example:
         import torch
@@ -368,7 +368,7 @@ def domain_error(case: Case) -> Claim | None:
         return None
     values = x[outside] if x.shape == outside.shape else x
     return Claim(
-        "tried",  # what carried the argument there may be the labels or the data: only the remedy decides
+        "tried",  # the labels or the data may have moved the argument there: only the remedy decides
         f"{case.op} was given {float(values.double().flatten()[0]):.4g}, for which it is not defined, in {case.place}",
         (
             (

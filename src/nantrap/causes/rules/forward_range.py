@@ -21,7 +21,7 @@ def exp_overflow(case: Case) -> Claim | None:
     """Exp of a finite value exceeded the range of its dtype.
 
     exp, expm1, sinh or cosh was given a number that is finite but too large. Log-variances, log-ratios of a policy,
-    scales of a normalising flow and losses such as log cosh are the places where a network hands an unbounded number
+    scales of a normalising flow and losses such as log cosh are the places where a network passes an unbounded number
     to exp.
 
     Example:
@@ -118,8 +118,8 @@ def exploding_recurrence(case: Case) -> Claim | None:
             + state = torch.tanh(cell(state))
 
         A LayerNorm in the loop, a gate (GRU, LSTM) or `nn.utils.parametrizations.spectral_norm(cell)` do the same.
-        Fewer rounds help for inputs of known length. Gradient clipping and a lower rate do not: nothing grew between
-        the steps.
+        Fewer rounds help for inputs of known length. Gradient clipping and a lower learning rate do not: nothing grew
+        between the steps.
 
     Proof:
         The results of one and the same operation, at one line, grow by a steady factor within the failed forward pass

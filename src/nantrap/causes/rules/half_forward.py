@@ -99,7 +99,7 @@ def fp16_loss_overflow(case: Case) -> Claim | None:
     """The loss was reduced in half precision and overflowed.
 
     The model's output is finite; the loss is not. A sum of squares, a sum over tokens or the square of a difference
-    was taken in float16, outside the model, where nobody thinks of precision.
+    was taken in float16, outside the model, where precision is easily forgotten.
 
     Example:
         import torch
@@ -123,8 +123,8 @@ def fp16_loss_overflow(case: Case) -> Claim | None:
             - loss = (model(x) - target).square().sum()
             + loss = (model(x).float() - target.float()).square().sum()
 
-        Autocast does it by itself for the losses of `torch.nn.functional`, not for hand-written ones. A mean instead
-        of a sum helps only against the sum. `nan_to_num(loss)` gives the constant 65504, and a constant has no
+        Autocast does it automatically for the losses of `torch.nn.functional`, not for hand-written ones. A mean
+        instead of a sum helps only against the sum. `nan_to_num(loss)` gives the constant 65504, and a constant has no
         gradient.
 
     Proof:
@@ -189,7 +189,7 @@ def fp16_forward_overflow(case: Case) -> Claim | None:
             + with torch.autocast("cuda", torch.bfloat16):
 
         A GradScaler does not help: it scales the loss for the backward pass and cannot reach an activation. It will
-        halve its scale for ever. Clamping to ±65504 gives a finite number without a gradient.
+        keep halving its scale. Clamping to ±65504 gives a finite number without a gradient.
 
     Proof:
         The operation is computed again on its recorded inputs in float32: the value is finite and above 65504. Then
@@ -244,8 +244,8 @@ def eps_underflow_half(case: Case) -> Claim | None:
             return model(unit).float().square().mean()
 
     Why:
-        A constant is rounded to the dtype of the tensor it meets. The smallest positive float16 is 6e-8, and near 1
-        the next number below is 1 - 0.00049 (bfloat16: 1 - 0.0039).
+        A constant is rounded to the dtype of the tensor it is combined with. The smallest positive float16 is 6e-8, and
+        near 1 the next number below is 1 - 0.00049 (bfloat16: 1 - 0.0039).
 
     Fix:
         Compute this small part in float32, or take an eps that the dtype holds:
@@ -254,7 +254,7 @@ def eps_underflow_half(case: Case) -> Claim | None:
             + unit = (x.float() / (x.float().norm(dim=-1, keepdim=True) + 1e-8)).to(x.dtype)
 
         1e-4 for float16 is a usable eps; for `1 - eps` use `log1p(-p)` or `logsigmoid` instead. Moving from float16
-        to bfloat16 mends an eps near 0 (bfloat16 reaches down to 1e-38) and worsens one near 1.
+        to bfloat16 repairs an eps near 0 (bfloat16 reaches down to 1e-38) and makes one near 1 worse.
 
     Proof:
         The argument is exactly 0 (or -1 for log1p) in half precision at the bad places, the constants nearby are
@@ -276,7 +276,7 @@ def eps_underflow_half(case: Case) -> Claim | None:
     if constants:
         text = ", ".join(f"{value:g} is {rounded(value, case.output):g}" for value in constants[:2])
         facts.append(f"in {case.dtype} {text}")
-    # a slope of 1/eps may be too large for half-precision weights even where the value is mended
+    # a slope of 1/eps may be too large for half-precision weights even where the value is repaired
     swallowed = case.capture is not None and _swallowed(case, case.capture.op, len(case.capture.op.sources) - 1)
     if trial.finite is False and not swallowed:
         case.refute("eps_underflow_half", trial, "the step is as bad in float32")
@@ -320,7 +320,8 @@ def _swallowed_before_the_slope(case: Case) -> Claim | None:
 
 
 def _swallowed(case: Case, op: Op, argument: int) -> float | None:
-    """The constant that was to keep an argument from 0 (added, or a lower bound) and is 0 in the dtype it met."""
+    """The constant that was to keep an argument from 0 (added, or a lower bound) and is 0 in the dtype it was used
+    in."""
     import torch
 
     for behind in case.source_ops(op, argument)[:3]:
@@ -361,7 +362,7 @@ def _is_mask(tensor: Tensor, extreme: float) -> bool:
 
 
 def _tiny_constants(case: Case) -> list[float]:
-    """Constants near the origin that the dtype cannot tell from 0 or from 1."""
+    """Constants near the origin that the dtype rounds to 0 or to 1."""
     if case.trace is None or case.capture is None or case.output is None:
         return []
     before = case.trace.ops[max(0, case.capture.op.index - 30) : case.capture.op.index + 1]

@@ -102,7 +102,7 @@ def optimizer_constant_rounding(case: Case) -> Claim | None:
     Why:
         bfloat16 has 8 bits of mantissa: between 0.996 and 1 there is no number. 0.999 is stored as 1.0, so that 1 -
         beta is 0 and stays 0, whatever the weights are. Under the second moment of Adam it is worse: g / √(v / 0) is
-        0, and nothing is learned in silence.
+        0, and nothing is learned, without any warning.
 
     Fix:
         Keep hyper-parameters as Python floats or float32 tensors:
@@ -142,7 +142,7 @@ def loss_scale_misuse(case: Case) -> Claim | None:
 
     The loss is multiplied by a large number so that small gradients survive in float16. If that number is too large,
     fixed, or only ever grows, the gradients overflow instead. If gradients are clipped before they are unscaled, the
-    clip sees numbers a thousand times too large and the update all but vanishes.
+    clip sees numbers a thousand times too large and the update almost vanishes.
 
     Example:
         import torch
@@ -171,7 +171,7 @@ def loss_scale_misuse(case: Case) -> Claim | None:
             + guard.attempt(loss_fn, batch)
 
         Weights in float16 (`model.half()`) cannot be unscaled without loss; keep them in float32 under autocast.
-        bfloat16 needs no scale at all. A scale that falls below 1 says that the loss itself is non-finite: look for
+        bfloat16 needs no scale at all. A scale that falls below 1 means that the loss itself is non-finite: look for
         that.
 
     Proof:
@@ -193,7 +193,7 @@ def loss_scale_misuse(case: Case) -> Claim | None:
         (f"the loss is multiplied by {scale:g} before backward, and {case.location.op} overflows in {case.dtype}",),
         trial=trial,
         shows="with a scale of 1 the gradients are finite",
-        help="use torch.amp.GradScaler, which lowers the scale by itself, and give it to the guard",
+        help="use torch.amp.GradScaler, which lowers the scale automatically, and pass it to the guard",
     )
 
 
@@ -205,7 +205,7 @@ def _overflow_in_half_backward(case: Case) -> Claim | None:
         "hint",
         "a gradient exceeds the range of float16 in the backward pass: the loss is probably scaled too high",
         (f"{case.location.op} overflows in {case.dtype} though the forward pass is finite",),
-        help="use torch.amp.GradScaler, which lowers the scale by itself, and give it to the guard",
+        help="use torch.amp.GradScaler, which lowers the scale automatically, and pass it to the guard",
     )
 
 

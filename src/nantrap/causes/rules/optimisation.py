@@ -1,4 +1,4 @@
-"""NT5xx: the rate, the gradients, the initialisation. These look at the steps before the failure."""
+"""NT5xx: the learning rate, the gradients, the initialisation. These look at the steps before the failure."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def lr_too_high(case: Case) -> Claim | None:
     """The learning rate is beyond the stability limit.
 
     Each update overshoots by more than it gains. The loss grows from step to step, slowly at first, until something
-    overflows. The operation that overflowed is only the messenger: the cause lies in the steps before.
+    overflows. The operation that overflowed only shows it: the cause is in the steps before.
 
     Example:
         import torch
@@ -46,50 +46,50 @@ def lr_too_high(case: Case) -> Claim | None:
         changes as they learn.
 
     Fix:
-        Lower the rate, warm it up, or bound the step:
+        Lower the learning rate, warm it up, or bound the step:
 
             - optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
             + optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 
         `max_grad_norm=1.0` bounds the step and often suffices. `nan_to_num(loss)` and skipping bad steps do not help:
-        the weights were far off many steps before the first NaN, so go back to a checkpoint from before the growth.
+        the weights were far off many steps before the first NaN, so resume from a checkpoint from before the growth.
 
     Proof:
         The loss or the gradient norm grew over the last steps, and the same batches from an older state with a tenth
-        of the rate stay finite. If they do not, the cause is struck off and listed as refuted.
+        of the learning rate stay finite. If they do not, the cause is dropped and listed as refuted.
     """
     if case.phase not in ("forward", "backward", "optimizer") or case.growth < _GROWTH or rate_jump(case) is not None:
         return None
     overflowed = case.incident.loss is None or not math.isfinite(case.incident.loss)
     if not case.failed.repeatable and not overflowed:
-        return None  # nothing can be tried, and a finite loss that rose is no sign of an unstable rate
+        return None  # nothing can be tried, and a finite loss that rose does not show an unstable learning rate
     if case.lab.weights_diverged() is False:
-        return None  # the loss of an earlier batch has not risen: the batches differ, the weights did not go astray
+        return None  # the loss of an earlier batch has not risen: the batches differ, the weights did not get worse
     records = case.history.applied()[-6:]
     shown = " -> ".join(f"{record.loss:.3g}" for record in records)
     rate = records[-1].lr[0] if records and records[-1].lr else math.nan
-    trial = case.lab.rate("tenth_of_rate", "a tenth of the rate from an older state on", lambda _, lr: lr / 10)
+    trial = case.lab.rate("tenth_of_rate", "a tenth of the learning rate from an older state on", lambda _, lr: lr / 10)
     if trial.finite is False:
-        case.refute("lr_too_high", trial, "a tenth of the rate does not help")
+        case.refute("lr_too_high", trial, "a tenth of the learning rate does not help")
         return None
-    tried = f"the same steps stay finite at {rate / 10:.3g}" if trial.finite else f"to {rate / 10:.3g}, say"
+    tried = f"the same steps stay finite at {rate / 10:.3g}" if trial.finite else f"for example to {rate / 10:.3g}"
     grew = "the loss grew until it overflowed" if overflowed else "the loss and its gradients grew from step to step"
     return Claim(
         "tried",
-        f"a rate of {rate:.4g} is beyond the stability limit: {grew}"
+        f"a learning rate of {rate:.4g} is beyond the stability limit: {grew}"
         if trial.finite
-        else f"the rate of {rate:.4g} may be too high: {grew}",
+        else f"the learning rate of {rate:.4g} may be too high: {grew}",
         ("an earlier batch has a far larger loss now, with the same random numbers",) if trial.finite else (),
         history=(f"the loss went {shown} before the failure",),
         trial=trial,
-        shows="the same batches with a tenth of the rate stay finite",
+        shows="the same batches with a tenth of the learning rate stay finite",
         help=f"lower the learning rate ({tried}), warm it up, or clip the gradients",
         verifies=_is_stable(case, trial),
     )
 
 
 def _is_stable(case: Case, trial: Trial) -> bool:
-    """Whether the loss did not grow at the lower rate either: finite for a few steps is not yet stable."""
+    """Whether the loss did not grow at the lower learning rate either: finite for a few steps is not yet stable."""
     first = next((abs(record.loss) for record in case.history.applied()), math.inf)
     return trial.loss is not None and abs(trial.loss) <= 2 * first
 
@@ -98,9 +98,9 @@ def _is_stable(case: Case, trial: Trial) -> bool:
 def resume_lr_jump(case: Case) -> Claim | None:
     """Restored state changed the learning rate.
 
-    After a resume the rate is not what the configuration says: `optimizer.load_state_dict` brings the rate of the
-    saved run along, a scheduler starts again from its beginning, a warm-up is skipped. Training was stable before and
-    explodes within a few steps.
+    After a resume the learning rate is not what the configuration says: `optimizer.load_state_dict` brings the learning
+    rate of the saved run along, a scheduler starts again from its beginning, a warm-up is skipped. Training was stable
+    before and explodes within a few steps.
 
     Example:
         import copy
@@ -116,7 +116,7 @@ def resume_lr_jump(case: Case) -> Claim | None:
         def loss_fn(batch):
             return (model(batch) - 1).square().mean()
 
-        guard = nantrap.Guard(model, optimizer, max_grad_norm=None, quiet=True)
+        guard = nantrap.Guard(model, optimizer)
         for _ in range(4):
             guard.attempt(loss_fn, torch.randn(16, 8))
         optimizer.load_state_dict(saved)  # the resume
@@ -124,11 +124,11 @@ def resume_lr_jump(case: Case) -> Claim | None:
 
     Why:
         `state_dict()` of an optimizer holds the parameter groups with their `lr`, and loading overwrites what the
-        constructor was given. A scheduler restores `base_lrs` and `last_epoch` and writes the rate again at its next
-        step.
+        constructor was given. A scheduler restores `base_lrs` and `last_epoch` and writes the learning rate again at
+        its next step.
 
     Fix:
-        Set the rate after loading, in every group, and tell the scheduler:
+        Set the learning rate after loading, in every group, and in the scheduler:
 
             - optimizer.load_state_dict(saved)
             + optimizer.load_state_dict(saved)
@@ -136,42 +136,43 @@ def resume_lr_jump(case: Case) -> Claim | None:
             +     group["lr"] = group["initial_lr"] = lr
             + scheduler.base_lrs = [lr for _ in optimizer.param_groups]
 
-        Print the rate after the resume. Passing `lr=` to the constructor before loading does not help, and neither
-        does a lower loss scale or more clipping.
+        Print the learning rate after the resume. Passing `lr=` to the constructor before loading does not help, and
+        neither does a lower loss scale or more clipping.
 
     Proof:
-        The journal shows the rate rising fivefold or more at once, and the same steps with the rate before the jump
-        stay finite.
+        The journal shows the learning rate rising fivefold or more in one step, and the same steps with the learning
+        rate before the jump stay finite.
     """
     jump = rate_jump(case)
     if jump is None:
         return None
     step, before, after = jump
-    trial = case.lab.rate("rate_before", "the rate before the jump", lambda s, lr: before if s >= step else lr)
+    trial = case.lab.rate("rate_before", "the learning rate before the jump", lambda s, lr: before if s >= step else lr)
     if trial.finite is False:
-        case.refute("resume_lr_jump", trial, "the rate before the jump does not help")
+        case.refute("resume_lr_jump", trial, "the learning rate before the jump does not help")
         return None
     return Claim(
         "tried",
-        f"the rate jumped from {before:.4g} to {after:.4g} at step {step:,}: restored state overrode it",
+        f"the learning rate jumped from {before:.4g} to {after:.4g} at step {step:,}: restored state overrode it",
         (),
-        history=(f"the rate jumped from {before:.4g} to {after:.4g} at step {step:,}",),
+        history=(f"the learning rate jumped from {before:.4g} to {after:.4g} at step {step:,}",),
         trial=trial,
-        shows="with the rate before the jump the same steps stay finite",
-        help="after load_state_dict set the rate again in every param group (and the scheduler's base_lrs), or do not "
-        "restore the scheduler",
+        shows="with the learning rate before the jump the same steps stay finite",
+        help="after load_state_dict set the learning rate again in every param group (and the scheduler's base_lrs), "
+        "or do not restore the scheduler",
     )
 
 
 def rate_jump(case: Case) -> tuple[int, float, float] | None:
-    """The step at which the rate rose fivefold at once in the recent steps, and both rates. A warm-up is no jump."""
+    """The step at which the learning rate rose fivefold in one step among the recent ones, and both learning rates. A
+    warm-up is no jump."""
     records = [record for record in case.history if record.lr and record.lr[0] > 0]
     rates = [(record.step, record.lr[0]) for record in records]
     if case.incident.lr:
         rates.append((case.incident.step, case.incident.lr[0]))
     for i in range(len(rates) - 1, 1, -1):
         earlier, before, after = rates[i - 2][1], rates[i - 1][1], rates[i][1]
-        rising = earlier < before or (i + 1 < len(rates) and rates[i + 1][1] > after)  # a warm-up goes on rising
+        rising = earlier < before or (i + 1 < len(rates) and rates[i + 1][1] > after)  # a warm-up keeps rising
         if after / before >= 5 and not rising:
             return rates[i][0], before, after
     return None
@@ -205,14 +206,14 @@ def grad_norm_overflow(case: Case) -> Claim | None:
         into 65504: a few thousand each are enough in a large layer.
 
     Fix:
-        Bring loss and targets to a sensible scale: gradients of 1e19 are never meant.
+        Bring loss and targets to a sensible scale: gradients of 1e19 are never intended.
 
             - loss = (pressure_in_pascal - target).square().mean()
             + loss = ((pressure_in_pascal - target) / 1e5).square().mean()
 
         For half-precision gradients take the norm in float32, as the guard does. `error_if_nonfinite=True` in
-        `clip_grad_norm_` at least says that it happened. Clipping by value (`clip_grad_value_`) is finite and changes
-        the direction. Where nobody clips, the guard lets such a step pass: finite gradients are no fault by themselves.
+        `clip_grad_norm_` at least raises an error. Clipping by value (`clip_grad_value_`) is finite and changes
+        the direction. Where nothing clips, the guard applies such a step: finite gradients alone are not a fault.
 
     Proof:
         Every gradient is finite, and their norm, computed again with a scale taken out, is a finite number too large
@@ -221,14 +222,16 @@ def grad_norm_overflow(case: Case) -> Claim | None:
     finding = next((f for f in case.incident.findings if f.kind == "grad_norm"), None)
     if finding is None:
         return None
-    slower = case.lab.rate("tenth_of_rate", "a tenth of the rate from an older state on", lambda _, lr: lr / 10)
+    slower = case.lab.rate(
+        "tenth_of_rate", "a tenth of the learning rate from an older state on", lambda _, lr: lr / 10
+    )
     messenger = case.growth >= _GROWTH and case.lab.weights_diverged() and slower.finite
     return Claim(
         "hint" if messenger else "measured",
         "every gradient is finite, but their norm overflows: clipping would silently zero the update",
         (finding.note,),
-        help="bring loss and targets to a sensible scale (gradients above 1e19 are never meant), or take the norm in "
-        "float32 for half-precision gradients",
+        help="bring loss and targets to a sensible scale (gradients above 1e19 are never intended), or take the norm "
+        "in float32 for half-precision gradients",
     )
 
 
@@ -237,7 +240,7 @@ def exploding_gradient(case: Case) -> Claim | None:
     """The gradients grew step by step until they overflowed.
 
     The forward pass is bounded and the loss looks normal, while the gradient norm grows by orders of magnitude:
-    backward multiplies again and again by something above 1. Long unrolls, straight-through estimators and chaotic
+    backward multiplies repeatedly by a factor above 1. Long unrolls, straight-through estimators and chaotic
     simulators do that.
 
     Example:
@@ -267,11 +270,11 @@ def exploding_gradient(case: Case) -> Claim | None:
             + state = cell(state.detach() if t % 32 == 0 else state)
 
         `max_grad_norm=1.0` keeps finite gradients small, and is the right first measure. It cannot help once they are
-        Inf: Inf / Inf is NaN. A lower rate does not help, the weights hardly moved.
+        Inf: Inf / Inf is NaN. A lower learning rate does not help, the weights hardly moved.
 
     Proof:
         The gradient norm of the last steps grew by a factor of 1,000 or more while the loss stayed in its range, and
-        a tenth of the rate does not help: so the rate is not the cause.
+        a tenth of the learning rate does not help: so the learning rate is not the cause.
     """
     if case.phase != "backward" or case.made not in ("inf", "nan"):
         return None
@@ -305,7 +308,7 @@ def bad_initialisation(case: Case) -> Claim | None:
 
     Why:
         A layer with weights of standard deviation s and n inputs multiplies the size of the signal by about s·√n.
-        With s = 20 and n = 32 that is 113 a layer, and 113^19 leaves float32.
+        With s = 20 and n = 32 that is 113 per layer, and 113^19 exceeds float32.
 
     Fix:
         Aim at a gain near 1:
@@ -313,8 +316,8 @@ def bad_initialisation(case: Case) -> Claim | None:
             - nn.init.normal_(layer.weight, std=20.0)
             + nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
 
-        A lower rate cannot help, since the first forward pass has not used it. Gradient clipping cannot either. A
-        normalisation after each layer hides it until the optimizer meets weights that it can hardly move.
+        A lower learning rate cannot help, since the first forward pass has not used it. Gradient clipping cannot
+        either. A normalisation after each layer hides it, but leaves weights that the optimizer can hardly move.
 
     Proof:
         No step was applied before, the named weights multiply the scale of their input by more than 4, and with those
@@ -353,10 +356,12 @@ def bad_initialisation(case: Case) -> Claim | None:
 
 def _oversized(case: Case) -> dict[str, float]:
     """Weights that multiply the scale of their input by more than 4, and by how much."""
+    from nantrap.locate.torch_private import parameters_of
+
     owners = {
         f"{name}.{key}" if name else key: type(module).__name__
         for name, module in case.failed.root.named_modules()
-        for key in module._parameters
+        for key in parameters_of(module)
     }
     found = {}
     for name, parameter in case.failed.parameters.items():
@@ -375,7 +380,7 @@ def _gain(weight: Tensor, owner: str) -> float:
     if weight.dim() < 2 or owner == "Embedding":
         return typical
     fan_in = weight[0].numel()
-    if owner not in _KNOWN_LAYOUT:  # a parameter of the user's own: either side may be the input
+    if owner not in _KNOWN_LAYOUT:  # a parameter that the user made: either side may be the input
         fan_in = max(fan_in, weight.numel() // weight.shape[-1])
     return typical * math.sqrt(fan_in)
 
@@ -400,7 +405,7 @@ def _through_a_loop(case: Case) -> Claim | None:
         f"the gradient was multiplied by about {rounds.factor:.3g} in each of {len(rounds.values)} rounds of a loop",
         tuple(facts),
         help="bound the factor of a round (tanh, a norm, a spectral bound), run fewer rounds, or cut the unroll "
-        "(state.detach() every so many rounds); clipping cannot help once a gradient is Inf",
+        "(state.detach() every few rounds); clipping cannot help once a gradient is Inf",
     )
 
 
@@ -410,8 +415,8 @@ def _over_the_steps(case: Case) -> Claim | None:
         return None
     shown = " -> ".join(f"{value:.3g}" for value in norms[-5:])
     losses = [record.loss for record in case.history.applied()[-8:]]
-    trial = case.lab.rate("tenth_of_rate", "a tenth of the rate from an older state on", lambda _, lr: lr / 10)
-    facts = ("a tenth of the rate does not help",) if trial.finite is False else ()
+    trial = case.lab.rate("tenth_of_rate", "a tenth of the learning rate from an older state on", lambda _, lr: lr / 10)
+    facts = ("a tenth of the learning rate does not help",) if trial.finite is False else ()
     return Claim(
         "measured" if trial.finite is False else "hint",
         f"the gradients exploded in {case.place} while the loss stayed bounded",
@@ -428,7 +433,7 @@ def _over_the_steps(case: Case) -> Claim | None:
 def dead_training(case: Case) -> Claim | None:
     """Nothing is learned: the updates are exactly zero.
 
-    The run looks healthy and stands still. No gradient reaches the parameters (a `detach`, a frozen layer, a dead
+    The run looks healthy and learns nothing. No gradient reaches the parameters (a `detach`, a frozen layer, a dead
     ReLU), or the update is 0: an Inf in Adam's second moment divides every later update to nothing, a clipped gradient
     of infinite norm is multiplied by 0.
 
@@ -438,7 +443,7 @@ def dead_training(case: Case) -> Claim | None:
         model = torch.nn.Linear(3, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         batches = [torch.randn(4, 3) for _ in range(12)]
-        batches[11][0] = float("nan")  # the run stood still long before this
+        batches[11][0] = float("nan")  # the run stopped learning long before this
 
         def loss_fn(batch):
             return (model(batch).detach() + 0 * model.weight.sum()).square().mean()  # no gradient reaches the model
@@ -457,7 +462,7 @@ def dead_training(case: Case) -> Claim | None:
 
     Proof:
         The gradient norm was exactly 0 in the last eight steps or more, while the loss was finite; the first of those
-        steps is named. It stands beside the cause of the failure, since it is no reason for a NaN.
+        steps is named. It is listed below the cause of the failure, since it does not cause a NaN.
     """
     applied = case.history.applied()
     still = [record for record in applied[-_STILL:] if record.grad_norm == 0]

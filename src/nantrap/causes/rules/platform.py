@@ -24,7 +24,8 @@ def hardware_fault(case: Case) -> Claim | None:
 
     The same operation on the same operands gives different bits in two runs: a bit flipped, a cable or a memory module
     is failing. It is rare on one device and regular on thousands. A step that is finite when it is run again, or a
-    weight with odd bits, only points there: a generator that was not put back, or a write past PyTorch, looks the same.
+    weight with odd bits, only points there: a generator that was not put back, or a write that bypasses PyTorch, looks
+    the same.
 
     Example:
         import torch
@@ -36,9 +37,9 @@ def hardware_fault(case: Case) -> Claim | None:
         def loss_fn(batch):
             return model(batch).square().mean()
 
-        guard = nantrap.Guard(model, optimizer, max_grad_norm=None, quiet=True)
+        guard = nantrap.Guard(model, optimizer)
         guard.attempt(loss_fn, torch.randn(8, 4))
-        bits = model.weight.detach().numpy().view("int32")  # past PyTorch: no write is counted
+        bits = model.weight.detach().numpy().view("int32")  # bypasses PyTorch: no write is counted
         bits[1, 2] |= 0x7F800000  # the exponent bits flip
         batches = [torch.randn(8, 4)]
 
@@ -48,18 +49,18 @@ def hardware_fault(case: Case) -> Claim | None:
         enough.
 
     Fix:
-        Nothing in the code needs to change. Go back to the last good checkpoint, note device and host, and test the
+        Nothing in the code needs to change. Resume from the last good checkpoint, note device and host, and test the
         memory:
 
             nvidia-smi -q -d ECC
             dcgmi diag -r 3
 
-        If those tests find something, replace the device. A failure that comes and goes with dropout is no hardware
+        If those tests find something, replace the device. A failure that comes and goes with dropout is not a hardware
         fault: random numbers must be put back before a comparison, as the replay does.
 
     Proof:
         The operation is run twice more on its recorded operands, agrees with itself and is finite, while it was not in
-        the step. Everything less is called a guess: a weight with a NaN whose bits no arithmetic writes, or a step
+        the step. Anything less is called a guess: a weight with a NaN whose bits no arithmetic writes, or a step
         that is finite in two replays.
     """
     external = case.external
@@ -101,7 +102,7 @@ def backend_or_kernel_bug(case: Case) -> Claim | None:
 
     Why:
         Mathematically equal forms differ in floating point: e^x / Σ e^x overflows at x = 88.7, e^(x-max) / Σ
-        e^(x-max) never does. Kernels are tested on inputs near 0, and training goes elsewhere.
+        e^(x-max) never does. Kernels are tested on inputs near 0, and training reaches other values.
 
     Fix:
         Use the plain operation until the kernel is repaired, and report it with the inputs of the incident:
@@ -109,8 +110,8 @@ def backend_or_kernel_bug(case: Case) -> Claim | None:
             - weights = fused_softmax(scores)
             + weights = scores.softmax(-1)
 
-        For attention choose another backend (`torch.nn.attention.sdpa_kernel`). A lower rate or clipping only makes
-        such inputs rarer.
+        For attention choose another backend (`torch.nn.attention.sdpa_kernel`). A lower learning rate or clipping only
+        makes such inputs rarer.
 
     Proof:
         For an operation of PyTorch: recomputed on its recorded inputs in float64 it is finite and fits into its
@@ -126,12 +127,12 @@ def backend_or_kernel_bug(case: Case) -> Claim | None:
         largest = max([absmax(t) for t in case.inputs], default=0.0)
         return Claim(
             "hint",
-            f"the kernel {name} made non-finite values out of finite ones",
+            f"the kernel {name} made non-finite values from finite ones",
             (f"{name} is not an operation of PyTorch; its inputs are finite, absmax {largest:.4g}",),
             help=f"compare {name} with a plain PyTorch version on these inputs; use that one meanwhile",
         )
     if case.half or max([absmax(t) for t in case.inputs], default=0.0) > _MODERATE:
-        return None  # a sum or a square inside the kernel may honestly overflow
+        return None  # a sum or a square inside the kernel may really overflow
     repeated = recomputed(case, case.dtype)
     if repeated is None or bool(repeated.isfinite().all()):
         return None  # not the kernel: the same call on the same inputs is finite now
@@ -189,9 +190,9 @@ def compiler_bug(case: Case) -> Claim | None:
             + model.attention.forward = torch.compiler.disable(model.attention.forward)
             + model = torch.compile(model)
 
-        Try `backend="aot_eager"` first: if it is finite, the code generator is at fault, else the capture. Setting
-        `torch._inductor.config.emulate_precision_casts = True` restores the casts of half precision. A lower rate
-        does not help.
+        Try `backend="aot_eager"` first: if it is finite, the cause is in the code generator, otherwise in the capture.
+        Setting `torch._inductor.config.emulate_precision_casts = True` restores the casts of half precision. A lower
+        learning rate does not help.
 
     Proof:
         The same step with the same inputs is run without compilation and is finite, while the compiled one is not.
@@ -202,7 +203,7 @@ def compiler_bug(case: Case) -> Claim | None:
     if not compiled_code_ran() or replay is None or replay.failed or not case.failed.repeatable or replay.loss is None:
         return None
     if case.lab.control("step"):
-        return None  # the compiled step does not fail again as it did: nothing tells the two apart
+        return None  # the compiled step does not fail again as it did: nothing shows a difference between the two
     again = case.lab.again()
     if again.finite is not False:
         return None
@@ -214,7 +215,7 @@ def compiler_bug(case: Case) -> Claim | None:
             f"run compiled, it fails again, twice (trial {again.number} and its control)",
         ),
         help="train eagerly, or exclude the part with torch.compiler.disable, until the compiler is fixed; "
-        'backend="aot_eager" tells whether the code generator is to blame',
+        'backend="aot_eager" shows whether the code generator is the cause',
     )
 
 
@@ -224,7 +225,7 @@ def rank_divergence(case: Case) -> Claim | None:
 
     In data-parallel training all ranks must hold the same weights and take the same decisions. One rank skipped a bad
     batch alone, loaded another file, drew its initial weights from another seed or reduced in another order, and from
-    then on the averaged gradients belong to no model at all.
+    then on the averaged gradients fit none of the models.
 
     Example:
         # torchrun --nproc-per-node 2 example.py
@@ -239,7 +240,7 @@ def rank_divergence(case: Case) -> Claim | None:
             torch.nn.init.zeros_(model.module.weight)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         policy = nantrap.Policy(check_state_every=1)
-        guard = nantrap.Guard(model, optimizer, max_grad_norm=None, policy=policy, quiet=True)
+        guard = nantrap.Guard(model, optimizer, policy=policy)
         batches = [torch.randn(8, 4) for _ in range(3)]
 
         def loss_fn(batch):
@@ -261,7 +262,7 @@ def rank_divergence(case: Case) -> Claim | None:
 
     Proof:
         Checksums of the parameters differ between the ranks of a DistributedDataParallel model. They are compared after
-        the first step, and whenever the whole state is looked at (`Policy.check_state_every`).
+        the first step, and whenever the whole state is checked (`Policy.check_state_every`).
     """
     if len(set(case.checksums)) < 2:
         return None
@@ -271,7 +272,7 @@ def rank_divergence(case: Case) -> Claim | None:
         "the ranks hold different parameters, though gradients are averaged between them",
         (f"checksums of the parameters: {shown}",),
         help="load before wrapping in DistributedDataParallel (it broadcasts rank 0's weights), call the wrapper "
-        "and not model.module (whose gradients nobody averages), and let no rank skip a step alone; to mend it "
+        "and not model.module (whose gradients are not averaged), and let no rank skip a step alone; to repair it "
         "now, broadcast the parameters and the optimizer state from rank 0",
     )
 
@@ -300,7 +301,7 @@ def _odd_bits(name: str, tensor: Tensor) -> Claim | None:
             ),
             "no operation of PyTorch wrote it; NumPy, tensor.data or a kernel may have",
         ),
-        help="go back to the last good checkpoint; if it comes again at other places of the same device, test its "
+        help="resume from the last good checkpoint; if it happens again at other places of the same device, test its "
         "memory",
     )
 
@@ -317,14 +318,14 @@ def _other_bits(case: Case) -> Claim | None:
     recorded = case.trace is not None and case.capture.op.index in case.trace.captures and case.has_all_operands
     return Claim(
         "measured" if recorded and case.failed.repeatable else "hint",
-        f"{case.location.op} is finite on the very inputs on which it failed",
+        f"{case.location.op} is finite on the same inputs on which it failed",
         ("run twice more on its recorded operands, in the same precision, it is finite and agrees with itself",),
         help="nothing in the code needs to change; if it happens again on this device, test its memory",
     )
 
 
 def _did_not_repeat(case: Case) -> Claim | None:
-    """The step is finite in two exact replays that agree. Something was different; what, nobody has seen."""
+    """The step is finite in two exact replays that agree. Something was different, and it is not known what."""
     replay = case.location.replay
     if replay is None or replay.failed or replay.error is not None or not case.failed.repeatable:
         return None
@@ -346,6 +347,6 @@ def _did_not_repeat(case: Case) -> Claim | None:
             ),
             "either something the step reads was not put back, or a value changed in memory once",
         ),
-        help="if it comes again at random places, test the memory of this machine; guard.attempt with everything the "
+        help="if it happens again at random places, test the memory of this machine; guard.attempt with everything the "
         "loss reads inside the batch makes the replay exact",
     )

@@ -28,7 +28,7 @@ def uninitialised_memory(case: Case) -> Claim | None:
 
         torch.use_deterministic_algorithms(True)  # fills empty memory with NaN, so that the fault shows every time
         model = nn.Linear(4, 4)
-        model.scale = nn.Parameter(torch.empty(4))  # and nobody fills it
+        model.scale = nn.Parameter(torch.empty(4))  # and nothing fills it
         torch.use_deterministic_algorithms(False)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         batches = [torch.randn(8, 4)]
@@ -37,7 +37,7 @@ def uninitialised_memory(case: Case) -> Claim | None:
             return (model(batch) * model.scale).square().mean()
 
     Why:
-        An allocator hands out memory without cleaning it: it holds the bits of freed tensors, and any 32 bits are
+        An allocator returns memory without clearing it: it holds the bits of freed tensors, and any 32 bits are
         some float32. One pattern in 256 is NaN or Inf, and many more are absurd.
 
     Fix:
@@ -55,7 +55,7 @@ def uninitialised_memory(case: Case) -> Claim | None:
 
     Proof:
         The tensor is non-finite before the first step, and nothing was ever written to it (its version counter is 0),
-        or whole rows, or all of it, are bad: memory that nobody filled. Or the result of `torch.empty` was read in
+        or whole rows, or all of it, are bad: memory that was never filled. Or the result of `torch.empty` was read in
         the step.
     """
     capture = case.capture
@@ -96,7 +96,7 @@ def corrupt_checkpoint(case: Case) -> Claim | None:
     """The weights were non-finite when they were loaded.
 
     The checkpoint was saved after the run had gone NaN, converted to float16 and overflowed, or damaged on the way.
-    The first forward pass after loading is bad, on every batch. A lower rate and other data change nothing.
+    The first forward pass after loading is bad, on every batch. A lower learning rate and other data change nothing.
 
     Example:
         import torch
@@ -117,13 +117,13 @@ def corrupt_checkpoint(case: Case) -> Claim | None:
         after the weights were written, so the newest checkpoint of a failed run is often the bad one.
 
     Fix:
-        Go back to the newest healthy checkpoint, and refuse to save bad ones:
+        Resume from the newest healthy checkpoint, and refuse to save bad ones:
 
             - torch.save(model.state_dict(), path)
             + nantrap.CheckpointStore(folder).save(...)  # refuses a non-finite state
 
         `nantrap audit runs/exp1` names the newest healthy one. `nan_to_num` on the weights makes the model run with
-        holes in it, and the optimizer's moments next to it are NaN as well.
+        missing weights, and the optimizer's moments next to it are NaN as well.
 
     Proof:
         A parameter or buffer is non-finite before the first step although it was written after it was made, at single
@@ -148,8 +148,8 @@ def corrupt_optimizer_state(case: Case) -> Claim | None:
     """The optimizer state was bad before the step.
 
     Weights, loss and gradients are finite. The optimizer's memory is not: a NaN in the momentum, a negative second
-    moment, an Inf from a float16 copy, restored with a checkpoint. Whoever cleans the weights by hand and forgets the
-    moments meets this.
+    moment, an Inf from a float16 copy, restored with a checkpoint. It also happens when the weights are cleaned by hand
+    and the moments are forgotten.
 
     Example:
         import torch
@@ -168,15 +168,15 @@ def corrupt_optimizer_state(case: Case) -> Claim | None:
             return model(batch).square().mean()
 
     Why:
-        A moment is an average of the past: m ← β·m + (1 - β)·g. β · NaN is NaN, so that it never forgets. Every later
+        A moment is an average of the past: m ← β·m + (1 - β)·g. β · NaN is NaN, so it stays NaN. Every later
         update writes NaN into the weights, whatever the gradient.
 
     Fix:
-        Restore an older state, or begin it afresh for the parameters concerned:
+        Restore an older state, or reset it for these parameters:
 
             - optimizer.load_state_dict(saved)
             + optimizer.load_state_dict(saved)
-            + optimizer.state.clear()  # the moments are rebuilt within some hundred steps; warm the rate up
+            + optimizer.state.clear()  # the moments are rebuilt within some hundred steps; warm the learning rate up
 
         Skipping the step does not help, the state stays bad and the next step is the same. Clipping does not help:
         the gradients are fine.
@@ -204,7 +204,7 @@ def corrupt_optimizer_state(case: Case) -> Claim | None:
         (text, "weights and gradients are finite"),
         trial=case.lab.fresh_optimizer_state(),
         shows="with a fresh optimizer state the same update is finite",
-        help="restore the optimizer state from an older checkpoint, or start it afresh (optimizer.state.clear())",
+        help="restore the optimizer state from an older checkpoint, or reset it (optimizer.state.clear())",
     )
 
 
@@ -213,8 +213,8 @@ def bn_buffers_poisoned(case: Case) -> Claim | None:
     """A buffer updated in the forward pass holds non-finite values.
 
     BatchNorm's running statistics, a quantisation observer or another buffer is written by the forward pass itself,
-    before anybody looks at the loss. One bad batch, or an overflow in a half-precision buffer, and it is NaN or Inf
-    for ever. Training normalises by the batch and notices nothing; evaluation is NaN.
+    before the loss is computed. After one bad batch, or an overflow in a half-precision buffer, it stays NaN or Inf.
+    Training normalises by the batch and shows nothing; evaluation is NaN.
 
     Example:
         import torch
@@ -258,7 +258,7 @@ def bn_buffers_poisoned(case: Case) -> Claim | None:
         text = f"{external.name} {describe(external.tensor)} before the step; the parameters are finite"
     elif case.failed.bad_buffers and _only_buffers(case):
         name = case.failed.bad_buffers[0]
-        text = f"the forward pass made {name} non-finite; loss and gradients are finite, so no check of them sees it"
+        text = f"the forward pass made {name} non-finite; loss and gradients are finite, so no check of them finds it"
     else:
         return None
     return Claim(
@@ -277,7 +277,7 @@ def ema_poisoned(case: Case) -> Claim | None:
 
     The model is healthy, its moving average is not. The average took in one bad step that was later rolled back in
     the model, is kept in float16 and overflowed, or divides by a counter that starts at 0. It is used for evaluation
-    only, so that training goes on and the published weights are NaN.
+    only, so training continues and the published weights are NaN.
 
     Example:
         import torch
@@ -319,7 +319,7 @@ def ema_poisoned(case: Case) -> Claim | None:
     optimized = {id(p) for group in case.failed.optimizer.param_groups for p in group["params"]}
     trained = {name for name, p in case.failed.parameters.items() if id(p) in optimized}
     averaged = [f for f in case.incident.findings if f.kind == "ema"]
-    if case.phase == "optimizer":  # written by a hook of the update, though no rate ever moves it
+    if case.phase == "optimizer":  # written by a hook of the update, though no learning rate ever moves it
         bad = [f for f in case.incident.findings if f.kind in ("parameter", "buffer")]
         if bad and all(f.name not in trained for f in bad):
             averaged += bad
@@ -339,12 +339,14 @@ def ema_poisoned(case: Case) -> Claim | None:
 def _never_written(case: Case, tensor: Tensor) -> bool:
     """Whether (part of) the tensor still holds what its allocation gave.
 
-    Nothing was written in place, or everything is bad, or whole rows or columns are: a part that nobody filled. Bit rot
-    and bad shards look different: single values, scattered. And a state that was saved after a NaN step is bad
-    everywhere, in every parameter.
+    Nothing was written in place, or everything is bad, or whole rows or columns are: a part that was never filled.
+    Flipped bits and bad shards look different: single, scattered values. And a state that was saved after a NaN step is
+    bad everywhere, in every parameter.
     """
+    from nantrap.locate.torch_private import version_of
+
     bad = ~tensor.detach().isfinite()
-    if tensor._version == 0:
+    if version_of(tensor) == 0:
         return True
     if _is_bad_everywhere(case):
         return False
@@ -406,10 +408,10 @@ def state_overwritten(case: Case) -> Claim | None:
         def loss_fn(batch):
             return model(batch).square().mean()
 
-        guard = nantrap.Guard(model, optimizer, max_grad_norm=None, quiet=True)
+        guard = nantrap.Guard(model, optimizer)
         for _ in range(2):
             guard.attempt(loss_fn, torch.randint(0, 6, (8,)))
-        members = torch.zeros(0, 3)  # nobody chose this code
+        members = torch.zeros(0, 3)  # no sample uses this code
         model.weight.data[4] = members.mean(0)  # the mean of nothing is NaN
         batches = [torch.arange(6)]
 
@@ -424,13 +426,13 @@ def state_overwritten(case: Case) -> Claim | None:
             + if chosen.any():
             +     model.codes.data[dead] = samples[chosen].mean(0)
 
-        `guard.check_state()` after such a write names it at once. `nan_to_num` on the weight hides it and trains on
+        `guard.check_state()` after such a write names it immediately. `nan_to_num` on the weight hides it and trains on
         zeros.
 
     Proof:
         The state was seen finite after the last step and holds non-finite values before this one, or it changed inside
         the forward pass while no operation that could be seen wrote it: a measurement. The bits of the values are
-        looked at: a NaN that no arithmetic makes points elsewhere.
+        checked: a NaN that no arithmetic makes points to another cause.
     """
     external = case.external
     if external is None or external.kind not in ("parameter", "buffer", "overwritten"):
@@ -459,5 +461,5 @@ def _overwritten(name: str, has: Has, text: str) -> Claim:
         f"{name} was overwritten with a non-finite value by the program itself",
         (text,),
         help=f"look for what writes {name} besides the optimizer: tensor.data, copy_ under no_grad, NumPy, a reset of "
-        "entries; check the value before it is written (guard.check_state() after it names it at once)",
+        "entries; check the value before it is written (guard.check_state() after it names it immediately)",
     )

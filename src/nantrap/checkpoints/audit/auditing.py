@@ -34,7 +34,7 @@ MANY = 8
 """A family of more checkpoints than this, larger together than `LARGE_BYTES`, is bisected rather than read whole."""
 LARGE_BYTES = 16 << 30
 MOST_PROBLEMS = 5000
-"""So many problems of one file are listed: a forged file could have any number."""
+"""The most problems of one file that are listed: a forged file could have any number."""
 
 PathLike = str | os.PathLike[str]
 
@@ -69,14 +69,14 @@ def audit(
     engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> AuditReport:
-    """Look into checkpoints for NaN, Inf, absurd values, damage and unsafe pickles. Nothing pickled is ever run.
+    """Check checkpoints for NaN, Inf, absurd values, damage and unsafe pickles. Nothing pickled is ever run.
 
     Args:
         paths: Files, folders, globs or fsspec URLs, one or several.
         verify: Check the CRC-32 of every record in zip files, and the hashes of a store's manifest.
         read_all: Read every checkpoint (`True`), find the last good one by bisection (`False`), or decide by the
             number and the size of the files (`None`).
-        workers: Threads that read a file; by default one a core, at most four.
+        workers: Threads that read a file; by default one per core, at most four.
         ranks: Share the files with other processes that make the same call.
         engine: Read the files elsewhere, each as a task of its own; one after the other in this process by default.
         progress: Is told how many bytes there are and how many were read.
@@ -137,7 +137,7 @@ def _should_bisect(family: Sequence[Checkpoint], *, read_all: bool | None) -> bo
 
 
 def _last_good(seen: Sequence[Checkpoint], audits: dict[str, CheckpointAudit]) -> str | None:
-    """The newest healthy one with a model; across families by the step inside the files where all of them tell it."""
+    """The newest healthy one with a model; across families by the step inside the files where all of them have it."""
     healthy = [c for c in seen if audits[c.path].healthy and audits[c.path].holds_model]
     if not healthy:
         return None

@@ -1,4 +1,4 @@
-"""What a reader hands over: where in a file each tensor lies, and everything else the file says.
+"""What a reader returns: where in a file each tensor is, and everything else in the file.
 
 A reader never loads a tensor. It names byte ranges (`Extent`) and the tensors in them (`StoredTensor`); the scan
 reads them in the order of the file, once.
@@ -86,7 +86,7 @@ class Extent(NamedTuple):
 class Contents(NamedTuple):
     """A file as its reader sees it.
 
-    `names` has every tensor, also those that share their bytes with another and stand in no extent twice; `tree` is
+    `names` has every tensor, also those that share their bytes with another and appear in no extent twice; `tree` is
     the saved object, `imports` what loading it would run, make and name,
     `numbers` the plain numbers in it that are not finite, `seal` the text and the CRC-32 of a checksum over all.
     """

@@ -7,7 +7,7 @@ places behind it, and the CRC stays the same. Two passes of `bitwise_xor` over a
 look-ups of zlib, and what remains of any length is 130,360 words, for zlib to finish.
 
 Trinomials of smaller degree exist. This one has the longest stride for its size, which makes few and long calls: each
-gives the GIL away and takes it back, and with two workers that was a quarter of the time.
+releases the GIL and takes it again, and with two workers that was a quarter of the time.
 
 Where zlib has hardware or a trick of its own (zlib-ng, Apple's), it is faster and left to do it all. So is the package
 `deflate` where it is installed (`pip install nantrap[fast]`): it uses the carry-less multiplication of the processor.

@@ -1,6 +1,6 @@
 """`torch.distributed.checkpoint`: a pickled plan in `.metadata`, and files in which each item is a small torch file.
 
-The plan is read like every pickle here: followed, not run.
+The plan is read like every pickle here: without running it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def read_items(source: Source, items: Sequence[Item]) -> Contents:
             problems.append(Problem("NT912", text, severity="warning", tensor=item.name))
             continue
         if item.offset < 0 or item.length < 0 or item.offset + item.length > source.size:
-            text = f"{label} ends behind the end of the file"
+            text = f"{label} ends after the end of the file"
             problems.append(Problem("NT909", text, tensor=item.name))
             continue
         part = SliceSource(source, offset=item.offset, size=item.length, name=item.name)

@@ -1,7 +1,7 @@
-"""The dtypes of checkpoints, read by their bits: numpy knows no bfloat16 and no float8, and torch is slow to import.
+"""The dtypes of checkpoints, read by their bits: numpy has no bfloat16 and no float8, and torch is slow to import.
 
 Almost every float is a sign and a magnitude, and magnitudes are in the order of their bits. So two reductions over
-integers tell everything about a chunk: the greatest signed integer is the greatest positive value, the greatest
+integers show everything about a chunk: the greatest signed integer is the greatest positive value, the greatest
 unsigned integer the most negative one, and whatever is not finite lies at or above the bits of infinity.
 """
 
@@ -30,7 +30,7 @@ class DType(NamedTuple):
         part: bytes of one float: half of a complex number.
         limit: the least magnitude that is not finite, as an integer; 0 where every pattern is a number.
         infinity: whether the pattern at `limit` is an infinity. Above it is NaN.
-        nan: the only NaN, where it is no magnitude at all: the `fnuz` float8 have it in place of minus zero.
+        nan: the only NaN, where it is not a magnitude: the `fnuz` float8 have it in place of minus zero.
         largest: the greatest finite value.
     """
 

@@ -1,4 +1,4 @@
-"""What a checkpoint says about itself: step, epoch, learning rate, schedule, loss scale. Shown, and partly judged."""
+"""What a checkpoint stores about itself: step, epoch, learning rate, schedule, loss scale. Shown, and partly judged."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ class Facts:
 
 
 def facts_of(tree: object, scans: Mapping[str, TensorScan]) -> Facts:
-    """Facts from the saved object; a rate or a step that was saved as a tensor is looked up among the scanned ones."""
+    """Facts from the saved object; a learning rate or a step that was saved as a tensor is looked up among the scanned
+    ones."""
     facts = Facts()
     if isinstance(tree, dict):
         step = next((_whole(tree[key]) for key in _STEP_KEYS if key in tree), None)
@@ -132,5 +133,5 @@ def _whole(value: object) -> int | None:
 
 
 def _shown(value: float) -> float | str:
-    """JSON has no word for a number that is not finite."""
+    """JSON has no form for a number that is not finite."""
     return value if math.isfinite(value) else str(value)

@@ -36,7 +36,7 @@ class FileSystem(Protocol):
         """The file or folder at `path`, or `None` if there is none."""
 
     def entries(self, folder: str) -> list[Entry]:
-        """What stands in the folder, by name."""
+        """The entries of the folder, by name."""
 
     def glob(self, pattern: str) -> list[str]:
         """The paths that match, by name."""
@@ -65,7 +65,7 @@ class LocalFiles:
                 os.lstat(path)
             except (OSError, ValueError):
                 return None
-            return Entry(path, os.path.basename(path), is_folder=False)  # a link that leads nowhere, or to itself
+            return Entry(path, os.path.basename(path), is_folder=False)  # a broken link, or a link to itself
         name = os.path.basename(os.path.normpath(path))
         return Entry(path, name, os.path.isdir(path), status.st_size, status.st_mtime)
 
@@ -168,13 +168,13 @@ _TIME_KEYS = ("mtime", "LastModified", "last_modified", "updated", "modified", "
 
 
 def read_text(files: FileSystem, path: str, *, limit: int = 32 << 20) -> str:
-    """A small text file; of a larger one, its begin."""
+    """A small text file; of a larger one, its start."""
     with files.open(path) as source:
         return source.read(0, limit).decode("utf-8", errors="replace")
 
 
 def walk(files: FileSystem, folder: str, closed: list[OSError]) -> Iterator[tuple[str, list[Entry]]]:
-    """Every folder below `folder`, itself first, each with what stands in it. A loop of links ends.
+    """Every folder below `folder`, itself first, each with its entries. A loop of links ends.
 
     A folder that may not be listed is put into `closed`.
     """

@@ -1,7 +1,7 @@
 """Cut the bytes of a file into jobs of a size that suits a worker, in the order of the file.
 
-A large extent is cut into pieces, so that several workers share a single huge tensor. Small ones that lie side by
-side are put together and read at once: ten thousand biases must not cost ten thousand reads.
+A large extent is cut into pieces, so that several workers share a single huge tensor. Small neighbours are joined and
+read together: ten thousand biases must not cost ten thousand reads.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Group(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many bytes lie from the begin of the first extent to the end of the last."""
+        """How many bytes lie from the start of the first extent to the end of the last."""
         return self.extents[-1].offset + self.extents[-1].size - self.begin
 
 
@@ -77,7 +77,7 @@ def _belongs(extent: Extent, small: list[Extent]) -> bool:
 
 
 def share(jobs: list[Job], workers: int) -> Iterator[list[Job]]:
-    """Jobs handed out together: few enough to balance, large enough not to be felt."""
+    """Jobs that a worker takes together: few enough to balance the work, many enough to keep the overhead small."""
     fair = sum(job.size for job in jobs) // (4 * workers) if workers > 1 else 1 << 62
     batch: list[Job] = []
     size = 0

@@ -1,8 +1,8 @@
 """From what a tensor holds to what is wrong with it.
 
-The rules must stay silent on healthy checkpoints. What is deliberate or ordinary is no error: `-inf` in a causal
-mask, `inf` in the `best_score` of an early-stopping callback, zeros in Adam's moments, ones in a fresh LayerNorm,
-float32 norms beside bfloat16 weights, float8 weights at their limit.
+The rules must not report anything on healthy checkpoints. Deliberate or ordinary values are no error: `-inf` in a
+causal mask, `inf` in the `best_score` of an early-stopping callback, zeros in Adam's moments, ones in a fresh
+LayerNorm, float32 norms next to bfloat16 weights, float8 weights at their limit.
 """
 
 from __future__ import annotations
@@ -57,13 +57,13 @@ def judge_tensor(scan: TensorScan, role: Role) -> list[Problem]:
 
 
 def judge_dtypes(dtypes: Mapping[str, int]) -> list[Problem]:
-    """The mix of dtypes among the weights. float32 beside one half precision is how models are kept."""
+    """The mix of dtypes among the weights. float32 together with one half precision is usual."""
     halves = {"float16", "bfloat16"} & dtypes.keys()
     odd = None
     if len(halves) == 2:
         odd = "float16 and bfloat16"
     elif "float64" in dtypes and dtypes.keys() & {"float32", "float16", "bfloat16"}:
-        odd = "float64 beside smaller floats"
+        odd = "float64 together with smaller floats"
     if odd is None:
         return []
     counts = ", ".join(f"{count:,} × {name}" for name, count in sorted(dtypes.items(), key=lambda p: -p[1]))
@@ -71,7 +71,7 @@ def judge_dtypes(dtypes: Mapping[str, int]) -> list[Problem]:
 
 
 def judge_numbers(numbers: Iterable[tuple[str, Role, float]]) -> list[Problem]:
-    """Learning rates and loss scales that stand as plain numbers beside the tensors."""
+    """Learning rates and loss scales that are plain numbers next to the tensors."""
     problems = []
     for name, role, value in numbers:
         if math.isnan(value):
@@ -81,7 +81,7 @@ def judge_numbers(numbers: Iterable[tuple[str, Role, float]]) -> list[Problem]:
             text = f"{name} is {'+' if up else '-'}Inf"
             problems.append(Problem("NT902", text, tensor=name, role=role, posinf=int(up), neginf=int(not up)))
         elif role == "scaler" and value < 2.0**-14:
-            # GradScaler halves its scale at each overflow: a persistent NaN drives it to nothing.
+            # GradScaler halves its scale at each overflow: a persistent NaN lowers it towards 0.
             text = f"the loss scale has collapsed to {value:.3g}: every step before the save overflowed"
             problems.append(Problem("NT903", text, severity="warning", tensor=name, role=role))
     return problems
@@ -98,8 +98,8 @@ _SCORES: Final = re.compile(
 def judge_plain_numbers(numbers: Iterable[tuple[tuple[str, ...], float]], fallback: Role) -> list[Problem]:
     """Python and numpy numbers, in lists or alone, that are not finite.
 
-    NaN in the state that training goes on from is an error, elsewhere a warning. Inf alone is often meant: the best
-    score so far, no limit.
+    NaN in the state that training continues from is an error, elsewhere a warning. Inf alone is often intended: the
+    best score so far, no limit.
     """
     problems: dict[tuple[str, str], Problem] = {}
     for path, value in numbers:
@@ -144,13 +144,13 @@ def _nonfinite(scan: TensorScan, role: Role) -> Problem | None:
         severity = "warning"
     elif _is_mask(scan):
         severity = "warning"
-        text += "; a mask, by its look: all other values are the same"
+        text += "; it looks like a mask: all other values are the same"
     code = "NT901" if stats.nan else "NT902"
     return _problem(code, text, scan, role, severity)
 
 
 def _is_mask(scan: TensorScan) -> bool:
-    """`-inf` and otherwise one single value, in two dimensions or more: somebody registered an attention mask."""
+    """`-inf` and otherwise one single value, in two dimensions or more: a registered attention mask."""
     stats = scan.stats
     assert stats is not None
     if stats.nan or stats.posinf or len(scan.tensor.shape) < 2:

@@ -176,7 +176,7 @@ CLASSES: Final = _pairs({
         "AnyNode StringNode IntegerNode FloatNode BooleanNode PathNode BytesNode EnumNode InterpolationResultNode"
     ),
 })  # fmt: skip
-"""Classes whose making and filling sets attributes and does nothing else."""
+"""Classes whose constructor and state setter set attributes and do nothing else."""
 
 FUNCTIONS: Final = _pairs({
     "torch._utils": (
@@ -222,7 +222,7 @@ GADGETS: Final = frozenset(_words(
     "pyximport ray requests setuptools sh sympy tensorflow tornado traitlets typer urllib3 yaml zmq httpx "
     "nantrap pytest _pytest pluggy networkx pygments parso huggingface_hub mpmath nt posix"
 ))  # fmt: skip
-"""Packages in which a name that runs commands, loads code or opens files is never far: only known names pass."""
+"""Packages with many names that run commands, load code or open files: only known names pass."""
 
 _TORCH_THAT_RUNS = _words(
     "hub jit package utils.cpp_extension utils.model_zoo utils._config_module utils.collect_env utils.bottleneck "

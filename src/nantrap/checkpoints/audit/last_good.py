@@ -1,8 +1,8 @@
 """The newest healthy checkpoint of a run, with as few reads as possible.
 
-A poisoned run stays poisoned: once a save holds NaN, all later ones do. So the search goes back from the newest in
-growing strides (1, 2, 4, …) until it meets a healthy one, then halves the stretch between. The result is healthy and
-its successor is not, whatever happened in between; a file that was damaged alone can hide nothing older.
+A run with NaN in its weights does not recover: once a save holds NaN, all later ones do. So the search goes back from
+the newest in growing strides (1, 2, 4, …) until it finds a healthy one, then bisects the range between. The result is
+healthy and its successor is not, whatever happened in between; a single damaged file cannot hide an older good one.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which files make a checkpoint: a single file, a sharded one, or the folder a framework writes.
 
-A folder is a checkpoint if it looks like one of a known kind; otherwise it is a place where checkpoints stand, and
-its files and subfolders are looked at one by one. Nothing but names, sizes and small JSON files is read here.
+A folder is a checkpoint if it looks like one of a known kind; otherwise it is a folder that contains checkpoints, and
+its files and subfolders are checked one by one. Nothing but names, sizes and small JSON files is read here.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def find_checkpoints(paths: Iterable[str]) -> list[Checkpoint]:
             continue
         matches = files.glob(path) if re.search(r"[*?\[]", path) else []
         if not matches:
-            raise UsageError(f"nothing is at {path}; give a file, a folder, a glob in quotes or a URL")
+            raise UsageError(f"{path} does not exist; give a file, a folder, a glob in quotes or a URL")
         for match in matches:
             matched = files.stat(match)
             if matched is not None:
@@ -112,7 +112,7 @@ def _file(files: FileSystem, entry: Entry) -> Checkpoint:
 
 
 def _named_file(files: FileSystem, entry: Entry) -> list[Checkpoint]:
-    """A file a glob matched: reported if its name or its begin is that of a checkpoint."""
+    """A file a glob matched: reported if its name or its first bytes are those of a checkpoint."""
     return [_file(files, entry)] if _is_candidate(files, entry) else []
 
 
@@ -124,7 +124,7 @@ def _in_folder(files: FileSystem, folder: Entry) -> list[Checkpoint]:
         if any(files.identity(path).startswith(part) for part in taken):
             continue
         if path != folder.path and any(entry.name == LOG_NAME for entry in entries):
-            taken.append(files.identity(path))  # what was put into quarantine stays out of sight
+            taken.append(files.identity(path))  # what was put into quarantine is not listed
             continue
         whole = _folder_checkpoint(files, path, entries)
         used: set[str] = set()
@@ -140,7 +140,7 @@ def _in_folder(files: FileSystem, folder: Entry) -> list[Checkpoint]:
 
 
 def _own_files(whole: Checkpoint, entries: list[Entry]) -> set[str]:
-    """The files that are no checkpoints of their own: its units, what its problems speak of, and items of DCP."""
+    """The files that are not checkpoints themselves: its units, those that its problems name, and items of DCP."""
     mentioned = {problem.file for problem in whole.problems}
     suffix = ".distcp" if whole.format == "dcp" else "\0"
     spoken_of = {e.path for e in entries if e.name in mentioned or e.name.endswith(suffix)}
@@ -153,7 +153,7 @@ def _closed_folder(error: OSError) -> Checkpoint:
 
 
 def _folder_checkpoint(files: FileSystem, path: str, entries: list[Entry]) -> Checkpoint | None:
-    """The folder as one checkpoint, or `None` if it is only a place where checkpoints stand."""
+    """The folder as one checkpoint, or `None` if it only contains checkpoints."""
     by_name = {entry.name: entry for entry in entries if not entry.is_folder}
     if ".metadata" in by_name:
         return _dcp(files, path, by_name)
@@ -306,7 +306,7 @@ def index_of(
 
 
 def missing_by_name(names: Iterable[str]) -> list[Problem]:
-    """Gaps in numbered shards that have no index: `x-00001-of-00003` without its sisters, rank 2 without rank 1."""
+    """Gaps in numbered shards that have no index: `x-00001-of-00003` without the others, rank 2 without rank 1."""
     numbered: dict[tuple[str, str, int], set[int]] = {}
     ranked: dict[tuple[str, str], set[str]] = {}
     for name in names:

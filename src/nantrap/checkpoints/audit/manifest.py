@@ -1,4 +1,4 @@
-"""The hashes a store keeps of its files: `manifest.json` beside them.
+"""The hashes a store keeps of its files: `manifest.json` in the same folder.
 
 {"schema": "nantrap.manifest/1", "files": {"step-000100.pt": {"bytes": 1234, "sha256": "…"}}}
 """
@@ -29,7 +29,7 @@ def expected_hash(files: FileSystem, path: str) -> str | None:
             return None
         digest = content["files"][name]["sha256"]
     except (ValueError, KeyError, TypeError, RecursionError, OSError):
-        return None  # somebody else's manifest.json
+        return None  # the manifest.json of another program
     return digest if isinstance(digest, str) else None
 
 
@@ -38,7 +38,7 @@ def check_hash(files: FileSystem, source: Source) -> list[Problem]:
     expected = expected_hash(files, source.name)
     if expected is None:
         return []
-    from nantrap.record.durable import sha256_of  # a tenth of a second, for stores alone
+    from nantrap.record.durable import sha256_of  # takes a tenth of a second, so it is imported only for stores
 
     if sha256_of(as_file(source)) == expected:
         return []

@@ -5,8 +5,8 @@ an unpickler would call becomes a `Call` that remembers function and arguments. 
 no attribute is set: `os.system("rm -rf /")` comes out as `Call(Name("os", "system"), ("rm -rf /",))`. Dictionaries,
 lists, tuples, numbers and strings come out as themselves. `trust` judges what was found.
 
-Where Python's unpickler would raise, this one may raise or go on, but it never sees less: every global, every call and
-every object that gets a state is recorded.
+Where Python's unpickler would raise, this one may raise or continue, but it never sees less: every global, every call
+and every object that gets a state is recorded.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LONGEST_LINE = 1 << 20
 
 
 class PickleError(ValueError):
-    """The bytes are not a pickle, or not a whole one. `truncated` tells which."""
+    """The bytes are not a pickle, or not a whole one. `truncated`: which of the two."""
 
     def __init__(self, message: str, *, truncated: bool = False) -> None:
         super().__init__(message)
@@ -108,10 +108,10 @@ class Pickle(NamedTuple):
 
 
 def read_pickle(stream: bytes | IO[bytes], *, size: int | None = None) -> Pickle:
-    """Follow one pickle to its end. The stream is left right behind it.
+    """Follow one pickle to its end. The stream is left right after it.
 
     Args:
-        stream: the bytes, or a file that is open at the begin of the pickle.
+        stream: the bytes, or a file that is open at the start of the pickle.
         size: no argument can be longer than this many bytes; by default those that are there.
     """
     file = io.BytesIO(stream) if isinstance(stream, bytes) else stream
@@ -403,7 +403,7 @@ class _Machine:
     def _stack_global(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()
         if not (isinstance(name, str) and isinstance(module, str)):
-            raise PickleError("a global whose name is no text")
+            raise PickleError("a global whose name is not text")
         self._stack.append(self._named(module, name))
 
     def _named(self, module: str, name: str) -> Name:
@@ -456,7 +456,7 @@ class _Machine:
         self._stack.append(self._called(function, tuple(arguments), "reduce"))
 
     def _called(self, function: object, given: tuple[object, ...], how: str) -> object:
-        """What the call stands for: containers as plain ones, everything else as a `Call`. All are recorded."""
+        """The result of the call: containers as plain ones, everything else as a `Call`. All are recorded."""
         self._work += 6
         if isinstance(function, Name):
             if not given and function in _MAPPINGS:
@@ -517,12 +517,12 @@ class _Machine:
             and identity[0] == "module"
             and isinstance(identity[1], Name)
         ):
-            self._stack.append(identity[1])  # the old format of torch keeps a module's source beside its class
+            self._stack.append(identity[1])  # the old format of torch keeps a module's source with its class
             return
         self._stack.append(Persistent(identity))
 
     def _next_buffer(self) -> None:
-        raise PickleError("opcode NEXT_BUFFER has no place in a checkpoint")
+        raise PickleError("opcode NEXT_BUFFER is not allowed in a checkpoint")
 
     # What is put into containers and objects.
 

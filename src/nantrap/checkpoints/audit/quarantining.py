@@ -1,4 +1,4 @@
-"""Move bad checkpoints out of the way: never delete, never overwrite, always with the way back.
+"""Move bad checkpoints out of the way: never delete, never overwrite, always with the command that undoes it.
 
 A link moves as a link. What is on another disk is copied, compared in size, and only then removed from its old place.
 """

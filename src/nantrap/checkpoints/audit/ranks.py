@@ -1,6 +1,7 @@
 """Several processes read one checkpoint together: `torchrun -m nantrap audit`.
 
-Each rank reads its share of the files; what they found is gathered over gloo, and all ranks go on with the same result.
+Each rank reads its share of the files; what they found is gathered over gloo, and all ranks continue with the same
+result.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ class Ranks(NamedTuple):
     size: int = 1
 
     def share(self, weights: Sequence[int]) -> list[int]:
-        """The positions that are this rank's work: the heaviest first, each to whoever has least."""
+        """The positions that are this rank's work: the largest first, each to the rank with the least work."""
         loads = [0] * self.size
         mine = []
         for position in sorted(range(len(weights)), key=lambda position: (-weights[position], position)):
@@ -31,7 +32,7 @@ class Ranks(NamedTuple):
         return sorted(mine)
 
     def gather(self, mine: dict[int, Result]) -> dict[int, Result]:
-        """Everybody's results, on every rank."""
+        """The results of all ranks, on every rank."""
         if self.size == 1:
             return mine
         import torch.distributed as dist

@@ -27,13 +27,14 @@ _PATTERNS: Final[tuple[tuple[Role, re.Pattern[str]], ...]] = (
 
 
 def role_of_word(word: str) -> Role | None:
-    """The role a key or a file name stands for: `optimizer_state_dict` is `optimizer`. `None` if it says nothing."""
+    """The role of a key or a file name: `optimizer_state_dict` is `optimizer`. `None` if it is not known."""
     lowered = word.lower()
     return next((role for role, pattern in _PATTERNS if pattern.fullmatch(lowered)), None)
 
 
 def role_of_path(path: tuple[str, ...], *, default: Role) -> Role:
-    """The role of a tensor. The first telling key wins; a dotted key is a parameter's own name and ends the search."""
+    """The role of a tensor. The first key with a known role wins; a dotted key is a parameter's own name and ends the
+    search."""
     for key in path:
         if "." in key:
             break
@@ -44,7 +45,8 @@ def role_of_path(path: tuple[str, ...], *, default: Role) -> Role:
 
 
 def default_role(tree: object) -> Role:
-    """The role of what no key tells: `model` for a bare state dict, `other` beside named sections and in a list."""
+    """The role where no key has a known one: `model` for a bare state dict, `other` next to named sections and in a
+    list."""
     if isinstance(tree, Call):
         tree = tree.state if isinstance(tree.state, dict) else tree.pairs  # a whole module, a subclass of dict
         return "model" if tree else "other"

@@ -1,8 +1,8 @@
-"""Read every tensor of a file once, in the order of the file, and say what it holds.
+"""Read every tensor of a file once, in the order of the file, and report what it holds.
 
-Each worker reads a few megabytes into its own buffer and looks at them while they lie in the processor's cache: two
+Each worker reads a few megabytes into its own buffer and checks them while they are in the processor's cache: two
 integer reductions for the values (`dtypes`), then CRC-32 for the bytes. Reading and numpy release the GIL, so several
-workers keep several cores busy. Values are counted exactly only in a chunk that raised the alarm.
+workers keep several cores busy. Values are counted exactly only in a chunk that may hold a non-finite value.
 """
 
 from __future__ import annotations
@@ -133,8 +133,8 @@ def default_workers() -> int:
 def _simplified(extent: Extent) -> Iterator[Extent]:
     """The extent with each of its bytes in few tensors.
 
-    Thousands of views may share a storage, each as large as all of it: then the storage is looked at once, under the
-    name of the first of them. A tensor that begins between two values gets an extent of its own.
+    Thousands of views may share a storage, each as large as all of it: then the storage is read once, under the name of
+    the first of them. A tensor that begins between two values gets its own extent.
     """
     floats = [tensor for tensor in extent.tensors if _has_floats(tensor)]
     odd = [tensor for tensor in floats if tensor.offset % tensor.dtype.itemsize]

@@ -16,7 +16,7 @@ from nantrap.checkpoints.audit.readers import read_contents
 from nantrap.checkpoints.audit.scan import scan
 
 MOST_VALUES = 8
-"""So many values of a tensor are shown."""
+"""The most values of a tensor that are shown."""
 MOST_TENSORS = 1000
 
 
@@ -61,7 +61,7 @@ def _contents(path: str) -> Iterator[Contents]:
                 with files.open(unit.path) as source:
                     yield read_items(source, unit.items) if unit.items else read_contents(source)
             except (OSError, UnreadableError):
-                continue  # the audit has said what is wrong with it
+                continue  # the audit has reported what is wrong with it
 
 
 def _shown(path: str, extent: Extent, tensor: StoredTensor) -> Shown:

@@ -1,8 +1,8 @@
 """Where bytes come from: a local file, any fsspec URL, a slice of either, or bytes in memory.
 
-Files are read with `pread` into a small buffer and not mapped. A mapping would be faster while the file lies in the
-page cache, but a writer that truncates the file meanwhile (`torch.save` onto `last.pt`) would end this process with
-SIGBUS; a read merely comes back short. It also keeps the resident memory at the size of the buffer.
+Files are read with `pread` into a small buffer and not mapped. A mapping would be faster while the file is in the page
+cache, but a writer that truncates the file meanwhile (`torch.save` onto `last.pt`) would end this process with SIGBUS;
+a read only returns fewer bytes. It also keeps the resident memory at the size of the buffer.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Source:
     size: int
 
     def read_into(self, offset: int, buffer: memoryview) -> int:
-        """Fill `buffer` from `offset`. Comes back short only at the end of the file."""
+        """Fill `buffer` from `offset`. Returns fewer bytes only at the end of the file."""
         filled = 0
         while filled < len(buffer):
             got = self._read_some(offset + filled, buffer[filled:])
@@ -42,11 +42,11 @@ class Source:
         return bytes(buffer[:got])
 
     def changed(self) -> bool:
-        """Whether somebody wrote to the file since it was opened."""
+        """Whether the file was written since it was opened."""
         return False
 
     def close(self) -> None:
-        """Let go of the file."""
+        """Close the file."""
 
     def __enter__(self) -> Source:
         return self

@@ -1,4 +1,4 @@
-"""What has been seen of one tensor so far, piece by piece, whoever read the pieces and in whatever order."""
+"""What has been seen of one tensor so far, piece by piece, in any order and from any worker."""
 
 from __future__ import annotations
 
@@ -122,7 +122,8 @@ class Placed(NamedTuple):
 
 
 def look_at_many(buffer: Bytes, placed: Sequence[Placed]) -> list[TensorScan]:
-    """One result for each of many small tensors, in the same order. Counts exactly only those that raise the alarm."""
+    """One result for each of many small tensors, in the same order. Counts exactly only those that may hold a
+    non-finite value."""
     results: dict[int, TensorScan] = {}
     for dtype in {item.tensor.dtype for item in placed}:
         for run in _runs(placed, dtype):

@@ -3,12 +3,12 @@
 `torch.load(weights_only=False)` imports every global a pickle names and calls whatever it asks to call. Four answers:
 
 data    an exact pair of module and name, known to build data and nothing else, called with arguments that fit
-made    a class of somebody's own code: an instance is made and filled. A warning: it needs that code, and trusts it
+made    a class of a user's own code: an instance is made and filled. A warning: it needs that code, and trusts it
 named   something unknown that is only named, never called. A note
-run     everything else that would be called, and what no checkpoint has a reason to name. An error
+run     everything else that would be called, and what a checkpoint never needs to name. An error
 
 A name is judged by its module and its whole qualified name: `random._os.system` is not `random`. Names that pass
-through something that is no class (`dataclasses.builtins.eval`) are errors, whoever they belong to.
+through something that is not a class (`dataclasses.builtins.eval`) are always errors.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ def judge(pickle: Pickle, *, loads: Callable[[Call], bool] = lambda call: False)
     called: set[Name] = set()
     filled = Counter(id(target) for target, _ in pickle.builds)
     for call in pickle.calls:
-        if filled[id(call.function)] > 1:  # what was called is not what it is in the end
-            run.setdefault("(the result of a call)", "is called, and nobody can tell what it is")
+        if filled[id(call.function)] > 1:  # the result may be something else than what was called
+            run.setdefault("(the result of a call)", "is called, and it is not known what it is")
         if call.is_call_of(LOADER) and loads(call):
             called.add(LOADER_NAME)
             continue
@@ -134,7 +134,7 @@ def _is_type(value: object) -> bool:
 
 
 def _is_class(value: object) -> bool:
-    """Whether an argument is a class, known or somebody's, and no function."""
+    """Whether an argument is a class, known or not, and no function."""
     return _is_type(value) or (isinstance(value, Name) and _judge_name(value) == "named" and _looks_like_a_class(value))
 
 
@@ -152,7 +152,7 @@ def _makes_a_function(call: Call) -> bool:
     return call.is_call_of("builtins.getattr", "functools.partial", "operator.attrgetter", "operator.methodcaller")
 
 
-# ---- calls that need a closer look: each says whether the arguments are those that a pickler writes
+# ---- calls that need a closer check: each returns whether the arguments are those that a pickler writes
 
 
 def _reconstructs(call: Call) -> str | None:
@@ -193,7 +193,7 @@ def _is_function_call(value: object) -> bool:
 
 
 def _type_of(call: Call) -> str | None:
-    """`type(None)`; with three arguments it makes a class, with whatever methods the pickle says."""
+    """`type(None)`; with three arguments it makes a class, with the methods that the pickle gives."""
     given = call.arguments
     fits = len(given) == 1 and (given[0] is None or given[0] in (Name("builtins", "Ellipsis"), _NOT_IMPLEMENTED))
     return "" if fits else _WRONG_ARGUMENTS
@@ -347,7 +347,7 @@ _CLOSER: Final[Mapping[Name, Callable[[Call], str | None]]] = {
     Name("numpy.ma.core", "_mareconstruct"): _array,
     **{Name(core, "_ufunc_reconstruct"): _ufunc for core in _NUMPY_CORE},
 }
-"""Callables whose arguments decide. A check gives `""` (data), `None` (somebody's class) or why not."""
+"""Callables whose arguments decide. A check gives `""` (data), `None` (an unknown class) or why not."""
 
 _NAMED_WITH_THEM: Final = frozenset((Name("builtins", "type"),)) | _ARRAYS
 
@@ -400,11 +400,11 @@ _ENUMS = re.compile(r"(Strategy|Type|Names|Option|Mode|Backend|Environment)$")
 
 
 def _judge_call(call: Call) -> tuple[str, str | None]:
-    """The name of what is called, and `""` for data, `None` for somebody's class, or why it must not be called."""
+    """The name of what is called, and `""` for data, `None` for an unknown class, or why it must not be called."""
     function = call.function
     if not isinstance(function, Name):
         made = _new_with_keywords(call)
-        return _judge_call(made) if made else ("(the result of a call)", "is called, and nobody can tell what it is")
+        return _judge_call(made) if made else ("(the result of a call)", "is called, and it is not known what it is")
     closer = _CLOSER.get(function)
     if closer is not None:
         return function.full, closer(call)
@@ -438,8 +438,8 @@ def _judge_call(call: Call) -> tuple[str, str | None]:
 def _is_of_a_package(name: Name) -> bool:
     """Whether the class belongs to an installed package and is no enum, by its source. Nothing is imported.
 
-    The constructor of somebody's own class is that person's code. One of a published package can be anything, and
-    everybody knows its name: there are packages with a class that runs its argument as a command.
+    The constructor of a user's own class is that user's code. One of a published package can be anything, and its name
+    is public: there are packages with a class that runs its argument as a command.
     """
     root, *rest = name.module.split(".")
     for entry in sys.path:
@@ -477,7 +477,7 @@ _HOOKS: Final = frozenset(("__setstate__", "append", "extend", "add", "__reduce_
 
 
 def _judge_state(target: object, state: object) -> tuple[str, str] | None:
-    """What is wrong with giving this object that state. A global must not be changed, and no hook be planted."""
+    """What is wrong with giving this object that state. A global must not be changed, and no hook may be added."""
     if isinstance(target, Name):
         return target.full, "would be changed"
     if _is_function_call(target) and not (isinstance(target, Call) and target.is_call_of("functools.partial")):

@@ -1,4 +1,4 @@
-"""What an audit says. Frozen data, no torch: results travel between ranks and into JSON.
+"""The result of an audit. Frozen data, no torch: results are sent between ranks and written as JSON.
 
 Problem          one thing that is wrong with a checkpoint, with a stable code
 CheckpointAudit  one checkpoint: format, size, facts, problems
@@ -34,13 +34,13 @@ TITLES: Final[Mapping[str, str]] = {
 HELP: Final[Mapping[str, str]] = {
     "NT901": "do not resume from it; take the last good checkpoint",
     "NT902": "do not resume from it; take the last good checkpoint",
-    "NT903": "look at the tensor: a flipped bit, uninitialised memory or a run that had already diverged",
+    "NT903": "check the tensor: a flipped bit, uninitialised memory or a run that had already diverged",
     "NT904": "the optimizer would take the root of a negative number; reset that state or take an older checkpoint",
     "NT905": "normal for layers that start at zero, as LoRA B does; else the layer was never trained or loaded",
-    "NT906": "save all weights in one dtype, or keep float32 beside exactly one half precision",
+    "NT906": "save all weights in one dtype, or keep float32 together with exactly one half precision",
     "NT907": "copy the missing file, or save the checkpoint again; remove files of an older save",
     "NT908": "copy the file again from where it came, or take the last good checkpoint",
-    "NT909": "the save was cut short or is still going on; take the last good checkpoint, or audit again later",
+    "NT909": "the save was cut short or is not finished yet; take the last good checkpoint, or audit again later",
     "NT910": "do not load it with weights_only=False unless you trust who wrote it",
     "NT911": "give the path of a checkpoint: torch, Lightning, safetensors, DCP, or a folder of these",
     "NT912": "make the file readable for this user, then audit again",
@@ -77,13 +77,13 @@ class Problem:
             if self.severity == "warning":
                 return "nothing to do if it was put there on purpose, as a mask or a score is"
             if self.role in ("data", "other"):
-                return "find the samples that hold it and drop or mend them; nantrap data names the rows"
+                return "find the samples that hold it and drop or repair them; nantrap data names the rows"
         if self.code == "NT910" and self.severity == "warning":
             return "load it with weights_only=False only where you trust who wrote it and have that code"
         if self.code == "NT910" and self.severity == "note":
             return "nothing to do: a name alone runs nothing"
         if self.code == "NT912" and self.severity == "warning":
-            return "look at it with the program that wrote it"
+            return "open it with the program that wrote it"
         return HELP[self.code]
 
     def to_dict(self) -> dict[str, Any]:
@@ -112,9 +112,9 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointAudit:
-    """One checkpoint. `facts` holds what it says about itself: step, epoch, learning rate, loss scale.
+    """One checkpoint. `facts` holds what it stores about itself: step, epoch, learning rate, loss scale.
 
-    `holds_model`: weights are in it. A file of random states or of data alone is nothing to go back to.
+    `holds_model`: weights are in it. A run cannot be resumed from a file of random states or of data alone.
     """
 
     path: str

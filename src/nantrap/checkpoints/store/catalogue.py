@@ -3,9 +3,9 @@
 {"schema": "nantrap.manifest/1", "files": {"step-000100.safetensors": {"step": 100, "sequence": 3, "bytes": 1234,
   "sha256": "…", "saved_at": "…", "pinned": false, "suspect": ""}}}
 
-`sequence` counts the saves, since a step can be reached twice (after going back). A listed file that is not there, and
-a file that is not listed, are both possible after a kill or a lost manifest: the first is ignored, the second is taken
-in by what its own header says.
+`sequence` counts the saves, since a step can be reached twice (after a rollback). A listed file that does not exist,
+and a file that is not listed, are both possible after a kill or a lost manifest: the first is ignored, the second is
+listed by its own header.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ SUFFIX: Final = ".safetensors"
 
 @dataclass(frozen=True, slots=True)
 class SavedCheckpoint:
-    """One checkpoint of a store. `suspect` says why it is not gone back to, `sha256` is empty if it is not known."""
+    """One checkpoint of a store. `suspect`: why it must not be resumed from; `sha256` is empty if it is not known."""
 
     path: Path
     step: int
@@ -50,7 +50,7 @@ class SavedCheckpoint:
 
 
 def read_catalogue(folder: Path) -> list[SavedCheckpoint]:
-    """All checkpoints in the folder, the newest first. Needs no lock, and works while somebody saves."""
+    """All checkpoints in the folder, the newest first. Needs no lock, and works while another process saves."""
     listed = _listed(folder)
     found: list[SavedCheckpoint] = []
     for path in sorted(folder.glob(f"step-*{SUFFIX}")):
@@ -63,7 +63,7 @@ def read_catalogue(folder: Path) -> list[SavedCheckpoint]:
 
 
 def write_catalogue(folder: Path, entries: Iterable[SavedCheckpoint]) -> None:
-    """Replace the manifest in one go."""
+    """Replace the manifest atomically."""
     files = {
         entry.path.name: {
             "step": entry.step,
@@ -81,7 +81,7 @@ def write_catalogue(folder: Path, entries: Iterable[SavedCheckpoint]) -> None:
 
 
 def write_pointer(folder: Path, entries: Iterable[SavedCheckpoint]) -> None:
-    """Name the last good checkpoint for whoever reads the folder without nantrap."""
+    """Write the name of the last good checkpoint, for programs that read the folder without nantrap."""
     good = newest_good(entries)
     if good is not None:
         document = {"schema": POINTER_SCHEMA, "file": good.path.name, "step": good.step, "sha256": good.sha256}
@@ -89,7 +89,7 @@ def write_pointer(folder: Path, entries: Iterable[SavedCheckpoint]) -> None:
 
 
 def newest_good(entries: Iterable[SavedCheckpoint]) -> SavedCheckpoint | None:
-    """The newest one that nothing is said against."""
+    """The newest one that is not marked as suspect."""
     return max((e for e in entries if not e.suspect), key=lambda entry: entry.sequence, default=None)
 
 
@@ -116,7 +116,7 @@ def free_path(folder: Path, step: int) -> Path:
 
 
 def _is_foreign(document: dict[str, Any]) -> bool:
-    """Whether a manifest belongs to another program: it names another schema, or nothing of ours at all."""
+    """Whether a manifest belongs to another program: it names another schema, or none of our fields."""
     schema = document.get("schema")
     if isinstance(schema, str):
         return schema != SCHEMA
@@ -132,7 +132,7 @@ def _listed(folder: Path) -> dict[str, SavedCheckpoint]:
     except (OSError, ValueError, RecursionError) as error:
         return _unreadable(path, str(error))
     if isinstance(document, dict) and _is_foreign(document):
-        raise UsageError(f"{path} is not a manifest of nantrap (schema {SCHEMA}); give the store a folder of its own")
+        raise UsageError(f"{path} is not a manifest of nantrap (schema {SCHEMA}); give the store its own folder")
     files = document.get("files") if isinstance(document, dict) and document.get("schema") == SCHEMA else None
     if not isinstance(files, dict):
         return _unreadable(path, "it does not say which files there are")
@@ -194,7 +194,7 @@ def _with_hash(saved: SavedCheckpoint) -> SavedCheckpoint:
 def write_checkpoint(
     folder: Path, packed: Packed, *, step: int, pin: bool, keep: int, lock_seconds: float
 ) -> SavedCheckpoint:
-    """Write, list, rename, tidy up. An `OSError` says what happened, and that the last good one is still there."""
+    """Write, list, rename, tidy up. An `OSError` says what happened, and that the last good one still exists."""
     target = folder
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -225,7 +225,7 @@ def write_checkpoint(
 
 
 def last_good_in(folder: Path) -> SavedCheckpoint | None:
-    """The newest checkpoint that nothing is said against; `None` also if the folder cannot be read."""
+    """The newest checkpoint that is not marked as suspect; `None` also if the folder cannot be read."""
     try:
         return newest_good(read_catalogue(folder))
     except OSError:
@@ -245,7 +245,7 @@ def _tidy(folder: Path, entries: list[SavedCheckpoint], *, keep: int) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """The candidates in the order in which to try them. A file outside the store has no older one beside it."""
+    """The candidates in the order in which to try them. A file outside the store has no older one."""
 
     candidates: tuple[SavedCheckpoint, ...]
     in_store: bool = True
@@ -283,7 +283,7 @@ def _some(
         return tuple(candidates)
     if everything:
         named = ", ".join(f"{saved.path.name}: {saved.suspect}" for saved in everything[:3])
-        raise UsageError(f"{folder} has no good checkpoint left ({named}); resume='latest' takes one all the same")
+        raise UsageError(f"{folder} has no good checkpoint left ({named}); resume='latest' takes one anyway")
     raise UsageError(f"{folder} has no checkpoint; save one first, or give the folder of another run")
 
 
@@ -306,7 +306,7 @@ LOCK: Final = ".lock"
 
 @contextlib.contextmanager
 def locked(folder: Path, *, seconds: float) -> Iterator[None]:
-    """Hold the folder's lock, which ends with its process. `UsageError` names the holder after so many seconds."""
+    """Hold the folder's lock, which ends with its process. `UsageError` names the holder after this many seconds."""
     path = folder / LOCK
     lock = FileLock(path)
     try:
@@ -314,7 +314,7 @@ def locked(folder: Path, *, seconds: float) -> Iterator[None]:
     except Timeout:
         raise UsageError(
             f"{path} has been held by {_holder(path)} for {seconds:g} s: another process writes checkpoints "
-            "into this folder. Give each run a folder of its own, or end that process"
+            "into this folder. Give each run its own folder, or end that process"
         ) from None
     try:
         with contextlib.suppress(OSError):  # only for the message of others; a full disk must not matter here

@@ -1,4 +1,4 @@
-"""`nantrap audit --config FILE`: does a checkpoint bring another rate than the configuration says?
+"""`nantrap audit --config FILE`: does a checkpoint hold another learning rate than the configuration?
 
 for path, finding in compare_with_config(report, "config.yaml"):
     print(path, finding)
@@ -27,7 +27,7 @@ _SECTIONS = ("", "optimizer", "trainer", "training", "train", "optim", "optimize
 
 
 def compare_with_config(report: AuditReport, config: str | os.PathLike[str]) -> list[tuple[str, ResumeFinding]]:
-    """For each checkpoint of a report that brings another rate: its path, and the finding."""
+    """For each checkpoint of a report that holds another learning rate: its path, and the finding."""
     key, rate = configured_rate(config)
     found = []
     for audit in report.checkpoints:
@@ -40,16 +40,16 @@ def compare_with_config(report: AuditReport, config: str | os.PathLike[str]) -> 
 
 
 def configured_rate(config: str | os.PathLike[str]) -> tuple[str, float]:
-    """The learning rate of a YAML or JSON file or a Python file of constants, and the key under which it stands."""
+    """The learning rate of a YAML or JSON file or a Python file of constants, and its key."""
     path = Path(config)
     try:
         if path.exists() and not path.is_file():
-            raise UsageError(f"{path}: is no file; give a YAML, JSON or Python file")
+            raise UsageError(f"{path}: not a file; give a YAML, JSON or Python file")
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise FormatError(f"{path}: is no text: {error.reason} at byte {error.start:,}") from error
+        raise FormatError(f"{path}: not a text file: {error.reason} at byte {error.start:,}") from error
     document = _parsed(path, text)
     if not isinstance(document, Mapping):
         raise FormatError(f"{path}: expected a mapping of names to values at the top")
@@ -68,7 +68,7 @@ def configured_rate(config: str | os.PathLike[str]) -> tuple[str, float]:
 
 
 def compare_tree(tree: object, *, key: str, rate: float) -> ResumeFinding | None:
-    """What loading a saved object would do to the configured rate."""
+    """What loading a saved object would do to the configured learning rate."""
     words, brings = [], []
     for path, node in _mappings(tree, ()):
         groups = node.get("param_groups")
@@ -92,9 +92,9 @@ def compare_tree(tree: object, *, key: str, rate: float) -> ResumeFinding | None
         return None
     text = (
         f"the configuration says {rate:.4g} ({key}), and {' and '.join(dict.fromkeys(words))} "
-        f"bring{'s' if len(words) == 1 else ''} another rate: loading overrides the configured one"
+        f"{'holds' if len(words) == 1 else 'hold'} another learning rate: loading overrides the configured one"
     )
-    help_text = f'after loading, guard.check_resume(lr={rate:.4g}, take="configured") puts the configured rate in force'
+    help_text = f'after loading, guard.check_resume(lr={rate:.4g}, take="configured") sets the configured learning rate'
     return ResumeFinding("rate", text, help_text, data={"sources": tuple(dict.fromkeys(brings)), "configured": rate})
 
 
@@ -114,7 +114,7 @@ def _trees(path: str) -> Iterator[object]:
                 with files.open(unit.path) as source:
                     yield read_contents(source).tree
             except (OSError, UnreadableError):
-                continue  # the audit has told what is wrong with it
+                continue  # the audit has reported what is wrong with it
 
 
 def _mappings(tree: object, path: tuple[str, ...]) -> Iterator[tuple[str, dict[Any, Any]]]:
@@ -179,7 +179,7 @@ def read_constants(text: str, path: Path, *, strict: bool = False) -> dict[str, 
     Args:
         text: the file's.
         path: its name, for errors.
-        strict: anything else than a constant is an error; without it, it is passed over.
+        strict: anything else than a constant is an error; without it, it is skipped.
     """
     try:
         lines = ast.parse(text).body

@@ -1,6 +1,7 @@
-"""The finite gate: which tensors of a state are not finite. Whatever is written to be resumed from passes here first.
+"""The finite gate: which tensors of a state are not finite. Everything that a run may be resumed from is checked here
+first.
 
-What is deliberate passes: a `-inf` attention mask in a buffer (two dimensions, every other value the same), the
+Deliberate values pass: a `-inf` attention mask in a buffer (two dimensions, every other value the same), the
 `inf` with which a best score begins, and whatever the caller allows by name.
 """
 
@@ -19,7 +20,7 @@ from nantrap.errors import NonFiniteError
 from nantrap.incident import Action, Finding, Incident
 
 _NUMBERS = ("lr", "initial_lr", "max_lr", "scale")
-"""Plain numbers that must be finite too: the rates of an optimizer, the scale of a GradScaler."""
+"""Plain numbers that must be finite too: the learning rates of an optimizer, the scale of a GradScaler."""
 _SHOWN = 5
 
 
@@ -66,7 +67,7 @@ def refuse_nonfinite(obj: Any, *, what: str, step: int, allow: Sequence[str] = (
     count = "1 value is" if len(findings) == 1 else f"{len(findings):,} tensors are"
     message = (
         f"{what} was not saved: {count} not finite\n" + "\n".join(lines) + "\n"
-        "Nothing was written, earlier checkpoints are untouched. Go back to the last good one; "
+        "Nothing was written, earlier checkpoints are untouched. Resume from the last good one; "
         "if a value is meant to be non-finite, name it in allow="
     )
     raise NonFiniteError(message, incident=Incident(step, phase="state", findings=findings, action=Action.SKIP))

@@ -21,7 +21,7 @@ def capture(parts: Mapping[str, Any], *, rng: bool) -> dict[str, Any]:
     """The state of each part by its name: live tensors, not copies.
 
     A model also gives its non-persistent buffers (`buffers`), as far as they are finite: a forward pass may count in
-    them, and a mask of `-inf` is made anew by the constructor anyway.
+    them, and a mask of `-inf` is made by the constructor anyway.
     """
     state = {name: _state_of(name, part) for name, part in parts.items() if part is not None}
     model = parts.get("model")
@@ -42,7 +42,7 @@ def capture(parts: Mapping[str, Any], *, rng: bool) -> dict[str, Any]:
 
 
 def restore(state: Mapping[str, Any], parts: Mapping[str, Any], *, rng: bool, strict: bool, where: str) -> None:
-    """Load the state into the parts. A part that the file does not have is refused before anything is touched."""
+    """Load the state into the parts. A part that the file does not have is refused before anything is changed."""
     wanted = [name for name in NAMES if parts.get(name) is not None]
     for name in wanted:
         if name not in state:
@@ -94,7 +94,7 @@ def _load(name: str, part: Any, state: Mapping[str, Any], *, strict: bool) -> No
 
 
 def _load_buffers(root: nn.Module, saved: Mapping[str, Tensor]) -> None:
-    """Non-persistent buffers where they fit: one of another shape is a table that grows with its use."""
+    """Non-persistent buffers where they fit: one of another shape is a table that grows while it is used."""
     live = dict(root.named_buffers())
     with torch.no_grad():
         for name, tensor in saved.items():

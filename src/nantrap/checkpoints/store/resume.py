@@ -1,7 +1,8 @@
 """The resume check: after states were loaded, is the run the one that was configured?
 
-The rate is the usual trap. A configuration says 1e-4, the optimizer's and the scheduler's states bring 4.92e-4 with
-them, and nobody is told. Here every state is asked which rate it brings, and a trial on a copy says which of them wins.
+The learning rate is the usual problem. A configuration says 1e-4, the optimizer's and the scheduler's states hold
+4.92e-4, and there is no message. Here the learning rate of every state is read, and a trial on a copy shows which of
+them takes effect.
 """
 
 from __future__ import annotations
@@ -64,15 +65,15 @@ def check_resume(
     """Compare what was loaded with what was configured.
 
     Args:
-        model: looked through for values that nobody filled.
+        model: checked for values that were never filled.
         optimizer: after `load_state_dict`.
         scheduler: after `load_state_dict`.
         scaler: after `load_state_dict`.
-        lr: the configured rate at its peak, one number or one for each parameter group.
+        lr: the configured learning rate at its peak, one number or one for each parameter group.
         expected_keys: the keys of the model's state that was loaded.
-        step: the step at which the run goes on.
-        take: `"configured"` puts the configured rate in force; `"restored"` only reports.
-        lowered_by: what rollbacks have multiplied the rate by, if they did.
+        step: the step at which the run continues.
+        take: `"configured"` sets the configured learning rate; `"restored"` only reports.
+        lowered_by: what rollbacks have multiplied the learning rate by, if they did.
 
     Example:
         >>> import torch, nantrap.checkpoints
@@ -80,17 +81,17 @@ def check_resume(
         >>> optimizer = torch.optim.SGD([weight], lr=1e-4)
         >>> optimizer.load_state_dict(torch.optim.SGD([weight], lr=4.92e-4).state_dict())
         >>> print(nantrap.checkpoints.check_resume(optimizer=optimizer, lr=1e-4)[0].text)
-        the rate in force is 0.000492, the configuration says 0.0001: the restored optimizer state overrides it (param_groups[0]: lr 0.000492)
+        the learning rate is 0.000492, the configuration says 0.0001: the restored optimizer state overrides it (param_groups[0]: lr 0.000492)
     """  # noqa: E501 - the sentence is under test
     if take not in ("restored", "configured"):
         raise UsageError(f"check_resume(take={take!r}): choose restored or configured")
     found: list[ResumeFinding] = []
     if lr is not None:
         if optimizer is None:
-            raise UsageError("check_resume(lr=...) needs optimizer=, whose rate it is")
+            raise UsageError("check_resume(lr=...) needs optimizer=")
         found += _check_rates(optimizer, scheduler, _configured(lr, optimizer), take=take, lowered_by=lowered_by)
     elif take == "configured":
-        raise UsageError("check_resume(take='configured') needs lr=, the configured rate")
+        raise UsageError("check_resume(take='configured') needs lr=, the configured learning rate")
     if model is not None:
         if expected_keys is not None:
             found += _check_keys(model, set(expected_keys))
@@ -102,14 +103,16 @@ def check_resume(
     return found
 
 
-# ---- the rate
+# ---- the learning rate
 
 
 def _configured(lr: float | Iterable[float], optimizer: Optimizer) -> list[float]:
     count = len(optimizer.param_groups)
     rates = [float(lr)] * count if isinstance(lr, (int, float)) else [float(rate) for rate in lr]
     if len(rates) != count:
-        raise UsageError(f"check_resume(lr=...): {len(rates)} rates for {count} parameter groups; give one for each")
+        raise UsageError(
+            f"check_resume(lr=...): {len(rates)} learning rates for {count} parameter groups; give one for each"
+        )
     if not all(rate > 0 and math.isfinite(rate) for rate in rates):
         raise UsageError(f"check_resume(lr={lr!r}): positive numbers")
     return rates
@@ -137,16 +140,16 @@ def _check_rates(
         words.append(f"the restored optimizer state overrides it (param_groups[{first}]: {shown})")
     if "scheduler" in sources:
         words.append(f"the restored scheduler state overrides it (base_lrs[{first}]: {_number(bases[first])})")
-    text = f"the rate in force is {_number(now)}, the configuration says {_number(configured[first])}"
-    text += f": {' and '.join(words)}" if words else ": a restored state brings it, without effect on the next steps"
+    text = f"the learning rate is {_number(now)}, the configuration says {_number(configured[first])}"
+    text += f": {' and '.join(words)}" if words else ": a restored state holds it, without effect on the next steps"
     if "optimizer" in sources and not lasting:
         text += "; for the next step only, then the schedule computes it from its own base_lrs"
     if lowered_by < 1.0 and all(_close(by_group[i] * lowered_by, 1.0) for i in off_group or off_base):
-        text += f"; rollbacks had multiplied the rate by {lowered_by:.4g}"
+        text += f"; rollbacks had multiplied the learning rate by {lowered_by:.4g}"
     place = f" at step {scheduler.last_epoch:,} of the schedule" if hasattr(scheduler, "last_epoch") else ""
     help_text = (
-        f'check_resume(lr={_number(configured[first])}, take="configured") puts the configured rate in force{place}; '
-        "leave it as it is if the old rate is wanted"
+        f'check_resume(lr={_number(configured[first])}, take="configured") sets the configured learning rate{place}; '
+        "do nothing if you want the old learning rate"
     )
     taken = take == "configured"
     if taken:
@@ -157,8 +160,8 @@ def _check_rates(
                 group["lr"] = want
         scale_bases(scheduler, [ratio if math.isfinite(ratio) else 1.0 for ratio in by_base])
         now = float(groups[first]["lr"])
-        text += f". The configured rate was taken: {_number(now)} is in force now{place}"
-        help_text = "nothing: the configured rate is in force"
+        text += f". The configured learning rate was set: it is {_number(now)} now{place}"
+        help_text = "nothing: the configured learning rate is set"
     data = {"sources": tuple(sources), "in_force": now, "configured": configured[first], "taken": taken}
     severity: Literal["error", "warning"] = "error" if sources and not taken else "warning"
     return [ResumeFinding("rate", text, help_text, severity, data)]
@@ -172,7 +175,8 @@ def _winners(
     off_group: Sequence[int],
     off_base: Sequence[int],
 ) -> tuple[list[str], bool]:
-    """Which states decide the rate, and whether the optimizer's does so beyond the next step: by trial on a copy."""
+    """Which states decide the learning rate, and whether the optimizer's does so beyond the next step: by trial on a
+    copy."""
     if scheduler is None:
         return (["optimizer"] if off_group else []), True
     as_is = next_rates(optimizer, scheduler)
@@ -185,7 +189,7 @@ def _winners(
     if off_base and not _same(as_is, other_bases):
         sources.append("scheduler")
     if off_group and not lasting and "scheduler" in sources:
-        lasting = True  # both bring the old rate: it stays
+        lasting = True  # both hold the old learning rate: it stays
     return sources, lasting
 
 
@@ -204,13 +208,13 @@ def _check_keys(model: nn.Module, loaded: set[str]) -> list[ResumeFinding]:
     if missing:
         text = f"{_count(missing, 'key')} of the model {_are(missing)} not in the checkpoint: {some_of(missing, 4)}"
         help_text = (
-            "they hold what the constructor left: load a checkpoint that has them, or initialise them on purpose"
+            "they hold the values of the constructor: load a checkpoint that has them, or initialise them on purpose"
         )
         found.append(ResumeFinding("missing_keys", text, help_text, data={"keys": tuple(missing)}))
     if unexpected:
         named = some_of(unexpected, 4)
         text = f"{_count(unexpected, 'key')} of the checkpoint {_are(unexpected)} not in the model: {named}"
-        help_text = "the model was built otherwise than the one that was saved; compare the two configurations"
+        help_text = "the model differs from the one that was saved; compare the two configurations"
         found.append(ResumeFinding("unexpected_keys", text, help_text, "warning", {"keys": tuple(unexpected)}))
     return found
 
@@ -229,7 +233,7 @@ def _check_values(model: nn.Module) -> list[ResumeFinding]:
         return []
     text = f"{_count(strange, 'tensor')} {_hold(strange)} NaN, Inf or numbers no training makes: {some_of(strange, 4)}"
     help_text = (
-        "memory that was never filled (to_empty, torch.empty, a key missing from the checkpoint), or a poisoned "
+        "memory that was never filled (to_empty, torch.empty, a key missing from the checkpoint), or a bad "
         "checkpoint: initialise them, or load the last good one (nantrap audit finds it)"
     )
     return [ResumeFinding("uninitialised", text, help_text, data={"tensors": tuple(strange)})]
@@ -242,11 +246,11 @@ def _check_scale(scale: float) -> list[ResumeFinding]:
         text = (
             f"the GradScaler's scale is {scale:.3g}: it was halved at every overflow until gradients underflow instead"
         )
-        help_text = "a NaN in the forward pass drove it down; find that first, then begin with a new GradScaler"
+        help_text = "a NaN in the forward pass lowered it; find that first, then start with a new GradScaler"
         severity: Literal["error", "warning"] = "error" if scale <= _TINY_SCALE else "warning"
     else:
         text = f"the GradScaler's scale is {scale:.3g}: so large that the first steps will overflow"
-        help_text, severity = "begin with a new GradScaler; it finds its scale within a few steps", "warning"
+        help_text, severity = "start with a new GradScaler; it finds its scale within a few steps", "warning"
     return [ResumeFinding("loss_scale", text, help_text, severity, {"scale": scale})]
 
 
@@ -255,18 +259,19 @@ def _check_steps(optimizer: Optimizer, scheduler: Any, step: int | None) -> list
     made = _steps_made(optimizer)
     position = getattr(scheduler, "last_epoch", None)
     if step and made is None and not _is_stateless(optimizer):
-        text = f"the run goes on at step {step:,}, and the optimizer has no state: its moments begin from nothing"
+        text = f"the run continues at step {step:,}, and the optimizer has no state: its moments start at zero"
         found.append(ResumeFinding("step", text, "optimizer.load_state_dict(...) with the state of that step"))
     if step is not None and made is not None and made > step:
         text = (
-            f"the optimizer has made {made:,} steps, and the run goes on at step {step:,}: they are of different saves"
+            f"the optimizer has made {made:,} steps, and the run continues at step {step:,}: they come from "
+            "different saves"
         )
         found.append(ResumeFinding("step", text, "load model, optimizer and scheduler from the same checkpoint"))
     if made and position == 0:
         rate = float(optimizer.param_groups[0]["lr"])
         text = (
-            f"the schedule stands at its beginning, and the optimizer has made {made:,} steps: the scheduler's state "
-            f"was not restored, so warm-up or decay begins again (rate now {_number(rate)})"
+            f"the schedule is at its beginning, and the optimizer has made {made:,} steps: the scheduler's state "
+            f"was not restored, so warm-up or decay begins again (learning rate now {_number(rate)})"
         )
         help_text = "scheduler.load_state_dict(...) after optimizer.load_state_dict(...), in this order"
         found.append(ResumeFinding("step", text, help_text, data={"made": made}))

@@ -1,6 +1,6 @@
-"""`CheckpointStore`: a folder of checkpoints in which there is always a way back.
+"""`CheckpointStore`: a folder of checkpoints that always holds a good one to resume from.
 
-How a save survives a kill is told in `writing`, what the folder holds in `catalogue`, the file itself in `storefile`.
+`writing` describes how a save survives a kill, `catalogue` what the folder holds, `storefile` the file itself.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ QUARANTINE = "quarantine"
 
 @dataclass(frozen=True, slots=True)
 class LoadedCheckpoint:
-    """What was loaded. `state` holds every section as it was saved; `instead_of` says what was passed over and why."""
+    """What was loaded. `state` holds every section as it was saved; `instead_of`: which ones were skipped and why."""
 
     path: Path
     step: int
@@ -51,16 +51,16 @@ class LoadedCheckpoint:
 
 
 class CheckpointStore:
-    """Saves the whole state of a run, only if it is finite, and finds the way back.
+    """Saves the whole state of a run, only if it is finite, and finds the last good one.
 
     State held: the folder's name, and the save that is being written in the background. Everything else is read from
     the folder each time, so several processes may use the same one. With several ranks, save on one of them.
 
     Args:
-        folder: where the checkpoints stand; made at the first save.
-        keep: so many are kept; the last good one and pinned ones are kept beyond it.
+        folder: where the checkpoints are; made at the first save.
+        keep: how many are kept; the last good one and pinned ones are kept in addition.
         allow: name patterns (`"model.*.running_min"`) of values that may be non-finite.
-        asynchronous: write in a thread unless a save says otherwise; see `save`.
+        asynchronous: write in a thread unless `save` is called with `asynchronous=False`; see `save`.
         lock_seconds: how long to wait for another process that is saving here.
 
     Example:
@@ -118,16 +118,17 @@ class CheckpointStore:
             model: a module (also compiled or inside DistributedDataParallel) or a state dict; likewise `optimizer`,
                 `scheduler`, `scaler` and `ema`.
             rng: save the random streams of torch, Python and NumPy.
-            data_position: anything plain that says where the data are: an epoch and a batch, a loader's `state_dict()`.
+            data_position: any plain value that gives the position in the data: an epoch and a batch, a loader's
+                `state_dict()`.
             extras: more of the same, by name: tensors, numbers, text, lists, dicts.
             pin: never remove this one.
-            asynchronous: copy the state now and write it in a thread (`None`: as the store was told). What goes
+            asynchronous: copy the state now and write it in a thread (`None`: the setting of the store). What goes
                 wrong there is raised by the next call or by `wait`.
             allow: more patterns of values that may be non-finite.
 
         Raises:
             NonFiniteError: something is not finite; the message and `incident.findings` name it. Nothing is written.
-            OSError: the disk is full or the folder read-only; the checkpoints that were there are untouched.
+            OSError: the disk is full or the folder read-only; existing checkpoints are not changed.
             UsageError: something cannot be stored (a sharded tensor, an object), or another process keeps the lock.
         """
         if isinstance(step, bool) or not isinstance(step, int) or step < 0:
@@ -159,7 +160,7 @@ class CheckpointStore:
         if not (self.asynchronous if asynchronous is None else asynchronous):
             return self._write(packed, step, pin).path
         copied = packed.copied()
-        expected = free_path(self.folder, step)  # asked before the thread takes it
+        expected = free_path(self.folder, step)  # checked before the thread starts
         self._background.start(lambda: self._write(copied, step, pin))
         return expected
 
@@ -182,11 +183,12 @@ class CheckpointStore:
         strict: bool = True,
         fallback: bool = True,
     ) -> LoadedCheckpoint:
-        """Verify a checkpoint and load it into the given parts. A damaged one is put aside, and an older one taken.
+        """Verify a checkpoint and load it into the given parts. A damaged one is moved to quarantine, and an older one
+        is loaded.
 
         Args:
             resume: `"last_good"`, `"latest"` (also one that was marked as suspect), a step, or the path of a file.
-            model: what to load into; likewise the others. What is left out is not loaded, but stands in `state`.
+            model: what to load into; likewise the others. What is left out is not loaded, but is in `state`.
             rng: put the random streams back.
             strict: the keys of the model must fit exactly.
             fallback: take the next older good one, with a warning, if the chosen one is damaged; else raise.
@@ -214,7 +216,7 @@ class CheckpointStore:
         raise FormatError(self._nothing_left(choice, passed, fallback=fallback))
 
     def last_good(self) -> SavedCheckpoint | None:
-        """The newest checkpoint that nothing is said against, or `None`. Its bytes are verified by `load`."""
+        """The newest checkpoint that is not marked as suspect, or `None`. Its bytes are verified by `load`."""
         self.wait()
         return last_good_in(self.folder)
 
@@ -245,11 +247,11 @@ class CheckpointStore:
     # ---- notes on a checkpoint
 
     def pin(self, saved: SavedCheckpoint, *, pinned: bool = True) -> None:
-        """Never remove this one, or let it go again."""
+        """Never remove this one, or allow it again."""
         self._change(saved, pinned=pinned)
 
     def mark_suspect(self, saved: SavedCheckpoint, reason: str) -> None:
-        """Finite, but nothing to go back to (a run diverged from it): `last_good` passes it over from now on."""
+        """Finite, but not to be resumed from (a run diverged from it): `last_good` skips it from now on."""
         self._change(saved, suspect=reason)
 
     def _change(self, saved: SavedCheckpoint, **changes: Any) -> None:
@@ -261,7 +263,7 @@ class CheckpointStore:
             write_pointer(self.folder, changed)
 
     def _put_aside(self, saved: SavedCheckpoint, reason: str) -> str:
-        """Move a damaged file into quarantine; where that is not possible, only pass it over."""
+        """Move a damaged file into quarantine; where that is not possible, only skip it."""
         audit = CheckpointAudit(str(saved.path), "nantrap", 0, saved.bytes, (Problem("NT908", reason),))
         try:
             with self._locked():
@@ -308,18 +310,19 @@ class CheckpointStore:
             good = last_good_in(self.folder)
             older = f"; the last good one is {good.path.name}" if good is not None else ""
             return f"{self.folder}: the checkpoint is damaged: {tried}{older}"
-        return f"{self.folder}: no whole checkpoint was found: {tried}. Look into {QUARANTINE}/, or begin anew"
+        return f"{self.folder}: no whole checkpoint was found: {tried}. See {QUARANTINE}/, or start from the beginning"
 
 
 class Background:
-    """Holds the thread of the current job, and its error until somebody asks."""
+    """Holds the thread of the current job, and its error until `wait` is called."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
         self._error: BaseException | None = None
 
     def start(self, job: Callable[[], object]) -> None:
-        """Run `job` in a thread. The interpreter waits for it at its end, so a save is not lost by leaving."""
+        """Run `job` in a thread. The interpreter waits for it at its end, so a save is not lost when the program
+        exits."""
         self.wait()
 
         def run() -> None:

@@ -1,8 +1,9 @@
 """One checkpoint in one file: safetensors, with the rest of the state as JSON in its header. No pickle anywhere.
 
 Every safetensors library opens it and finds the tensors under `model.…`, `optimizer.…`, `ema.…`. It is written here
-rather than by the library for three reasons: the bytes are hashed while they pass, no second copy of them is made, and
-a full disk is an ordinary `OSError`. It is read with `read`, not mapped: a tensor that outlives its file is no tensor.
+rather than by the library for three reasons: the bytes are hashed while they are written, no second copy of them is
+made, and a full disk is an ordinary `OSError`. It is read with `read`, not mapped: a mapped tensor would break when its
+file is removed.
 
     {"__metadata__": {"nantrap.checkpoint": "1", "structure": "…JSON…", "crc32": "…"}, "model.weight": {…}, …}
 """
@@ -48,11 +49,11 @@ _DAMAGE = (
     UnreadableError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError,
     struct.error,
 )  # fmt: skip
-"""What reading a header that was flipped or forged can raise."""
+"""What reading a damaged or forged header can raise."""
 
 
 class NotOursError(FormatError):
-    """The file is somebody else's or out of reach: not known to be damaged, so nothing to put aside."""
+    """The file belongs to another program or cannot be reached: not known to be damaged, so it is not moved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,13 +64,13 @@ class Packed:
     tensors: Mapping[str, Tensor]
 
     def copied(self) -> Packed:
-        """The same with tensors of its own, on the CPU: training may go on while it is written."""
+        """The same with its own tensors, on the CPU: training may continue while it is written."""
         return Packed(self.sections, {name: _own(tensor) for name, tensor in self.tensors.items()})
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
-    """What the manifest says of a file."""
+    """What the manifest stores about a file."""
 
     bytes: int
     sha256: str
@@ -86,20 +87,21 @@ def pack_state(state: Mapping[str, Any]) -> Packed:
 
 
 def write_file(target: Path, packed: Packed, about: Mapping[str, Any]) -> Written:
-    """Write beside `target`, flushed. The caller puts it in its place. `about` is what the file says of itself."""
+    """Write under a temporary name next to `target`, flushed. The caller renames it. `about` is what the file stores
+    about itself."""
     with written_beside(target) as file:
         return _write(file, json.dumps({"about": dict(about), "state": packed.sections}), packed.tensors)
 
 
 def save_file(target: Path, packed: Packed, about: Mapping[str, Any]) -> Written:
-    """Write a file that stands alone, in one go; an older one of that name is replaced."""
+    """Write a single file atomically; an older one of that name is replaced."""
     written = write_file(target, packed, about)
     put_in_place(target)
     return written
 
 
 def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a file says about itself, and the state, with its checksum verified. `FormatError` if it is damaged."""
+    """What a file stores about itself, and the state, with its checksum verified. `FormatError` if it is damaged."""
     with LocalSource(str(path)) as source:
         contents, structure, expected = open_contents(source)
         tensors: dict[str, Tensor] = {}
@@ -122,7 +124,7 @@ def read_file(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def open_contents(source: Source) -> tuple[Contents, str, str]:
-    """Where the tensors lie, the structure as JSON text, and the checksum. `FormatError` if it is no such file."""
+    """Where the tensors lie, the structure as JSON text, and the checksum. `FormatError` if it is not such a file."""
     try:
         contents = safetensors.read(source)
     except _DAMAGE as error:
@@ -182,7 +184,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def save_alone(path: str | os.PathLike[str], state: Mapping[str, Any], *, step: int, allow: Iterable[str] = ()) -> Path:
-    """Write the state, only if it is finite; a file of that name is replaced in one go."""
+    """Write the state, only if it is finite; a file of that name is replaced atomically."""
     target = Path(path)
     if target.is_dir():
         raise UsageError(f"save({os.fspath(path)!r}): this is a folder; give a file, or use a CheckpointStore")
@@ -194,7 +196,7 @@ def save_alone(path: str | os.PathLike[str], state: Mapping[str, Any], *, step: 
         target.parent.mkdir(parents=True, exist_ok=True)
         save_file(target, packed, about)
     except OSError as error:
-        reason = f"not saved: {error.strerror or error}; what was there before is untouched"
+        reason = f"not saved: {error.strerror or error}; the old file is unchanged"
         raise OSError(error.errno, reason, str(target)) from error
     return target
 
@@ -206,7 +208,7 @@ def load_alone(
     try:
         state = read_file(Path(path))[1]
     except FileNotFoundError:
-        raise UsageError(f"nothing is at {os.fspath(path)}; give the path of a file that guard.save wrote") from None
+        raise UsageError(f"{os.fspath(path)} does not exist; give the path of a file that guard.save wrote") from None
     except OSError as error:
         raise FormatError(f"{os.fspath(path)}: it cannot be read: {error.strerror or error}") from error
     restore(state, parts, rng=rng, strict=strict, where=os.fspath(path))

@@ -1,4 +1,4 @@
-"""Readers: one module a file format, chosen by what the file begins with, never by its name.
+"""Readers: one module per file format, chosen by what the file begins with, never by its name.
 
 To add one, write a module with `recognise(head)` and `read(source)` and put a line into `READERS`.
 """
@@ -14,11 +14,11 @@ from nantrap.checkpoints.audit.readers import nantrap_file, pickled, safetensors
 from nantrap.checkpoints.audit.source import Source
 
 HEAD_BYTES = 64
-"""How much of a file `recognise` is shown."""
+"""How many bytes of a file `recognise` gets."""
 
 
 class Reader(NamedTuple):
-    """A file format: does the file begin like it, and where does everything lie."""
+    """A file format: does the file begin like it, and where everything is in it."""
 
     format: str
     recognise: Callable[[bytes], bool]
@@ -31,7 +31,7 @@ READERS: list[Reader] = [
     Reader("safetensors", safetensors.recognise, safetensors.read),
     Reader("pickle", pickled.recognise, pickled.read),
 ]
-"""Asked in this order; the first that recognises the file reads it."""
+"""Tried in this order; the first that recognises the file reads it."""
 
 
 _DAMAGE = (
@@ -55,5 +55,5 @@ def read_contents(source: Source) -> Contents:
     try:
         return reader.read(source)
     except _DAMAGE as error:
-        # Forged or damaged bytes can make any field anything; a reader need not foresee them all.
+        # Forged or damaged bytes can make any field anything; a reader need not handle them all.
         raise UnreadableError("NT908", f"damaged beyond reading as {reader.format}: {error!r}") from error

@@ -24,7 +24,7 @@ def recognise(head: bytes) -> bool:
 
 def read(source: Source) -> Contents:
     """As safetensors; names become paths, so that each tensor is judged by its role, and the JSON becomes the tree."""
-    from nantrap.record.structure import unpack  # a tenth of a second, for stores alone
+    from nantrap.record.structure import unpack  # takes a tenth of a second, so it is imported only for stores
 
     contents = safetensors.read(source)
     metadata = contents.tree["metadata"] if isinstance(contents.tree, dict) else {}
@@ -45,12 +45,12 @@ def read(source: Source) -> Contents:
 def check_seal(contents: Contents, crcs: Mapping[str, int]) -> list[Problem]:
     """One problem if names, dtypes, shapes or bytes are not those that were written. `crcs` are of the extents."""
     if contents.seal is None or contents.problems:
-        return []  # what is wrong with the header was said
+        return []  # what is wrong with the header was reported
     structure, expected = contents.seal
     crc = zlib.crc32(structure.encode())
     for extent in contents.extents:
         if extent.label not in crcs or not extent.tensors:
-            return []  # the file became shorter meanwhile, and that was said
+            return []  # the file became shorter meanwhile, and that was reported
         tensor = extent.tensors[0]
         crc = zlib.crc32(line_of(extent.label, tensor.dtype.name, tensor.shape), crc)
         crc = combine(crc, crcs[extent.label], extent.size)

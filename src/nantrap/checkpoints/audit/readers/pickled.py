@@ -1,9 +1,9 @@
 """Files that begin with a pickle: what `torch.save` wrote before 1.6, and a plain `pickle.dump`.
 
 The old torch format is five pickles in a row (magic number, protocol, machine, the object, the keys of the storages),
-then the storages in the order of the keys, each preceded by its number of elements. Nothing guards the bytes: damage
-shows only as values. A plain pickle has its storages inside, each as a small file of the old format. `torch.load` runs
-the first pickle of either before it knows which it is, so the first pickle's value decides here too.
+then the storages in the order of the keys, each preceded by its number of elements. The bytes have no checksum: damage
+shows only as wrong values. A plain pickle has its storages inside, each as a small file of the old format. `torch.load`
+runs the first pickle of either before it knows which it is, so the first pickle's value decides here too.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _next(file: IO[bytes], source: Source) -> Pickle:
 
 
 def _others(file: IO[bytes], source: Source) -> Imports:
-    """What further pickles in a plain file would do: several may be dumped one behind the other."""
+    """What further pickles in a plain file would do: several may be dumped one after the other."""
     imports = NOTHING
     for _ in range(_MOST_PICKLES):
         if file.tell() >= source.size:
@@ -67,7 +67,7 @@ def _others(file: IO[bytes], source: Source) -> Imports:
         try:
             imports += judge(read_pickle(file, size=source.size))
         except PickleError:
-            break  # no pickle: `pickle.load` never comes here
+            break  # not a pickle: `pickle.load` never reads this
     return imports
 
 
@@ -105,7 +105,7 @@ def _old_torch(source: Source, pickles: list[Pickle], position: int) -> Contents
 
 def _extents(source: Source, position: int, keys: object, found: Found) -> list[Extent]:
     if not isinstance(keys, list):
-        raise UnreadableError("NT908", "the list of storages behind the object is no list")
+        raise UnreadableError("NT908", "the list of storages after the object is not a list")
     storages = {item.storage.key: item.storage for item in found.tensors if item.storage}
     placed: dict[str, dict[object, StoredTensor]] = {}
     extents = []
@@ -180,7 +180,7 @@ def _plain(source: Source, pickle: Pickle, others: Imports) -> Contents:
 
 
 def _storage(call: Call, source: Source) -> Contents:
-    """The small torch file that stands in the pickle for one storage."""
+    """The small torch file that represents one storage in the pickle."""
     raw = call.arguments[0] if call.arguments else None
     if not isinstance(raw, bytes):
         raise UnreadableError("NT908", "a storage in the pickle holds no bytes")
@@ -190,13 +190,13 @@ def _storage(call: Call, source: Source) -> Contents:
         if not _is_tar(raw[:_TAR_BLOCK]) and raw[:1] == b"\x80":
             pickles = [_next(file, inner)]
         if not pickles or pickles[0].value != _MAGIC:
-            text = f"the pickle wants to load another one through {LOADER}, which is no storage"
+            text = f"the pickle wants to load another one through {LOADER}, which is not a storage"
             raise UnreadableError("NT910", text)
         pickles += [_next(file, inner) for _ in range(4)]
-        if not isinstance(pickles[3].value, Persistent):  # nothing but a storage has a place here
+        if not isinstance(pickles[3].value, Persistent):  # only a storage is allowed here
             imports = NOTHING
             for pickle in pickles:
                 imports += judge(pickle)
-            unknown = Imports({LOADER: "loads something that is no storage"})
+            unknown = Imports({LOADER: "loads something that is not a storage"})
             return Contents("pickle", imports=imports if imports.run else unknown)
         return _old_torch(inner, pickles, file.tell())

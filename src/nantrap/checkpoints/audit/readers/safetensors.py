@@ -35,7 +35,7 @@ def recognise(head: bytes) -> bool:
 
 
 def read(source: Source) -> Contents:
-    """Where everything lies in the file. Tensors in front of a cut are still read."""
+    """Where everything lies in the file. Tensors before the cut are still read."""
     length = _LENGTH.unpack(source.read(0, 8))[0]
     if length > _MAX_READ:
         raise UnreadableError("NT912", f"the header holds {length:,} bytes; more than {_MAX_READ:,} are not read")
@@ -45,9 +45,9 @@ def read(source: Source) -> Contents:
     try:
         header = json.loads(text, object_pairs_hook=_without_twins)
     except (ValueError, RecursionError) as error:
-        raise UnreadableError("NT908", f"the header is no JSON: {escaped(str(error))}") from error
+        raise UnreadableError("NT908", f"the header is not JSON: {escaped(str(error))}") from error
     if not isinstance(header, dict):
-        raise UnreadableError("NT908", "the header is no JSON object")
+        raise UnreadableError("NT908", "the header is not a JSON object")
     metadata = header.pop("__metadata__", None)
     base, extents, ranges, problems = 8 + length, [], [], []
     for name, entry in header.items():
@@ -72,15 +72,15 @@ def read(source: Source) -> Contents:
 
 
 def _without_twins(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """A JSON object in which every name stands once: readers differ in which of two they take."""
+    """A JSON object in which every name appears once: readers differ in which of two they take."""
     found = dict(pairs)
     if len(found) < len(pairs):
-        raise ValueError("a name stands twice in it")
+        raise ValueError("a name appears twice in it")
     return found
 
 
 def _entry(name: str, entry: object) -> tuple[int, int, StoredTensor | None, str]:
-    """Begin, end, tensor and dtype of one entry of the header; no tensor for a dtype that cannot be looked into."""
+    """Begin, end, tensor and dtype of one entry of the header; no tensor for a dtype that cannot be read."""
     label = escaped(name)
     try:
         assert isinstance(entry, dict)
@@ -92,7 +92,7 @@ def _entry(name: str, entry: object) -> tuple[int, int, StoredTensor | None, str
         ) from error
     dtype: DType | None = DTYPES.get(_DTYPES.get(kind, ""))
     if not (0 <= first <= last and len(shape) <= 64 and all(size >= 0 for size in shape)):
-        raise UnreadableError("NT908", f"tensor {label} has a shape or a place that cannot be")
+        raise UnreadableError("NT908", f"tensor {label} has an impossible shape or position")
     numel = math.prod(shape)
     if dtype is not None:
         expected = numel * dtype.itemsize
@@ -104,7 +104,7 @@ def _entry(name: str, entry: object) -> tuple[int, int, StoredTensor | None, str
 
 
 def _layout_problems(ranges: list[tuple[int, int, str]]) -> list[Problem]:
-    """Tensors follow one another without gaps and without sharing bytes: the format says so."""
+    """Tensors follow one another without gaps and without sharing bytes: the format requires it."""
     end = 0
     for first, last, name in sorted(ranges):
         if first != end:
@@ -119,5 +119,5 @@ def _size_problems(expected: int, size: int, *, missing: int) -> tuple[Problem, 
         lost = f"{missing:,} tensors are" if missing != 1 else "1 tensor is"
         return (Problem("NT909", f"the file holds {size:,} of {expected:,} bytes: {lost} not whole"),)
     if size > expected:
-        return (Problem("NT908", f"{size - expected:,} bytes follow behind the last tensor"),)
+        return (Problem("NT908", f"{size - expected:,} bytes follow after the last tensor"),)
     return ()

@@ -1,6 +1,6 @@
-"""The tensors inside a torch pickle: what `_rebuild_tensor_v2` and its kin would build, without building.
+"""The tensors inside a torch pickle: what `_rebuild_tensor_v2` and similar functions would build, without building it.
 
-Also what else can hold a NaN: numpy arrays, storages saved by themselves, and plain Python numbers.
+Also what else can hold a NaN: numpy arrays, storages saved alone, and plain Python numbers.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _PYTHON_ARRAY = "array._array_reconstructor"
 MOST_NUMBERS = 1000
 """More numbers that are not finite than this are counted and not named."""
 _DEEPEST = 48
-"""So many keys of a path are kept; a forged file may nest a million."""
+"""The most keys of a path that are kept; a forged file may nest a million."""
 
 
 class Storage(NamedTuple):
@@ -73,7 +73,7 @@ class Found:
     Attributes:
         tensors: tensors, arrays and storages.
         numbers: Python and numpy numbers that are not finite, by their path; at most `MOST_NUMBERS`.
-        problems: what could not be looked into.
+        problems: what could not be read.
     """
 
     def __init__(self) -> None:
@@ -163,7 +163,7 @@ def _add_number(found: Found, path: Path, value: float) -> None:
 
 
 def _below(path: Path, key: str) -> Path:
-    """The path one level deeper; what lies beyond `_DEEPEST` levels is not told apart."""
+    """The path one level deeper; what is deeper than `_DEEPEST` levels is not distinguished."""
     if len(path) < _DEEPEST:
         return (*path, key)
     return path if path[-1] == "…" else (*path, "…")
@@ -227,7 +227,7 @@ def _torch_tensor(call: Call, path: Path, resolve: Resolve) -> TensorInStorage:
     if call.is_call_of("torch._utils._rebuild_tensor_v3") and len(call.arguments) > 6:
         dtype = _named_dtype(call.arguments[6], name)
     if not (isinstance(first, int) and 0 <= first < 1 << 60 and _are_sizes(shape) and _are_sizes(stride)):
-        raise UnreadableError("NT908", f"tensor {name} has a shape that cannot be")
+        raise UnreadableError("NT908", f"tensor {name} has an impossible shape")
     assert isinstance(shape, tuple)
     assert isinstance(stride, tuple)
     if len(shape) != len(stride):
@@ -254,7 +254,7 @@ def _are_sizes(value: object) -> bool:
 
 
 def _add_array(found: Found, path: Path, raw: bytes, described: object, shape: object) -> bool:
-    """A float array of numpy, which stands in the pickle. One that cannot be read is a finding."""
+    """A float array of numpy inside the pickle. One that cannot be read is a finding."""
     if not _are_sizes(shape):
         return True
     assert isinstance(shape, tuple)
@@ -302,7 +302,7 @@ def _described(raw: object, described: object, shape: tuple[int, ...]) -> Any:
 
 
 def _add_storage(found: Found, path: Path, node: object, resolve: Resolve) -> None:
-    """A storage that was saved by itself and belongs to no tensor."""
+    """A storage that was saved alone and belongs to no tensor."""
     try:
         storage = resolve(node)
     except UnreadableError:

@@ -102,9 +102,9 @@ def _checked_pickle(source: Source, record: Extent) -> bytes:
 
 
 def _script(source: Source, records: dict[str, Extent]) -> Imports:
-    """What the TorchScript code in the archive would do: `torch.load` hands it to `torch.jit.load`, no pickle is run.
+    """What the TorchScript code in the archive would do: `torch.load` passes it to `torch.jit.load`, no pickle is run.
 
-    The language has no way out of torch but a few operations that reach files; `__setstate__` runs while it loads.
+    Only a few operations of the language reach files; `__setstate__` runs while it loads.
     """
     run: dict[str, str] = {}
     for name, record in records.items():
@@ -122,7 +122,7 @@ def _embedded(found: TensorInStorage) -> Extent:
 
 
 def _distinct(tensors: list[StoredTensor]) -> tuple[StoredTensor, ...]:
-    """Tied weights are the same bytes under several names: the first name stands for all."""
+    """Tied weights are the same bytes under several names: the first name is used for all."""
     same = {(t.offset, t.dtype.name, t.shape, t.stride): t for t in reversed(tensors)}
     return tuple(reversed(same.values()))
 

@@ -1,4 +1,4 @@
-"""The directory of a zip archive, read in the one way that leaves no choice.
+"""The directory of a zip archive, read strictly, so that it has only one meaning.
 
 Readers of zip files differ in which of two directories, or of two records with the same name, they take, and torch
 ignores case. Whatever could be read in two ways is refused here, so that what was judged is what torch would load.
@@ -61,11 +61,11 @@ def _directory(source: Source) -> tuple[int, int, int]:
         window = source.read(max(0, source.size - 70_000), 70_000)
         last = window.rfind(b"PK\x05\x06")
         if 0 <= last <= len(window) - _END.size:
-            raise _ambiguous("something follows behind its directory")
+            raise _ambiguous("something follows after its directory")
         raise UnreadableError("NT909", "the zip archive has no directory at its end: the file is cut short")
     _, disk, start_disk, here, count, size, begin, comment = _END.unpack(tail)
     if disk or start_disk or here != count or comment:
-        raise _ambiguous("its end record is none that torch.save writes")
+        raise _ambiguous("torch.save does not write such an end record")
     end = at
     locator = source.read(at - _LOCATOR.size, _LOCATOR.size) if at >= _LOCATOR.size else b""
     if locator.startswith(b"PK\x06\x07"):
@@ -73,7 +73,7 @@ def _directory(source: Source) -> tuple[int, int, int]:
         _, _, place, _ = _LOCATOR.unpack(locator)
         wide = source.read(max(end, 0), _END_64.size)
         if place != end or not wide.startswith(b"PK\x06\x06"):
-            raise _ambiguous("its two end records lie apart")
+            raise _ambiguous("its two end records are not next to each other")
         _, _, _, _, _, _, here64, count64, size64, begin64 = _END_64.unpack(wide)
         for narrow, full, most in ((count, count64, 0xFFFF), (size, size64, 0xFFFFFFFF), (begin, begin64, 0xFFFFFFFF)):
             if narrow not in (full, most):
@@ -104,14 +104,14 @@ def _entry(source: Source, data: bytes, position: int) -> tuple[Record, int]:
         raise UnreadableError("NT908", f"record {label} does not begin where the directory says")
     local = _LOCAL.unpack_from(header)
     if local[9] != name_length or header[_LOCAL.size :] != data[position : position + name_length]:
-        raise _ambiguous(f"record {label} has another name in front of its bytes")
+        raise _ambiguous(f"record {label} has another name before its bytes")
     if local[3] != method:
-        raise _ambiguous(f"record {label} is packed in another way in front of its bytes")
+        raise _ambiguous(f"record {label} is packed in another way before its bytes")
     if flags & 1:
         raise UnreadableError("NT912", f"record {label} is encrypted, and was not read")
     begin = offset + _LOCAL.size + local[9] + local[10]
     if begin + packed > source.size:
-        raise UnreadableError("NT909", f"record {label} ends behind the end of the file")
+        raise UnreadableError("NT909", f"record {label} ends after the end of the file")
     if method == 0 and packed != size:
         raise UnreadableError("NT908", f"record {label} has two sizes")
     record = Record(name, begin, packed, crc, method != 0)
@@ -119,7 +119,7 @@ def _entry(source: Source, data: bytes, position: int) -> tuple[Record, int]:
 
 
 def _wide(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, int]:
-    """The 64-bit sizes and offset, where the 32-bit ones say that they do not suffice."""
+    """The 64-bit sizes and offset, where the 32-bit fields are too small."""
     position = 0
     while position + 4 <= len(extra):
         kind, length = struct.unpack_from("<HH", extra, position)
@@ -137,7 +137,7 @@ def _wide(extra: bytes, packed: int, size: int, offset: int) -> tuple[int, int, 
 
 
 def _refuse_twins(records: list[Record]) -> None:
-    """Two records whose names differ in case alone: torch takes either, whichever it meets first."""
+    """Two records whose names differ in case alone: torch takes whichever comes first."""
     seen: dict[str, str] = {}
     for record in records:
         key = record.name.lower().replace("\\", "/")
@@ -147,7 +147,7 @@ def _refuse_twins(records: list[Record]) -> None:
 
 
 def _refuse_overlap(records: list[Record], directory: int) -> None:
-    """Records that share bytes, or lie in the directory: a small file could pretend to hold terabytes."""
+    """Records that share bytes, or reach into the directory: a small file could pretend to hold terabytes."""
     end, last = 0, ""
     for record in sorted(records, key=lambda record: (record.offset, record.size)):
         if record.offset < end:
