@@ -56,7 +56,7 @@ _LAZY = {
 _LAZY_MODULES = frozenset(
     {"causes", "checkpoints", "errors", "finite", "guard", "incident", "locate", "ops", "record", "report"}
 )
-"""The folders that work as `nantrap.checkpoints.finite_gate` does, without an import of their own."""
+"""The folders that work as `nantrap.checkpoints.finite_gate` does, without a separate import."""
 
 __all__ = [
     "Action",

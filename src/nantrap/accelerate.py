@@ -1,7 +1,7 @@
 """Accelerate: `accelerator = nantrap.accelerate.guard(Accelerator(...))`.
 
 The loop stays as it is: `accumulate`, `backward`, `clip_grad_norm_`, mixed precision, several processes. A step that is
-not finite is not taken; `accelerator.optimizer_step_was_skipped` is then true, and the prepared scheduler does not
+not finite is skipped; `accelerator.optimizer_step_was_skipped` is then true, and the prepared scheduler does not
 advance.
 """
 
@@ -57,7 +57,7 @@ def guard(
 
 
 def _tell_accelerate(adapter: Adapter) -> None:
-    """After a refused step Accelerate takes it for one that was skipped, as it does for an overflow in float16."""
+    """Accelerate treats a refused step as skipped, as it does for an overflow in float16."""
     original = AcceleratedOptimizer.step
 
     def step(self: Any, closure: Any = None) -> None:

@@ -1,7 +1,7 @@
 """Lightning: `Trainer(callbacks=[nantrap.lightning.Guard()])`, and `nantrap.lightning.guard(fabric)`.
 
 The callback guards the trainer's own loop: automatic and manual optimisation, accumulation, mixed precision, clipping,
-several optimizers, and every rank that the trainer starts. A step that is not finite is not taken; a metric that is
+several optimizers, and every rank that the trainer starts. A step that is not finite is skipped; a metric that is
 not finite is not logged, so that EarlyStopping and ModelCheckpoint do not act on it; a checkpoint with non-finite
 weights is not written.
 """
@@ -37,7 +37,7 @@ class Guard(Callback):
     Args:
         policy: what to check and what to do; see `nantrap.Policy`.
         run_dir: where the journal and the incidents go; a new folder below `runs/` if it is not given.
-        export: exporters by name, beside the trainer's own logger.
+        export: exporters by name, in addition to the trainer's own logger.
         quiet: print nothing.
 
     Example:
@@ -87,20 +87,20 @@ class Guard(Callback):
                 logger.log_metrics({"nantrap/incidents": float(incidents)}, step=trainer.global_step)
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
-        """What a given-up batch left behind is put back before it is evaluated."""
+        """Buffers that an abandoned batch changed are restored before the evaluation."""
         self._adapter.settle()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
-        """Record the evaluation beside the training."""
+        """Record the evaluation in the journal."""
         if not trainer.sanity_checking:
             self._adapter.log_eval(trainer.callback_metrics)
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """The run ends early: say how it went."""
+        """The run ends early: print the summary."""
         self._end()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Detach and say how it went."""
+        """Detach and print the summary."""
         if stage == "fit":
             self._end()
 
@@ -114,7 +114,7 @@ class Guard(Callback):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on counting where the checkpoint was written."""
+        """Continue counting from the checkpoint."""
         self._totals = {name: int(state_dict.get(name, 0)) for name in self._totals}
 
     # ---- parts
@@ -179,4 +179,4 @@ def _is_nonfinite(value: Any) -> bool:
     try:
         return not math.isfinite(float(value.detach() if hasattr(value, "detach") else value))
     except (TypeError, ValueError, RuntimeError):
-        return False  # a metric object, or several numbers: Lightning's business
+        return False  # a metric object, or several numbers: left to Lightning

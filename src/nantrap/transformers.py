@@ -1,8 +1,8 @@
 """transformers: `Trainer(..., callbacks=[nantrap.transformers.Guard()])`.
 
 The callback guards the Trainer's own loop, subclasses with their own `compute_loss` or `training_step` included. A step
-that is not finite is not taken, its schedule does not advance, and what `logging_nan_inf_filter` would hide from the
-log is reported.
+that is not finite is skipped, its schedule does not advance, and what `logging_nan_inf_filter` would hide from the log
+is reported.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Guard(TrainerCallback):
     # ---- the Trainer's hooks
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Attach to the optimizer, which is there by now."""
+        """Attach to the optimizer, which exists by now."""
         self._adapter.begin()
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -63,7 +63,7 @@ class Guard(TrainerCallback):
         self._adapter.set_position(epoch=int(state.epoch or 0), batch=state.global_step)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
-        """Put the number of incidents beside the loss, in which the Trainer may have replaced NaN."""
+        """Log the number of incidents with the loss, in which the Trainer may have replaced NaN."""
         incidents = self._adapter.incidents()
         if logs is not None and incidents:
             logs["nantrap_incidents"] = incidents
@@ -73,9 +73,9 @@ class Guard(TrainerCallback):
     def on_evaluate(
         self, args: Any, state: Any, control: Any, metrics: dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        """Record the evaluation beside the training."""
+        """Record the evaluation in the journal."""
         self._adapter.log_eval(metrics or {})
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Detach and say how it went."""
+        """Detach and print the summary."""
         self._adapter.end()

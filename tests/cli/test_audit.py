@@ -129,7 +129,7 @@ def test_fast_does_not_check_the_crc(folder: Path) -> None:
 def test_wrong_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("nowhere.pt") == 2
     assert capsys.readouterr().err == (
-        "error: nothing is at nowhere.pt; give a file, a folder, a glob in quotes or a URL\n"
+        "error: nowhere.pt does not exist; give a file, a folder, a glob in quotes or a URL\n"
     )
     assert run(folder, "--quarantine", "run/step_10.pt") == 2
     assert "is a file; give a folder" in capsys.readouterr().err
@@ -183,7 +183,7 @@ def test_a_configuration_that_the_checkpoint_overrides(folder: Path, capsys: pyt
     assert run(folder / "step_10.pt", "--config", "config.yaml") == 1
     err = capsys.readouterr().err
     assert "run/step_10.pt: the configuration says 0.0005 (trainer.lr), and the optimizer state" in err
-    assert "brings another rate: loading overrides the configured one" in err
+    assert "holds another learning rate: loading overrides the configured one" in err
     assert run(folder / "step_10.pt", "--config", "config.yaml", "--json") == 1
     assert json.loads(capsys.readouterr().out)["resume"][0]["path"] == "run/step_10.pt"
     Path("config.yaml").write_text("trainer: {lr: 0.0001}\n")
@@ -228,7 +228,7 @@ def test_a_data_file_gets_advice_for_data(folder: Path, capsys: pytest.CaptureFi
     torch.save({"images": torch.tensor([[1.0, torch.nan]]), "labels": torch.tensor([0])}, folder / "batch.pt")
     assert run(folder / "batch.pt") == 1
     err = capsys.readouterr().err
-    assert "help[NT901]: find the samples that hold it and drop or mend them; nantrap data names the rows" in err
+    assert "help[NT901]: find the samples that hold it and drop or repair them; nantrap data names the rows" in err
 
 
 def test_a_name_cannot_write_to_the_terminal(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

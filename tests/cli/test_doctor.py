@@ -47,7 +47,7 @@ def test_the_status_comes_first(radiodiff: Path, capsys: pytest.CaptureFixture[s
     ]
     assert "high[NT804] amp_without_dtype: trainer.amp is on and no dtype is named" in out
     assert "  --> radio.yaml:4\n    4 |   amp: True\n" in out
-    assert out.splitlines()[-1] == "2 files read: 1 high, 1 low; `nantrap explain CODE` tells more"
+    assert out.splitlines()[-1] == "2 files read: 1 high, 1 low; `nantrap explain CODE` explains each"
 
 
 def test_json_is_the_contract(radiodiff: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -170,7 +170,7 @@ def test_wrong_use(radiodiff: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err == "error: nowhere: there is no such file or folder\n"
     (radiodiff / "names.yaml").write_text("a: b\n")
     assert main(["doctor", "--names", "names.yaml"]) == 2
-    assert "names.yaml:1: b is no meaning" in capsys.readouterr().err
+    assert "names.yaml:1: b is not a known setting" in capsys.readouterr().err
 
 
 def test_no_torch_is_imported(radiodiff: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_failure_of_ours_is_no_finding(monkeypatch: pytest.MonkeyPatch, capsys
     assert main(["explain"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "error: nantrap itself failed: ZeroDivisionError: \\x1b[2J",
-        "help: NANTRAP_DEBUG=1 shows where; please report it with what you ran",
+        "help: NANTRAP_DEBUG=1 shows where; please report it with the command that you ran",
     ]
     monkeypatch.setenv("NANTRAP_DEBUG", "1")
     with pytest.raises(ZeroDivisionError):

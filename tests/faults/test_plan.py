@@ -26,11 +26,11 @@ def test_text() -> None:
     ("text", "words"),
     [
         ("", "no fault is named; give for example grad:0.01,seed=1"),
-        ("gard:0.01", "no fault is called 'gard'; there are batch, activation, loss, grad"),
+        ("gard:0.01", "there is no fault 'gard'; choose from batch, activation, loss, grad"),
         ("grad", "say when grad happens: grad:0.01"),
         ("grad:2", "2 is not a probability"),
         ("grad:often", "grad:often: could not convert string to float"),
-        ("grad:0.1,stop=3", "stop means nothing here"),
+        ("grad:0.1,stop=3", "stop is not an option"),
         ("grad:0.1,value=zero", "cannot have the value 'zero'; choose nan, inf, -inf, huge"),
     ],
 )

@@ -62,7 +62,7 @@ FAULTS = [
     Fault("sqrt at zero", torch.sqrt, ops.safe_sqrt, (torch.zeros(2),), False),
     Fault("sqrt of -1e-9", torch.sqrt, ops.safe_sqrt, (torch.tensor([-1e-9]),)),
     Fault(
-        "where does not mend a gradient",
+        "where does not repair a gradient",
         lambda x: torch.where(x > 0, x.sqrt(), 0.0),
         ops.safe_sqrt,
         (torch.zeros(2),),

@@ -85,7 +85,7 @@ def test_missing_and_foreign(tmp_path: Path) -> None:
     (path / "bundle.json").write_text(json.dumps({"schema": "nantrap.bundle/1", "files": {"../../etc/passwd": ""}}))
     with pytest.raises(FormatError) as caught:
         read_bundle(path)
-    assert "is no name of a file in a bundle" in str(caught.value)
+    assert "is not a file name of a bundle" in str(caught.value)
 
 
 def test_structures() -> None:

@@ -70,7 +70,9 @@ def test_the_values_of_a_line() -> None:
 def test_everything_arrives_in_order_and_another_one_that_fails_is_given_up() -> None:
     kept, broken = Kept(), Broken()
     exporters = open_exporters([broken, kept], run_dir=None, facts={})
-    with pytest.warns(RuntimeWarning, match="export to broken: given up: ConnectionError: no route. Training goes on"):
+    with pytest.warns(
+        RuntimeWarning, match="export to broken: switched off after ConnectionError: no route. Training continues"
+    ):
         feed(exporters)
     assert len(broken.got) == 3
     assert [item if isinstance(item, str) else item[0] for item in kept.got] == [3, 4, 3, 3, "closed"]  # type: ignore[index]

@@ -183,7 +183,7 @@ def test_a_full_disk_stops_the_journal_and_not_the_training(tmp_path: Path) -> N
     with pytest.warns(RuntimeWarning) as caught:
         guard.attempt(lambda x: loss_of(model, x), torch.full((4, 3), math.nan))
     assert [str(warning.message) for warning in caught] == [
-        f"nantrap: the journal {tmp_path}/journal-r0.jsonl stops here: No space left on device. Training goes on"
+        f"nantrap: the journal {tmp_path}/journal-r0.jsonl stops here: No space left on device. Training continues"
     ]
     assert guard.attempt(lambda x: loss_of(model, x), torch.ones(4, 3)).applied
     guard.attempt(lambda x: loss_of(model, x), torch.full((4, 3), math.nan))  # warned once
@@ -200,7 +200,7 @@ def test_a_disk_that_fills_in_the_middle_of_a_line(tmp_path: Path) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (size + 5, hard))
     try:
         journal.append({"step": 1, "loss": 1.0})
-        with pytest.warns(RuntimeWarning, match="stops here: File too large. Training goes on"):
+        with pytest.warns(RuntimeWarning, match="stops here: File too large. Training continues"):
             journal.flush()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -232,7 +232,7 @@ def test_a_broken_run_json_is_replaced(tmp_path: Path) -> None:
 
 def test_run_json_that_cannot_be_written_is_a_warning(tmp_path: Path) -> None:
     (tmp_path / "run.json").mkdir()
-    with pytest.warns(RuntimeWarning, match=r"run.json cannot be written: .*Training goes on"):
+    with pytest.warns(RuntimeWarning, match=r"run.json cannot be written: .*Training continues"):
         guarded(tmp_path)
 
 

@@ -131,8 +131,8 @@ def test_a_torn_line_in_the_middle_is_passed_over_and_named(tmp_path: Path) -> N
     run = open_run(path)
     assert run.main.step.tolist() == list(range(200))
     assert run.problems == (
-        "journal-r0.jsonl, line 151: not a JSON object, passed over",
-        "journal-r0.jsonl, line 152: not a JSON object, passed over",
+        "journal-r0.jsonl, line 151: not a JSON object, skipped",
+        "journal-r0.jsonl, line 152: not a JSON object, skipped",
     )
 
 

@@ -62,7 +62,11 @@ MASKED = Incident(
             ),
         ),
     ),
-    refuted=(Cause("lr_too_high", evidence=(Evidence("with a tenth of the rate it is still NaN", "trial", trial=2),)),),
+    refuted=(
+        Cause(
+            "lr_too_high", evidence=(Evidence("with a tenth of the learning rate it is still NaN", "trial", trial=2),)
+        ),
+    ),
     samples=(3,),
     trials=(
         Trial(0, "control", "nothing", False, milliseconds=20.0),

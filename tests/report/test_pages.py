@@ -106,7 +106,7 @@ def test_the_evidence_follows() -> None:
         "limit of float32: 3.4028e+38",
         "3.5 bits left",
         "✗ refuted by trial 2",
-        "with a tenth of the rate it is still NaN",
+        "with a tenth of the learning rate it is still NaN",
         "control nothing ✖ not finite 20 ms fails as recorded: the trials count",
         "proves NT203, verifies the fix",
         "refutes NT501",

@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # `nantrap explain | head`: the reader has seen enough
+    except BrokenPipeError:  # `nantrap explain | head`: the reader has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except OSError as error:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise
         words = escaped(" ".join(str(error).split()), most=1000)
         print(f"error: nantrap itself failed: {type(error).__name__}: {words}", file=sys.stderr)
-        print("help: NANTRAP_DEBUG=1 shows where; please report it with what you ran", file=sys.stderr)
+        print("help: NANTRAP_DEBUG=1 shows where; please report it with the command that you ran", file=sys.stderr)
         return 2
 
 
@@ -91,7 +91,7 @@ def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="nantrap",
         description="Stops NaN and Inf before they reach the weights, names the guilty operation, proves the cause.",
-        epilog="`nantrap COMMAND --help` tells more.",
+        epilog="`nantrap COMMAND --help` explains one command.",
     )
     parser.add_argument("--version", action="version", version=f"nantrap {__version__}")
     parser.add_argument(

@@ -1,4 +1,4 @@
-"""`nantrap audit`: look into checkpoints, name the last good one, move the bad ones out of the way."""
+"""`nantrap audit`: check checkpoints, name the last good one, move the bad ones out of the way."""
 
 from __future__ import annotations
 
@@ -27,11 +27,12 @@ _MOST_WORKERS = 64
 
 
 class Audit:
-    """Look into checkpoints for NaN, Inf, absurd values, damage and unsafe pickles, without running pickled code.
+    """Check checkpoints for NaN, Inf, absurd values, damage and unsafe pickles, without running pickled code.
 
     PATH is a file, a folder, a glob in quotes or a URL that fsspec understands (s3://bucket/run). It reads torch files
-    old and new, Lightning, safetensors, sharded Hugging Face folders, Accelerate, transformers, DeepSpeed and
-    torch.distributed.checkpoint. Of several steps of a run, the newest healthy one is named. Exit code 0: all healthy;
+    (zip and older formats), Lightning, safetensors, sharded Hugging Face folders, Accelerate, transformers, DeepSpeed
+    and torch.distributed.checkpoint. Of several steps of a run, the newest healthy one is named. Exit code 0: all
+    healthy;
     1: problems found; 2: wrong use.
     """
 
@@ -44,10 +45,10 @@ class Audit:
             "--show",
             action="append",
             metavar="PATTERN",
-            help='also print the values of tensors with such a name, e.g. "*.alpha"; may be given several times',
+            help='also print the values of tensors whose name matches, e.g. "*.alpha"; may be given several times',
         )
         parser.add_argument(
-            "--fast", action="store_true", help="do not check CRC-32 and hashes: flipped bits may go unseen"
+            "--fast", action="store_true", help="do not check CRC-32 and hashes: flipped bits may go unnoticed"
         )
         parser.add_argument(
             "--workers",
@@ -69,7 +70,7 @@ class Audit:
         parser.add_argument(
             "--config",
             metavar="FILE",
-            help="the run's YAML, JSON or Python settings: say which checkpoints bring another learning rate",
+            help="the run's YAML, JSON or Python settings: report checkpoints that hold another learning rate",
         )
         reading = parser.add_mutually_exclusive_group()
         reading.add_argument(

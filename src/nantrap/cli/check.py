@@ -38,7 +38,7 @@ class Check:
             "--stalled-after",
             type=_seconds,
             metavar="SECONDS",
-            help="fail if an unfinished run has written nothing for so long (also 10m, 2h)",
+            help="fail if an unfinished run has written nothing for this many seconds (also 10m, 2h)",
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -78,7 +78,7 @@ def _colored() -> bool:
 
 
 def _print(text: str) -> None:
-    """Print, with plain letters where the output cannot hold the signs."""
+    """Print, with plain letters where the output cannot encode the signs."""
     encoding = sys.stdout.encoding or "ascii"
     try:
         text.encode(encoding)

@@ -1,4 +1,4 @@
-"""`nantrap data`: check data files before they are trained on."""
+"""`nantrap data`: check data files before training."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _SHOWN_FILES = 20
 class Data:
     """Check data files for NaN, wrong ranges, copies, empty masks and damage. Nothing in a file is executed.
 
-    PATH is a file, a folder, a glob in quotes or a URL that fsspec understands. Understood are .npy, .npz, .pt,
+    PATH is a file, a folder, a glob in quotes or a URL that fsspec understands. It reads .npy, .npz, .pt,
     safetensors, parquet, arrow, CSV, JSON lines, HDF5, images, tar shards. module:dataset is imported and run: that
     is your own code. Exit code 0: nothing found; 1: findings; 2: wrong use.
     """
@@ -41,7 +41,12 @@ class Data:
         add("--mask", metavar="NAME", help="the field with the mask (default: by its name)")
         add("--dtype", choices=("float16",), help="the data will be cast to this: report what overflows")
         add("--engine", choices=("local", "ray"), default="local", help="threads here, or a Ray cluster")
-        add("--workers", type=_positive, metavar="N", help="threads or Ray tasks at once (default: one per core)")
+        add(
+            "--workers",
+            type=_positive,
+            metavar="N",
+            help="threads or Ray tasks that run in parallel (default: one per core)",
+        )
         add("--quarantine", metavar="FILE", help="write the bad samples as JSON, for nantrap.without_samples")
         add("--force", action="store_true", help="replace FILE if it exists")
 

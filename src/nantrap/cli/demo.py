@@ -30,7 +30,7 @@ class Demo:
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("system", nargs="?", metavar="SYSTEM", help="the system; without it, the list of all")
-        parser.add_argument("--fault", metavar="NAME", help="the fault (default: the system's most telling one)")
+        parser.add_argument("--fault", metavar="NAME", help="the fault (default: the system's main one)")
         parser.add_argument("--all", action="store_true", help="every fault of the system, or of all systems")
         parser.add_argument("--steps", type=int, default=60, metavar="N", help="steps of each run (default: 60)")
         parser.add_argument("--seed", type=int, default=8, metavar="N", help="the same for all runs (default: 8)")
@@ -41,7 +41,7 @@ class Demo:
             "--jobs",
             type=int,
             metavar="N",
-            help="runs (with --all: faults) at a time, a process each (default: processors)",
+            help="runs (with --all: faults) in parallel, one process each (default: one per core)",
         )
         parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
 
@@ -89,7 +89,7 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
     from nantrap.systems.paper import write_report
     from nantrap.systems.showcase import show
 
-    torch.set_num_threads(1)  # the systems are small: more threads only wait for each other
+    torch.set_num_threads(1)  # the systems are small: more threads would only wait for each other
     console.print(f"{system.name}, {fault.name}: {fault.title}", style="bold")
     console.print(fault.story, markup=False)
     with console.status("training") as status:  # the guard's diagnostic is printed above it
@@ -164,7 +164,7 @@ def _list(*, as_json: bool) -> None:
         for fault in entry["faults"]:
             print(f"  {fault['name']:<{widest}}  {fault['title']}")
     named, others = counts(entries)
-    print(f"\n{named + others} faults: the guard names the cause of {named}, {others} have none that it could name")
+    print(f"\n{named + others} faults: the guard names the cause of {named}, {others} have no cause that it could name")
     print("`nantrap demo SYSTEM --fault NAME` runs one")
 
 

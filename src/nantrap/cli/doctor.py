@@ -1,4 +1,4 @@
-"""`nantrap doctor`: settings and source code, checked before a run. Nothing of the user's is executed."""
+"""`nantrap doctor`: settings and source code, checked before a run. No code of the user is executed."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ LEVELS = ("conservative", "very-conservative", "scale-up")
 
 
 class Doctor:
-    """Check training settings and training code for what ends in NaN. Nothing in a file is executed.
+    """Check training settings and training code for what leads to NaN. Nothing in a file is executed.
 
-    PATH is a file or a folder (default: this one). Read are YAML, JSON, TOML, Hydra folders, DeepSpeed and Accelerate
+    PATH is a file or a folder (default: this one). It reads YAML, JSON, TOML, Hydra folders, DeepSpeed and Accelerate
     files, Python (constants, dicts, argparse defaults, calls that take settings, training loops) and launch lines in
     shell scripts. First the settings in force are shown, then what is wrong with them, with risk and fix. A comment
     `# nantrap: ignore[NT851]` silences a line. Exit code 0: nothing of high risk; 1: something; 2: wrong use.
@@ -146,7 +146,9 @@ def _mapping(path: str) -> dict[str, str]:
     found = {}
     for names, leaf in leaves(tree):
         if leaf.value not in MEANINGS:
-            raise UsageError(f"{path}:{leaf.line}: {leaf.value} is no meaning; known are {', '.join(sorted(MEANINGS))}")
+            raise UsageError(
+                f"{path}:{leaf.line}: {leaf.value} is not a known setting; known are {', '.join(sorted(MEANINGS))}"
+            )
         found[".".join(plain(part) for name in names for part in name.split("."))] = str(leaf.value)
     return found
 

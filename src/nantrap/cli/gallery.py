@@ -1,6 +1,6 @@
-"""Every fault, each in a process of its own, as many at a time as there are processors.
+"""Every fault, each in its own process, as many in parallel as there are cores.
 
-A fault that ends its process, or leaves a thread setting or a random state behind, does so for itself alone.
+A fault that ends its process, or leaves a thread setting or a random state behind, does not affect the others.
 
 Picture         what one of them printed and found
 show_all        run them, and give the pictures in the order that was asked for
@@ -37,7 +37,7 @@ class Picture:
         fault: its name.
         output: what was written to stdout.
         errors: what was written to stderr: the diagnostics.
-        code: the exit code; 0 if the guard said what it was expected to.
+        code: the exit code; 0 if the guard named the expected cause.
         document: the showcase as plain values; empty if the process died before it was written.
         seconds: how long the process lived.
     """
@@ -73,7 +73,7 @@ def show_all(
         seed: of all runs.
         folder: where each gets `SYSTEM/FAULT`.
         at_a_time: how many processes.
-        begun: is told the name of each as it begins.
+        begun: called with the name of each as it begins.
     """
 
     def one(system: System, fault: Fault) -> Picture:
@@ -86,11 +86,11 @@ def show_all(
             for each in waiting:
                 yield each.result()
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C: those that run get it too
+            pool.shutdown(wait=False, cancel_futures=True)  # Ctrl-C: the running processes get it too
 
 
 def write_summary(pictures: Sequence[Picture], folder: Path) -> tuple[Path, str]:
-    """A line a fault, with links to their reports: the path of the file, and what it ends with."""
+    """One line per fault, with links to their reports: the path of the file, and its last line."""
     lines = [
         "# Every fault",
         "",
@@ -142,7 +142,7 @@ def _show_alone(system: System, fault: Fault, *, steps: int, seed: int, folder: 
 
 
 def _run(arguments: list[str], output: Path, errors: Path) -> None:
-    """In the process of its own: the command as a person would give it, its words in two files."""
+    """In the separate process: the command as a user would give it, its output in two files."""
     for path, number in ((output, 1), (errors, 2)):
         file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         os.dup2(file, number)

@@ -24,7 +24,7 @@ class Plot:
             "--y",
             default="loss",
             metavar="NAMES",
-            help="columns, a panel each: loss,grad_norm,lr,'watch.*' (default: loss)",
+            help="columns, one panel each: loss,grad_norm,lr,'watch.*' (default: loss)",
         )
         parser.add_argument("--x", choices=("step", "epoch"), default="step", help="the x axis (default: step)")
         parser.add_argument("--linear", action="store_true", help="no logarithmic y axis")
@@ -59,7 +59,7 @@ class Plot:
         except UsageError:
             if only is None:
                 raise
-            # a column that is not there, or has another name: only the whole log tells
+            # a column that is not there, or has another name: only the whole log shows it
             runs = open_runs(arguments.paths)
             picture = plot_runs(runs, form=form, options=options)
         try:

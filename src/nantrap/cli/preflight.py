@@ -1,4 +1,4 @@
-"""`nantrap preflight`: try a model out before its first real step."""
+"""`nantrap preflight`: test a model before its first real step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INDENT = 30
 
 
 class Preflight:
-    """Try a model out before its first real step: initialisation, gradients, precision, edge inputs, margins, guard.
+    """Test a model before its first real step: initialisation, gradients, precision, edge inputs, margins, guard.
 
     MODULE:FACTORY is a function without arguments that returns a dict with model, optimizer, batch and loss (a
     function of model and batch), or a torch module. It is imported and run: that is your own code. Only copies are

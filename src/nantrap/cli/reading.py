@@ -30,4 +30,4 @@ def _size(path: Path) -> int:
         files = [path] if path.is_file() else list(path.glob("journal-r*.jsonl"))
         return sum(file.stat().st_size for file in files)
     except OSError:
-        return 0  # said when it is opened
+        return 0  # reported when it is opened

@@ -10,9 +10,9 @@ from pathlib import Path
 class Run:
     """Run a training script under guard: nantrap run train.py --lr 1e-4, or nantrap run -m package.train.
 
-    The script is run as Python would run it, unchanged. A step whose loss, gradients or buffers are not finite is not
-    taken, its cause is looked for and shown, and the run goes on. Options of nantrap stand before the script, all
-    that follows is the script's own. They can also be given as NANTRAP_RUN_DIR, NANTRAP_POLICY, ... or in
+    The script is run as Python would run it, unchanged. A step whose loss, gradients or buffers are not finite is
+    skipped, its cause is diagnosed and shown, and the run continues. Options of nantrap come before the script;
+    everything after it belongs to the script. They can also be given as NANTRAP_RUN_DIR, NANTRAP_POLICY, ... or in
     [tool.nantrap.run] of pyproject.toml. Exit code: the script's own; 3 if the guard stopped it; 1 if it ended with
     non-finite weights.
     """
@@ -31,16 +31,19 @@ class Run:
             choices=POLICIES,
             help="skip a bad step, end the run at the first one, or only report (default: skip)",
         )
-        add("--max-skips", type=int, metavar="N", help="so many in a row, then stop (default: 5)")
+        add("--max-skips", type=int, metavar="N", help="skips in a row before stopping (default: 5)")
         add(
-            "--rollback", action="store_true", default=None, help="then go back to a state in memory with half the rate"
+            "--rollback",
+            action="store_true",
+            default=None,
+            help="instead of stopping, roll back to a state in memory with half the learning rate",
         )
-        add("--diagnose", choices=DIAGNOSES, help="how far a bad step is looked into (default: full)")
+        add("--diagnose", choices=DIAGNOSES, help="how far a bad step is diagnosed (default: full)")
         add("--bundle", choices=BUNDLES, help="what an incident leaves on disk (default: light)")
         add(
             "--check-state",
             choices=STATE_CHECKS,
-            help="epoch: look at parameters and optimizer state before each epoch, and say so (default: off)",
+            help="epoch: check parameters and optimizer state before each epoch, and print the result (default: off)",
         )
         add(
             "--batch-range",
@@ -56,7 +59,7 @@ class Run:
             help="at an incident, rollback, stop or stall: command:COMMAND, slack:VARIABLE, webhook:VARIABLE "
             "(the environment variable that holds the address)",
         )
-        add("--quiet", action="store_true", default=None, help="say nothing, unless it ends badly")
+        add("--quiet", action="store_true", default=None, help="print nothing, unless the run fails")
         add("--json", action="store_true", default=None, help="the summary as JSON, the last line on stdout")
         add(
             "--bad-samples",
@@ -66,7 +69,7 @@ class Run:
         add("--inject", metavar="FAULTS", help='a drill: put faults into the run, e.g. "grad:0.01,seed=1"')
         add("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
         add("script", metavar="SCRIPT", help="the script, as for python")
-        add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="the script's own")
+        add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="arguments of the script")
 
     def run(self, arguments: argparse.Namespace) -> int:
         from nantrap.launch.script import Program
@@ -85,7 +88,7 @@ class Run:
         given |= {"watch": ",".join(arguments.watch)} if arguments.watch else {}
         given |= {"alert": "\n".join(arguments.alert)} if arguments.alert else {}
         settings = read_settings({**given, "name": program.name}, environment=os.environ, folder=Path.cwd())
-        settings.alerts()  # an address that is not there is said now, and not after hours
+        settings.alerts()  # a missing address is reported now, and not after hours
         from nantrap.launch.runner import run_program
 
         return run_program(program, settings)

@@ -17,8 +17,8 @@ from nantrap.errors import MissingExtraError, UsageError
 class Serve:
     """Show runs in the browser while they train: health at a glance, live curves, incidents.
 
-    RUNS_DIR is a folder of runs, or one run (default: runs, or here). The page is read-only and answers this machine
-    alone; with --host it can be reached from elsewhere and then needs the token that is printed. /metrics is for
+    RUNS_DIR is a folder of runs, or one run (default: runs, or here). The page is read-only and answers only this
+    machine; with --host it can be reached from others and then needs the token that is printed. /metrics is for
     Prometheus. Needs no torch, but nantrap[serve]. Exit code 0 when it is interrupted; 2: wrong use.
     """
 

@@ -1,4 +1,4 @@
-"""What `nantrap` alone shows: what to do first, by what brought somebody here."""
+"""What `nantrap` alone shows: what to do first, by problem."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _FIRST: Final = (
 
 
 def start_text(commands: Collection[str]) -> str:
-    """One line for each reason to be here, with the command that answers it."""
+    """One line for each problem, with the command for it."""
     shown = [(why, line) for why, command, line in _FIRST if command in commands]
     widest = max(len(why) for why, _ in shown)
     lines = [f"  {why:<{widest}}   {line}" for why, line in shown]

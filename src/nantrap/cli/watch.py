@@ -25,7 +25,7 @@ class Watch:
         parser.add_argument("--once", action="store_true", help="show the run as it is now, and end")
         parser.add_argument("--json", action="store_true", help="with --once: the view as JSON")
         parser.add_argument(
-            "--interval", type=float, default=1.0, metavar="SECONDS", help="how often to look (default: 1)"
+            "--interval", type=float, default=1.0, metavar="SECONDS", help="seconds between updates (default: 1)"
         )
 
     def run(self, arguments: argparse.Namespace) -> int:

@@ -1,6 +1,6 @@
 """Faults on purpose: `nantrap.inject` puts NaN, Inf or flipped bits into a training run, at known steps.
 
-For drills (does my loop survive it?), for preflight and for benchmarks. `plan` says which fault happens when and
+To test a loop (does it survive a NaN?), for preflight and for benchmarks. `plan` decides which fault happens when and
 opens without torch; `injector` attaches them to a model or to a whole process through torch's public hooks.
 """
 

@@ -1,7 +1,7 @@
 """Attaching faults to a run, through torch's public hooks only: modules, tensors, optimizers, `torch.save`.
 
 A step here is one forward pass of the model in training mode. Faults do not happen again while a failed step is
-replayed: like a flipped bit, they were there once. A bad batch, weight, buffer or optimizer state stays bad.
+replayed: like a flipped bit, they happen once. A bad batch, weight, buffer or optimizer state stays bad.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Injector:
         return output
 
     def _put_before(self, module: nn.Module, fault: Fault, chance: random.Random, inputs: Any) -> None:
-        """Faults that are there before the forward pass: in the batch, the weights, the buffers, the optimizer."""
+        """Faults that exist before the forward pass: in the batch, the weights, the buffers, the optimizer."""
         candidates = [
             (name, tensor)
             for name, tensor in self._candidates(module, fault, inputs)
@@ -249,7 +249,7 @@ def inject(
     Args:
         faults: `"grad:0.01,seed=1"`, a `Fault`, or several of them.
         model: the model to hit. By default the outermost module that runs in training mode is hit.
-        optimizer: its optimizer, for faults in the optimizer state; found by itself after its first step.
+        optimizer: its optimizer, for faults in the optimizer state; found automatically after its first step.
 
     Yields:
         The injector: `.injected` lists what happened, `.missed` what found nothing to hit.
@@ -279,7 +279,7 @@ def _is_training(module: nn.Module) -> bool:
 
 
 def _takes_part(module: nn.Module, model: nn.Module | None) -> bool:
-    """A loss module without parameters is no model."""
+    """A loss module without parameters is not a model."""
     return model is None and next(module.parameters(), None) is not None
 
 

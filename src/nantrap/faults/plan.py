@@ -48,7 +48,7 @@ class Fault:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise UsageError(f"no fault is called {self.kind!r}; there are {', '.join(KINDS)}")
+            raise UsageError(f"there is no fault {self.kind!r}; choose from {', '.join(KINDS)}")
         if self.value not in VALUES:
             raise UsageError(f"a fault cannot have the value {self.value!r}; choose {', '.join(VALUES)}")
         if not 0 <= self.rate <= 1:
@@ -96,7 +96,7 @@ def _parse(text: str) -> Fault:
         given[{"steps": "step", "at": "step", "name": "where", "module": "where", "p": "rate"}.get(key, key)] = value
     unknown = [key for key in given if key not in ("rate", "step", "value", "where", "rank", "seed", "bit")]
     if unknown:
-        raise UsageError(f"{text}: {unknown[0]} means nothing here; use rate, step, value, where, rank, seed, bit")
+        raise UsageError(f"{text}: {unknown[0]} is not an option; use rate, step, value, where, rank, seed, bit")
     try:
         return Fault(
             _ALIASES.get(kind, kind),

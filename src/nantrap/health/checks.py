@@ -1,6 +1,6 @@
-"""The checks that every run gets, with or without a plan: each looks at a window and says what it found.
+"""The checks that every run gets, with or without a plan: each checks a window and returns what it found.
 
-The limits are meant for runs that nobody has described. What a run should do in particular belongs in a plan
+The limits are meant for runs without a plan. What a particular run should do belongs in a plan
 (`expectations.py`).
 """
 
@@ -20,7 +20,8 @@ from nantrap.health.words import count, number, share
 from nantrap.record import Column
 
 _DEAD = 10
-"""So many losses at the end that are not finite, or steps that were not applied: the run is dead."""
+"""Number of losses at the end that are not finite, or of steps that were not applied, after which a run is called
+dead."""
 _FROZEN = 50
 _LOWER_IS_BETTER = re.compile(r"loss|err|ppl|perplex|wer|cer|fid|mse|mae|rmse|nll|bpb|bpd|kl|distance", re.I)
 
@@ -33,7 +34,7 @@ def finite_loss(window: Window) -> Iterator[Finding]:
             "loss_finite",
             "unknown",
             "the log has no loss",
-            help="it is looked for under loss, train_loss, train/loss, total_loss and the like",
+            help="it is looked for under loss, train_loss, train/loss, total_loss and similar names",
         )
         return
     bad = ~np.isfinite(loss.value)
@@ -46,7 +47,7 @@ def finite_loss(window: Window) -> Iterator[Finding]:
         yield Finding(
             "loss_finite", "fail",
             f"dead since step {since:,}: no finite loss in the last {count(tail, 'value')}", evidence,
-            help="go back to a checkpoint before it (nantrap audit finds a healthy one) and go on under nantrap run",
+            help="resume from a checkpoint before it (nantrap audit finds a healthy one), under nantrap run",
         )  # fmt: skip
         return
     if not amount:
@@ -55,7 +56,7 @@ def finite_loss(window: Window) -> Iterator[Finding]:
     first = int(loss.step[np.flatnonzero(bad)[0]])
     contained = not (bad & window.applied(loss)).any() and window.run.kind == "nantrap"
     outcome: Outcome = "warn" if contained or amount <= 0.01 * total else "fail"
-    after = "; none of them reached the weights" if contained else ", and the run went on"
+    after = "; none of them reached the weights" if contained else ", and the run continued"
     yield Finding(
         "loss_finite",
         outcome,
@@ -94,7 +95,7 @@ def falling_loss(window: Window) -> Iterator[Finding]:
             "loss_falls", "fail",
             f"the loss diverges: {number(found.low)} around step {low_step:,}, {number(found.last)} at the end",
             evidence,
-            help=f"go back to a checkpoint at or before step {low_step:,} with a lower learning rate",
+            help=f"resume from a checkpoint at or before step {low_step:,} with a lower learning rate",
         )  # fmt: skip
     elif found.direction == "flat":
         yield Finding("loss_falls", "warn", f"the loss shows no clear trend: {ends}, within its noise", evidence)
@@ -135,7 +136,7 @@ def applied_steps(window: Window) -> Iterator[Finding]:
         since = int(window.series.step[window.rows][total - tail])
         yield Finding(
             "applied", "fail", f"no step was applied since step {since:,}: the last {tail:,} were skipped", evidence,
-            help="the weights stand still; look at the last incident: nantrap report",
+            help="the weights do not change any more; see the last incident: nantrap report",
         )  # fmt: skip
         return
     outcome: Outcome = "pass" if skipped <= max(2, 0.01 * total) else "warn" if skipped <= 0.1 * total else "fail"
@@ -259,7 +260,7 @@ def loss_scale(window: Window) -> Iterator[Finding]:
     if last < 1:
         yield Finding(
             "scale", "fail", f"the loss scale has collapsed to {number(last)} (highest: {number(highest)})", evidence,
-            help="every step overflows: not the scale but the values are at fault",
+            help="every step overflows: the cause is in the values, not in the scale",
         )  # fmt: skip
     else:
         yield Finding("scale", "pass", f"loss scale {number(last)} (highest: {number(highest)})", evidence)
@@ -349,13 +350,13 @@ def improvement(name: str, column: Column) -> Finding:
     gained, lost = abs(values[best] - values[0]), abs(values[best] - values[-1])
     if len(values) - 1 - best >= 3 and lost > 0.3 * gained:
         return Finding(
-            check, "warn", f"{words}: worse since its best", evidence, help="stop, or go back to the best checkpoint"
+            check, "warn", f"{words}: worse since its best", evidence, help="stop, or resume from the best checkpoint"
         )
     return Finding(check, "pass", f"{words}: it improves", evidence)
 
 
 def ranks(window: Window) -> Iterator[Finding]:
-    """Do all ranks go along?"""
+    """Are all ranks at the same step?"""
     series = window.run.series
     if len(series) < 2:
         return

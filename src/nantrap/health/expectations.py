@@ -7,10 +7,10 @@ stages:
   - name: validate stability
     epochs: 1-5                   # or steps: 0-3000
     loss: falls                   # falls, stable (does not rise), or limits: {below: 5}
-    incidents: 0                  # at most so many
+    incidents: 0                  # at most this many
     applied: 0.99                 # at least this share of the steps
     values: {"*alpha*": {below: 0.1}, grad_norm: {below: 10}}
-  - name: keep on
+  - name: continue
     epochs: 6-30
     loss: stable
     evaluation: {accuracy: improves}
@@ -41,8 +41,8 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
-class Wishes:
-    """What is expected of a stretch of a run. `None` and empty: nothing in particular."""
+class Expected:
+    """What is expected of a part of a run. `None` and empty: nothing in particular."""
 
     loss: Literal["falls", "stable"] | Limits | None = None
     incidents: int | None = None
@@ -55,13 +55,13 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A stretch of a run and what is expected of it; `first` to `last`, both included, of epochs or of steps."""
+    """A part of a run and what is expected of it; `first` to `last`, both included, of epochs or of steps."""
 
     name: str
     unit: Literal["epochs", "steps"]
     first: int
     last: int | None
-    wishes: Wishes
+    expected: Expected
 
     @property
     def span(self) -> str:
@@ -73,7 +73,7 @@ class Stage:
 class Expectations:
     """The plan of a run."""
 
-    run: Wishes = field(default_factory=Wishes)
+    run: Expected = field(default_factory=Expected)
     stages: tuple[Stage, ...] = ()
     steps_per_epoch: int | None = None
     then: str = ""
@@ -104,7 +104,7 @@ def parse_expectations(document: Any, *, where: str = "plan") -> Expectations:
         raise FormatError(f"{where}: steps_per_epoch: expected a whole number above 0, got {per_epoch!r}")
     then = table.get("then", table.get("next", ""))
     return Expectations(
-        _wishes(table.get("run") or {}, f"{where}: run"),
+        _expected(table.get("run") or {}, f"{where}: run"),
         tuple(_stage(stage, f"{where}: stages[{i}]", i) for i, stage in enumerate(stages)),
         per_epoch,
         ", ".join(map(str, then)) if isinstance(then, list) else str(then),
@@ -126,10 +126,10 @@ def _stage(given: Any, where: str, index: int) -> Stage:
     if last is not None and last < first:
         raise FormatError(f"{where}: {unit}: {table[unit]!r} ends before it begins")
     rest = {key: value for key, value in table.items() if key in _KEYS}
-    return Stage(str(table.get("name") or f"stage {index + 1}"), unit, first, last, _wishes(rest, where))
+    return Stage(str(table.get("name") or f"stage {index + 1}"), unit, first, last, _expected(rest, where))
 
 
-def _wishes(given: Any, where: str) -> Wishes:
+def _expected(given: Any, where: str) -> Expected:
     table = _table(given, where, _KEYS)
     loss = table.get("loss")
     if isinstance(loss, Mapping):
@@ -145,7 +145,7 @@ def _wishes(given: Any, where: str) -> Wishes:
         **_table(table.get("watch") or {}, f"{where}: watch"),
     }
     results = _table(table.get("evaluation") or {}, f"{where}: evaluation")
-    return Wishes(
+    return Expected(
         loss,
         _whole(table.get("incidents"), f"{where}: incidents"),
         _number(table.get("applied"), f"{where}: applied"),

@@ -23,7 +23,7 @@ class Finding:
         outcome: `pass`, `warn`, `fail`, or `unknown` where the log does not hold what the check needs.
         summary: one sentence with the numbers.
         evidence: the numbers by name, for programs.
-        help: what to do about it; empty if nothing is to be done.
+        help: what to do about it; empty if there is nothing to do.
     """
 
     check: str

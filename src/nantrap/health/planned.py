@@ -1,4 +1,4 @@
-"""A stretch of a run against what the plan expects of it."""
+"""A part of a run against what the plan expects of it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from nantrap.health.checks import applied_steps, falling_loss, improvement, incidents, limits_of
-from nantrap.health.expectations import Expectations, Limits, Stage, Wishes
+from nantrap.health.expectations import Expectations, Expected, Limits, Stage
 from nantrap.health.finding import Finding, StageVerdict
 from nantrap.health.trend import spikes
 from nantrap.health.window import Window
@@ -37,24 +37,24 @@ def judge_stage(window: Window, stage: Stage, plan: Expectations) -> StageVerdic
     else:
         state = "ended early" if over else "in progress"
     part = Window(window.run, window.series, inside)
-    return StageVerdict(stage.name, stage.span, state, tuple(compare(part, stage.wishes)))
+    return StageVerdict(stage.name, stage.span, state, tuple(compare(part, stage.expected)))
 
 
-def compare(window: Window, wishes: Wishes) -> Iterator[Finding]:
-    """What the plan wishes, one finding each."""
-    if wishes.loss is not None:
-        yield from _loss(window, wishes.loss)
-    if wishes.incidents is not None:
-        yield from _incidents(window, wishes.incidents)
-    if wishes.applied is not None:
-        yield from _applied(window, wishes.applied)
-    if wishes.spikes is not None:
-        yield from _spikes(window, wishes.spikes)
-    if wishes.lr:
-        yield from _lr(window, wishes)
-    for pattern, limits in wishes.values.items():
+def compare(window: Window, expected: Expected) -> Iterator[Finding]:
+    """What the plan expects, one finding each."""
+    if expected.loss is not None:
+        yield from _loss(window, expected.loss)
+    if expected.incidents is not None:
+        yield from _incidents(window, expected.incidents)
+    if expected.applied is not None:
+        yield from _applied(window, expected.applied)
+    if expected.spikes is not None:
+        yield from _spikes(window, expected.spikes)
+    if expected.lr:
+        yield from _lr(window, expected)
+    for pattern, limits in expected.values.items():
         yield from _values(window, pattern, limits)
-    for name, limits_or_none in wishes.evaluation.items():
+    for name, limits_or_none in expected.evaluation.items():
         yield from _evaluation(window, name, limits_or_none)
 
 
@@ -75,25 +75,31 @@ def _position(window: Window, stage: Stage, plan: Expectations) -> NDArray[Any] 
     return epoch + (1 if column.value.min() == 0 else 0)
 
 
-def _loss(window: Window, wish: Literal["falls", "stable"] | Limits) -> Iterator[Finding]:
-    if isinstance(wish, Limits):
+def _loss(window: Window, expected: Literal["falls", "stable"] | Limits) -> Iterator[Finding]:
+    if isinstance(expected, Limits):
         column = window.column("loss")
         if column is None:
             yield Finding("loss", "unknown", "the log has no loss")
         else:
             tenth = max(1, len(column) // 10)
             value = float(np.median(column.value[-tenth:])) if len(column) else float("nan")
-            good = (wish.below is None or value <= wish.below) and (wish.above is None or value >= wish.above)
-            wanted = f"below {number(wish.below)}" if wish.below is not None else f"above {number(wish.above or 0.0)}"
+            good = (expected.below is None or value <= expected.below) and (
+                expected.above is None or value >= expected.above
+            )
+            wanted = (
+                f"below {number(expected.below)}"
+                if expected.below is not None
+                else f"above {number(expected.above or 0.0)}"
+            )
             words = f"the loss ends at {number(value)} (median of the last tenth), expected {wanted}"
             yield Finding("loss", "pass" if good else "fail", words, {"last": value})
         return
     bad = window.column("loss")
     if bad is not None and (amount := int((~np.isfinite(bad.value) & window.applied(bad)).sum())):
-        words = f"{share(amount, len(bad))} losses not finite, expected a loss that is {wish}"
+        words = f"{share(amount, len(bad))} losses not finite, expected a loss that is {expected}"
         yield Finding("loss", "fail", words, {"nonfinite": amount})
     for finding in falling_loss(window):
-        flat_is_well = wish == "stable" and finding.evidence.get("direction") == "flat"
+        flat_is_well = expected == "stable" and finding.evidence.get("direction") == "flat"
         outcome = "pass" if finding.outcome == "warn" and flat_is_well else finding.outcome
         if outcome == "warn":
             outcome = "fail"  # the plan asked for it
@@ -113,7 +119,7 @@ def _incidents(window: Window, most: int) -> Iterator[Finding]:
         )
         return
     yield Finding(
-        "incidents", "pass", f"no line speaks of NaN or an error (at most {most:,} expected)", {"incidents": 0}
+        "incidents", "pass", f"no line mentions NaN or an error (at most {most:,} expected)", {"incidents": 0}
     )
 
 
@@ -134,13 +140,13 @@ def _spikes(window: Window, most: int) -> Iterator[Finding]:
     yield Finding("spikes", "pass" if amount <= most else "fail", words, {"spikes": amount})
 
 
-def _lr(window: Window, wishes: Wishes) -> Iterator[Finding]:
+def _lr(window: Window, expected: Expected) -> Iterator[Finding]:
     column = window.column("lr")
     if column is None or not len(column):
         yield Finding("lr", "warn", "not judged: the log has no learning rate")
         return
     found = {"first": float(column.value[0]), "peak": float(column.value.max()), "last": float(column.value[-1])}
-    for key, wanted in wishes.lr.items():
+    for key, wanted in expected.lr.items():
         if key in found:
             value = found[key]
             close = abs(value - wanted) <= 0.01 * abs(wanted)
@@ -148,8 +154,8 @@ def _lr(window: Window, wishes: Wishes) -> Iterator[Finding]:
             words = f"{key} learning rate {number(value)} (step {step:,}), configured {number(wanted)}"
             help = "" if close else "a resumed optimizer or scheduler keeps the learning rate of its checkpoint"
             yield Finding("lr", "pass" if close else "fail", words, {"found": value, "expected": wanted}, help)
-    if wishes.lr.keys() & {"above", "below"}:
-        yield from limits_of(column, low=wishes.lr.get("above"), high=wishes.lr.get("below"), check="lr")
+    if expected.lr.keys() & {"above", "below"}:
+        yield from limits_of(column, low=expected.lr.get("above"), high=expected.lr.get("below"), check="lr")
 
 
 def _values(window: Window, pattern: str, limits: Limits) -> Iterator[Finding]:

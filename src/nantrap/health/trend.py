@@ -44,7 +44,7 @@ def trend(values: Floats) -> Trend | None:
     first, last = float(np.median(values[:tenth])), float(np.median(values[-tenth:]))
     parts = np.array_split(values, min(50, len(values) // 5))
     medians = np.array([np.median(part) for part in parts])
-    # neighbours differ by noise alone, whatever the trend; sqrt(2) since both of them have it
+    # neighbours differ by noise alone, whatever the trend; sqrt(2) because both of them have it
     noise = 1.4826 * float(np.median(np.abs(np.diff(values)))) / np.sqrt(2)
     error = 1.2533 * noise / np.sqrt(tenth)  # of a median
     threshold = 4 * np.sqrt(2) * error + 1e-3 * abs(first) + 1e-12
@@ -59,7 +59,7 @@ def trend(values: Floats) -> Trend | None:
 
 
 def spikes(values: Floats, *, factor: float = 8.0) -> Ints:
-    """Indices of values that stick out of the stretch before them.
+    """Indices of values that stick out of the values before them.
 
     A value is a spike if it lies more than `factor` times the usual scatter above the median of the stretch before its
     own, and above that of its own: a step to a new level is no spike, and neither is the noisy start of a run.

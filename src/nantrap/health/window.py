@@ -1,4 +1,4 @@
-"""A stretch of a run: the rows that a check looks at. A stage has its own; the whole run is one too."""
+"""A window: the rows of a run that a check reads. A stage has its own; the whole run is one too."""
 
 from __future__ import annotations
 

@@ -1,10 +1,10 @@
-"""Alerts: a command or a webhook is called when something happens to a run that a person should know at once.
+"""Alerts: a command or a webhook is called when something happens in a run that needs attention immediately.
 
     Guard(..., alerts=Alerts(slack=os.environ["SLACK_WEBHOOK_URL"], command="notify-send nantrap"))
     nantrap run --alert slack:SLACK_WEBHOOK_URL train.py       # the name of an environment variable, never the address
 
 Events: `incident`, `rollback`, `stop`, and `stall` (no step for a long time). Of each event at most one alert is sent
-within `every` seconds; the next one says how many were held back. A stop is always sent. Everything happens in a
+within `every` seconds; the next one says how many were left out. A stop is always sent. Everything happens in a
 thread, and nothing that goes wrong there reaches the training. The address of a webhook is a secret: it is in no file
 and in no message.
 """
@@ -41,7 +41,7 @@ class Alerts:
         webhook: an address that takes the alert as JSON.
         slack: an incoming webhook of Slack (or of Mattermost, Discord with `/slack`, ...).
         on: the events that count.
-        every: of each event at most one alert within so many seconds; a stop is always sent.
+        every: of each event at most one alert within this many seconds; a stop is always sent.
         stalled_after: seconds without a step that count as a stall; 0 for never.
     """
 
@@ -55,7 +55,7 @@ class Alerts:
     def __post_init__(self) -> None:
         unknown = [event for event in self.on if event not in EVENTS]
         if unknown:
-            raise UsageError(f"Alerts(on=...): {unknown[0]!r} is no event; choose from {', '.join(EVENTS)}")
+            raise UsageError(f"Alerts(on=...): {unknown[0]!r} is not an event; choose from {', '.join(EVENTS)}")
         if not (self.command or self.webhook or self.slack):
             raise UsageError("Alerts(): give a command, a webhook or a slack address")
         for name in ("webhook", "slack"):
@@ -69,8 +69,8 @@ class Alerts:
 def alerts_from_text(specs: Sequence[str], *, environment: Mapping[str, str], **options: Any) -> Alerts:
     """The alerts of a command line: `command:notify-send nantrap`, `slack:NAME`, `webhook:NAME`.
 
-    NAME is an environment variable that holds the address: what stands on a command line can be read by everybody on
-    the machine, and is written into `run.json`.
+    NAME is an environment variable that holds the address: a command line can be read by every user of the machine, and
+    is written into `run.json`.
     """
     found: dict[str, Any] = {}
     for spec in specs:
@@ -83,7 +83,7 @@ def alerts_from_text(specs: Sequence[str], *, environment: Mapping[str, str], **
         if "/" in rest:
             raise UsageError(
                 f"--alert {kind}: give the name of an environment variable that holds the address, not the address: "
-                "it is a secret, and a command line is not"
+                "the address is a secret, and a command line can be read by others"
             )
         if not environment.get(rest):
             raise UsageError(f"--alert {kind}:{rest}: the environment variable {rest} is not set")
@@ -92,7 +92,7 @@ def alerts_from_text(specs: Sequence[str], *, environment: Mapping[str, str], **
 
 
 class Alerter:
-    """Sends alerts. Holds when each event was last sent, how many were held back, and when the last step was.
+    """Sends alerts. Holds when each event was last sent, how many were left out, and when the last step was.
 
     Args:
         alerts: what to call, and when.
@@ -133,7 +133,7 @@ class Alerter:
         )  # fmt: skip
 
     def notify(self, event: str, text: str, **facts: Any) -> None:
-        """Send an alert unless one of its kind was sent a short while ago."""
+        """Send an alert unless one of its kind was sent recently."""
         if event not in self._alerts.on:
             return
         now = self._clock()
@@ -185,7 +185,7 @@ class Alerter:
                 continue
             try:
                 call()
-            except Exception as error:  # an alert is never worth the run
+            except Exception as error:  # a failing alert must not stop the run
                 if name not in self._failed:
                     self._failed.add(name)
                     warnings.warn(f"nantrap: alert by {name} failed: {_words(error)}", RuntimeWarning, stacklevel=2)

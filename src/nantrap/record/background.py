@@ -1,4 +1,4 @@
-"""Work that must not hold a training loop up: a daemon thread that takes items one after the other."""
+"""Work that must not delay a training loop: a daemon thread that takes items one after the other."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ _MOST_WAITING = 20_000
 
 
 class Background:
-    """Hands items to a function in a thread of its own. Holds the items that wait.
+    """Passes items to a function in another thread. Holds the items that wait.
 
     The thread starts with the first item. When too many wait, new ones are dropped and counted, unless they matter.
 
     Args:
         handle: called with each item, in the thread; what it raises is lost.
-        most: so many items may wait.
+        most: how many items may wait.
     """
 
     def __init__(self, handle: Callable[[Any], None], *, most: int = _MOST_WAITING) -> None:
@@ -31,7 +31,7 @@ class Background:
         self._closed = False
 
     def put(self, item: Any, *, matters: bool = False) -> None:
-        """Add an item; returns at once."""
+        """Add an item; returns immediately."""
         if self._closed:
             return
         if not matters and self._items.qsize() >= self._most:
@@ -43,7 +43,7 @@ class Background:
                 target=_work, args=(self._items, self._handle), name="nantrap-background", daemon=True
             )
             self._thread.start()
-            # a daemon thread is cut off at the end of the interpreter: let this one finish its items before
+            # a daemon thread is killed when the interpreter exits: let this one finish its items first
             atexit.register(self.close)
 
     def close(self, *, timeout: float = 10.0) -> bool:

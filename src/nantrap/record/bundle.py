@@ -2,13 +2,13 @@
 
     incidents/001204-r0/
       incident.json       the incident
-      diagnostic.txt      the same for people
+      diagnostic.txt      the same as text
       bundle.json         what is in the folder, with hashes
       state.safetensors   parameters, buffers, optimizer state   (bundle="full")
       replay.json         random streams, optimizer, the guilty operation's arguments, the batch's structure
       batch.safetensors   only when data may be written
 
-Written beside its place and renamed, so it is there whole or not at all; never overwritten.
+Written under a temporary name and renamed, so it is complete or absent; never overwritten.
 """
 
 from __future__ import annotations
@@ -126,9 +126,7 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
         raise FormatError(f"{folder / 'bundle.json'}: field files: expected an object of name to hash")
     for name, expected in files.items():
         if not re.fullmatch(r"\w[\w.-]*", name):
-            raise FormatError(
-                f"{folder / 'bundle.json'}: field files: {escaped(name)} is no name of a file in a bundle"
-            )
+            raise FormatError(f"{folder / 'bundle.json'}: field files: {escaped(name)} is not a file name of a bundle")
         file = folder / name
         if not file.is_file():
             raise FormatError(f"{folder}: {name} is missing; the bundle is incomplete")
@@ -170,7 +168,7 @@ def _write_tensors(folder: Path, material: Material) -> None:
     from safetensors.torch import save_file
 
     for name, tensors in material.tensors.items():
-        # safetensors wants each tensor to own its memory, in order
+        # safetensors needs each tensor to own its memory, in order
         owned = {key: tensor.detach().cpu().contiguous().clone() for key, tensor in tensors.items()}
         save_file(owned, folder / f"{name}.safetensors")
 
@@ -185,7 +183,7 @@ def _free_place(target: Path) -> Path:
 
 
 def _thin_out(folder: Path, rank: int, most: int) -> None:
-    """Keep the first bundles and the last ones of this rank: a bad night does not fill the disk."""
+    """Keep the first bundles and the last ones of this rank: many incidents must not fill the disk."""
     own = re.compile(rf"\d+-r{rank}(-\d+)?")
     times: dict[Path, int] = {}
     for path in folder.iterdir():

@@ -1,4 +1,4 @@
-"""Columns that grow: records (one dictionary a line) become numpy arrays a chunk at a time, and are then forgotten.
+"""Columns that grow: records (one dictionary per line) become numpy arrays a chunk at a time, and are then dropped.
 
 A record may hold numbers, text, and objects or lists of them: `{"terms": {"ce": 1.0}}` is the column `terms.ce`, the
 first entry of the list `lr` is the column `lr`, the second `lr.1`. A value that a record lacks is absent from its
@@ -21,10 +21,10 @@ Ints = NDArray[np.int64]
 _MISSING: Any = type("Missing", (), {"__slots__": ()})()
 _NUMBERS = frozenset({float, int, bool})
 _MOST_ITEMS = 16
-"""Entries of a list that become columns: parameter groups have a few, a histogram has none of our interest."""
+"""Entries of a list that become columns: parameter groups have a few, a histogram is not read."""
 _MOST_COLUMNS = 2000
 _MOST_NAMES = 10_000
-"""Different texts that a column tells apart; the rest is "...": a column of unique messages is no label."""
+"""Number of different texts that a column keeps; the rest is "...": a column of unique messages is no label."""
 _SPELLINGS = re.compile(
     r"\s*(?P<sign>[-+]?)(?:(?P<nan>nan(?:\(\w*\))?|1\.#(?:qnan|ind|snan)\w*)|(?P<inf>inf(?:inity)?|1\.#inf\w*))\s*",
     re.I,
@@ -78,7 +78,7 @@ class Block:
 
 
 class _Growing:
-    """An array that grows at its end. Views handed out stay valid: growing makes a new array."""
+    """An array that grows at its end. Views that were returned stay valid: growing makes a new array."""
 
     __slots__ = ("_data", "size")
 
@@ -131,10 +131,10 @@ class _Cells:
 
 
 class Table:
-    """Grows by records. Holds one array a column, and the texts seen.
+    """Grows by records. Holds one array per column, and the texts seen.
 
     Args:
-        wanted: says of a column's name whether to keep it; all are kept by default.
+        wanted: whether to keep a column, by its name; all are kept by default.
     """
 
     def __init__(self, wanted: Callable[[str], bool] | None = None) -> None:
@@ -160,7 +160,7 @@ class Table:
         return cells.rows, cells.values.view
 
     def texts(self, name: str) -> tuple[Ints, Ints, tuple[str, ...]]:
-        """Rows, codes and the texts the codes stand for."""
+        """Rows, codes and the texts of the codes."""
         cells = self._texts[name]
         return cells.rows, cells.values.view, tuple(self._codes[name])
 
@@ -189,7 +189,7 @@ class Table:
         return cells
 
     def _add(self, name: str, values: list[Any], rows: Ints | None) -> None:
-        """Values of one name: `rows` says in which rows they stand, `None` in all."""
+        """Values of one name: `rows`: the rows that have one; `None` for all rows."""
         kinds = set(map(type, values))
         if type(_MISSING) in kinds or (type(None) in kinds and not self._null_is_nan(name)):
             here = [i for i, value in enumerate(values) if value is not _MISSING and value is not None]
@@ -275,7 +275,7 @@ def _float(value: Any) -> float:
 
 
 def _plain(value: Any) -> Any:
-    """A number, also where it was written as text or as a list of one; anything else as it is."""
+    """A number, also where it was written as text or as a list of one; anything else unchanged."""
     if type(value) is list and value:
         value = value[0]
     if type(value) is str:

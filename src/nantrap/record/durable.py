@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all (written beside their place, flushed, then renamed), and their hash."""
+"""Files that are complete or absent (written under a temporary name, flushed, then renamed), and their hash."""
 
 from __future__ import annotations
 
@@ -40,20 +40,20 @@ def written_beside(target: Path) -> Iterator[BinaryIO]:
 
 
 def put_in_place(target: Path) -> None:
-    """Rename what `written_beside` wrote, and flush the folder, so that a power cut cannot take the name away."""
+    """Rename what `written_beside` wrote, and flush the folder, so that a power cut cannot undo the rename."""
     os.replace(temporary_of(target), target)
     flush_folder(target.parent)
 
 
 def write_atomically(target: Path, content: str | bytes) -> None:
-    """Replace a small file in one go: a reader sees the old text or the new one, never half."""
+    """Replace a small file atomically: a reader sees the old text or the new one, never half."""
     with written_beside(target) as file:
         file.write(content.encode() if isinstance(content, str) else content)
     put_in_place(target)
 
 
 def flush_folder(folder: Path) -> None:
-    """Names live in the folder: they are safe once it is flushed."""
+    """Names are stored in the folder: they are safe once it is flushed."""
     with contextlib.suppress(OSError):  # Windows and some network file systems cannot open a folder
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -63,12 +63,12 @@ def flush_folder(folder: Path) -> None:
 
 
 def temporary_of(target: Path) -> Path:
-    """Where the file is written before it gets its name. Two processes never use the same place."""
+    """Where the file is written before it gets its name. Two processes never use the same name."""
     return target.with_name(f"{TEMPORARY}{os.getpid()}-{target.name}")
 
 
 def remove_leftovers(folder: Path) -> list[Path]:
-    """Remove what dead writers left. Only under the store's lock: then nobody else is writing."""
+    """Remove what dead writers left. Only under the store's lock: then no other process is writing."""
     left = [path for path in folder.glob(f"{TEMPORARY}*") if path.is_file()]
     for path in left:
         with contextlib.suppress(OSError):
@@ -123,12 +123,12 @@ def _lives(pid: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     except OSError:
-        return True  # it is somebody else's
+        return True  # it belongs to another user
     return True
 
 
 def sha256_of(file: str | os.PathLike[str] | io.BufferedIOBase | io.RawIOBase) -> str:
-    """The hash of a whole file, given by its path or open at its begin, in constant memory."""
+    """The hash of a whole file, given by its path or as an open file at its start, in constant memory."""
     if isinstance(file, (str, os.PathLike)):
         with open(file, "rb", buffering=0) as opened:
             return sha256_of(opened)

@@ -1,7 +1,7 @@
 """TensorBoard event files, read without TensorBoard: the scalars, and when they were written.
 
 A file is a row of records: length (8 bytes), its checksum (4), the event (a protocol buffer), its checksum (4). Only
-the few fields that hold scalars are decoded. A record that is not whole yet waits for the next look.
+the few fields that hold scalars are decoded. A record that is not complete yet is read the next time.
 
     Event:    1 wall_time (double)   2 step (varint)   5 summary
     Summary:  1 value (repeated)     Value: 1 tag   2 simple_value (float)   8 tensor   9 metadata
@@ -55,7 +55,7 @@ class EventFile:
         self._offset = 0
 
     def records(self) -> Iterator[list[dict[str, object]]]:
-        """Batches of new records: `{"step": 3, "wall_time": 1.7e9, "loss": 0.5}`, one a summary."""
+        """Batches of new records: `{"step": 3, "wall_time": 1.7e9, "loss": 0.5}`, one per summary."""
         with self.path.open("rb") as file:
             self.modified = self.path.stat().st_mtime
             file.seek(self._offset)
@@ -114,7 +114,7 @@ def _value(data: bytes) -> tuple[str, float | None]:
 
 
 def _tensor(data: bytes) -> float | None:
-    """The value of a tensor of one number; anything else (text, images, histograms) is none of our business."""
+    """The value of a tensor of one number; anything else (text, images, histograms) is ignored."""
     dtype, content = 0, b""
     for field, value in _fields(data):
         if field == 1 and isinstance(value, int):

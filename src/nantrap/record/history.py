@@ -1,4 +1,4 @@
-"""The last steps of a run in memory: what the rules about growth, rates and spikes look at."""
+"""The last steps of a run in memory: what the rules about growth, learning rates and spikes use."""
 
 from __future__ import annotations
 

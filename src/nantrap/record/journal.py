@@ -1,6 +1,6 @@
-"""The journal: one JSON line a step, written so that it costs a healthy run nothing.
+"""The journal: one JSON line per step, written so that it costs a healthy run almost nothing.
 
-Lines are kept as dictionaries and turned into text in one go every few seconds, at an incident and at the end; one
+Lines are kept as dictionaries and turned into text together every few seconds, at an incident and at the end; one
 `write` call appends whole lines, so a reader never needs a lock and at worst sees a torn last line after a crash. A
 full disk stops the journal with one warning, never the training.
 """
@@ -83,7 +83,7 @@ class _Writer:
             self.close()
             if not sys.is_finalizing():
                 warnings.warn(
-                    f"nantrap: the journal {self.path} stops here: {error.strerror or error}. Training goes on",
+                    f"nantrap: the journal {self.path} stops here: {error.strerror or error}. Training continues",
                     RuntimeWarning,
                     stacklevel=4,
                 )

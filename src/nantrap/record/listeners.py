@@ -1,4 +1,4 @@
-"""Who else is told what the journal is told: exporters and alerts."""
+"""What else gets the lines of the journal: exporters and alerts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from nantrap.record.exporters import Exporter, open_exporters
 
 
 class Listener(Protocol):
-    """Gets the lines of the journal and the incidents as they happen. Returns at once and never raises."""
+    """Gets the lines of the journal and the incidents as they happen. Returns immediately and never raises."""
 
     def append(self, line: Mapping[str, Any]) -> None:
         """A line of the journal: a step or an evaluation."""
@@ -35,7 +35,7 @@ def open_listeners(
     run_dir: str | os.PathLike[str] | None,
     facts: Mapping[str, Any],
 ) -> tuple[Listener, ...]:
-    """Start exporters and alerts; none of them without a wish, so that a run without them pays nothing."""
+    """Start the exporters and alerts that were asked for; a run without them pays nothing."""
     wanted = (export,) if isinstance(export, str) else tuple(export)
     listeners: list[Listener] = []
     if wanted:

@@ -72,7 +72,7 @@ def _is_object(line: str) -> bool:
 
 
 def _is_table(header: str, row: str) -> bool:
-    """A line of names and a line of numbers, as many of the one as of the other."""
+    """A line of names and a line of numbers, equally many of both."""
     names, cells = header.strip().split(","), row.strip().split(",")
     if (
         len(names) < 2

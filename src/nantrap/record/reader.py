@@ -1,4 +1,4 @@
-"""Reading a journal: the one way in for every later tool. Works while the run is alive."""
+"""Reading a journal: the one reader that every other tool uses. Works while the run is alive."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class JournalLine:
 
 
 def journal_paths(run_dir: str | os.PathLike[str]) -> dict[int, Path]:
-    """The journals of a run by rank. A path of a journal itself is taken as it is."""
+    """The journals of a run by rank. The path of a journal itself is used directly."""
     path = Path(run_dir)
     if path.is_file():
         match = _NAME.search(path.name)
@@ -49,7 +49,8 @@ def journal_paths(run_dir: str | os.PathLike[str]) -> dict[int, Path]:
 
 
 def read_journal(run_dir: str | os.PathLike[str], *, rank: int | None = None) -> Iterator[JournalLine]:
-    """Every step, rank by rank. Torn lines (a crash while writing) are passed over; wrong ones raise and are named."""
+    """Every step, rank by rank. Torn lines (a crash while writing) are skipped; wrong ones raise an error that names
+    them."""
     for journal_rank, path in journal_paths(run_dir).items():
         if rank is None or rank == journal_rank:
             yield from _read_file(path, journal_rank)

@@ -1,4 +1,4 @@
-"""A run as it lies on disk, whoever wrote it: opened without torch, read while it grows.
+"""A run on disk, whatever wrote it: opened without torch, read while it grows.
 
 run = record.open_run("runs/exp1")       # a run folder of nantrap: all ranks, incidents, evaluations
 run = record.open_run("train.log")       # or a log that nantrap did not write
@@ -97,7 +97,7 @@ class _Stream:
                 steps.append(record)
             elif event == "eval" and isinstance(metrics, dict):
                 self._evaluations.extend([{**metrics, "step": record.get("step", 0)}])
-            elif self._own:  # a line beside the steps
+            elif self._own:  # a line between the steps
                 if len(self.marks) < _MOST_MARKS:
                     step = record.get("step")
                     self.marks.append(
@@ -184,7 +184,7 @@ class Run:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """Lines of a text log that speak of NaN or of an error."""
+        """Lines of a text log that mention NaN or an error."""
         return tuple(
             note
             for stream in self._streams.values()
@@ -199,7 +199,7 @@ class Run:
 
     @property
     def total_steps(self) -> int | None:
-        """How many steps the run is to have, where the log says so."""
+        """How many steps the run is to have, where the log shows it."""
         planned = self.info.get("total_steps")
         return planned if isinstance(planned, int) else self._streams[self.ranks[0]].source.total_steps
 
@@ -223,7 +223,7 @@ class Run:
 
     @property
     def total_epochs(self) -> int | None:
-        """How many epochs the run is to have, where the log says so."""
+        """How many epochs the run is to have, where the log shows it."""
         return self._streams[self.ranks[0]].source.total_epochs
 
     @property
@@ -237,7 +237,7 @@ class Run:
     # ---- reading
 
     def refresh(self) -> bool:
-        """Read what was written since the last look. True if anything was."""
+        """Read what was written since the last call. True if anything was."""
         changed = self._read_folder() if self.kind == "nantrap" and self.path.is_dir() else False
         for stream in self._streams.values():
             changed = stream.refresh() or changed
@@ -278,7 +278,7 @@ def open_run(
         path: a run folder; a journal; JSON lines; transformers' trainer_state.json; a CSV table such as Lightning's
             metrics.csv; a text log; a TensorBoard event file, or the folder of one.
         columns: read only these columns (names as in `Series.get`), for a journal that is too large to hold.
-        on_read: told the number of bytes after each piece of a file, for a progress bar.
+        on_read: called with the number of bytes after each piece of a file, for a progress bar.
 
     Raises:
         UsageError: nothing can be read there; the message says what was looked for.
@@ -313,7 +313,7 @@ def _journals(path: Path) -> dict[int, Path]:
 
 
 def _only(columns: Collection[str]) -> Callable[[str], bool]:
-    """Whether a name of a log is among the columns asked for, or holds one of them."""
+    """Whether a name of a log is among the wanted columns, or holds one of them."""
     forms = {normal_form(name) for name in columns}
     for name in {*columns, "step", "epoch"} & NAMES.keys() | {"step"}:
         forms |= {form.strip("_") for form in NAMES[name].split()}

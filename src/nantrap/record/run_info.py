@@ -60,7 +60,7 @@ def write_run_info(run_dir: str | os.PathLike[str], facts: dict[str, Any]) -> Pa
 def redacted(arguments: Sequence[str]) -> list[str]:
     """Command line arguments without secrets: values of options that are named like one, tokens, and credentials.
 
-    Also without the user's home folder, which names the person. `--key 5` keeps its value: a number is no secret.
+    Also without the user's home folder, which names the user. `--key 5` keeps its value: a number is not a secret.
     """
     shown: list[str] = []
     hide_next = False

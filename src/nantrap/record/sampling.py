@@ -1,4 +1,4 @@
-"""Fewer points that tell the same: what is drawn of a million steps keeps every spike and every NaN gap."""
+"""Fewer points that show the same curve: what is drawn of a million steps keeps every spike and every NaN gap."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from nantrap.record.columns import Floats, Ints
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Envelope:
-    """A column in buckets of equal width: arrays with one entry a bucket; NaN where a bucket has no finite value.
+    """A column in buckets of equal width: arrays with one entry per bucket; NaN where a bucket has no finite value.
 
     Attributes:
         left: the step at which the bucket begins.

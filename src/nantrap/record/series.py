@@ -34,7 +34,7 @@ _EVALUATION = re.compile(
     r"(?=.*(?:^|_)(?:eval|evaluation|val|valid|validation|test|dev)(?:_|$))"
     r"(?!.*(?:runtime|per_second|(?:^|_)(?:time|steps?|samples|epoch|batch_size|jit_compilation_time)$))"
 )
-_LARGEST = 2.0**53  # the last whole number that a float64 tells from the next
+_LARGEST = 2.0**53  # the last whole number that a float64 distinguishes from the next
 _APART = re.compile(r"[^a-z0-9]+")
 
 
@@ -72,7 +72,7 @@ def is_evaluation(name: str) -> bool:
 
 
 def not_repeated(step: Ints) -> Bools:
-    """Where steps were gone through again later (a run that was started again): True for the last pass alone."""
+    """Where steps were repeated later (a run that was started again): True for the last pass only."""
     if len(step) < 2:
         return np.ones(len(step), dtype=bool)
     begin = passes(step)
@@ -85,8 +85,8 @@ def not_repeated(step: Ints) -> Bools:
 def passes(step: Ints) -> Ints:
     """Where a run was started again: the indices at which the step goes back, the first one included.
 
-    One or two steps that go back, after which the count goes on where it was, are no new start: another progress bar
-    in a text log, or lines of several processes out of order.
+    One or two steps that go back, after which the count continues where it was, are not a new start: another progress
+    bar in a text log, or lines of several processes out of order.
     """
     back = np.flatnonzero(np.diff(step) < 0) + 1
     highest = np.maximum.accumulate(step)[back - 1]
@@ -206,7 +206,7 @@ class Series:
 
     @property
     def current(self) -> Bools:
-        """False for rows whose steps a later start of the run went through again."""
+        """False for rows whose steps a later start of the run repeated."""
         return not_repeated(self.step)
 
     def events(self, *, limit: int = 1000) -> list[Event]:

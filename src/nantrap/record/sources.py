@@ -31,7 +31,7 @@ class Source(Protocol):
     on_read: Callable[[int], None] | None
 
     def begin_again(self) -> bool:
-        """Whether the log was replaced since the last look; what was read so far is void then."""
+        """Whether the log was replaced since the last read; what was read so far is invalid then."""
         ...
 
     def read(self) -> Iterator[Records | Block]:
@@ -49,7 +49,7 @@ class _Base:
         self.total_steps: int | None = None
         self.total_epochs: int | None = None
         self.on_read: Callable[[int], None] | None = None
-        """Told the bytes that were read, for a progress bar."""
+        """Called with the bytes that were read, for a progress bar."""
 
     def _chunks(self, tail: Tail) -> Iterator[bytes]:
         for chunk in tail.chunks():
@@ -59,7 +59,7 @@ class _Base:
 
 
 class JsonLines(_Base):
-    """One JSON object a line. A line that is none is passed over and counted; half a line waits."""
+    """One JSON object per line. Any other line is skipped and counted; half a line waits."""
 
     def __init__(self, path: Path, *, wanted: Callable[[str], bool] | None = None) -> None:
         super().__init__(path)
@@ -123,7 +123,7 @@ class JsonLines(_Base):
             if isinstance(record, dict):
                 records.append(record)
             elif line.strip():
-                self.problems.append(f"{self.path.name}, line {number}: not a JSON object, passed over")
+                self.problems.append(f"{self.path.name}, line {number}: not a JSON object, skipped")
         return records
 
 
@@ -137,7 +137,7 @@ class TextLines(_Base):
 
     @property
     def notes(self) -> list[Note]:
-        """Lines that speak of trouble."""
+        """Lines that report a problem."""
         return self._log.notes
 
     def begin_again(self) -> bool:

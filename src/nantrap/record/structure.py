@@ -2,7 +2,7 @@
 
 One codec for checkpoints and for the bundles of incidents. Keys keep their type (an optimizer counts its parameters by
 number), NumPy arrays and complex tensors come back as what they were, tied tensors are stored once. What has no form on
-disk is refused by name in a checkpoint, which must be loadable, and named in a bundle, which tells what was there.
+disk is refused by name in a checkpoint, which must be loadable, and named in a bundle, which shows what was there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What was appended to a file since the last look: whole lines, a chunk at a time, never the file as a whole."""
+"""What was appended to a file since the last read: whole lines, a chunk at a time, never the file as a whole."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SETTLED_SECONDS = 5.0
 class Tail:
     """Reads a growing file. Holds the offset up to which it has read, and how the file looked then.
 
-    A last line without its end waits for the next look, unless nothing was written for some seconds: then the writer
+    A last line without its end waits for the next read, unless nothing was written for some seconds: then the writer
     has ended without a newline, or died.
 
     Args:
@@ -35,7 +35,7 @@ class Tail:
         self._head = b""
 
     def replaced(self) -> bool:
-        """Whether this is another file than the one read so far, or was written anew: begin from its start then."""
+        """Whether this is another file than the one read so far, or was rewritten: begin from its start then."""
         try:
             status = self.path.stat()
             with self.path.open("rb") as file:
@@ -73,7 +73,7 @@ class Tail:
                 rest = data[end:]
                 if len(rest) > _LONGEST_LINE:
                     raise FormatError(
-                        f"{self.path}: a line of more than {_LONGEST_LINE >> 20} MB; this is no log of lines"
+                        f"{self.path}: a line of more than {_LONGEST_LINE >> 20} MB; this is not a log of lines"
                     )
             if rest and (time.time() - self.modified > _SETTLED_SECONDS or self._whole(rest)):
                 self._offset += len(rest)

@@ -42,7 +42,7 @@ class Template:
             for word in _NONFINITE:
                 joined = joined.replace(word.encode(), word.strip('"').encode())
         with warnings.catch_warnings():
-            warnings.simplefilter("error", DeprecationWarning)  # numpy's word for "1.2.3 is no number"
+            warnings.simplefilter("error", DeprecationWarning)  # numpy's error for "1.2.3 is not a number"
             try:
                 values = np.fromstring(joined, sep=",")
             except (DeprecationWarning, ValueError):

@@ -69,7 +69,7 @@ class Shape:
         values: names and places of measured values.
         epoch: the epoch, and `epochs` of how many.
         count: the step or iteration, and `total` of how many, each with what it is to be multiplied by.
-        within: whether the count begins anew in every epoch.
+        within: whether the count starts again in every epoch.
         is_record: whether the line holds a measured value at all.
     """
 
@@ -107,7 +107,7 @@ class Shapes:
 
 
 def as_number(text: str) -> float | str:
-    """A number, also in the many spellings of NaN; else the text, for others to judge."""
+    """A number, also in the many spellings of NaN; otherwise the text itself."""
     try:
         return float(text)
     except ValueError:

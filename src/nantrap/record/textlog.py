@@ -1,8 +1,8 @@
 """Plain text logs by pattern: progress bars, `step 100 | loss 2.3 | lr 1e-4`, `key=value`, printed dictionaries.
 
-A line counts as a record when it holds a measured value (a loss, an accuracy, a learning rate next to a step, ...).
-Where a line says so, the epoch and the step are taken from it; steps that are counted anew in every epoch become one
-count over the whole log. Lines that speak of NaN or of an error are kept as notes.
+A line counts as a record when it holds a measured value (a loss, an accuracy, a learning rate next to a step, ...). The
+epoch and the step are taken from the lines that have them; steps that are counted from 0 in every epoch become one
+count over the whole log. Lines that mention NaN or an error are kept as notes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _TROUBLE = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Note:
-    """A line of a text log that speaks of trouble: NaN, overflow, an error."""
+    """A line of a text log that reports a problem: NaN, overflow, an error."""
 
     step: int
     row: int
@@ -90,7 +90,7 @@ class TextLog:
         if count is None:
             return
         if total and epoch is None and total < self._largest:
-            return  # the bar of an evaluation, or of the epochs, beside that of the steps
+            return  # the bar of an evaluation, or of the epochs, next to that of the steps
         self._largest = max(self._largest, total or 0)
         within = shape.within
         epoch_ended = (

@@ -3,7 +3,7 @@
 wording      the words of a diagnostic: what terminal, pages and JSON share
 terminal     the diagnostic in a terminal
 view_*       the view-models: everything that a page shows, ready to be laid out
-pages        HTML, from the templates beside it
+pages        HTML, from the templates in this folder
 formats      Markdown, JSON, JUnit, GitHub annotations, SARIF
 writing      reports as files
 """
@@ -38,6 +38,9 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("write_incident_report", "write_run_report"):  # templates and numpy wait until a report is written
+    if name in (
+        "write_incident_report",
+        "write_run_report",
+    ):  # templates and numpy are imported only when a report is written
         return getattr(importlib.import_module("nantrap.report.writing"), name)
     raise AttributeError(f"module 'nantrap.report' has no attribute {name!r}")

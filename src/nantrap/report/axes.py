@@ -1,4 +1,4 @@
-"""Axes: from values to heights, from steps to places, and the round numbers beside them."""
+"""Axes: from values to heights, from steps to places, and the round numbers of the ticks."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 from nantrap.report.columns import Columns
 
 _LARGEST = 1e300
-"""Beyond it the height of a curve says nothing, and differences overflow."""
+"""Beyond it the height of a curve has no meaning, and differences overflow."""
 _FLOOR = 14.0
 """Height of the strip for values that a logarithmic axis cannot show."""
 

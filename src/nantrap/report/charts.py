@@ -1,6 +1,6 @@
 """Charts as inline SVG without a script: curves in a stretched inner picture, text and marks outside, in per cent.
 
-Text never scales, colours come from the page's style, and every chart has a sentence for who cannot see it.
+Text never scales, colours come from the page's style, and every chart has a description for screen readers.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from nantrap.report.visible import visible
 
 _WIDTH = 1000
 _SPIKE = 3.0
-"""A largest value beyond so many times the middle one is drawn as a stroke of its own."""
+"""A largest value beyond this many times the middle one is drawn as a separate stroke."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A vertical line at a step with a word beside it."""
+    """A vertical line at a step with a label."""
 
     step: int
     text: str = ""

@@ -1,7 +1,7 @@
-"""Losses over steps as a picture: an SVG that needs no library, no script and no font of its own.
+"""Losses over steps as a picture: an SVG that needs no library, no script and no font.
 
-A curve that is no longer finite ends in a cross, with the step at which it did: what a plotting library leaves out is
-the very thing to be seen here. Steps that were skipped are ticks at the bottom, and the curve goes on over them.
+A curve that is no longer finite ends in a cross, with the step at which it did: a plotting library would leave out
+exactly that. Steps that were skipped are ticks at the bottom, and the curve continues over them.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from html import escape
 
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8a8a8a")
-"""Okabe and Ito's, told apart by people who see red and green alike."""
+"""The palette of Okabe and Ito, which colour-blind readers can distinguish."""
 _STRONG = "#111111"
 _WIDTH, _HEIGHT = 800, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 230, 52, 44
 _LIMIT = 1e100
-"""Beyond it the height of a curve says nothing."""
+"""Beyond it the height of a curve has no meaning."""
 _FONT = "font-family='ui-sans-serif, system-ui, sans-serif'"
 
 
@@ -26,11 +26,11 @@ class Curve:
     """One run.
 
     Attributes:
-        name: shown beside its end.
-        values: one a step; what is not finite is not drawn.
+        name: shown at its end.
+        values: one per step; what is not finite is not drawn.
         skipped: steps that were not applied, whose value is left out.
-        strong: drawn thicker, the run that is spoken of.
-        note: said behind its name, unless it was lost.
+        strong: drawn thicker: the main run.
+        note: shown after its name, unless the run was lost.
     """
 
     name: str

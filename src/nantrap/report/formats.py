@@ -261,7 +261,7 @@ def sarif(problems: Sequence[Problem]) -> str:
 
 
 def relative(file: str) -> str:
-    """A path as a repository knows it: relative to here if it is below, with forward slashes."""
+    """A path relative to the current folder if it is below it, with forward slashes."""
     try:
         below = Path(os.path.abspath(file)).relative_to(Path.cwd())
     except ValueError:

@@ -1,4 +1,4 @@
-"""Lines that do not break a progress bar: `tqdm` is asked to step aside while something is written."""
+"""Lines that do not break a progress bar: `tqdm` clears its bar while something is written."""
 
 from __future__ import annotations
 

@@ -98,9 +98,9 @@ def view_of(
         run: as opened; `run.refresh()` beforehand brings it up to date.
         rank: whose values to show; the lowest rank's by default.
         now: the time, in seconds since the epoch.
-        verdict: the health of the run, whose failed checks are shown; it takes too long for every look.
+        verdict: the health of the run, whose failed checks are shown; it takes too long for every update.
         width: characters of a sparkline.
-        window: only the last so many rows.
+        window: only this many of the last rows.
         log: sparklines of positive values on a logarithmic scale.
     """
     series = run.main if rank is None or rank not in run.series else run.series[rank]
@@ -162,7 +162,7 @@ def _bars(column: Column, width: int, *, log: bool) -> str:
 
 
 def incident_texts(run: Run, *, width: int | None, color: bool = False) -> list[str]:
-    """The diagnostics of a run, the oldest first; of a text log, the lines that speak of trouble."""
+    """The diagnostics of a run, the oldest first; of a text log, the lines that report a problem."""
     texts = [
         render_incident(folder.incident, color=color, width=width)
         if folder.incident is not None

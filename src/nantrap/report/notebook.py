@@ -1,4 +1,4 @@
-"""Incidents and runs in a notebook: the same pages, in a frame of their own, so that no style leaks in or out."""
+"""Incidents and runs in a notebook: the same pages, each in its own frame, so that no style leaks in or out."""
 
 from __future__ import annotations
 

@@ -32,13 +32,13 @@ def incident_page(view: IncidentView, *, links: bool = True) -> str:
 
     Args:
         view: what to show.
-        links: whether the page lies in the folder of the incident, so that files beside it can be linked.
+        links: whether the page is in the folder of the incident, so that files there can be linked.
     """
     return render("incident.html.j2", links=links, **incident_context(view))
 
 
 def incident_context(view: IncidentView) -> dict[str, Any]:
-    """What the template of an incident needs beside the view."""
+    """What the template of an incident needs in addition to the view."""
     excerpt = view.said.excerpt
     width = max([len(str(number)) for number, _, _ in view.source], default=1)
     incident = view.incident
@@ -57,12 +57,12 @@ def incident_context(view: IncidentView) -> dict[str, Any]:
 
 
 def run_page(view: RunView, *, links: bool = True) -> str:
-    """The page of a run. `links`: whether it lies in the folder of the run."""
+    """The page of a run. `links`: whether it is in the folder of the run."""
     return render("run.html.j2", links=links, live=False, incident_link=_report_link, **run_context(view))
 
 
 def run_context(view: RunView) -> dict[str, Any]:
-    """What the template of a run needs beside the view."""
+    """What the template of a run needs in addition to the view."""
     present = {"stages": bool(view.stages), "evaluation": bool(view.evaluations) or len(view.ranks) > 1}
     titles = (
         ("curves", "Curves"), ("causes", "Causes"), ("stages", "Checks"), ("evaluation", "Evaluation, ranks"),
@@ -153,7 +153,8 @@ def _environment() -> Environment:
 
 
 def _finalized(found: Any) -> Any:
-    """Every value that reaches a page: markup that we made as it is, text without control characters and of an end."""
+    """Every value that reaches a page: our own markup unchanged, text without control characters and with a limited
+    length."""
     if isinstance(found, Markup) or not isinstance(found, str):
         return found
     text = found if len(found) <= _LONGEST_TEXT else found[:_LONGEST_TEXT] + " ..."

@@ -1,6 +1,6 @@
 """Curves of runs as a picture file (PNG, SVG, PDF), drawn by matplotlib, an optional extra.
 
-One panel a column, all over the same steps, all runs in each panel. A curve of many steps is drawn as its median with
+One panel per column, all with the same steps, all runs in each panel. A curve of many steps is drawn as its median with
 the range around it, so that a spike of one step is still seen. Values that are not finite are gaps with a red mark,
 never joined; steps that were skipped are ticks at the bottom; rollbacks are triangles.
 """
@@ -61,7 +61,7 @@ def plot_runs(runs: Sequence[Run], *, form: str, options: PlotOptions | None = N
         UsageError: a column that no run has, or a format that is not known.
         MissingExtraError: matplotlib is not installed.
     """
-    wishes = options or PlotOptions()
+    options = options or PlotOptions()
     if form not in FORMATS:
         raise UsageError(f"a picture can be {', '.join(FORMATS)}, not {form!r}")
     try:
@@ -69,17 +69,17 @@ def plot_runs(runs: Sequence[Run], *, form: str, options: PlotOptions | None = N
         from matplotlib.figure import Figure
     except ImportError as error:
         raise MissingExtraError("matplotlib", extra="plot") from error
-    names = _panels(runs, wishes)
-    groups = [[run] for run in runs] if wishes.side_by_side and len(runs) > 1 else [list(runs)]
+    names = _panels(runs, options)
+    groups = [[run] for run in runs] if options.side_by_side and len(runs) > 1 else [list(runs)]
     with matplotlib.rc_context(_SETTINGS), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks
+        warnings.filterwarnings("ignore", message="Glyph")  # a name with characters that the font lacks
         size = (max(7.0, 4.2 * len(groups)) + 1.0, 1.0 + 2.4 * len(names) + (0.6 if len(names) == 1 else 0))
         figure = Figure(figsize=size, layout="constrained")
         axes = figure.subplots(len(names), len(groups), sharex="col", sharey="row", squeeze=False)
         for column, group in enumerate(groups):
             for row, name in enumerate(names):
-                _panel(axes[row][column], name, group, wishes, first=len(groups) == 1 or column == 0)
-            axes[-1][column].set_xlabel("epoch" if wishes.by_epoch else "step")
+                _panel(axes[row][column], name, group, options, first=len(groups) == 1 or column == 0)
+            axes[-1][column].set_xlabel("epoch" if options.by_epoch else "step")
             axes[-1][column].xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
             if len(groups) > 1 or len(runs) == 1:
                 axes[0][column].set_title(_label(group[0]), loc="left", fontsize=10)
@@ -92,12 +92,12 @@ def plot_runs(runs: Sequence[Run], *, form: str, options: PlotOptions | None = N
     return out.getvalue()
 
 
-def _panels(runs: Sequence[Run], wishes: PlotOptions) -> list[str]:
+def _panels(runs: Sequence[Run], options: PlotOptions) -> list[str]:
     """The columns to draw, patterns resolved; a column that no run has is an error that names what there is."""
     names: list[str] = []
-    known = list(dict.fromkeys(name for run in runs for name in (*_series(run, wishes).names, *run.evaluations)))
-    for wanted in wishes.columns:
-        found = [wanted] if any(_column(run, wanted, wishes) is not None for run in runs) else []
+    known = list(dict.fromkeys(name for run in runs for name in (*_series(run, options).names, *run.evaluations)))
+    for wanted in options.columns:
+        found = [wanted] if any(_column(run, wanted, options) is not None for run in runs) else []
         found = found or [name for name in known if fnmatch.fnmatchcase(name, wanted)]
         if not found:
             raise UsageError(f"no column {wanted!r}; there are: {', '.join(map(visible, known)) or 'none'}")
@@ -107,16 +107,16 @@ def _panels(runs: Sequence[Run], wishes: PlotOptions) -> list[str]:
     return names
 
 
-def _series(run: Run, wishes: PlotOptions) -> Any:
-    if wishes.rank is None:
+def _series(run: Run, options: PlotOptions) -> Any:
+    if options.rank is None:
         return run.main
-    if wishes.rank not in run.series:
-        raise UsageError(f"{run.path}: no rank {wishes.rank}; there are {', '.join(map(str, run.ranks))}")
-    return run.series[wishes.rank]
+    if options.rank not in run.series:
+        raise UsageError(f"{run.path}: no rank {options.rank}; there are {', '.join(map(str, run.ranks))}")
+    return run.series[options.rank]
 
 
-def _column(run: Run, name: str, wishes: PlotOptions) -> Column | None:
-    series = _series(run, wishes)
+def _column(run: Run, name: str, options: PlotOptions) -> Column | None:
+    series = _series(run, options)
     column: Column | None = series.get(name)
     if column is None or not len(column):
         column = run.evaluations.get(name)
@@ -128,29 +128,29 @@ def _column(run: Run, name: str, wishes: PlotOptions) -> Column | None:
     return column
 
 
-def _panel(axes: Axes, name: str, runs: Sequence[Run], wishes: PlotOptions, *, first: bool) -> None:
+def _panel(axes: Axes, name: str, runs: Sequence[Run], options: PlotOptions, *, first: bool) -> None:
     drawn = []
     for index, run in enumerate(runs):
-        column = _column(run, name, wishes)
+        column = _column(run, name, options)
         if column is not None:
-            x = _positions(run, column, wishes)
+            x = _positions(run, column, options)
             _curve(axes, x, column, colour=_COLOURS[index % len(_COLOURS)], style=_STYLES[index // len(_COLOURS) % 4],
                    label=_label(run))  # fmt: skip
             drawn.append((run, column, x))
     values = np.concatenate([column.value[np.isfinite(column.value)] for _, column, _ in drawn] or [np.empty(0)])
     positive = len(values) > 0 and (values > 0).mean() > 0.99
-    if wishes.log and positive:
+    if options.log and positive:
         axes.set_yscale("log", nonpositive="mask")
         _plain_ticks(axes, values[values > 0])
     if first:
-        axes.set_ylabel(_escaped(name) + ("" if positive or not wishes.log else "\n(linear: values ≤ 0)"))
+        axes.set_ylabel(_escaped(name) + ("" if positive or not options.log else "\n(linear: values ≤ 0)"))
     for index, (run, column, x) in enumerate(drawn):
         _trouble(
             axes,
             run,
             column,
             x,
-            wishes,
+            options,
             colour=_BAD if len(drawn) == 1 else _COLOURS[index % len(_COLOURS)],
             lane=index,
         )
@@ -171,10 +171,10 @@ def _plain_ticks(axes: Axes, values: Any) -> None:
     axes.yaxis.set_minor_formatter(plain if decades < 1 else NullFormatter())
 
 
-def _positions(run: Run, column: Column, wishes: PlotOptions) -> Any:
-    if not wishes.by_epoch:
+def _positions(run: Run, column: Column, options: PlotOptions) -> Any:
+    if not options.by_epoch:
         return column.step
-    epoch = _series(run, wishes).get("epoch")
+    epoch = _series(run, options).get("epoch")
     if epoch is None or not len(epoch):
         raise UsageError(f"{run.path}: the log has no epochs; leave --x epoch out")
     return np.interp(column.step, epoch.step, epoch.value)
@@ -207,9 +207,9 @@ def _lone_points(axes: Axes, x: Any, value: Any, colour: str) -> None:
         axes.plot(np.asarray(x)[lone], value[lone], ".", color=colour, markersize=4)
 
 
-def _trouble(axes: Axes, run: Run, column: Column, x: Any, wishes: PlotOptions, *, colour: str, lane: int) -> None:
+def _trouble(axes: Axes, run: Run, column: Column, x: Any, options: PlotOptions, *, colour: str, lane: int) -> None:
     """Marks where values are not finite, steps were skipped, and the run was rolled back or stopped."""
-    series = _series(run, wishes)
+    series = _series(run, options)
     bottom = axes.get_xaxis_transform()
     bad = ~np.isfinite(column.value)
     places = np.asarray(x, dtype=float)
@@ -226,7 +226,7 @@ def _trouble(axes: Axes, run: Run, column: Column, x: Any, wishes: PlotOptions, 
         # the last gap that reaches the end of the curve is the one that matters
         if stops[-1] == len(bad) - 1 and len(bad) - starts[-1] >= 3:
             word = "NaN" if np.isnan(column.value[starts[-1]]) else "Inf"
-            text = f"{word} from {'epoch' if wishes.by_epoch else 'step'} {places[starts[-1]]:,.6g}"
+            text = f"{word} from {'epoch' if options.by_epoch else 'step'} {places[starts[-1]]:,.6g}"
             high = 0.94 - 0.09 * lane
             left = places[starts[-1]] > places[0] + 0.6 * width
             axes.annotate(
@@ -254,6 +254,6 @@ def _label(run: Run) -> str:
 
 
 def _escaped(text: str) -> str:
-    """As it is: `$` would begin a formula, and a leading underscore hides a label from the legend."""
+    """The text unchanged: `$` would begin a formula, and a leading underscore hides a label from the legend."""
     shown = visible(text).replace("$", r"\$")
     return f" {shown}" if shown.startswith("_") else shown

@@ -60,7 +60,7 @@ def legend(view: RunView) -> str:
     steps = view.last_step - view.first_step + 1
     number = min(COLUMNS, steps)
     if steps <= COLUMNS:
-        how = f"{count(steps, 'step')}, each drawn by itself."
+        how = f"{count(steps, 'step')}, each drawn separately."
     else:
         how = (
             f"{count(steps, 'step')} in {number} columns of about {steps / number:,.0f} steps. The band "
@@ -80,7 +80,7 @@ def _important(view: RunView) -> list[int]:
 
 
 def _events(view: RunView, span: Range) -> Markup:
-    """One lane for each cause, one tick for each of its steps; rollbacks and the stop in a lane of their own."""
+    """One lane for each cause, one tick for each of its steps; rollbacks and the stop in a separate lane."""
     groups = view.groups[:_LANES]
     if not groups and not view.rollbacks and view.stop_step is None:
         return Markup("")

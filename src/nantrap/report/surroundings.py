@@ -1,7 +1,7 @@
-"""What stands around an incident on disk: the run's description, the steps before, other incidents, the source file.
+"""What is around an incident on disk: the run's description, the steps before, other incidents, the source file.
 
-Everything here is optional and read with care: an incident folder may be all that somebody has, and it is read while
-the run goes on. A journal of a gigabyte is searched by halving, never read whole.
+Everything here is optional and may be missing: an incident folder may be all that there is, and it is read while the
+run continues. A journal of a gigabyte is searched by halving, never read whole.
 """
 
 from __future__ import annotations

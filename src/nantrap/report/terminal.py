@@ -97,7 +97,7 @@ def is_terminal() -> bool:
 
 
 def terminal_width() -> int:
-    """Characters of a line on the terminal of standard error, within reason. `COLUMNS` says it where it is set."""
+    """Characters of a line on the terminal of standard error, within limits; `COLUMNS` overrides it."""
     columns = 0
     if not os.environ.get("COLUMNS", "").isdigit():
         with contextlib.suppress(OSError, ValueError, AttributeError):  # standard output may be a pipe, this one not

@@ -19,7 +19,7 @@ _WORD_OUTCOME: Final = {"healthy": "pass", "doubtful": "warn", "sick": "fail", "
 
 
 def verdict_as_text(verdict: Verdict, *, color: bool = False) -> str:
-    """The verdict for a terminal: one line a check, each with a sign and a word."""
+    """The verdict for a terminal: one line per check, each with a sign and a word."""
     kind = _KINDS.get(verdict.kind, verdict.kind)
     head = f"{_mark(_WORD_OUTCOME[verdict.word], verdict.word, color)}  {visible(verdict.run)}"
     lines = [f"{head}  ({kind}, {verdict.steps:,} rows, last step {verdict.last_step:,}, {visible(verdict.state)})"]
@@ -34,7 +34,7 @@ def verdict_as_text(verdict: Verdict, *, color: bool = False) -> str:
 
 
 def verdict_as_junit(verdict: Verdict) -> str:
-    """The verdict as JUnit XML: a test case a check; what fails is a failure, what is not known is skipped."""
+    """The verdict as JUnit XML: one test case per check; what fails is a failure, what is not known is skipped."""
     cases = [("run", finding) for finding in verdict.findings]
     cases += [(f"stage {stage.name}", finding) for stage in verdict.stages for finding in stage.findings]
     failures = sum(finding.outcome == "fail" for _, finding in cases)
@@ -56,7 +56,7 @@ def verdict_as_junit(verdict: Verdict) -> str:
 
 
 def verdict_as_github(verdict: Verdict) -> str:
-    """The verdict as workflow commands: errors and warnings that GitHub shows beside the run."""
+    """The verdict as workflow commands: errors and warnings that GitHub shows with the run."""
     lines = []
     for place, finding in [
         *(("", finding) for finding in verdict.findings),

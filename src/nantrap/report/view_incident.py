@@ -405,7 +405,7 @@ def _next_steps(incident: Incident, cause: Cause | None) -> tuple[str, ...]:
         verified = " It was verified: the failed step is finite with it." if cause.fix.verified else ""
         steps.append(_sentence(cause.fix.text) + verified)
     if cause is None or not cause.proven:
-        steps.append("Let the guard repeat the step: guard.attempt(loss_fn, batch) replays it and tries causes out.")
+        steps.append("Let the guard repeat the step: guard.attempt(loss_fn, batch) replays it and tests causes.")
     if incident.samples:
         samples = words.samples_text(incident)
         steps.append(f"Look at sample {samples} of the batch: the step fails because of what is in it.")

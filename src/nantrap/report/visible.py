@@ -1,4 +1,5 @@
-"""Names from a run are data: a module, a loss term or a file may hold any character. Shown, never obeyed."""
+"""Names from a run are data: a module, a loss term or a file may hold any character. They are shown and never
+interpreted."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ class WatchApp(App[None]):
         yield Footer()
 
     def on_mount(self) -> None:
-        """Draw, and look again at an interval."""
+        """Draw, and update at an interval."""
         self.title = "nantrap watch"
         self.draw()
         self.set_interval(self._interval, self.look)
@@ -98,7 +98,7 @@ class WatchApp(App[None]):
         self.query_one("#text", Static).update(self._incident(texts, view))
 
     def _judged(self) -> health.Verdict | None:
-        """The health of the run, judged again when that has cost little of the time since."""
+        """The health of the run, computed again if that took only a small part of the time since."""
         begin = time.monotonic()
         if begin >= self._judge_after:
             self._verdict = health.judge(self._run_read)
@@ -169,7 +169,7 @@ class WatchApp(App[None]):
         self.draw()
 
     def action_pause(self) -> None:
-        """Stop looking, or look again."""
+        """Pause the updates, or resume them."""
         self._paused = not self._paused
         self.look()
         self.draw()

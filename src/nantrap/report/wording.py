@@ -25,7 +25,7 @@ _SHOWN = 8
 
 
 def done_text(incident: Incident) -> str:
-    """What was done; that everything is as before is said only where it was not found to be otherwise."""
+    """What was done; "everything as before" is left out where a check found a difference."""
     words = DONE[incident.action.value]
     if incident.restored is False:
         return words.partition(",")[0] + ", but not everything is as before (see the note)"
@@ -91,7 +91,7 @@ class Diagnostic:
 
 
 def diagnostic(incident: Incident) -> Diagnostic:
-    """The words for an incident. Facts that were observed and causes that were inferred stay apart."""
+    """The words for an incident. Observed facts and inferred causes are kept apart."""
     cause = incident.causes[0] if incident.causes else None
     code = cause.code if cause else "NT000"
     notes = [Note("where", _where(incident)), *_found(incident)]
@@ -154,7 +154,7 @@ def what(incident: Incident) -> str:
     cause = incident.causes[0] if incident.causes else None
     if cause is not None and cause.slug != "unknown":
         summary = visible(cause.summary or cause.title)
-        said = module is None or module == "loss" or module in summary  # the summary names the place by itself
+        said = module is None or module == "loss" or module in summary  # the summary names the place already
         return f"{incident.phase}: [{cause.code}] {summary}{'' if said else where}"
     origin = origin_rank(incident)
     if origin is not None and origin != incident.rank:
@@ -328,7 +328,7 @@ def _excerpt(incident: Incident) -> Excerpt | None:
 
 
 def visible_tabs(text: str) -> str:
-    """Source code as it is shown: a tab is four spaces wherever it stands, so that marks stay under what they mark."""
+    """Source code as it is shown: a tab is four spaces everywhere, so that marks stay under what they mark."""
     return visible(text.replace("\t", "    "))
 
 

@@ -1,4 +1,4 @@
-"""Words to lines: at spaces only, never inside code, and no lone word at the end."""
+"""Line wrapping: at spaces only, never inside code, and no single word on the last line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def wrapped(text: str, width: int | None, *, first: int | None = None) -> list[s
 
 
 def _atoms(text: str, width: int) -> list[str]:
-    """What must not be broken, as long as it fits on a line of its own."""
+    """What must not be broken, as long as it fits on one line."""
     atoms: list[str] = []
     for match in _ATOM.finditer(text):
         found = match[0]

@@ -62,7 +62,7 @@ def write_run_report(run_dir: str | os.PathLike[str]) -> Path | None:
 
 
 def read_incident_view(folder: Path) -> IncidentView:
-    """The view of the incident in a folder, with what lies around it."""
+    """The view of the incident in a folder, with what was found around it."""
     incident = read_incident(folder)
     return view_incident(incident, surroundings(incident, folder))
 
@@ -94,7 +94,7 @@ def make_report(
     Args:
         path: the folder of a run or of an incident, an `incident.json`, a journal or a log.
         kind: the format.
-        beside: whether the page will lie in the folder it reports on, so that it can link to the files there.
+        beside: whether the page will be in the folder it reports on, so that it can link to the files there.
         expect: a plan (YAML) against which the stages of a run are checked.
     """
     place = Path(path)

@@ -101,7 +101,7 @@ def _summary(report: Report) -> Text:
     counts = [(risk, sum(each.risk == risk for each in report.findings)) for risk in ("high", "medium", "low")]
     parts = ", ".join(f"{count} {risk}" for risk, count in counts if count) or "no findings"
     files = f"{len(report.files_read):,} file{'' if len(report.files_read) == 1 else 's'} read"
-    more = "; `nantrap explain CODE` tells more" if report.findings else ""
+    more = "; `nantrap explain CODE` explains each" if report.findings else ""
     return Text(f"{files}: {parts}{more}")
 
 

@@ -49,7 +49,7 @@ class Exporters:
         self._background = Background(self._handle)
 
     def append(self, line: Mapping[str, Any]) -> None:
-        """A line of the journal: a step or an evaluation. Costs a training loop next to nothing."""
+        """A line of the journal: a step or an evaluation. Costs a training loop almost nothing."""
         if self._exporters:
             self._background.put((line, None))
 
@@ -80,7 +80,7 @@ class Exporters:
                     if values:
                         exporter.values(int(what.get("step", 0)), values)
                     self._failures[exporter.name] = 0
-            except Exception as error:  # whatever another tool does, training goes on
+            except Exception as error:  # whatever another tool does, training continues
                 self._failed(exporter, error)
 
     def _failed(self, exporter: Exporter, error: Exception) -> None:
@@ -89,10 +89,10 @@ class Exporters:
             return
         if exporter in self._exporters:
             self._exporters.remove(exporter)
-        self._warn(exporter.name, f"given up: {type(error).__name__}: {error}")
+        self._warn(exporter.name, f"switched off after {type(error).__name__}: {error}")
 
     def _warn(self, name: str, words: str) -> None:
-        warnings.warn(f"nantrap: export to {name}: {words}. Training goes on", RuntimeWarning, stacklevel=3)
+        warnings.warn(f"nantrap: export to {name}: {words}. Training continues", RuntimeWarning, stacklevel=3)
 
 
 def open_exporters(
@@ -103,7 +103,7 @@ def open_exporters(
     Args:
         wanted: names (`tensorboard`, `wandb`, `mlflow`, `trackio`), or objects with the methods of an `Exporter`.
         run_dir: the run's folder; its last part names the run.
-        facts: what to say about the run: the facts of `run.json`, never the environment.
+        facts: what to record about the run: the facts of `run.json`, never the environment.
 
     Raises:
         UsageError: an exporter that is not known.
@@ -126,7 +126,7 @@ def open_exporters(
             raise
         except Exception as error:  # no network, no login, a full disk
             warnings.warn(
-                f"nantrap: export to {name} did not start: {type(error).__name__}: {error}. Training goes on",
+                f"nantrap: export to {name} did not start: {type(error).__name__}: {error}. Training continues",
                 RuntimeWarning,
                 stacklevel=3,
             )

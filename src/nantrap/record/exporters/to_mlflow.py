@@ -1,4 +1,4 @@
-"""To MLflow: into the active run, or one of its own. Where it goes is MLflow's own setting (MLFLOW_TRACKING_URI)."""
+"""To MLflow: into the active run, or a new one. Where it goes is MLflow's own setting (MLFLOW_TRACKING_URI)."""
 
 from __future__ import annotations
 

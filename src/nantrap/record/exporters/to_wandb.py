@@ -1,4 +1,4 @@
-"""To Weights & Biases: into the run the script has begun, or one of its own. Offline with WANDB_MODE=offline."""
+"""To Weights & Biases: into the run the script has begun, or a new one. Offline with WANDB_MODE=offline."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def start(run_dir: str | None, facts: dict[str, Any]) -> WandB:
 
 
 class WandB:
-    """Logs to a run of W&B, over a step of its own, so that the script's own steps are not disturbed."""
+    """Logs to a run of W&B, over its own step counter, so that the script's own steps are not disturbed."""
 
     name = "wandb"
 

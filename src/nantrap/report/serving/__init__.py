@@ -3,6 +3,6 @@
 journals   steps from anywhere in a journal of any size, without reading it whole
 state      how a run is doing, in one word
 index      which runs there are, their summaries and their curves; SQLite as a cache that may be deleted at any time
-guarding   who may ask: host names, other sites, a token
+guarding   access control: host names, other sites, a token
 app        the pages and the events
 """

@@ -49,7 +49,7 @@ class Live:
 
     Args:
         index: the runs.
-        interval: seconds between two looks at a file; small in tests.
+        interval: seconds between two reads of a file; small in tests.
     """
 
     def __init__(self, index: Index, *, interval: float = 1.0) -> None:

@@ -1,4 +1,5 @@
-"""Who may ask: read-only, this host's names, no other site, and a token where strangers can reach the server."""
+"""Access control: read-only, this host's names, no other site, and a token where other machines can reach the
+server."""
 
 from __future__ import annotations
 
@@ -37,13 +38,13 @@ def is_loopback(host: str) -> bool:
 
 
 class Guarded:
-    """Wraps the application. Holds the token and the host names that count.
+    """Wraps the application. Holds the token and the allowed host names.
 
     Args:
         app: what answers.
         hosts: names in the Host header that are answered; with a token every name is, since a page of another site
             does not have the token.
-        token: what a visitor must show; `None` on a loopback address.
+        token: what a request must carry; `None` on a loopback address.
     """
 
     def __init__(self, app: Any, *, hosts: Iterable[str], token: str | None = None) -> None:

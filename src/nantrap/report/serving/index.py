@@ -1,4 +1,4 @@
-"""Which runs there are, how they do, and their whole curves, without reading what was read before.
+"""Which runs there are, their state, and their whole curves, without reading what was read before.
 
 A run is listed from the end of its journal. Its curves and counts are gathered in the background, in slices, and kept
 in SQLite by the offset up to which each journal was read. The database is a cache: it may be deleted at any time.
@@ -138,7 +138,7 @@ class Index:
         """Every run, the ones that need attention first. Only journals that changed are read.
 
         Args:
-            seconds: stop reading after so long; runs that were not reached are missing, and come with a later call.
+            seconds: stop reading after this time; runs that were not reached are missing, and come with a later call.
         """
         now, end = time.time(), time.monotonic() + seconds
         found = []
@@ -409,7 +409,7 @@ def _process(info: Mapping[str, Any]) -> int | None:
 
 
 def _alive(pid: int | None) -> bool | None:
-    """Whether a process is there. Of a run on another machine this cannot be told."""
+    """Whether a process is running. For a run on another machine this is not known."""
     if pid is None or os.name != "posix":
         return None
     try:

@@ -63,7 +63,7 @@ def parsed(line: bytes) -> Row | None:
 
 
 def tail(path: Path, *, most_bytes: int = 256 * 1024) -> list[Row]:
-    """The last steps of a journal, as many as fit into so many bytes."""
+    """The last steps of a journal, as many as fit into this many bytes."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
@@ -90,7 +90,7 @@ def run_end(path: Path) -> dict[str, Any] | None:
 
 
 def appended(path: Path, offset: int, *, most_bytes: int = 4 * 1024 * 1024) -> tuple[list[Row], int]:
-    """The whole lines after an offset, and the offset after them. A file that became shorter is begun again."""
+    """The whole lines after an offset, and the offset after them. A file that became shorter is read from the start."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)

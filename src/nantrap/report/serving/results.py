@@ -1,4 +1,4 @@
-"""Results of `nantrap audit --json` and `nantrap data --json` that were saved beside a run."""
+"""Results of `nantrap audit --json` and `nantrap data --json` that were saved in the folder of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The charts of the live page as they stand when it is loaded: what a visitor without JavaScript sees."""
+"""The charts of the live page as they are when it is loaded: what a visitor without JavaScript sees."""
 
 from __future__ import annotations
 

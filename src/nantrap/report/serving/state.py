@@ -1,4 +1,4 @@
-"""How a run is doing, in one word: from its journal alone, so that a page can say it of thousands of runs."""
+"""How a run is doing, in one word: from its journal alone, so that a page can show it for thousands of runs."""
 
 from __future__ import annotations
 
@@ -70,14 +70,14 @@ class Recent:
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """A word for the state, a sentence that says why, and a sign and a tone for the eye."""
+    """A word for the state, a sentence that says why, and a sign and a colour."""
 
     word: str
     reason: str
 
     @property
     def sign(self) -> str:
-        """The sign beside the word."""
+        """The sign next to the word."""
         return _SIGNS[self.word][1]
 
     @property
@@ -106,7 +106,7 @@ def state_of(recent: Recent) -> State:
         return State("finished", "all steps are done" if done else "the run has ended")
     if recent.age > patience:
         if recent.alive is False:
-            return State("dead", "its process is gone and it did not say that it ended")
+            return State("dead", "its process is gone and it did not record its end")
         said = f"no step for {recent.age:,.0f} s" + (f", usually {usual:.1f} s" if usual else "")
         return State("stalled", said)
     return _running(recent)
@@ -125,7 +125,7 @@ def _running(recent: Recent) -> State:
     if skipped >= max(3, _SKIPPING * len(recent.actions)):
         return State("skipping", f"{skipped} of the last {len(recent.actions)} steps were skipped")
     if "rollback" in recent.actions:
-        return State("recovering", "rolled back a short while ago")
+        return State("recovering", "rolled back recently")
     if recent.since_incident is not None and recent.since_incident <= 10 * RECENT:
         return State("incidents", f"last incident {recent.since_incident:,} steps ago")
-    return State("healthy", "no incident of late" if recent.incidents else "no incident")
+    return State("healthy", "no recent incident" if recent.incidents else "no incident")

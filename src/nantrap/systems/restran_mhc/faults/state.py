@@ -121,7 +121,7 @@ STALE_RATE = Fault(
         CAUTION,
     ),
     told="resume check",
-    notice="the rate in force is *, the configuration says 0.02: the restored optimizer state overrides it*",
+    notice="the learning rate is *, the configuration says 0.02: the restored optimizer state overrides it*",
 )
 
 SCALER_ALARM = Fault(
