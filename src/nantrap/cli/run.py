@@ -64,9 +64,9 @@ class Run:
         add(
             "--bad-samples",
             metavar="FILE",
-            help="bad-samples.json: say which samples of an incident are on it, and add those that are to blame",
+            help="bad-samples.json: say which samples of an incident are on it, and add the guilty ones",
         )
-        add("--inject", metavar="FAULTS", help='a drill: put faults into the run, e.g. "grad:0.01,seed=1"')
+        add("--inject", metavar="FAULTS", help='inject faults into the run, to test it, e.g. "grad:0.01,seed=1"')
         add("-m", dest="module", action="store_true", help="SCRIPT is the name of a module")
         add("script", metavar="SCRIPT", help="the script, as for python")
         add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="arguments of the script")

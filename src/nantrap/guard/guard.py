@@ -314,7 +314,7 @@ class Guard:
     # ---- position of the loop, and evaluation results
 
     def set_position(self, *, epoch: int | None = None, batch: int | None = None, samples: Iterable[int] = ()) -> None:
-        """Say where the training loop is, so that journal and messages can name epoch and batch beside the step.
+        """Say where the training loop is, so that journal and messages can name epoch and batch as well as the step.
 
         Args:
             epoch: number of the epoch.

@@ -50,7 +50,7 @@ class Policy:
         micro_weight: how the losses of a window add up: `mean` (each was divided by their number, so the rest is
             scaled up when one is dropped) or `sum`.
         bad_terms: with a dict of loss terms (or a vector of heads), `skip` the step when one of them is bad, or `drop`
-            the bad ones and apply the step with the good ones, as if the bad ones had not been there. A term is bad if
+            the bad ones and apply the step with the good ones, as if the bad ones did not exist. A term is bad if
             its value or its own gradient is non-finite. If all are bad, or heads are computed in one tensor and
             cannot be separated, the step is skipped. `drop` reads the terms before backward and keeps the graph until
             the step is judged, which needs more memory. With several ranks, and with compiled models, only bad

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Progress:
-    """The number of the step that is being made, and the loop's own position where it says so.
+    """The number of the step that is being made, and the loop's own position where it is given.
 
     `samples` are the dataset's indices of the samples in the batch.
     """

@@ -90,8 +90,8 @@ class ScriptLoop:
         watch: names of parameters and buffers to follow, with their limits.
         siblings: the guards of the script's other optimizers, which may share a loss with this one.
         export: exporters, by name.
-        alerts: whom to call.
-        bad_samples: the list of bad samples beside the run.
+        alerts: which alerts to send.
+        bad_samples: the list of bad samples of the run.
         asked: the scalars that the script asked about, shared by all guards.
         activity: whether any guard of the process is at work.
     """
@@ -296,7 +296,7 @@ class ScriptLoop:
         return bad + [name for name, _ in protected.buffers.names_of_bad()]
 
     def notes(self) -> list[str]:
-        """What the end of the run says of the training as a whole."""
+        """What the summary says about the training as a whole."""
         samples = self.parts.recorder.samples
         added = [samples.summary()] if samples is not None and samples.added else []
         return dead_lines(self.tally) + self._habits.notes() + added

@@ -53,7 +53,7 @@ class Settings:
         json: the summary as JSON, on stdout.
         inject: faults to inject on purpose, `grad:0.01,seed=1`; empty for none.
         export: exporters, with commas between them.
-        alert: alerts, a line each: `command:...`, `slack:VARIABLE`, `webhook:VARIABLE`.
+        alert: alerts, one per line: `command:...`, `slack:VARIABLE`, `webhook:VARIABLE`.
         bad_samples: a list of bad samples, whose samples are named in incidents, and to which samples are added.
         name: of the script, for the folder.
         process: the number of this process among those that the script started.
@@ -88,7 +88,7 @@ class Settings:
             parse_faults(self.inject)  # a wrong value is refused before the script runs
         self.watches()
         if self.bad_samples and os.path.exists(self.bad_samples):
-            BadSamples.load(self.bad_samples)  # so is a file that is no list
+            BadSamples.load(self.bad_samples)  # so is a file that is not a list
         check_exporters(self.exporters)
         if self.max_skips < 0:
             raise UsageError(f"max_skips is {self.max_skips}: 0 or more")
@@ -174,7 +174,7 @@ def read_settings(given: Mapping[str, Any], *, environment: Mapping[str, str], f
     """
     values = {**_from_project(folder), **_from_environment(environment), **given}
     if values.get("run_dir"):
-        values["run_dir"] = str(folder / values["run_dir"])  # where it was asked for, wherever the script goes
+        values["run_dir"] = str(folder / values["run_dir"])  # fixed now: a script may change its folder
     if values.get("bad_samples"):
         values["bad_samples"] = str(folder / values["bad_samples"])
     return replace(Settings(), **values)

@@ -168,7 +168,7 @@ class Series:
 
     @property
     def action(self) -> NDArray[np.uint8]:
-        """What was done at each row, as an index into `ACTIONS`. A log that does not say so applied every step."""
+        """What was done at each row, as an index into `ACTIONS`. A log without actions applied every step."""
         rows = len(self)
         if self._actions[0] == rows:
             return self._actions[1]

@@ -266,8 +266,7 @@ def test_steps_that_do_not_fit_together() -> None:
     optimizer, scheduler = resumed("cosine", scheduler_state=False, rate=OLD)
     (finding,) = check_resume(optimizer=optimizer, scheduler=scheduler)
     assert finding.text.startswith(
-        "the schedule is at its beginning, and the optimizer has made 30 steps: "
-        "the scheduler's state was not restored"
+        "the schedule is at its beginning, and the optimizer has made 30 steps: the scheduler's state was not restored"
     )
     optimizer, scheduler = resumed("cosine")
     (finding,) = check_resume(optimizer=optimizer, scheduler=scheduler, step=20)

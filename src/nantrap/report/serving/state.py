@@ -48,8 +48,8 @@ class Recent:
         incidents: so far.
         since_incident: steps since the last incident, `None` without one.
         age: seconds since the last line.
-        alive: whether its process is there; `None` if that cannot be told.
-        ended: whether the run says that it is over.
+        alive: whether its process is running; `None` if that is not known.
+        ended: whether the run recorded its end.
         error: the class of the exception that ended it; empty if none did.
         best: the smallest middle loss of an earlier stretch, where known.
     """
