@@ -29,7 +29,7 @@ def test_slugs() -> None:
 def test_what_it_does_not_know() -> None:
     with pytest.raises(UsageError, match="NT499"):
         nantrap.explain("NT499")
-    with pytest.raises(UsageError, match="`nantrap audit` says beside it what it means"):
+    with pytest.raises(UsageError, match="`nantrap audit` prints what it means"):
         nantrap.explain("NT901")
 
 
