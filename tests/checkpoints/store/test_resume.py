@@ -292,7 +292,7 @@ def test_wrong_use_is_told() -> None:
         check_resume(lr=0.1)
     with pytest.raises(nantrap.UsageError, match="needs lr=, the configured learning rate"):
         check_resume(optimizer=optimizer, take="configured")
-    with pytest.raises(nantrap.UsageError, match="2 rates for 1 parameter groups"):
+    with pytest.raises(nantrap.UsageError, match="2 learning rates for 1 parameter groups"):
         check_resume(optimizer=optimizer, lr=(0.1, 0.2))
     with pytest.raises(nantrap.UsageError, match="positive numbers"):
         check_resume(optimizer=optimizer, lr=-0.1)
@@ -375,4 +375,4 @@ def test_an_audit_names_the_scheduler_too(tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text('{"lr": 0.0001}')
     ((_, finding),) = compare_with_config(audit(tmp_path / "x.pt"), config)
-    assert "and the scheduler state (lr_scheduler: base_lrs 0.0005) bring another rate" in finding.text
+    assert "and the scheduler state (lr_scheduler: base_lrs 0.0005) hold another learning rate" in finding.text
