@@ -141,7 +141,7 @@ class Collector:
             parts.headroom.begin(step)
         if parts.ranges is not None:
             parts.ranges.begin()
-        # in the middle of a bad row an anchor would hold the very state to get away from
+        # after bad steps in a row an anchor would hold the state that the run must leave
         if step >= parts.recovery.anchors.due and not parts.ladder.in_a_row:
             parts.recovery.anchors.begin_step(step)
 

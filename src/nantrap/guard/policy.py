@@ -62,9 +62,9 @@ class Policy:
             inputs of the model are the batch. Costs one pass over the batch and a host read.
         batch_ranges: ranges that are known, by path or pattern: `{"image": (0.0, 1.0)}`. Values outside are reported
             from the first batch on (or skipped, with `batch_range="skip"`).
-        check_state_every: all parameters, buffers and optimizer state are read every so many steps; 0 for never.
-        headroom_every: every so many steps the magnitude of each module's output is sampled, to warn of an overflow
-            that is coming; 0 for never.
+        check_state_every: number of steps between checks of all parameters, buffers and optimizer state; 0 for never.
+        headroom_every: number of steps between samples of the magnitude of each module's output, to warn before an
+            overflow; 0 for never.
         spikes: a finite loss or gradient norm far outside its recent range is reported (`warn`), skipped (`skip`) or
             ignored (`off`).
         spike_threshold: how far, in robust standard deviations (1.4826 MAD).

@@ -46,7 +46,7 @@ class Settings:
         rollback: after that, roll back to a state kept in memory with half the learning rate, instead of stopping.
         diagnose: how far a bad step is diagnosed.
         bundle: what an incident leaves on disk.
-        check_state: look at the whole state before each `epoch` of the data loader, and say what was found; or `off`.
+        check_state: check the whole state before each `epoch` of the data loader, and print the result; or `off`.
         batch_range: `warn` of inputs far outside the range of those before, or `skip` their steps; or `off`.
         watch: parameters and buffers to follow, with commas between them: `*.alpha<1`, `scale>0.01`, `bias`.
         quiet: print only the summary of a failed run.

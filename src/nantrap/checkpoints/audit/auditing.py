@@ -40,14 +40,14 @@ PathLike = str | os.PathLike[str]
 
 
 class Progress(NamedTuple):
-    """Who wants to know how far the audit is. Called from several threads."""
+    """Gets the progress of the audit. Called from several threads."""
 
     on_total: Callable[[int], None] = lambda total: None
     on_bytes: OnBytes = lambda count: None
 
 
 class _FileAudit(NamedTuple):
-    """What one file gave; travels between ranks."""
+    """The result of one file; sent between ranks."""
 
     name: str
     format: str

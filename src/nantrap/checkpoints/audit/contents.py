@@ -24,7 +24,7 @@ class UnreadableError(Exception):
 
 
 class StoredTensor(NamedTuple):
-    """A tensor in a file. `offset` counts bytes from the begin of its extent, `stride` counts elements."""
+    """A tensor in a file. `offset` counts bytes from the start of its extent, `stride` counts elements."""
 
     path: tuple[str, ...]
     dtype: DType

@@ -9,7 +9,7 @@ look-ups of zlib, and what remains of any length is 130,360 words, for zlib to f
 Trinomials of smaller degree exist. This one has the longest stride for its size, which makes few and long calls: each
 releases the GIL and takes it again, and with two workers that was a quarter of the time.
 
-Where zlib has hardware or a trick of its own (zlib-ng, Apple's), it is faster and left to do it all. So is the package
+Where zlib uses hardware or a faster method (zlib-ng, Apple's), it is faster and does all of it. So is the package
 `deflate` where it is installed (`pip install nantrap[fast]`): it uses the carry-less multiplication of the processor.
 """
 
@@ -57,7 +57,8 @@ _POLYNOMIAL = 0xEDB88320  # P in zlib's order of bits: the highest power is the 
 class Checksum:
     """The CRC-32 of `size` bytes that come chunk by chunk into `buffer[ROOM:]`.
 
-    `update` may destroy the chunk, so it is the last to look at it. Every chunk but the last has a multiple of 4 bytes.
+    `update` may destroy the chunk, so it must be the last to read it. Every chunk but the last has a multiple of 4
+    bytes.
     """
 
     def __init__(self, buffer: Bytes, size: int) -> None:

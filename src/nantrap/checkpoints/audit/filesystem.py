@@ -20,7 +20,7 @@ LOG_NAME = "quarantine.jsonl"
 
 
 class Entry(NamedTuple):
-    """What stands in a folder."""
+    """An entry of a folder."""
 
     path: str
     name: str

@@ -34,7 +34,7 @@ _DEEPSPEED = re.compile(r".*(mp_rank_\d+_model_states|_optim_states|layer_\d+-mo
 
 
 class Unit(NamedTuple):
-    """One file to read. `items` are the parts of a DCP file, `role` what its name says about it."""
+    """One file to read. `items` are the parts of a DCP file, `role` what its name shows."""
 
     path: str
     name: str

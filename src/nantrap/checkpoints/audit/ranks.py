@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 
 
 class Ranks(NamedTuple):
-    """This process among its equals. Alone: rank 0 of 1, and nothing is sent."""
+    """This process among the ranks. Alone: rank 0 of 1, and nothing is sent."""
 
     rank: int = 0
     size: int = 1

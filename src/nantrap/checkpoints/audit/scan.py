@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 __all__ = ["FileScan", "OnBytes", "TensorScan", "default_workers", "scan"]
 
 _CHUNK_BYTES = 1 << 20
-"""A multiple of every item size; small enough for a core's cache, large enough that Python is not felt."""
+"""A multiple of every item size; small enough for a core's cache, large enough that Python's overhead is small."""
 
 OnBytes = Callable[[int], None]
 _Choice = Callable[[StoredTensor], Rough]

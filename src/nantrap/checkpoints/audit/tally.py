@@ -23,7 +23,8 @@ Rough = Literal["never", "positive", "always"]
 
 
 class TensorScan(NamedTuple):
-    """What a tensor holds. `low` and `high` are of the finite values; `stats` is there only after an alarm."""
+    """What a tensor holds. `low` and `high` are of the finite values; `stats` exists only if something was not
+    finite."""
 
     tensor: StoredTensor
     low: float

@@ -47,7 +47,7 @@ _DEEPEST = 48
 
 
 class Storage(NamedTuple):
-    """A storage by its key in the file; `first` counts the elements of the view before its begin."""
+    """A storage by its key in the file; `first` counts the elements of the view before its start."""
 
     key: str
     dtype: DType
