@@ -58,7 +58,7 @@ class Policy:
         check_batch: look at the batch before the forward pass (`attempt` only), instead of after a failure only.
         batch_range: compare each batch with the batches before it, before the forward pass: a batch far outside their
             range (pixels of 0 to 255 instead of 0 to 1, one value of 1e25) is reported (`warn`) or its step skipped
-            (`skip`), with path and sample. `off` does not look. In the two-line form and under `nantrap run` the
+            (`skip`), with path and sample. `off` does not compare. In the two-line form and under `nantrap run` the
             inputs of the model are the batch. Costs one pass over the batch and a host read.
         batch_ranges: ranges that are known, by path or pattern: `{"image": (0.0, 1.0)}`. Values outside are reported
             from the first batch on (or skipped, with `batch_range="skip"`).
