@@ -106,7 +106,7 @@ class Audit:
         if arguments.config:
             from nantrap.checkpoints.store.config_rate import configured_rate
 
-            configured = configured_rate(arguments.config)  # a wrong file is told before gigabytes are read
+            configured = configured_rate(arguments.config)  # a wrong file is reported before gigabytes are read
         engine = None
         if arguments.engine != "local":
             from nantrap.engines import engine_named

@@ -79,7 +79,7 @@ def audit(
         workers: Threads that read a file; by default one per core, at most four.
         ranks: Share the files with other processes that make the same call.
         engine: Read the files elsewhere, each as a task of its own; one after the other in this process by default.
-        progress: Is told how many bytes there are and how many were read.
+        progress: Called with the number of bytes in total and the number that was read.
 
     Example:
         >>> import tempfile, torch, nantrap
