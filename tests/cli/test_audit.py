@@ -77,6 +77,7 @@ def test_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "path": "run/step_40.pt",
         "format": "torch",
         "healthy": False,
+        "verdict": "bad",
         "holds_model": True,
         "tensors": 1,
         "bytes": (folder / "step_40.pt").stat().st_size,

@@ -32,8 +32,7 @@ class Audit:
     PATH is a file, a folder, a glob in quotes or a URL that fsspec understands (s3://bucket/run). It reads torch files
     (zip and older formats), Lightning, safetensors, sharded Hugging Face folders, Accelerate, transformers, DeepSpeed
     and torch.distributed.checkpoint. Of several steps of a run, the newest healthy one is named. Exit code 0: all
-    healthy;
-    1: problems found; 2: wrong use.
+    healthy; 1: problems found, or code that could not be judged; 2: wrong use.
     """
 
     name = "audit"
@@ -49,6 +48,11 @@ class Audit:
         )
         parser.add_argument(
             "--fast", action="store_true", help="do not check CRC-32 and hashes: flipped bits may go unnoticed"
+        )
+        parser.add_argument(
+            "--strict",
+            action="store_true",
+            help="exit code 1 also if loading needs a class whose source is not on this machine",
         )
         parser.add_argument(
             "--workers",
@@ -146,7 +150,13 @@ class Audit:
                 print(json.dumps(document, indent=2, allow_nan=False))
             elif arguments.last_good and report.last_good is not None:
                 _print_path(report.last_good)
-        return 0 if report.healthy and not differing else 1
+        return 0 if not differing and all(_passes(c, strict=arguments.strict) for c in report.checkpoints) else 1
+
+
+def _passes(checkpoint: CheckpointAudit, *, strict: bool) -> bool:
+    """Whether the checkpoint may be loaded, by what was found; a class that is not here counts only if `strict`."""
+    needs_code = any(problem.code == "NT910" and problem.severity == "warning" for problem in checkpoint.problems)
+    return checkpoint.verdict == "ok" and not (strict and needs_code)
 
 
 @contextlib.contextmanager
@@ -251,7 +261,10 @@ def _say(printer: _Printer, report: AuditReport, moves: tuple[Move, ...], shown:
     _say_values(printer, shown)
     bad = sum(not checkpoint.healthy for checkpoint in report.checkpoints)
     count = len(report.checkpoints)
-    summary = f"{count:,} checkpoint{'s' if count != 1 else ''} read: {count - bad:,} healthy, {bad:,} not"
+    asks = sum(checkpoint.verdict == "ask" for checkpoint in report.checkpoints)
+    summary = f"{count:,} checkpoint{'s' if count != 1 else ''} read: {count - bad - asks:,} healthy, {bad:,} not"
+    if asks:
+        summary += f", {asks:,} with code that could not be judged"
     if report.not_read:
         summary += f"; {len(report.not_read):,} not read (bisection; --all reads them too)"
     printer.line(summary)
@@ -267,7 +280,7 @@ def _say(printer: _Printer, report: AuditReport, moves: tuple[Move, ...], shown:
 
 
 def _say_checkpoint(printer: _Printer, checkpoint: CheckpointAudit) -> None:
-    mark = (_GREEN, "ok ") if checkpoint.healthy else (_RED, "bad")
+    mark = {"ok": (_GREEN, "ok "), "ask": (_YELLOW, "ask"), "bad": (_RED, "bad")}[checkpoint.verdict]
     tensors = f"{checkpoint.tensors:,} tensor{'' if checkpoint.tensors == 1 else 's'}"
     parts = [checkpoint.format, tensors, _size(checkpoint.bytes)]
     parts += [f"{key.replace('_', ' ')} {_fact(value)}" for key, value in checkpoint.facts.items()]

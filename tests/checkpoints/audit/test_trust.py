@@ -31,9 +31,10 @@ def called(module: str, name: str, arguments: bytes = b"\x8c\x01x\x85", how: byt
 
 
 def verdict(raw: bytes) -> str:
-    """`data`, `named`, `made` or `run`."""
+    """`data`, `named`, `made`, `unclear` or `run`."""
     imports = judge(read_pickle(raw))
-    return "run" if imports.run else "made" if imports.made else "named" if imports.named else "data"
+    kinds = {"run": imports.run, "unclear": imports.unclear, "made": imports.made, "named": imports.named}
+    return next((kind for kind, found in kinds.items() if found), "data")
 
 
 @pytest.mark.parametrize(
@@ -149,9 +150,10 @@ def test_one_error_one_warning_and_one_note_say_what_was_wanted() -> None:
     assert error.message == "loading it would run os.system; it was read without running anything"
     assert warning.severity == "warning"
     assert warning.message == (
-        "loading it needs the code of a.B, a.C, a.D, a.E and 1 more; its tensors were read without it"
+        "loading it needs the code of a.B, a.C, a.D, a.E and 1 more, which is not on this machine: "
+        "what it does is not known; the tensors were read without it"
     )
-    assert note.message == "the pickle names mylib.run\\x1b[2J and calls none of them"
+    assert note.message == "the pickle names mylib.run\\x1b[2J, and runs none of their code"
     assert note.severity == "note"
     assert problems_of_imports(Imports({})) == ()
 

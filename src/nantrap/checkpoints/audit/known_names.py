@@ -242,3 +242,24 @@ RUNS: Final = frozenset((
     Name("numpy", "load"), Name("numpy", "fromfile"), Name("numpy", "save"), Name("numpy", "savez"),
     Name("numpy", "memmap"), Name("pandas", "read_pickle"), Name("pandas", "eval"),
 ))  # fmt: skip
+
+SYSTEM_MODULES: Final = frozenset(_words(
+    "os posix nt subprocess shutil socket ctypes _ctypes importlib runpy code codeop pty tempfile pickle _pickle "
+    "marshal shelve dbm sqlite3 multiprocessing asyncio http urllib ftplib smtplib ssl telnetlib xmlrpc webbrowser "
+    "zipfile tarfile zipimport pkgutil signal mmap fcntl builtins atexit concurrent io _io site sys gc resource"
+))  # fmt: skip
+"""Modules of the standard library that reach files, processes, the network, the import system or other pickles."""
+
+SYSTEM_CALLS: Final = frozenset(_words(
+    "open exec eval compile __import__ input breakpoint torch.load torch.hub.load torch.jit.load torch.save "
+    "torch.serialization.load torch.ops.load_library torch.from_file numpy.load numpy.save numpy.fromfile "
+    "pandas.read_pickle joblib.load cloudpickle.loads dill.loads torch.classes.load_library"
+))  # fmt: skip
+
+CLASSES_THAT_RUN: Final = frozenset(_words(
+    "Popen FileIO CDLL PyDLL WinDLL OleDLL Process Pool ThreadPool Thread Timer TemporaryFile NamedTemporaryFile "
+    "TemporaryDirectory SpooledTemporaryFile ZipFile TarFile SourceFileLoader SourcelessFileLoader ExtensionFileLoader "
+    "Unpickler InteractiveInterpreter InteractiveConsole Pdb HTTPServer TCPServer ServerProxy HTTPConnection "
+    "SMTP FTP ProcessPoolExecutor ThreadPoolExecutor FileHandler"
+))  # fmt: skip
+"""Classes of the standard library whose constructor acts. `__main__.Popen` is one of them if the script imports it."""

@@ -62,16 +62,18 @@ class Name:
 class Call:
     """What an unpickler would have called, with everything the pickle then put into the result.
 
-    `how` is the opcode: `reduce` calls the function, `new` makes an instance with `cls.__new__` alone.
+    `how` is the opcode: `reduce` calls the function, `new` makes an instance with `cls.__new__` alone. `is_filled`:
+    the result is given a state, through its `__setstate__` if it has one.
     """
 
-    __slots__ = ("arguments", "function", "how", "items", "pairs", "state")
+    __slots__ = ("arguments", "function", "how", "is_filled", "items", "pairs", "state")
 
     def __init__(self, function: object, arguments: tuple[object, ...], how: str = "reduce") -> None:
         self.function = function
         self.arguments = arguments
         self.how = how
         self.state: object = None
+        self.is_filled = False
         self.items: list[object] | None = None
         self.pairs: dict[object, object] | None = None
 
@@ -504,6 +506,7 @@ class _Machine:
         self.builds.append((target, state))
         if isinstance(target, Call):
             target.state = state
+            target.is_filled = True
 
     def _persid(self) -> None:
         self._stack.append(Persistent(self._line().decode("utf-8")))

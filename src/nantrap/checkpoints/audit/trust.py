@@ -1,11 +1,13 @@
 """What a pickle would do when it is loaded, and whether a checkpoint may do it.
 
-`torch.load(weights_only=False)` imports every global a pickle names and calls whatever it asks to call. Four answers:
+`torch.load(weights_only=False)` imports every global a pickle names and calls whatever it asks to call. The answers:
 
-data    an exact pair of module and name, known to build data and nothing else, called with arguments that fit
-made    a class of a user's own code: an instance is made and filled. A warning: it needs that code, and trusts it
-named   something unknown that is only named, never called. A note
-run     everything else that would be called, and what a checkpoint never needs to name. An error
+data     an exact pair of module and name, known to build data and nothing else, called with arguments that fit
+named    something unknown that is only named, or a class that runs none of its code when it is made, by its source.
+         A note
+made     a class whose source is not on this machine: an instance is made and filled. A warning
+unclear  a class whose source is here, and runs code that cannot be judged. A warning of its own, and exit code 1
+run      everything else that would be called, and what a checkpoint never needs to name. An error
 
 A name is judged by its module and its whole qualified name: `random._os.system` is not `random`. Names that pass
 through something that is not a class (`dataclasses.builtins.eval`) are always errors.
@@ -13,17 +15,17 @@ through something that is not a class (`dataclasses.builtins.eval`) are always e
 
 from __future__ import annotations
 
-import ast
-import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Final, Literal, NamedTuple
 
 from nantrap.checkpoints.audit.known_names import (
     CALLABLE_SCALARS,
     CLASSES,
+    CLASSES_THAT_RUN,
     FUNCTIONS,
     GADGETS,
     HARMLESS_BUILTINS,
@@ -40,14 +42,28 @@ from nantrap.incident.wording import escaped
 
 
 class Imports:
-    """What the pickles of a file would run, make and name, by full name, and how each of the first kind was judged."""
+    """What the pickles of a file would run, make and name, by full name.
 
-    __slots__ = ("made", "named", "run")
+    Attributes:
+        run: what must not run, and how each was judged.
+        made: classes whose source is not here.
+        named: what is only named, and classes whose source is here and shows that making them runs nothing.
+        unclear: classes whose code would run and cannot be judged, and what was met in it.
+    """
 
-    def __init__(self, run: Mapping[str, str], made: tuple[str, ...] = (), named: tuple[str, ...] = ()) -> None:
+    __slots__ = ("made", "named", "run", "unclear")
+
+    def __init__(
+        self,
+        run: Mapping[str, str],
+        made: tuple[str, ...] = (),
+        named: tuple[str, ...] = (),
+        unclear: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.run = run
         self.made = made
         self.named = named
+        self.unclear = unclear
 
     def __add__(self, other: Imports) -> Imports:
         """Both together, each name once."""
@@ -55,6 +71,7 @@ class Imports:
             {**self.run, **other.run},
             tuple(dict.fromkeys((*self.made, *other.made))),
             tuple(dict.fromkeys((*self.named, *other.named))),
+            {**self.unclear, **other.unclear},
         )
 
 
@@ -70,6 +87,8 @@ def judge(pickle: Pickle, *, loads: Callable[[Call], bool] = lambda call: False)
     """
     run: dict[str, str] = {f"({offence})": offence for offence in pickle.offences}
     made: dict[str, None] = {}
+    here: dict[str, None] = {}
+    unclear: dict[str, str] = {}
     called: set[Name] = set()
     filled = Counter(id(target) for target, _ in pickle.builds)
     for call in pickle.calls:
@@ -78,43 +97,59 @@ def judge(pickle: Pickle, *, loads: Callable[[Call], bool] = lambda call: False)
         if call.is_call_of(LOADER) and loads(call):
             called.add(LOADER_NAME)
             continue
-        name, reason = _judge_call(call)
+        name, (kind, why) = _judge_call(call)
         if isinstance(call.function, Name):
             called.add(call.function)
         elif (new := _new_with_keywords(call)) is not None and isinstance(new.function, Name):
             called.add(Name(new.function.module, f"{new.function.qualname}.__new__"))
         if LOADER_NAME in call.arguments:
             run.setdefault(LOADER, "is kept to be called")
-        if reason:
-            run.setdefault(name, reason)
-        elif reason is None:
-            made[name] = None
+        if kind == "run":
+            run.setdefault(name, why)
+        elif kind == "unclear":
+            unclear.setdefault(name, why)
+        elif kind != "data":
+            (made if kind == "absent" else here)[name] = None
     for target, state in pickle.builds:
         offence = _judge_state(target, state)
         if offence is not None:
             run.setdefault(*offence)
-    named: dict[str, None] = {}
+    named: dict[str, None] = dict(here)
     for one in pickle.names:
         verdict = _judge_name(one)
         if verdict == "run" and one not in called:
             run.setdefault(one.full, "is no part of a checkpoint")
         elif verdict == "named" and one.full not in made and one not in called:
             named[one.full] = None
-    return Imports(run, tuple(name for name in made if name not in run), tuple(named))
+    worse = {*run, *unclear}
+    return Imports(
+        run,
+        tuple(name for name in made if name not in worse),
+        tuple(name for name in named if name not in worse),
+        {name: why for name, why in unclear.items() if name not in run},
+    )
 
 
 def problems_of_imports(imports: Imports) -> tuple[Problem, ...]:
-    """At most one error, one warning and one note."""
+    """At most one error, two warnings and one note."""
     problems = []
     if imports.run:
         names = tuple(imports.run)
         text = f"loading it would run {_join(names)}; it was read without running anything"
         problems.append(Problem("NT910", text, imports=names))
+    if imports.unclear:
+        names = tuple(imports.unclear)
+        met = escaped(next(iter(imports.unclear.values())), most=200)
+        text = f"loading it would run code of {_join(names)}, and nantrap cannot tell what it does (met {met})"
+        problems.append(Problem("NT913", text, severity="warning", imports=names))
     if imports.made:
-        text = f"loading it needs the code of {_join(imports.made)}; its tensors were read without it"
+        text = (
+            f"loading it needs the code of {_join(imports.made)}, which is not on this machine: what it does is not "
+            "known; the tensors were read without it"
+        )
         problems.append(Problem("NT910", text, severity="warning", imports=imports.made))
     if imports.named:
-        text = f"the pickle names {_join(imports.named)} and calls none of them"
+        text = f"the pickle names {_join(imports.named)}, and runs none of their code"
         problems.append(Problem("NT910", text, severity="note", imports=imports.named))
     return tuple(problems)
 
@@ -152,66 +187,91 @@ def _makes_a_function(call: Call) -> bool:
     return call.is_call_of("builtins.getattr", "functools.partial", "operator.attrgetter", "operator.methodcaller")
 
 
+class Outcome(NamedTuple):
+    """How a call was judged.
+
+    `data` builds data; `here` makes an instance of a class whose source is here and shows that nothing else runs;
+    `absent` one of a class whose source is not here; `unclear` one whose code cannot be judged; `run` is refused.
+    """
+
+    kind: Literal["data", "here", "absent", "unclear", "run"]
+    why: str = ""
+
+
+_DATA: Final = Outcome("data")
+_WRONG: Final = Outcome("run", "is called with arguments that no pickler writes")
+_CALLED: Final = Outcome("run", "is called")
+_UNKNOWN: Final = Outcome("run", "is called, and it is not known what it is")
+
+
 # ---- calls that need a closer check: each returns whether the arguments are those that a pickler writes
 
 
-def _reconstructs(call: Call) -> str | None:
+def _reconstructs(call: Call) -> Outcome:
     """`copyreg._reconstructor(cls, base, state)`: how protocols 0 and 1 make an instance."""
     if len(call.arguments) != 3 or not isinstance(call.arguments[0], Name):
-        return "is called with arguments that no pickler writes"
+        return _WRONG
     base = call.arguments[1]
     if base not in _BASES:
-        return "is called with arguments that no pickler writes"
-    return _judge_call(Call(call.arguments[0], call.arguments[2:], "new"))[1]
+        return _WRONG
+    return _judge_call(_as_new(call, call.arguments[0], call.arguments[2:]))[1]
 
 
-def _makes_new(call: Call) -> str | None:
+def _makes_new(call: Call) -> Outcome:
     """`copyreg.__newobj__(cls, *args)`."""
     if not call.arguments or not isinstance(call.arguments[0], Name):
-        return "is called with arguments that no pickler writes"
-    return _judge_call(Call(call.arguments[0], call.arguments[1:], "new"))[1]
+        return _WRONG
+    return _judge_call(_as_new(call, call.arguments[0], call.arguments[1:]))[1]
 
 
-def _rebuilds_from_type(call: Call) -> str | None:
+def _as_new(call: Call, made: object, arguments: tuple[object, ...]) -> Call:
+    """The call as NEWOBJ would write it, with what is put into the result."""
+    new = Call(made, arguments, "new")
+    new.state, new.is_filled, new.items, new.pairs = call.state, call.is_filled, call.items, call.pairs
+    return new
+
+
+def _rebuilds_from_type(call: Call) -> Outcome:
     """`torch._tensor._rebuild_from_type_v2(function, type, arguments, state)` calls the function."""
     given = call.arguments
-    if len(given) == 4 and given[0] in _REBUILD and _is_class(given[1]) and isinstance(given[2], tuple):
+    made = given[1] if len(given) == 4 else None
+    if isinstance(made, Name) and given[0] in _REBUILD and _is_class(made) and isinstance(given[2], tuple):
         inner = _judge_call(Call(given[0], given[2]))[1]
-        return inner if inner else "" if _is_type(given[1]) else None
-    return "is called with arguments that no pickler writes"
+        return inner if inner.kind != "data" or _is_type(made) else _judge_class(_as_new(call, made, ()), made)
+    return _WRONG
 
 
-def _attribute(call: Call) -> str | None:
+def _attribute(call: Call) -> Outcome:
     """`getattr(object, "method")`: a bound method. Of a class, it was made into a dotted name already."""
     given = call.arguments
     fits = len(given) == 2 and isinstance(given[1], str) and re.fullmatch(r"(?!__)\w+", given[1]) is not None
-    return "" if fits and not isinstance(given[0], Name) and not _is_function_call(given[0]) else _WRONG_ARGUMENTS
+    return _DATA if fits and not isinstance(given[0], Name) and not _is_function_call(given[0]) else _WRONG
 
 
 def _is_function_call(value: object) -> bool:
     return isinstance(value, Call) and _makes_a_function(value)
 
 
-def _type_of(call: Call) -> str | None:
+def _type_of(call: Call) -> Outcome:
     """`type(None)`; with three arguments it makes a class, with the methods that the pickle gives."""
     given = call.arguments
     fits = len(given) == 1 and (given[0] is None or given[0] in (Name("builtins", "Ellipsis"), _NOT_IMPLEMENTED))
-    return "" if fits else _WRONG_ARGUMENTS
+    return _DATA if fits else _WRONG
 
 
-def _subscript(call: Call) -> str | None:
+def _subscript(call: Call) -> Outcome:
     """`operator.getitem(typing.Union, (int, str))`."""
     given = call.arguments
     fits = len(given) == 2 and isinstance(given[0], Name) and given[0].module == "typing" and given[0] in VALUES
-    return "" if fits and _are_types(given[1]) else _WRONG_ARGUMENTS
+    return _DATA if fits and _are_types(given[1]) else _WRONG
 
 
-def _generic(call: Call) -> str | None:
+def _generic(call: Call) -> Outcome:
     """`types.GenericAlias(list, (int,))`, and `functools.reduce(operator.or_, (int, str))` for `int | str`."""
     given = call.arguments
     first = given[0] if given else None
     fits = _is_class(first) or first in (Name("operator", "or_"), Name("_operator", "or_"))
-    return "" if len(given) == 2 and fits and _are_types(given[1]) else _WRONG_ARGUMENTS
+    return _DATA if len(given) == 2 and fits and _are_types(given[1]) else _WRONG
 
 
 def _are_types(value: object, depth: int = 8) -> bool:
@@ -220,59 +280,59 @@ def _are_types(value: object, depth: int = 8) -> bool:
     return not isinstance(value, Name) or _is_class(value)
 
 
-def _partial(call: Call) -> str | None:
+def _partial(call: Call) -> Outcome:
     """`functools.partial(function)` keeps the function and calls nothing."""
-    return "" if call.arguments else _WRONG_ARGUMENTS
+    return _DATA if call.arguments else _WRONG
 
 
-def _array(call: Call) -> str | None:
+def _array(call: Call) -> Outcome:
     """`numpy._core.multiarray._reconstruct(numpy.ndarray, (0,), b"b")`."""
     first = call.arguments[0] if call.arguments else None
-    return "" if isinstance(first, Name) and first in _ARRAYS else _WRONG_ARGUMENTS
+    return _DATA if isinstance(first, Name) and first in _ARRAYS else _WRONG
 
 
-def _python_array(call: Call) -> str | None:
+def _python_array(call: Call) -> Outcome:
     """`array.array("d", [1.0])`, and `array._array_reconstructor(array.array, "d", 15, b"...")`."""
     first = call.arguments[0] if call.arguments else None
-    return "" if first == Name("array", "array") or (isinstance(first, str) and _are_plain(call)) else _WRONG_ARGUMENTS
+    return _DATA if first == Name("array", "array") or (isinstance(first, str) and _are_plain(call)) else _WRONG
 
 
-def _ufunc(call: Call) -> str | None:
+def _ufunc(call: Call) -> Outcome:
     """`numpy.core._ufunc_reconstruct(module, name)` imports the module."""
     given = call.arguments
     fits = len(given) == 2 and given[0] in ("numpy", *_NUMPY_CORE) and isinstance(given[1], str)
-    return "" if fits else _WRONG_ARGUMENTS
+    return _DATA if fits else _WRONG
 
 
-def _generator(call: Call) -> str | None:
+def _generator(call: Call) -> Outcome:
     """`numpy.random._pickle.__generator_ctor(name_or_class, constructor)` calls what it is given."""
     for argument in call.arguments:
         if isinstance(argument, Name) and not argument.module.startswith("numpy.random."):
-            return _WRONG_ARGUMENTS
+            return _WRONG
         if isinstance(argument, Name) and _judge_name(argument) == "run":
-            return _WRONG_ARGUMENTS
-    return "" if not any(_is_function_call(argument) for argument in call.arguments) else _WRONG_ARGUMENTS
+            return _WRONG
+    return _DATA if not any(_is_function_call(argument) for argument in call.arguments) else _WRONG
 
 
-def _iterates(call: Call) -> str | None:
+def _iterates(call: Call) -> Outcome:
     """`iter([...])`; with two arguments it would call the first."""
     fits = len(call.arguments) == 1 and isinstance(call.arguments[0], (list, tuple, dict, str, bytes))
-    return "" if fits else _WRONG_ARGUMENTS
+    return _DATA if fits else _WRONG
 
 
-def _encodes(call: Call) -> str | None:
+def _encodes(call: Call) -> Outcome:
     """`_codecs.encode(text, "latin1")`, how protocol 2 writes bytes; other codecs unpack or import."""
     given = call.arguments
     fits = len(given) == 2 and isinstance(given[0], str) and given[1] in ("latin1", "latin-1")
-    return "" if fits else _WRONG_ARGUMENTS
+    return _DATA if fits else _WRONG
 
 
-def _defaults(call: Call) -> str | None:
+def _defaults(call: Call) -> Outcome:
     """`collections.defaultdict(int)` keeps its factory; loading looks up no missing key."""
-    return "" if len(call.arguments) == 1 or isinstance(call.arguments[1], (dict, list)) else _WRONG_ARGUMENTS
+    return _DATA if len(call.arguments) == 1 or isinstance(call.arguments[1], (dict, list)) else _WRONG
 
 
-def _either(call: Call) -> str | None:
+def _either(call: Call) -> Outcome:
     """`operator.or_(Flag.A, Flag.B)`: how Python 3.11.2 writes a flag."""
     fits = all(
         isinstance(argument, int)
@@ -280,7 +340,7 @@ def _either(call: Call) -> str | None:
         or (isinstance(argument, Call) and not _makes_a_function(argument))
         for argument in call.arguments
     )
-    return "" if fits and len(call.arguments) == 2 else _WRONG_ARGUMENTS
+    return _DATA if fits and len(call.arguments) == 2 else _WRONG
 
 
 def _new_with_keywords(call: Call) -> Call | None:
@@ -294,18 +354,17 @@ def _new_with_keywords(call: Call) -> Call | None:
     new, made = state[0], state[1][0]
     if isinstance(new, Name) and isinstance(made, Name) and new == Name(made.module, f"{made.qualname}.__new__"):
         keywords = state[2].values() if isinstance(state[2], dict) else ()
-        return Call(made, (*state[1][1:], *keywords), "new")
+        return _as_new(call, made, (*state[1][1:], *keywords))
     return None
 
 
-def _index(call: Call) -> str | None:
+def _index(call: Call) -> Outcome:
     """`pandas.core.indexes.base._new_Index(class, values)`."""
     first = call.arguments[0] if call.arguments else None
     fits = isinstance(first, Name) and first.module.startswith("pandas.core.indexes.") and _looks_like_a_class(first)
-    return None if fits else _WRONG_ARGUMENTS
+    return _DATA if fits else _WRONG
 
 
-_WRONG_ARGUMENTS = "is called with arguments that no pickler writes"
 _BASES = frozenset(
     Name("builtins", kind) for kind in ("object", "dict", "list", "int", "float", "str", "tuple", "set", "bytes")
 )
@@ -314,7 +373,7 @@ _ARRAYS = frozenset(
     Name("numpy", kind) for kind in ("ndarray", "matrix", "recarray")
 ) | {Name("numpy.ma.core", "MaskedArray"), Name("numpy.ma", "MaskedArray"), Name("numpy.rec", "recarray")}  # fmt: skip
 
-_CLOSER: Final[Mapping[Name, Callable[[Call], str | None]]] = {
+_CLOSER: Final[Mapping[Name, Callable[[Call], Outcome]]] = {
     Name("copyreg", "_reconstructor"): _reconstructs,
     Name("copyreg", "__newobj__"): _makes_new,
     Name("torch._tensor", "_rebuild_from_type"): _rebuilds_from_type,
@@ -347,7 +406,7 @@ _CLOSER: Final[Mapping[Name, Callable[[Call], str | None]]] = {
     Name("numpy.ma.core", "_mareconstruct"): _array,
     **{Name(core, "_ufunc_reconstruct"): _ufunc for core in _NUMPY_CORE},
 }
-"""Callables whose arguments decide. A check gives `""` (data), `None` (an unknown class) or why not."""
+"""Callables whose arguments decide."""
 
 _NAMED_WITH_THEM: Final = frozenset((Name("builtins", "type"),)) | _ARRAYS
 
@@ -399,78 +458,79 @@ _ENUMS = re.compile(r"(Strategy|Type|Names|Option|Mode|Backend|Environment)$")
 """The enums among the known classes of other packages: the only ones that a pickler calls with a value."""
 
 
-def _judge_call(call: Call) -> tuple[str, str | None]:
-    """The name of what is called, and `""` for data, `None` for an unknown class, or why it must not be called."""
+def _judge_call(call: Call) -> tuple[str, Outcome]:
+    """The name of what is called, and how it was judged."""
     function = call.function
     if not isinstance(function, Name):
         made = _new_with_keywords(call)
-        return _judge_call(made) if made else ("(the result of a call)", "is called, and it is not known what it is")
+        return _judge_call(made) if made else ("(the result of a call)", _UNKNOWN)
     closer = _CLOSER.get(function)
     if closer is not None:
-        return function.full, closer(call)
+        outcome = closer(call)
+        named = call.arguments[0] if outcome.kind not in ("data", "run") and call.arguments else None
+        return named.full if isinstance(named, Name) else function.full, outcome
     if function in FUNCTIONS:
         fits = call.how == "reduce" and (function in _REBUILD or _are_plain(call, types=True))
-        return function.full, "" if fits else _WRONG_ARGUMENTS
+        return function.full, _DATA if fits else _WRONG
     if function in CLASSES:
         if call.how == "new" or not call.arguments:
-            return function.full, ""
+            return function.full, _DATA
         root = function.module.partition(".")[0]
         own = (
             root in ("torch", "numpy")
             or root in sys.stdlib_module_names
             or _ENUMS.search(function.qualname) is not None
         )
-        return function.full, "" if own and _are_plain(call, types=True) else _WRONG_ARGUMENTS
+        return function.full, _DATA if own and _are_plain(call, types=True) else _WRONG
     parts = function.qualname.split(".")
     if function in CALLABLE_SCALARS and _are_plain(call):
-        return function.full, ""
+        return function.full, _DATA
     if len(parts) == 2 and Name(function.module, parts[0]) in CLASSES:
-        return function.full, "is called"  # a method of a known class
+        return function.full, _CALLED  # a method of a known class
     root = function.module.partition(".")[0]
     known = root in ("torch", "numpy", "builtins") or root in sys.stdlib_module_names
-    if _judge_name(function) == "run" or known or not _looks_like_a_class(function):
-        return function.full, "is called"
-    if call.how == "reduce" and call.arguments and (not _are_plain(call, types=True) or _is_of_a_package(function)):
-        return function.full, "is called"
-    return function.full, None
+    if known or _judge_name(function) == "run":
+        return function.full, _CALLED
+    return function.full, _judge_class(call, function)
 
 
-def _is_of_a_package(name: Name) -> bool:
-    """Whether the class belongs to an installed package and is no enum, by its source. Nothing is imported.
+def _judge_class(call: Call, made: Name) -> Outcome:
+    """An instance of an unknown class: harmless by its source, absent here, or code that runs.
 
-    The constructor of a user's own class is that user's code. One of a published package can be anything, and its name
-    is public: there are packages with a class that runs its argument as a command.
+    A constructor that is called with arguments (REDUCE) is judged more strictly than an instance that is made and
+    filled (NEWOBJ, BUILD): an enum, an exception or a class of data is made so, and everything else is refused.
     """
-    root, *rest = name.module.split(".")
-    for entry in sys.path:
-        if "site-packages" not in entry and "dist-packages" not in entry:
-            continue
-        base = os.path.join(entry, root)
-        if os.path.isdir(base) or os.path.isfile(f"{base}.py"):
-            inner = os.path.join(base, *rest)
-            return not any(
-                _is_enum(path, name.qualname) for path in (f"{inner}.py", os.path.join(inner, "__init__.py"))
-            )
-    return False
+    from nantrap.checkpoints.audit.class_sources import effect_of, is_enum
+
+    constructs = call.how == "reduce" and bool(call.arguments)
+    if constructs and not _are_plain(call, types=True):
+        return _CALLED
+    if made.qualname.rpartition(".")[2] in CLASSES_THAT_RUN:
+        return _CALLED
+    hooks = ("_missing_",) if call.how == "reduce" and is_enum(made) else tuple(_hooks_of(call))
+    effect, why = effect_of(made, hooks)
+    if effect == "nothing":
+        return Outcome("here")
+    if effect == "system" or not _looks_like_a_class(made):
+        return Outcome("run", f"is called ({why})")
+    if effect == "absent":
+        return Outcome("absent")
+    return Outcome("run" if constructs else "unclear", why)
 
 
-def _is_enum(path: str, qualname: str) -> bool:
-    try:
-        if os.path.getsize(path) > 4 << 20:
-            return False
-        with open(path, encoding="utf-8") as file:
-            body: Iterable[ast.stmt] = ast.parse(file.read()).body
-    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
-        return False
-    found: ast.ClassDef | None = None
-    for part in qualname.split("."):
-        found = next((node for node in body if isinstance(node, ast.ClassDef) and node.name == part), None)
-        if found is None:
-            return False
-        body = found.body
-    assert found is not None
-    bases = [base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in found.bases]
-    return any(base.endswith(("Enum", "Flag")) for base in bases)
+def _hooks_of(call: Call) -> Iterator[str]:
+    """The methods of an instance that the unpickler calls, and at the end the garbage collector."""
+    yield from ("__new__", "__del__")
+    if call.how == "reduce":
+        yield from ("__init__", "__post_init__")
+    if call.is_filled:
+        yield from ("__setstate__", "__getattr__", "__getattribute__")
+    if call.is_filled and isinstance(call.state, tuple):
+        yield "__setattr__"  # the values of slots
+    if call.items is not None:
+        yield from ("append", "extend", "add")
+    if call.pairs is not None:
+        yield "__setitem__"
 
 
 _HOOKS: Final = frozenset(("__setstate__", "append", "extend", "add", "__reduce__", "__reduce_ex__", "__class__"))

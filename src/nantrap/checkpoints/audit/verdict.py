@@ -29,6 +29,7 @@ TITLES: Final[Mapping[str, str]] = {
     "NT910": "a pickle that wants to import more than data",
     "NT911": "not a checkpoint",
     "NT912": "could not be read",
+    "NT913": "loading would run code that cannot be judged",
 }
 
 HELP: Final[Mapping[str, str]] = {
@@ -44,6 +45,7 @@ HELP: Final[Mapping[str, str]] = {
     "NT910": "do not load it with weights_only=False unless you trust who wrote it",
     "NT911": "give the path of a checkpoint: torch, Lightning, safetensors, DCP, or a folder of these",
     "NT912": "make the file readable for this user, then audit again",
+    "NT913": "read that code, or load the file only if you trust who wrote it; safetensors needs no code",
 }
 
 
@@ -79,9 +81,9 @@ class Problem:
             if self.role in ("data", "other"):
                 return "find the samples that hold it and drop or repair them; nantrap data names the rows"
         if self.code == "NT910" and self.severity == "warning":
-            return "load it with weights_only=False only where you trust who wrote it and have that code"
+            return "audit it where that code is, or load it with weights_only=False only if you trust who wrote it"
         if self.code == "NT910" and self.severity == "note":
-            return "nothing to do: a name alone runs nothing"
+            return "nothing to do"
         if self.code == "NT912" and self.severity == "warning":
             return "open it with the program that wrote it"
         return HELP[self.code]
@@ -131,12 +133,20 @@ class CheckpointAudit:
         """Whether nothing worse than a warning was found."""
         return all(problem.severity != "error" for problem in self.problems)
 
+    @property
+    def verdict(self) -> Literal["ok", "ask", "bad"]:
+        """`bad` with an error; `ask` if loading it would run code that cannot be judged; else `ok`."""
+        if not self.healthy:
+            return "bad"
+        return "ask" if any(problem.code == "NT913" for problem in self.problems) else "ok"
+
     def to_dict(self) -> dict[str, Any]:
         """The audit of this checkpoint as plain JSON values."""
         return {
             "path": self.path,
             "format": self.format,
             "healthy": self.healthy,
+            "verdict": self.verdict,
             "holds_model": self.holds_model,
             "tensors": self.tensors,
             "bytes": self.bytes,

@@ -1,0 +1,420 @@
+"""What making an instance of somebody's class would run, found by reading its source. Nothing is imported.
+
+`torch.load` makes an instance with `cls.__new__`, fills it through `__setstate__` where there is one, and the garbage
+collector calls `__del__` later. Most classes have none of these, or ones that only set attributes. Four answers:
+
+nothing  no code of the class runs, or only code that moves values about
+unclear  code runs that cannot be followed from here, or its source is compiled
+system   code runs that reaches files, processes, the network, the import system or another pickle
+absent   the source is not on this machine: `torch.load` would not find the class here either, unless the script that
+         loads the file defines it
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import glob
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from typing import Final, Literal, NamedTuple
+
+from nantrap.checkpoints.audit.known_names import CLASSES, GADGETS, SYSTEM_CALLS, SYSTEM_MODULES
+from nantrap.checkpoints.audit.pickles import Name
+
+Effect = Literal["nothing", "absent", "unclear", "system"]
+_ORDER: Final[tuple[Effect, ...]] = ("nothing", "absent", "unclear", "system")
+
+_MOST_BYTES = 4 << 20
+_DEEPEST = 8
+
+
+class Seen(NamedTuple):
+    """The effect, and for anything but `nothing` what was met."""
+
+    effect: Effect
+    why: str = ""
+
+
+_NOTHING: Final = Seen("nothing")
+
+
+class _Module(NamedTuple):
+    """A parsed module: its name, its tree, and where each imported name comes from."""
+
+    name: str
+    tree: ast.Module
+    imports: dict[str, Name]
+
+
+class _Class(NamedTuple):
+    module: _Module
+    node: ast.ClassDef
+
+
+def effect_of(name: Name, hooks: Iterable[str]) -> Seen:
+    """What runs if an instance of the class is made and these methods of it are called, where it has them."""
+    _notice_changes()
+    return _effect_of_global(name, tuple(hooks), _DEEPEST)
+
+
+def is_enum(name: Name) -> bool:
+    """Whether the class is an enum, by its source."""
+    _notice_changes()
+    found = _located(name)
+    return isinstance(found, _Class) and any(
+        base.qualname.endswith(("Enum", "Flag")) for base in _named_bases(found) if base is not None
+    )
+
+
+# ---- where a class is
+
+
+def _located(name: Name) -> _Class | Name | Seen:
+    """The class; or the other global that the name was imported from; or why there is neither."""
+    path = _file_of(name.module)
+    if path is None:
+        return Seen("absent", f"{name.module} is not on this machine")
+    if not path:
+        return Seen("unclear", f"{name.module} is compiled")
+    module = _parsed(name.module, path)
+    if module is None:
+        return Seen("unclear", f"the source of {name.module} cannot be read")
+    first, *inner = name.qualname.split(".")
+    body = list(_statements(module.tree.body))
+    node = _defined(body, first)
+    for part in inner:
+        node = _defined(list(_statements(node.body)), part) if isinstance(node, ast.ClassDef) else None
+    if isinstance(node, ast.ClassDef):
+        return _Class(module, node)
+    if isinstance(node, ast.expr) and _dotted(node) is not None and _dotted(node) in _CLASS_MAKERS:
+        return _NOTHING
+    if not inner and first in module.imports:
+        return module.imports[first]
+    return Seen("absent", f"{name.full} is not in the source")
+
+
+def _defined(body: Iterable[ast.stmt], name: str) -> ast.ClassDef | ast.expr | None:
+    """The last class statement of that name, or the function whose result it is assigned."""
+    found: ast.ClassDef | ast.expr | None = None
+    for node in body:
+        if isinstance(node, ast.ClassDef) and node.name == name:
+            found = node
+        elif (
+            isinstance(node, ast.Assign)
+            and isinstance(node.value, ast.Call)
+            and any(isinstance(target, ast.Name) and target.id == name for target in node.targets)
+        ):
+            found = node.value.func
+    return found
+
+
+def _statements(body: Iterable[ast.stmt]) -> Iterator[ast.stmt]:
+    """Statements of a module or class, also those under `if`, `try` and `with`."""
+    for node in body:
+        yield node
+        if isinstance(node, (ast.If, ast.Try, ast.With)):
+            for part in ("body", "orelse", "handlers", "finalbody"):
+                for inner in getattr(node, part, ()):
+                    yield from _statements(inner.body if isinstance(inner, ast.ExceptHandler) else [inner])
+
+
+@functools.lru_cache(maxsize=512)
+def _file_of(module: str) -> str | None:
+    """The source of a module on the path of this Python; empty if it is compiled; `None` if it is not there."""
+    if module in ("__main__", "__mp_main__"):
+        return None  # the script that loads the file, whichever that will be
+    root, *rest = module.split(".")
+    for entry in _search_path():
+        base = os.path.join(entry, root)
+        is_package = os.path.isfile(os.path.join(base, "__init__.py"))
+        if not is_package and not os.path.isfile(f"{base}.py") and not (rest and os.path.isdir(base)):
+            if not rest and _is_compiled(base):
+                return ""
+            continue
+        inner = os.path.join(base, *rest)
+        for path in (f"{inner}.py", os.path.join(inner, "__init__.py")):
+            if os.path.isfile(path):
+                return path
+        if _is_compiled(inner):
+            return ""
+        if is_package:
+            return None
+    return None
+
+
+def _search_path() -> list[str]:
+    """Installed packages first: a file beside a stranger's checkpoint must not stand for one of them."""
+    entries = dict.fromkeys((*(part or os.getcwd() for part in sys.path), os.getcwd()))
+    return sorted(entries, key=lambda entry: "site-packages" not in entry and "dist-packages" not in entry)
+
+
+_searched: list[list[str]] = [[]]
+
+
+def _notice_changes() -> None:
+    """Forget what was read if Python would now look elsewhere."""
+    if _searched[0] != (path := _search_path()):
+        _searched[0] = path
+        for function in (_file_of, _parsed, _effect_of_global):
+            function.cache_clear()
+
+
+def _is_compiled(base: str) -> bool:
+    return any(glob.glob(glob.escape(base) + ending) for ending in (".*.so", ".so", ".*.pyd", ".pyd"))
+
+
+@functools.lru_cache(maxsize=64)
+def _parsed(name: str, path: str) -> _Module | None:
+    try:
+        if os.path.getsize(path) > _MOST_BYTES:
+            return None
+        with open(path, encoding="utf-8") as file:
+            tree = ast.parse(file.read())
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    package = name if os.path.basename(path) == "__init__.py" else name.rpartition(".")[0]
+    return _Module(name, tree, _imports(_statements(tree.body), package))
+
+
+def _imports(body: Iterable[ast.stmt], package: str) -> dict[str, Name]:
+    """Imported names: `np` is `Name("numpy", "")`, `Module` of torch.nn is `Name("torch.nn", "Module")`."""
+    found: dict[str, Name] = {}
+    for node in body:
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                bound = alias.asname or alias.name.partition(".")[0]
+                found[bound] = Name(alias.name if alias.asname else bound, "")
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                found[alias.asname or alias.name] = Name(source, alias.name)
+    return found
+
+
+# ---- what a class runs
+
+
+@functools.lru_cache(maxsize=4096)
+def _effect_of_global(name: Name, hooks: tuple[str, ...], depth: int) -> Seen:
+    if depth <= 0:
+        return Seen("unclear", f"{name.full} is too deep to follow")
+    found = _located(name)
+    if isinstance(found, Seen):
+        return found
+    if isinstance(found, Name):
+        known = _known_base(found)
+        if known == _NOTHING:
+            return known
+        if _is_system(found.module) or found.module.partition(".")[0] in sys.stdlib_module_names:
+            return Seen("system", f"{name.full} is {found.full}")
+        return known or _effect_of_global(found, hooks, depth - 1)
+    seen = [_effect_of_method(found, hook, depth) for hook in hooks]
+    for keyword in found.node.keywords:
+        metaclass = _resolved(found.module, keyword.value) if keyword.arg == "metaclass" else None
+        if metaclass is not None and metaclass.qualname not in _METACLASSES and "__init__" in hooks:
+            seen.append(Seen("unclear", f"the metaclass {metaclass.full}"))
+    for base in _named_bases(found):
+        if base is None:
+            seen.append(Seen("unclear", f"a base of {name.full}"))
+            continue
+        known = _known_base(base)
+        seen.append(_effect_of_global(base, hooks, depth - 1) if known is None else known)
+    worst = max(seen, key=lambda one: _ORDER.index(one.effect), default=_NOTHING)
+    if worst.effect == "absent":
+        return Seen("unclear", worst.why)  # the class is here, and a base of it is not
+    return worst
+
+
+def _named_bases(found: _Class) -> Iterator[Name | None]:
+    """The bases by name; `None` for one that has no name. Those made by `namedtuple` are left out."""
+    for base in found.node.bases:
+        node = base.value if isinstance(base, ast.Subscript) else base
+        if isinstance(node, ast.Call) and _dotted(node.func) in _CLASS_MAKERS:
+            continue
+        yield _resolved(found.module, node)
+
+
+def _known_base(name: Name) -> Seen | None:
+    """Nothing for bases that are known to run nothing, `None` for those that must be read."""
+    if name in CLASSES or name.full in _PLAIN_BASES:
+        return _NOTHING
+    root = name.module.partition(".")[0]
+    if root == "torch" and name.qualname.rpartition(".")[2] in _TORCH_NAMES:
+        return _NOTHING
+    if root in sys.stdlib_module_names or root == "torch":
+        return Seen("unclear", f"the base {name.full}")
+    return None
+
+
+def _resolved(module: _Module, node: ast.expr) -> Name | None:
+    """The global that an expression of names and dots is."""
+    dotted = _dotted(node)
+    if dotted is None:
+        return None
+    first, _, rest = dotted.partition(".")
+    origin = module.imports.get(first)
+    if origin is not None:
+        return Name(origin.module, ".".join(part for part in (origin.qualname, rest) if part))
+    if _defined(_statements(module.tree.body), first) is None and first in _BUILTINS:
+        return Name("builtins", dotted)
+    return Name(module.name, dotted)
+
+
+def _dotted(node: ast.expr | None) -> str | None:
+    if isinstance(node, ast.Name):
+        return node.id
+    if isinstance(node, ast.Attribute):
+        before = _dotted(node.value)
+        return None if before is None else f"{before}.{node.attr}"
+    return None
+
+
+# ---- what a method runs
+
+
+def _effect_of_method(found: _Class, name: str, depth: int) -> Seen:
+    """The worst of what the method calls; nothing if the class itself does not define it."""
+    for node in _statements(found.node.body):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+            return _effect_of_body(found, node, depth)
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in node.targets):
+            value = _resolved(found.module, node.value)
+            if value is None or value.module != "builtins":
+                return Seen("unclear", f"{found.node.name}.{name}")
+    return _NOTHING
+
+
+def _effect_of_body(found: _Class, function: ast.FunctionDef | ast.AsyncFunctionDef, depth: int) -> Seen:
+    where = f"{found.module.name}.{found.node.name}.{function.name}"
+    if depth <= 0:
+        return Seen("unclear", where)
+    package = found.module.name.rpartition(".")[0]
+    inner = _imports((node for node in ast.walk(function) if isinstance(node, (ast.Import, ast.ImportFrom))), package)
+    module = found.module._replace(imports={**found.module.imports, **inner})
+    worst = _NOTHING
+    for node in ast.walk(function):
+        seen = _NOTHING
+        if isinstance(node, ast.Call):
+            seen = _effect_of_call(_Class(module, found.node), node.func, depth)
+        elif isinstance(node, (ast.Assign, ast.AugAssign, ast.Delete)):
+            targets = [node.target] if isinstance(node, ast.AugAssign) else node.targets
+            if any(_root(target) in module.imports for target in targets):
+                seen = Seen("unclear", "changes another module")
+        if _ORDER.index(seen.effect) > _ORDER.index(worst.effect):
+            worst = Seen(seen.effect, f"{where}: {seen.why}")
+    return worst
+
+
+def _root(node: ast.AST) -> str | None:
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _effect_of_call(found: _Class, function: ast.expr, depth: int) -> Seen:
+    dotted = _dotted(function)
+    if dotted is None:
+        # a method of some value: `state.pop("x").items()`, `super().__setstate__(state)`
+        method = function.attr if isinstance(function, ast.Attribute) else ""
+        is_super = (
+            isinstance(function, ast.Attribute)
+            and isinstance(function.value, ast.Call)
+            and _dotted(function.value.func) == "super"
+        )
+        return _NOTHING if is_super else _effect_of_method_name(method)
+    first, _, rest = dotted.partition(".")
+    if first in ("self", "cls") and rest:
+        return _effect_of_own(found, rest, depth)
+    if first in found.module.imports:
+        called = _resolved(found.module, function)
+        assert called is not None
+        if _is_system(called.module) or called.full in SYSTEM_CALLS:
+            return Seen("system", called.full)
+        if called.full in _PLAIN_CALLS or called in CLASSES:
+            return _NOTHING
+        return Seen("unclear", called.full)
+    if rest:
+        if _defined(_statements(found.module.tree.body), first) is not None and rest.startswith("__"):
+            return _NOTHING  # `Base.__init__(self)`: bases are looked at by themselves
+        return _effect_of_method_name(dotted.rpartition(".")[2])
+    if dotted in SYSTEM_CALLS:
+        return Seen("system", dotted)
+    if dotted in _PLAIN_BUILTINS or dotted == "cls" or dotted.endswith(("Error", "Exception", "Warning")):
+        return _NOTHING
+    return Seen("unclear", dotted)
+
+
+def _effect_of_own(found: _Class, rest: str, depth: int) -> Seen:
+    """`self.method()` of the class, or a harmless method of something the instance holds."""
+    name = rest.partition(".")[0]
+    if name == rest:
+        for node in _statements(found.node.body):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+                return _effect_of_body(found, node, depth - 1)
+    return _effect_of_method_name(rest.rpartition(".")[2])
+
+
+def _effect_of_method_name(method: str) -> Seen:
+    if method in _PLAIN_METHODS or (method.startswith("__") and method.endswith("__") and method != "__import__"):
+        return _NOTHING
+    return Seen("system" if method in _SYSTEM_METHODS else "unclear", f"{method}()")
+
+
+def _is_system(module: str) -> bool:
+    return module in SYSTEM_MODULES or module.partition(".")[0] in SYSTEM_MODULES | GADGETS
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_TORCH_NAMES: Final = frozenset(
+    name.qualname.rpartition(".")[2] for name in CLASSES if name.module.startswith("torch")
+) | _words("Dataset IterableDataset Sampler Function")
+_METACLASSES: Final = _words("ABCMeta EnumMeta EnumType NamedTupleMeta type")
+_CLASS_MAKERS: Final = _words(
+    "namedtuple collections.namedtuple NamedTuple typing.NamedTuple Enum enum.Enum IntEnum enum.IntEnum StrEnum "
+    "enum.StrEnum Flag enum.Flag IntFlag enum.IntFlag make_dataclass dataclasses.make_dataclass"
+)
+_BUILTINS: Final = _words(
+    "object dict list tuple set frozenset int float complex bool str bytes bytearray property type Exception "
+    "BaseException ValueError TypeError RuntimeError KeyError IndexError LookupError AttributeError ArithmeticError "
+    "AssertionError ImportError NotImplementedError OSError StopIteration UserWarning Warning RuntimeWarning "
+    "DeprecationWarning FutureWarning ZeroDivisionError OverflowError MemoryError TimeoutError ConnectionError "
+    "PermissionError FileNotFoundError KeyboardInterrupt"
+)
+_PLAIN_BASES: Final = frozenset(f"builtins.{name}" for name in _BUILTINS) | _words(
+    "enum.Enum enum.IntEnum enum.StrEnum enum.Flag enum.IntFlag enum.EnumMeta abc.ABC typing.NamedTuple typing.Generic "
+    "typing.Protocol typing.TypedDict typing_extensions.Protocol typing_extensions.TypedDict typing.MutableMapping "
+    "typing.Mapping typing.Sequence typing.Dict typing.List typing.OrderedDict collections.abc.Mapping "
+    "collections.abc.MutableMapping collections.abc.Sequence collections.abc.MutableSequence collections.abc.Set "
+    "collections.abc.Iterator collections.abc.Iterable collections.abc.Callable collections.abc.Hashable "
+    "collections.UserDict collections.UserList contextlib.ContextDecorator contextlib.AbstractContextManager "
+    "json.JSONEncoder numpy.ndarray torch.Tensor torch.nn.Module torch.nn.Parameter torch.autograd.Function"
+)
+_PLAIN_BUILTINS: Final = _BUILTINS | _words(
+    "super len isinstance issubclass hasattr getattr setattr delattr zip enumerate range sorted reversed min max sum "
+    "abs any all iter next id repr format callable round hash vars slice map filter staticmethod classmethod"
+)
+_PLAIN_CALLS: Final = _words(
+    "threading.Lock threading.RLock threading.local threading.Event threading.Condition logging.getLogger copy.copy "
+    "copy.deepcopy warnings.warn collections.OrderedDict collections.defaultdict collections.deque collections.Counter "
+    "weakref.ref weakref.WeakKeyDictionary weakref.WeakValueDictionary weakref.WeakSet functools.partial re.compile "
+    "math.isnan math.isinf math.isfinite math.floor math.ceil math.log time.time torch.Generator torch.device "
+    "torch.tensor torch.zeros torch.ones torch.empty torch.Size torch.is_tensor numpy.array numpy.asarray numpy.zeros "
+    "numpy.ones numpy.empty typing.cast dataclasses.fields dataclasses.asdict inspect.signature"
+)
+_PLAIN_METHODS: Final = _words(
+    "update get pop popitem items keys values setdefault append extend add insert copy clear discard remove index "
+    "count sort reverse startswith endswith split rsplit join format lower upper strip lstrip rstrip replace partition "
+    "rpartition encode decode isdigit union intersection difference issubset issuperset register_buffer "
+    "register_parameter add_module requires_grad_ set_extra_state info debug warning error"
+)
+_SYSTEM_METHODS: Final = _words(
+    "system popen Popen check_call check_output unlink rmtree rmdir mkdir makedirs removedirs rename write write_text "
+    "write_bytes writelines truncate symlink symlink_to chmod chown exec_module load_module import_module urlopen "
+    "urlretrieve sendall connect execv execve spawn fork kill putenv eval exec from_file load_library"
+)
