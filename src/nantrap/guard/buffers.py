@@ -4,6 +4,11 @@ Every tensor counts its in-place writes (`_version`), and a buffer that the forw
 self.mean + ...`) is noticed by identity. But fused kernels write without counting: `native_batch_norm` changes the
 running statistics and leaves their versions alone. So small buffers and those of normalisation layers are taken as
 written in every step; only large ones (causal masks, position tables) are not copied as long as nothing writes them.
+The first steps compare their bits, and one that a forward pass writes uncounted (`tensor.data`) is copied from then on.
+
+A parameter that takes no gradient (a codebook) can be written by a forward pass like a buffer. Such parameters are
+copied once, up to `_FROZEN_BYTES`; the sum of their versions tells whether any was written, and the first write in a
+forward pass makes it one of the buffers here. If the training script writes it between steps it is the script's.
 
 In gradient accumulation there are two states to restore: to the beginning of the step, and, when only one micro-batch
 is dropped, to the `mark` set after the last good one.
@@ -13,15 +18,44 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import UninitializedParameter
 
 from nantrap import finite
-from nantrap.guard.torch_private import NormalisationLayer, buffers_of, copy_all, version
+from nantrap.guard.forward_writes import differs
+from nantrap.guard.torch_private import (
+    NormalisationLayer,
+    buffers_of,
+    copy_all,
+    parameters_of,
+    version,
+    version_of,
+)
+from nantrap.incident import Finding, Phase
+from nantrap.locate import finding
 
 _SMALL = 4096
 """Up to this many values a buffer is copied in each step, without a check whether it was written."""
+_FROZEN_BYTES = 64 * 2**20
+"""Parameters without a gradient are copied beforehand up to this size in all, the small ones first."""
+_COMPARED_STEPS = 2
+"""In so many steps the bits of large buffers are compared, to learn which ones are written uncounted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Frozen:
+    """A parameter without a gradient, where it is held, and a copy of it."""
+
+    holder: dict[str, Any]
+    name: str
+    path: str
+    parameter: Tensor
+    copy: Tensor
+    version: int
 
 
 class BufferShadow:
@@ -39,10 +73,18 @@ class BufferShadow:
         self._copies: list[Tensor | None] = []
         self._exempt: set[int] = set()
         self._mark: list[tuple[int, Tensor | None, Tensor | None]] | None = None
+        self._lost: list[str] = []
+        self._compared = 0
+        self._frozen: list[_Frozen] = []
+        self._frozen_parameters: list[Tensor] = []
+        self._frozen_writes = 0
+        self.released: list[Any] = []
+        """Parameters without a gradient that something other than a forward pass writes: not followed here."""
         self.adopt()
+        self._protect(_frozen_in(root))
 
     def __bool__(self) -> bool:
-        return bool(self._slots)
+        return bool(self._slots or self._frozen)
 
     def add(self, prefix: str, module: nn.Module) -> bool:
         """Follow the buffers of one more module from now on. Returns whether it has any that were not followed yet."""
@@ -72,9 +114,14 @@ class BufferShadow:
 
     def adopt(self) -> None:
         """Accept the buffers as they are now: the user may write them between steps."""
+        if self._frozen and sum(map(version_of, self._frozen_parameters)) != self._frozen_writes:
+            # the script writes it, or a hook of the optimizer: an average of the weights, say. Not a forward pass
+            self.released += [entry.parameter for entry in self._frozen if version(entry.parameter) != entry.version]
+            self._protect([entry for entry in self._frozen if version(entry.parameter) == entry.version])
         if not self._slots:
             return
         self._mark = None
+        self._lost.clear()
         current = self._current()
         if not self._tensors:
             self._tensors = current
@@ -82,19 +129,30 @@ class BufferShadow:
             self._versions = [version(t) for t in current]
             self._exempt = {i for i, t in enumerate(current) if t is not None and finite.any_nonfinite([t])}
             return
+        if self._compared <= 2 * _COMPARED_STEPS:
+            self._compared += 1
+            for i in self._written_uncounted(current):
+                self._uncounted[i] = True
         self._copy(self._changed(current), current)
+
+    def followed(self) -> set[int]:
+        """The ids of the parameters that are held here like buffers."""
+        return {id(parameter) for parameter in self._frozen_parameters}
 
     def exempt_slots(self) -> frozenset[tuple[int, str]]:
         """The places (holder, name) of buffers that held deliberate infinities from the start."""
         return frozenset((id(self._slots[i][0]), self._slots[i][1]) for i in self._exempt)
 
-    def suspects(self, *, known_only: bool = False) -> list[Tensor]:
+    def suspects(self, *, known_only: bool = False, by_forward: bool = True) -> list[Tensor]:
         """The buffers that were written since the copy and were finite in it.
 
         Args:
             known_only: without those that were created since the copy. They may be masks (see `names_of_bad`),
                 which only a host read can tell.
+            by_forward: only a forward pass has run since the copy, so that what is written was written by it.
         """
+        if by_forward and self._frozen and sum(map(version_of, self._frozen_parameters)) != self._frozen_writes:
+            self._follow_written()
         if not self._slots:
             return []
         current = self._current()
@@ -129,6 +187,13 @@ class BufferShadow:
                 bad.append((self._slots[i][2], tensor))
         return bad
 
+    def findings(self, phase: Phase) -> list[Finding]:
+        """The same with statistics; a parameter that is treated as a buffer is called a parameter."""
+        return [
+            finding("parameter" if isinstance(tensor, nn.Parameter) else "buffer", name, tensor, phase)
+            for name, tensor in self.names_of_bad()
+        ]
+
     def mark(self) -> None:
         """A micro-batch was good: `restore_mark` comes back to here, `restore` still to the beginning of the step."""
         if self._slots:
@@ -145,7 +210,15 @@ class BufferShadow:
         """
         if not keep_mark:
             self._mark = None
-        for i in self._changed(self._current()):
+        if self._frozen and sum(map(version_of, self._frozen_parameters)) != self._frozen_writes:
+            self._follow_written()
+        current = self._current()
+        for i in self._written_uncounted(current):
+            # the copy may be of an earlier step: better than NaN, and said to be older
+            self._uncounted[i] = finite.any_nonfinite([current[i]])
+            if self._uncounted[i] and self._slots[i][2] not in self._lost:
+                self._lost.append(self._slots[i][2])
+        for i in self._changed(current):
             original, copy = self._tensors[i], self._copies[i]
             self._put(i, original, copy, uncounted=uncounted)
             if original is not None:
@@ -174,11 +247,11 @@ class BufferShadow:
 
     def differing(self) -> list[str]:
         """The buffers that are not as they were at the last `adopt`, bit for bit. Reads the device."""
-        names = []
+        names = list(self._lost)
         for i, tensor in enumerate(self._current()):
             original, copy = self._tensors[i], self._copies[i]
             same = tensor is original and (tensor is None or copy is None or _same_bits(tensor, copy))
-            if not same:
+            if not same and self._slots[i][2] not in names:
                 names.append(self._slots[i][2])
         return names
 
@@ -192,6 +265,43 @@ class BufferShadow:
             with torch.no_grad():
                 now.copy_(torch.where(bad.to(now.device) > 0, copy, now))
         self._copy(self._changed(current), current)
+
+    def _protect(self, entries: list[_Frozen]) -> None:
+        """The parameters without a gradient that are held ready, as long as nothing writes them."""
+        self._frozen = entries
+        self._frozen_parameters = [entry.parameter for entry in entries]
+        self._frozen_writes = sum(entry.version for entry in entries)
+
+    def _follow_written(self) -> None:
+        """A forward pass wrote a parameter without a gradient: from now on it is treated as a buffer."""
+        for entry in self._frozen:
+            if version(entry.parameter) == entry.version:
+                continue
+            self._slots.append((entry.holder, entry.name, entry.path))
+            self._uncounted.append(False)
+            self._tensors.append(entry.parameter)
+            self._copies.append(entry.copy)
+            self._versions.append(entry.version)
+            if finite.any_nonfinite([entry.copy]):
+                self._exempt.add(len(self._slots) - 1)
+        self._protect([entry for entry in self._frozen if version(entry.parameter) == entry.version])
+
+    def _written_uncounted(self, current: list[Tensor | None]) -> list[int]:
+        """The buffers whose versions say that nothing wrote them while their bits differ from the copy."""
+        asked = [
+            i
+            for i, tensor in enumerate(current)
+            if not self._uncounted[i]
+            and tensor is not None
+            and tensor is self._tensors[i]
+            and version(tensor) == self._versions[i]
+            and (copy := self._copies[i]) is not None
+            and copy.shape == tensor.shape
+            and tensor.layout == torch.strided
+            and not tensor.is_quantized
+        ]
+        flags = [differs(current[i], self._copies[i]) for i in asked]  # type: ignore[arg-type]
+        return [i for i, differs in zip(asked, finite.read(flags), strict=True) if differs] if flags else []
 
     def _current(self) -> list[Tensor | None]:
         return [holder.get(name) for holder, name, _ in self._slots]
@@ -233,6 +343,25 @@ class BufferShadow:
         if targets:
             with torch.no_grad():
                 copy_all(targets, sources)
+
+
+def _frozen_in(root: nn.Module) -> list[_Frozen]:
+    """The parameters without a gradient, the small ones first, up to `_FROZEN_BYTES` in all."""
+    found: dict[int, tuple[dict[str, Any], str, str, nn.Parameter]] = {}
+    for path, module in root.named_modules():
+        holder = parameters_of(module)
+        for name, parameter in holder.items():
+            if parameter is None or parameter.requires_grad or isinstance(parameter, UninitializedParameter):
+                continue
+            if parameter.layout == torch.strided and not parameter.is_meta and not hasattr(parameter, "to_local"):
+                found.setdefault(id(parameter), (holder, name, f"{path}.{name}" if path else name, parameter))
+    entries, left = [], _FROZEN_BYTES
+    for holder, name, path, parameter in sorted(found.values(), key=lambda entry: entry[3].nbytes):
+        left -= parameter.nbytes
+        if left < 0:
+            break
+        entries.append(_Frozen(holder, name, path, parameter, parameter.detach().clone(), version(parameter)))
+    return entries
 
 
 def _same_bits(tensor: Tensor, copy: Tensor) -> bool:

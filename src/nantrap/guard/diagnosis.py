@@ -395,7 +395,11 @@ class Diagnosis:
             root_call=micro.root_call,
             restore_update=protected.restore_for_replay(undone=observation.update),
             run_update=protected.optimizer.step if observation.update else None,
-            bad_buffers=tuple(f.name for f in observation.findings if f.kind == "buffer"),
+            bad_buffers=tuple(
+                f.name
+                for f in observation.findings
+                if f.kind == "buffer" or (f.kind, f.phase) == ("parameter", "forward")
+            ),
             norm_overflowed=any(f.kind == "grad_norm" for f in observation.findings),
             evidence=micro.evidence,
             quiet=lambda: _without_collectives(self._model),

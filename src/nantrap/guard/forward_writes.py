@@ -1,8 +1,9 @@
 """Parameters that a forward pass writes itself: a codebook that follows its inputs, a temperature that is clamped.
 
 A refused step must put those back too. Copying all parameters in every step would cost as much as the update, so the
-first step learns which ones are written, by their version counters, and later steps copy only those. A forward pass
-that begins to write another parameter later is noticed, and the next step learns again.
+first step learns which ones are written, by their version counters and by their bits (a write through `tensor.data` is
+not counted), and later steps copy only those. A forward pass that begins to write another parameter later is noticed
+if the write is counted, and the next step learns again.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from nantrap import finite
 from nantrap.guard.torch_private import version, version_of
 
 
@@ -29,6 +31,9 @@ class ForwardWrites:
         self._limit_bytes = limit_bytes
         self._learning = True
         self._copies: list[tuple[int, nn.Parameter, Tensor, int]] = []
+        self._uncounted: set[int] = set()
+        self.writes_uncounted = False
+        """Whether the forward pass writes a parameter in a way that versions do not tell."""
         self.copies_something = True
         """Whether `copy` has anything to do at the beginning of a step."""
         self.writes_at_begin: int | None = None
@@ -40,7 +45,9 @@ class ForwardWrites:
             return
         changed = sum(map(version_of, self._parameters)) != self.writes_at_begin
         if self._learning:
-            self._copies = [entry for entry in self._copies if version(entry[1]) != entry[3]] if changed else []
+            self._uncounted = self._written_uncounted()
+            self.writes_uncounted = bool(self._uncounted)
+            self._copies = [entry for entry in self._copies if self._was_written(entry)]
             self._learning = False
         elif changed and not self._accounted_for():
             self._learning = True
@@ -50,13 +57,13 @@ class ForwardWrites:
         """Put back what the forward pass wrote. Returns whether every parameter is as it was when the step began."""
         if self.writes_at_begin is None:
             return True
-        if sum(map(version_of, self._parameters)) == self.writes_at_begin:
+        if not self._uncounted and sum(map(version_of, self._parameters)) == self.writes_at_begin:
             return True
         whole = self._accounted_for()
         with torch.no_grad():
-            for _, parameter, kept, before in self._copies:
-                if version(parameter) != before:
-                    parameter.copy_(kept)
+            for entry in self._copies:
+                if self._was_written(entry):
+                    entry[1].copy_(entry[2])
         if not whole:
             self._learning = self.copies_something = True
         return whole
@@ -64,17 +71,23 @@ class ForwardWrites:
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
         """Whatever is run inside, the copied parameters end as they are now."""
-        now = [
-            (parameter, parameter.detach().clone())
-            for _, parameter, _, before in self._copies
-            if version(parameter) != before
-        ]
+        now = [(entry[1], entry[1].detach().clone()) for entry in self._copies if self._was_written(entry)]
         try:
             yield
         finally:
             with torch.no_grad():
                 for parameter, values in now:
                     parameter.copy_(values)
+
+    def _was_written(self, entry: tuple[int, nn.Parameter, Tensor, int]) -> bool:
+        return version(entry[1]) != entry[3] or id(entry[1]) in self._uncounted
+
+    def _written_uncounted(self) -> set[int]:
+        """The copied parameters whose bits changed though their versions did not, by id (they are held)."""
+        asked = [entry for entry in self._copies if version(entry[1]) == entry[3] and _is_plain(entry[1])]
+        flags = [differs(parameter, kept) for _, parameter, kept, _ in asked]
+        values = finite.read(flags) if flags else []
+        return {id(entry[1]) for entry, flag in zip(asked, values, strict=True) if flag}
 
     def _accounted_for(self) -> bool:
         """Whether the copied parameters explain every write since the step began."""
@@ -101,3 +114,13 @@ class ForwardWrites:
                 else:
                     copy.copy_(parameter)
                 self._copies.append((index, parameter, copy, version(parameter)))
+
+
+def differs(tensor: Tensor, copy: Tensor) -> Tensor:
+    """1 if two tensors differ anywhere, else 0, on their device; NaN counts as equal to NaN."""
+    tensor = tensor.detach()
+    return ((tensor != copy) & ~((tensor != tensor) & (copy != copy))).any().float()
+
+
+def _is_plain(tensor: Tensor) -> bool:
+    return tensor.layout == torch.strided and not hasattr(tensor, "to_local") and not tensor.is_quantized

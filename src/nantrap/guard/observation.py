@@ -56,7 +56,7 @@ class Observation:
         if self.spike and self.findings[0].phase == "data":
             return "data"
         forward = {f.kind for f in self.findings if f.phase == "forward"}
-        if self.raised or forward & {"loss", "term", "buffer", "spike"}:
+        if self.raised or forward & {"loss", "term", "buffer", "parameter", "spike"}:
             return "forward"
         return "backward"
 
@@ -99,7 +99,7 @@ def observe(
     if not update and not math.isfinite(norm):
         found += _bad_gradients(protected, norm, alone=not found)
     if buffers_bad:
-        found += [finding("buffer", name, t, "forward") for name, t in protected.buffers.names_of_bad()]
+        found += protected.buffers.findings("forward")
     gradients = {name: p.grad.detach() for name, p in protected.members.known() if p.grad is not None}
     return Observation(
         micro,

@@ -75,7 +75,11 @@ class Protected:
         self._bad_before: list[Finding] = []
         self._named_before: set[str] = set()
         self._schedule_at_begin: Any = None
-        self.forward_writes = ForwardWrites(self.members.parameters, limit_bytes=policy.anchor_bytes)
+        self._in_buffers = self.buffers.followed()
+        self._others: list[nn.Parameter] = []
+        self.buffers.released = self._others  # what is not followed there is followed here
+        self._follow_others()
+        self.forward_writes = ForwardWrites(self._others, limit_bytes=policy.anchor_bytes)
         self._sums: list[int] | None = None
         self._not_restored: list[str] = []
         self._program = Program(self.modules)
@@ -94,6 +98,11 @@ class Protected:
             self.members.also.append((name, module))
             self.has_buffers = True
 
+    def _follow_others(self) -> None:
+        """The parameters that are not treated as buffers."""
+        known = {id(parameter) for parameter in self._others} | self._in_buffers
+        self._others += [parameter for parameter in self.members.parameters if id(parameter) not in known]
+
     # ---- the beginning of a step
 
     def begin(self) -> None:
@@ -101,7 +110,7 @@ class Protected:
         if self.has_buffers:
             self.buffers.adopt()  # whatever was written since the last step was written by the training script
         writes = self.forward_writes
-        writes.writes_at_begin = sum(map(version_of, self.members.parameters))
+        writes.writes_at_begin = sum(map(version_of, self._others))
         if writes.copies_something:
             writes.copy()
         if self.scheduler is not None:
@@ -133,6 +142,7 @@ class Protected:
             else:
                 return
         self.members.refresh()
+        self._follow_others()
         self._trusted_writes = -1
 
     # ---- the update
@@ -146,6 +156,7 @@ class Protected:
             self._steps_since_check + 1 >= self._check_every
             or not norm <= LARGEST_NORM
             or self._trusted_state is not optimizer.state
+            or self.forward_writes.writes_uncounted
             or sum(map(version_of, self._trusted)) != self._trusted_writes
         ):
             return True
@@ -187,9 +198,9 @@ class Protected:
         step()
         self._steps_since_check = 0
         # a hook of the optimizer may write buffers (averaged weights); those of the forward pass were judged before
-        if finite.any_nonfinite([*self._everything(), *self.buffers.suspects()]):
+        if finite.any_nonfinite([*self._everything(), *self.buffers.suspects(by_forward=False)]):
             found = self.findings("optimizer")
-            found += [finding("buffer", name, t, "optimizer") for name, t in self.buffers.names_of_bad()]
+            found += self.buffers.findings("optimizer")
             self._trusted_writes = -1
             if found:
                 self._snapshot.restore()
@@ -246,6 +257,8 @@ class Protected:
         different += [f"buffer {name}" for name in self.buffers.differing()]
         if self._sums is not None and self._checksums() != self._sums:
             different.append("parameters, optimizer state or averages, which the diagnosis changed")
+        if self._program_at_begin is not None and self._refused_in_a_row == 1:
+            different += self._program_at_begin.changed()
         if self.scheduler is not None and self._policy.scheduler_on_skip == "hold":
             now = getattr(self.scheduler, "last_epoch", None)
             if self._schedule_at_begin is not None and now != self._schedule_at_begin:
@@ -309,7 +322,7 @@ class Protected:
         """Look at everything now: parameters, optimizer state, averages and, if wanted, buffers."""
         found = self.findings("state")
         if buffers:
-            found += [finding("buffer", name, t, "state") for name, t in self.buffers.names_of_bad()]
+            found += self.buffers.findings("state")
         for module in self.averages:
             named = [*module.named_parameters(), *module.named_buffers()]
             found += [finding("ema", n, t, "state") for n, t in named if finite.any_nonfinite([t])]

@@ -218,8 +218,7 @@ def replay_update(failed: FailedStep) -> Replay:
                 error = exception
         sinks = [Sink(f"parameter {n}", "state", trace.origins_of(p)) for n, p in failed.parameters.items()]
         sinks += [Sink(name, "state", trace.origins_of(t)) for name, t in _optimizer_state(failed).items()]
-        buffers = [(n, b) for n, b in failed.root.named_buffers() if n in failed.bad_buffers]
-        sinks += [Sink(f"buffer {n}", "state", trace.origins_of(b)) for n, b in buffers]
+        sinks += [Sink(name, "state", trace.origins_of(tensor)) for name, tensor in failed.bad_state()]
         replay = judge(trace, sinks)
         replay.error = error
         return replay
@@ -229,8 +228,7 @@ def judge_tape(failed: FailedStep, tape: Trace) -> Replay:
     """The origin behind what a traced step left behind. Nothing is run."""
     sinks = [] if failed.loss is None else [Sink("the loss", "value", tape.origins_of(failed.loss))]
     sinks += [Sink(f"gradient of {n}", "gradient", tape.origins_of(g)) for n, g in failed.gradients.items()]
-    buffers = [(n, b) for n, b in failed.root.named_buffers() if n in failed.bad_buffers]
-    sinks += [Sink(f"buffer {n}", "state", tape.origins_of(b)) for n, b in buffers]
+    sinks += [Sink(name, "state", tape.origins_of(tensor)) for name, tensor in failed.bad_state()]
     return judge(tape, sinks)
 
 
@@ -330,9 +328,8 @@ def _left_behind(failed: FailedStep, loss: Tensor | None) -> Iterator[tuple[Sink
     for name, parameter in failed.parameters.items():
         if parameter.grad is not None:
             yield "gradient", f"gradient of {name}", parameter.grad
-    for name, buffer in failed.root.named_buffers():
-        if name in failed.bad_buffers:
-            yield "state", f"buffer {name}", buffer
+    for name, tensor in failed.bad_state():
+        yield "state", name, tensor
 
 
 def judge(trace: Trace, sinks: list[Sink]) -> Replay:

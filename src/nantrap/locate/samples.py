@@ -118,8 +118,7 @@ def fails(failed: FailedStep, samples: Sequence[int], size: int) -> bool:
         (loss * failed.loss_factor).backward()
         if any_nonfinite([p.grad for p in failed.parameters.values()]):
             return True
-        buffers = [b for n, b in failed.root.named_buffers() if n in failed.bad_buffers]
-        return any_nonfinite(buffers)
+        return any_nonfinite([tensor for _, tensor in failed.bad_state()])
 
 
 class _Search:

@@ -157,7 +157,7 @@ class FailedStep:
         restore_buffers: puts the buffers as before the step.
         restore_update: puts parameters and optimizer state as before the update; set where an update was undone.
         run_update: the update itself, on the gradients of the failed step.
-        bad_buffers: names of buffers that the forward pass made non-finite.
+        bad_buffers: names of buffers, and of parameters without a gradient, that the forward pass made non-finite.
         norm_overflowed: every gradient is finite, but their norm is not.
         evidence: findings of a walk through the live graph, in the two-line form.
         quiet: context in which a re-run must not communicate with other ranks.
@@ -191,6 +191,12 @@ class FailedStep:
     def repeatable(self) -> bool:
         """Whether the whole step, loss included, can be run again."""
         return self.forward is not None and self.rng is not None
+
+    def bad_state(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors of `bad_buffers` as they are now, each with its kind and name: `buffer norm.running_var`."""
+        wanted = set(self.bad_buffers)
+        yield from ((f"buffer {name}", b) for name, b in self.root.named_buffers() if name in wanted)
+        yield from ((f"parameter {name}", p) for name, p in self.root.named_parameters() if name in wanted)
 
     @contextlib.contextmanager
     def rewound(self) -> Iterator[None]:

@@ -256,8 +256,8 @@ def bn_buffers_poisoned(case: Case) -> Claim | None:
     ):
         name = external.name
         text = f"{external.name} {describe(external.tensor)} before the step; the parameters are finite"
-    elif case.failed.bad_buffers and _only_buffers(case):
-        name = case.failed.bad_buffers[0]
+    elif (bad := _bad_buffers(case)) and _only_buffers(case):
+        name = bad[0]
         text = f"the forward pass made {name} non-finite; loss and gradients are finite, so no check of them finds it"
     else:
         return None
@@ -376,6 +376,11 @@ def _is_bad_everywhere(case: Case) -> bool:
     return bad > 1 and (bad == len(parameters) or (bad > 2 and 2 * bad > len(parameters)))
 
 
+def _bad_buffers(case: Case) -> list[str]:
+    """The buffers that the forward pass made non-finite."""
+    return [f.name for f in case.incident.findings if f.kind == "buffer" and f.name in case.failed.bad_buffers]
+
+
 def _only_buffers(case: Case) -> bool:
     loss, norm = case.incident.loss, case.incident.grad_norm
     return (
@@ -435,6 +440,11 @@ def state_overwritten(case: Case) -> Claim | None:
         checked: a NaN that no arithmetic makes points to another cause.
     """
     external = case.external
+    written = [f for f in case.incident.findings if (f.kind, f.phase) == ("parameter", "forward")]
+    if written and external is None and _only_buffers(case):
+        said = written[0].stats.describe() if written[0].stats else "it is non-finite"
+        text = f"the forward pass wrote {written[0].name}: {said}; loss and gradients are finite"
+        return _overwritten(written[0].name, "measured", text)
     if external is None or external.kind not in ("parameter", "buffer", "overwritten"):
         return None
     name = external.name or "a value of the forward pass"
