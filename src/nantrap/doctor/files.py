@@ -1,4 +1,4 @@
-"""Which files are read, and what is said about those that are not."""
+"""Which files are read, and what is reported about those that are not."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ _PYTHON: Final = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Text:
-    """A file that was read. `root` is the path that was asked for, `asked` whether it was named itself."""
+    """A file that was read. `root` is the path that was given, `asked` whether the file itself was given."""
 
     file: str
     kind: str
@@ -77,7 +77,7 @@ class Text:
 
     @property
     def interesting(self) -> bool:
-        """Whether anything in it can matter; a cheap look that saves parsing most files."""
+        """Whether anything in it can matter; a cheap test that saves parsing most files."""
         if self.kind == "python":
             return self.asked or _PYTHON.search(self.text) is not None or _SETTINGS.search(self.text) is not None
         return self.asked or self.kind == "shell" or _SETTINGS.search(self.text) is not None

@@ -1,4 +1,4 @@
-"""What the doctor says: findings, notes about files it could not read, and the whole report. Needs no torch."""
+"""What the doctor reports: findings, notes about files it could not read, and the whole report. Needs no torch."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class FrozenShare:
 
 
 def frozen_share(path: str, rates: list[float]) -> list[FrozenShare]:
-    """Count the weights of a checkpoint that a step of each rate cannot move in bfloat16.
+    """Count the weights of a checkpoint that a step of each learning rate cannot move in bfloat16.
 
     Raises:
         UsageError: The file cannot be read, or holds no weights.

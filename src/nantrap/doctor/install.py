@@ -35,7 +35,7 @@ class Row:
 
 
 def examine_installation() -> list[Row]:
-    """Everything there is to say about this machine and this environment."""
+    """Everything about this machine and this environment."""
     rows = [
         Row("nantrap", "nantrap", __version__),
         Row("nantrap", "python", platform.python_version(), *_python_problem()),

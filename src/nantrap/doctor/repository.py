@@ -107,13 +107,13 @@ class Repository:
         found = [each for each in map(read, sources) if each is not None]
         files = [each for each in sources if each.kind != "shell"]
         if len(files) > 1 and any(read(each) is None for each in files):
-            return None  # a choice of files, and some of them say nothing: which one is used is not known
+            return None  # a choice of files, and some of them do not set it: which one is used is not known
         if not found or len({value for value, _ in found}) != 1:
             return None
         return found[0]
 
     def configured(self, file: str, key: str) -> tuple[Any, Setting] | None:
-        """What the trainer settings near a file say about a key, if they all say the same."""
+        """The value of a key in the trainer settings near a file, if they all agree."""
         here = Source(file, "call", ())
         lines = [
             each

@@ -1,4 +1,4 @@
-"""Who does the work: threads of this process, or a Ray cluster. Both run the same function on the same items.
+"""Where the work is done: threads of this process, or a Ray cluster. Both run the same function on the same items.
 
 `nantrap data` hands over pieces of data files, `nantrap audit` files of checkpoints. An engine gives the results in
 whatever order they are ready, each with the number of its item; whoever uses one puts them in order again, so that no

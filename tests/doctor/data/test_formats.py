@@ -320,7 +320,7 @@ def test_a_field_that_does_not_exist(tmp_path: Path) -> None:
 
 def test_a_folder_without_data(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("nothing here")
-    with pytest.raises(UsageError, match="no data file of a known kind is there"):
+    with pytest.raises(UsageError, match="no data file of a known kind was found"):
         check_data(tmp_path)
 
 

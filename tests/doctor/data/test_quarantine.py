@@ -67,7 +67,7 @@ def test_wrong_use(listed: Path, tmp_path: Path) -> None:
         nantrap.without_samples(list(range(9)), listed)
     with pytest.raises(UsageError, match="names sample 7, but the dataset has only 5"):
         nantrap.without_samples(list(range(5)), listed, file=str(tmp_path / "a.npy"))
-    with pytest.raises(UsageError, match="no rule of the data check is called 'nan'"):
+    with pytest.raises(UsageError, match="there is no rule 'nan' of the data check"):
         nantrap.without_samples([], listed, rules=["nan"])
     with pytest.raises(UsageError, match="No such file"):
         nantrap.without_samples([], tmp_path / "none.json")

@@ -131,7 +131,7 @@ def test_first_loss_far_from_the_expected() -> None:
     check = check_first_loss(sharp)
     assert check.status == "warn"
     assert "temperature" in check.help
-    assert check_first_loss(subject(expected_loss=9.0)).message.endswith("expected about 9 (as the factory says)")
+    assert check_first_loss(subject(expected_loss=9.0)).message.endswith("expected about 9 (given by the factory)")
 
 
 def test_gradient_flow() -> None:

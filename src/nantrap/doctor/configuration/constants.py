@@ -1,4 +1,4 @@
-"""Values of Python expressions that can be told without running them: `3e-4 * 2`, `float("inf")`, `torch.float16`."""
+"""Values of Python expressions that are known without running them: `3e-4 * 2`, `float("inf")`, `torch.float16`."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def evaluate(node: ast.AST | None, known: Mapping[str, Any] | None = None) -> An
 
     Args:
         node: the expression.
-        known: values of names; `args.lr` stands for an attribute.
+        known: values of names; `args.lr` is an attribute.
     """
     if node is None:
         return UNKNOWN

@@ -16,7 +16,7 @@ _DEEPEST: Final = 10
 
 
 def resolved(branch: Branch) -> Branch:
-    """The tree with every `${a.b}` replaced by the value it refers to; what cannot be told stays unknown."""
+    """The tree with every `${a.b}` replaced by the value it refers to; what is not known stays unknown."""
     return _resolve(branch, branch, ())
 
 

@@ -1,4 +1,4 @@
-"""JSON with the place of every value. Comments and a comma too many, which people write, are passed over."""
+"""JSON with the place of every value. Comments and trailing commas, which people write, are ignored."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class _Reader:
         return UnreadableError(f"not JSON: {message}", line=self.line(self.position))
 
     def skip(self) -> None:
-        """Go to the next thing that is neither space nor comment."""
+        """Skip spaces and comments."""
         found = _SPACE.match(self.text, self.position)
         assert found is not None
         self.position = found.end()

@@ -1,4 +1,4 @@
-"""What a setting means, told by its name and the sections it stands in, under the names people use.
+"""What a setting means, by its name and its sections, under the names people use.
 
 `meaning(("trainer", "optimizer", "lr"))` is `"lr"`. A mapping file adds names: `nantrap doctor --names FILE`, a YAML or
 JSON file of `name: meaning`, e.g. `step_size: lr`.
@@ -120,7 +120,7 @@ _KIND_LEAVES: Final = frozenset(
 _INNER_SECTIONS: Final = frozenset(
     ["params", "args", "init_args", "kwargs", "options", "arguments", "parameters", "hparams"]
 )
-# What a file says about evaluation, sampling or export says nothing about training.
+# What a file sets for evaluation, sampling or export does not matter for training.
 _ELSEWHERE: Final = frozenset(
     [
         "eval",
@@ -184,7 +184,7 @@ def plain(name: str) -> str:
 
 
 def meaning(names: tuple[str, ...], extra: Mapping[str, str] | None = None) -> str | None:
-    """What a setting means, from its names in plain form; None if the doctor has no use for it.
+    """What a setting means, from its names in plain form; None if the doctor does not use it.
 
     Args:
         names: the sections from the top and the setting's own name, each in plain form.
@@ -208,7 +208,7 @@ def meaning(names: tuple[str, ...], extra: Mapping[str, str] | None = None) -> s
 
 
 def _in_section(leaf: str, section: str) -> str | None:
-    """Names whose meaning only the section tells."""
+    """Names whose meaning depends on the section."""
     if section in _OPTIMIZER_SECTIONS:
         if leaf in _KIND_LEAVES:
             return "optimizer"
@@ -257,5 +257,5 @@ def _misleading(key: str, leaf: str, section: str, parents: tuple[str, ...]) -> 
 
 
 def in_generation(names: tuple[str, ...]) -> bool:
-    """Whether a setting stands in a section about producing samples rather than about training."""
+    """Whether a setting is in a section about producing samples rather than about training."""
     return any(parent in _ELSEWHERE for parent in names[:-1])

@@ -24,7 +24,7 @@ def half_flags(source: Source) -> tuple[list[Setting], list[Setting]]:
 
 
 def computation(source: Source) -> Asked | None:
-    """The precision of the computation, or None if the source does not tell."""
+    """The precision of the computation, or None if the source does not show it."""
     fp16, bf16 = half_flags(source)
     if fp16 and not bf16:
         return Asked("float16", fp16[0])

@@ -1,6 +1,6 @@
 """Settings in Python files, by `ast` and never by running them.
 
-Read are constants at the top, classes of constants, dicts, argparse defaults, the calls that take training settings
+It reads constants at the top, classes of constants, dicts, argparse defaults, the calls that take training settings
 (`TrainingArguments`, `Trainer`, `Accelerator`, `...Config`) and the calls that make optimizers and schedules.
 """
 

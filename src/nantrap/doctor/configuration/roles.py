@@ -25,7 +25,7 @@ _LIGHTNING: Final = frozenset(
 
 
 def sources_of(settings: Sequence[Setting], *, file: str, kind: Kind) -> list[Source]:
-    """The sources of a file's settings; a DeepSpeed section inside another file is a source of its own."""
+    """The sources of a file's settings; a DeepSpeed section inside another file is a separate source."""
     found: list[Source] = []
     rest = list(settings)
     for prefix in sorted(_deepspeed_sections(settings), key=len, reverse=True):
@@ -47,7 +47,7 @@ def sources_of(settings: Sequence[Setting], *, file: str, kind: Kind) -> list[So
 
 
 def framework_of(settings: Sequence[Setting]) -> str:
-    """`hf`, `lightning`, or nothing if the names do not tell."""
+    """`hf`, `lightning`, or nothing if the names do not show it."""
     leaves = {each.names[-1] for each in settings}
     if leaves & _HF:
         return "hf"

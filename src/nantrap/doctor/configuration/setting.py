@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 
 class _Unknown:
-    """The value of a setting that the file does not tell: `auto`, `$LR`, `${x}` without an x."""
+    """The value of a setting that the file does not contain: `auto`, `$LR`, `${x}` without an x."""
 
     def __repr__(self) -> str:
         return "unknown"
@@ -25,7 +25,7 @@ Role = Literal["trainer", "launcher", "deepspeed", "code"]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Where the text of a value lies in its file: offsets of characters, the end excluded."""
+    """Where the text of a value is in its file: offsets of characters, the end excluded."""
 
     start: int
     end: int
@@ -38,7 +38,7 @@ class Setting:
     Attributes:
         path: the names from the top of the file, as written.
         names: the same in lower case with underscores, which is what names are compared by.
-        key: what the setting means (`lr`, `clip`, ...), or None if the doctor has no use for it.
+        key: what the setting means (`lr`, `clip`, ...), or None if the doctor does not use it.
         value: a number, text, bool, None, a list of those, or `UNKNOWN`.
         line: from 1.
         span: where the value can be replaced; None if it is not written there literally.
@@ -59,12 +59,12 @@ class Setting:
 
     @property
     def parent(self) -> tuple[str, ...]:
-        """The names of the section that the setting stands in."""
+        """The names of the section of the setting."""
         return self.names[:-1]
 
     @property
     def known(self) -> bool:
-        """Whether the file tells the value."""
+        """Whether the file contains the value."""
         return self.value is not UNKNOWN
 
 
@@ -88,7 +88,7 @@ class Source:
         return (setting for setting in self.settings if setting.key == key)
 
     def first(self, key: str) -> Setting | None:
-        """The setting with this meaning that lies nearest to the top of the tree."""
+        """The setting with this meaning that is nearest to the top of the tree."""
         found = list(self.all(key))
         return min(found, key=lambda setting: (len(setting.names), not _of_training(setting))) if found else None
 

@@ -47,7 +47,7 @@ class _Word:
     start: int
     line: int
     origin: _Word | None = None
-    """Where the value stands if the word is a variable."""
+    """Where the value is if the word is a variable."""
 
 
 def read_shell(text: str, *, file: str, extra: Mapping[str, str] | None = None) -> list[Source]:

@@ -1,4 +1,4 @@
-"""TOML with the place of every value, line by line: the standard library's reader tells no lines."""
+"""TOML with the place of every value, line by line: the standard library's reader gives no lines."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def _enter(branch: Branch, names: list[str], line: int, *, repeated: bool = Fals
 
 
 def _end_of_value(text: str, start: int) -> int | None:
-    """The offset behind a value, which may go on over several lines inside brackets or triple quotes."""
+    """The offset after a value, which may continue over several lines inside brackets or triple quotes."""
     for quote in _TRIPLE:
         if text.startswith(quote, start):
             end = text.find(quote, start + 3)

@@ -45,7 +45,8 @@ class Branch:
 
 
 def leaves(branch: Branch) -> Iterator[tuple[tuple[str, ...], Leaf]]:
-    """Every value with its names from the top. Stops with an error at a tree that no person wrote."""
+    """Every value with its names from the top. Stops with an error at a tree that is too large to be written by
+    hand."""
     count = 0
     stack: list[tuple[tuple[str, ...], Branch | Leaf]] = [((), branch)]
     while stack:

@@ -38,7 +38,7 @@ def scalar(text: str) -> Any:
 
 
 def as_number_text(word: str) -> float | int | None:
-    """A number that stands as text (`1e-5` is text to YAML), or None."""
+    """A number that is written as text (`1e-5` is text to YAML), or None."""
     if _NUMBER.match(word):
         plain = word.replace("_", "")
         try:
@@ -120,7 +120,7 @@ _NOT_ADAM: Final = ("prodigy", "dadam", "dadapt", "d_adapt", "muon", "lamb", "la
 
 
 def is_adam(name: Any) -> bool | None:
-    """Whether an optimizer belongs to the Adam family; None if its name does not tell."""
+    """Whether an optimizer belongs to the Adam family; None if its name does not show it."""
     if not isinstance(name, str):
         return None
     low = name.lower().rsplit(".", 1)[-1]

@@ -31,7 +31,7 @@ def read_yaml(text: str) -> Branch:
 
 
 class _Reader:
-    """Turns composed nodes into a tree. Counts, because aliases let a short text stand for millions of values."""
+    """Turns composed nodes into a tree. Counts, because aliases let a short text describe millions of values."""
 
     def __init__(self, text: str) -> None:
         self.text = text

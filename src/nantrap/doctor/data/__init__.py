@@ -1,4 +1,4 @@
-"""`nantrap data`: data files are checked before they are trained on, without executing anything in them."""
+"""`nantrap data`: data files are checked before training, without executing anything in them."""
 
 from __future__ import annotations
 

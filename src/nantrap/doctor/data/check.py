@@ -63,7 +63,7 @@ def check_data(
     engine: Engine | None = None,
     progress: Progress | None = None,
 ) -> DataReport:
-    """Check data files for what makes training fail or lie. Nothing in a file is executed.
+    """Check data files for what makes training fail or its results wrong. Nothing in a file is executed.
 
     Args:
         paths: files, folders, globs, URLs of fsspec, or `module:dataset`, which is imported and run.
@@ -83,7 +83,7 @@ def check_data(
     findings: list[DataFinding] = []
     files = _files([name for name in names if name not in factories], findings)
     if not files and not findings and not datasets:
-        raise UsageError(f"{', '.join(names)}: no data file of a known kind is there")
+        raise UsageError(f"{', '.join(names)}: no data file of a known kind was found")
     told.total(sum(file.size for file in files))
     run = _Run(chosen, engine or Threads(), told, findings, {})
     run.images([file for file in files if file.format == "image"])
@@ -111,7 +111,7 @@ class _Run:
     names: dict[str, None] = field(default_factory=dict)
 
     def check_names(self) -> None:
-        """A field that the user named must be somewhere, or a check that was asked for was not made."""
+        """A field that the user named must be somewhere, or a requested check would not be made."""
         for option, wanted in (("--labels", self.options.labels), ("--mask", self.options.mask)):
             if wanted is None or not self.names:
                 continue
@@ -204,7 +204,7 @@ def _scan_safely(shard: Shard, *, options: DataOptions) -> Scanned:
 
 
 def _words(error: Exception) -> str:
-    """Damaged bytes can make a reader raise anything; what it says is the best description there is."""
+    """Damaged bytes can make a reader raise anything; its message is the best description there is."""
     if isinstance(error, UnreadableDataError):
         return str(error)
     text = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
@@ -272,7 +272,7 @@ def _known(file: _File) -> str:
 
 
 def _files(names: Sequence[str], findings: list[DataFinding]) -> list[_File]:
-    """Every file to read, each once, in order. In a folder, files of unknown kind are passed over."""
+    """Every file to read, each once, in order. In a folder, files of unknown kind are skipped."""
     files: dict[str, _File] = {}
     for name in names:
         if "://" not in name and not os.path.lexists(name):

@@ -42,13 +42,13 @@ _TABLE: Final = (
         "NT153",
         "outlier",
         "a sample's largest magnitude is above 50 times the median of those of all samples",
-        "look at these samples: wrong unit, wrong scale or a sentinel value such as 1e30",
+        "check these samples: wrong unit, wrong scale or a sentinel value such as 1e30",
     ),
     Rule(
         "NT154",
         "constant_sample",
-        "16 or more equal values in a sample of floats or pixels; silent if a tenth of the samples are so",
-        "look at these samples: an empty image or a silent recording; std is 0",
+        "16 or more equal values in a sample of floats or pixels; not reported if a tenth of the samples are constant",
+        "check these samples: an empty image or a silent recording; std is 0",
     ),
     Rule(
         "NT155",

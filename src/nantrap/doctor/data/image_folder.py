@@ -64,7 +64,7 @@ def _look_at(path: str) -> Pixels:
 
 
 def judge_images(images: Iterable[Pixels], root: str) -> list[DataFinding]:
-    """All findings of the images below one root. Masks are images too, but look alike on purpose."""
+    """All findings of the images below one root. Masks are images too, but are expected to be alike."""
     findings: list[DataFinding] = []
     readable = []
     for image in images:

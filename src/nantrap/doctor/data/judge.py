@@ -33,7 +33,7 @@ def judge_file(
     Args:
         file: its path.
         fields: its measures by field name.
-        options: what the user said about the data.
+        options: what the user gave about the data.
         confirm: reads samples again to compare them in full.
     """
     numeric = {name: made for name, made in fields.items() if _is_numeric(made)}
@@ -80,7 +80,7 @@ def _candidates(fields: Mapping[str | None, Measures], role: str, options: DataO
     if role == "label":
         whole = [name for name in whole if fields[name].least_width == 1]
         numbers = [name for name, made in fields.items() if made.table and made.role == "feature"]
-        if len(numbers) > 1:  # a column of whole numbers beside others is a count as likely as a label
+        if len(numbers) > 1:  # a column of whole numbers next to others may be a count or a label
             whole = [name for name in whole if not fields[name].table]
     else:
         whole = [name for name in whole if not fields[name].table]
@@ -184,7 +184,7 @@ def _duplicates(made: Measures, confirm: Confirm) -> list[tuple[str, Array, str]
 
 
 def _repeated(marks: Array) -> Array:
-    """Where a value stands that stands elsewhere too."""
+    """Where a value is that also occurs elsewhere."""
     order = np.argsort(marks, kind="stable")
     ordered = marks[order]
     same = ordered[1:] == ordered[:-1]
@@ -254,13 +254,13 @@ def _scale(made: Measures) -> list[tuple[str, Array, str]]:
 def different_lengths(file: str, fields: Mapping[str | None, Measures]) -> list[DataFinding]:
     """NT157, between the fields of one group of a file.
 
-    Fields whose lengths nearly all differ are not columns of one dataset but samples under keys of their own.
+    Fields whose lengths nearly all differ are not columns of one dataset but samples, each under its own key.
     """
     groups: dict[str, dict[str, int]] = {}
     totals = {int(made.numbers.sum()) for made in fields.values() if made.numbers is not None}
     for name, made in fields.items():
         length = made.rows
-        if length in totals:  # sequences one after the other, with their lengths beside them
+        if length in totals:  # sequences one after the other, with their lengths in another field
             continue
         if name is None or made.role == "constant" or length <= 1 or made.kind == "other":
             continue

@@ -26,7 +26,7 @@ def measure(block: Block, options: DataOptions, *, file_stem: str) -> Measures:
 
     Args:
         block: samples of one field.
-        options: what the user said about the data.
+        options: what the user gave about the data.
         file_stem: names the field of a file that holds only one array.
     """
     name = block.field if block.field is not None else file_stem
@@ -61,10 +61,10 @@ def measure(block: Block, options: DataOptions, *, file_stem: str) -> Measures:
 
 
 def _role(block: Block, name: str, options: DataOptions) -> Role:
-    """The role by name, where the kind of the values does not speak against it.
+    """The role by name, unless the kind of the values contradicts it.
 
     A float array called `positions` is a feature and no id; a column called `weight` is a feature and no statistic. The
-    name of a file says less than the name of a field: only labels, masks, ids and lengths are believed.
+    name of a file is less reliable than the name of a field: only labels, masks, ids and lengths are taken from it.
     """
     role = role_of(name, options)
     floats = block.kind in ("float", "half", "bfloat16")
@@ -145,7 +145,7 @@ def _look_at_bad(made: Measures, block: Block, bad: Array, low: Array, high: Arr
         nan, infinite = int(np.isnan(values).sum()), int(np.isinf(values).sum())
         low[index], high[index] = (finite.min(), finite.max()) if len(finite) else (np.nan, np.nan)
         if additive and not nan and not np.isposinf(values).any():
-            continue  # -inf in an additive mask is meant
+            continue  # -inf in an additive mask is intended
         made.nan += nan
         made.infinite += infinite
         hits.append(int(block.indices[index]))
@@ -203,7 +203,7 @@ def _as_float(values: Array, block: Block) -> Array:
 def _measure_classes(made: Measures, block: Block, options: DataOptions, low: Array, high: Array) -> None:
     """Labels and token ids against their ranges, and rows in which every label is ignored.
 
-    A field whose name says nothing is measured as both; the judge uses that only if it is the only candidate.
+    A field whose name has no known role is measured as both; the judge uses that only if it is the only candidate.
     """
     rows, flat = block.rows, block.rows.flat
     is_label = made.role == "label"
@@ -260,7 +260,7 @@ def _compares(kind: str, role: Role, rows: Rows) -> bool:
 
 
 def _is_one_image(block: Block) -> bool:
-    """One picture in a file of its own: its channels are no samples, and a grey picture has three equal ones."""
+    """A file with a single picture: its channels are not samples, and a grey picture has three equal ones."""
     return block.shape is not None and len(block.shape) == 2 and int(block.rows.count) <= 4
 
 

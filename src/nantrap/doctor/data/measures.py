@@ -1,6 +1,6 @@
 """What one pass over a block of samples leaves behind: enough to judge the field, a few bytes per sample.
 
-`Block` is what a reader hands over, `Measures` what the pass made of it. Measures of consecutive blocks are joined,
+`Block` is what a reader returns, `Measures` what the pass made of it. Measures of consecutive blocks are joined,
 in any process and any order, and judged once at the end.
 """
 

@@ -113,7 +113,7 @@ def without_samples(
     known = {*RULES, *listed.rules()}  # the guard adds samples under the name of the cause
     unknown = [rule for rule in rules or () if rule not in known]
     if unknown:
-        raise UsageError(f"no rule of the data check is called {unknown[0]!r}; there are {', '.join(sorted(known))}")
+        raise UsageError(f"there is no rule {unknown[0]!r} of the data check; choose from {', '.join(sorted(known))}")
     whole, numbers = below(dataset)
     if file is not None:
         names = [file] if isinstance(file, str) else list(file)

@@ -1,6 +1,6 @@
-"""What a field is for, told by its name: a label, token ids, a mask, a length, something else.
+"""What a field is for, by its name: a label, token ids, a mask, a length, something else.
 
-`--labels` and `--mask` name the field outright; otherwise the usual names of datasets decide. The role selects which
+`--labels` and `--mask` name the field directly; otherwise the usual names of datasets decide. The role selects which
 rules apply: an attention mask of ones is healthy, a feature that is 1 everywhere is not.
 """
 
@@ -21,7 +21,7 @@ _OF_TOKENS = frozenset((
     "response", "context", "sentence", "word", "char", "byte", "bpe", "subword", "vocab", "output", "chosen",
     "rejected", "query", "question", "answer", "passage",
 ))  # fmt: skip
-"""The words that may stand beside `ids` in the name of token ids: `decoder_input_ids`, but not `image_ids`."""
+"""The words that may be next to `ids` in the name of token ids: `decoder_input_ids`, but not `image_ids`."""
 _COUNTS = frozenset(("n", "num", "count", "counts", "total", "number"))
 _LENGTHS = frozenset(("length", "lengths", "len", "lens", "frames", "duration", "steps"))
 _TARGET_SIDE = frozenset(("target", "targets", "label", "labels", "tgt", "y", "output", "text", "transcript", "token"))
@@ -38,7 +38,7 @@ _CONSTANTS = frozenset((
 
 @dataclass(frozen=True, slots=True)
 class DataOptions:
-    """What the user said about the data.
+    """What the user gave about the data.
 
     Attributes:
         classes: labels must lie in [0, classes).

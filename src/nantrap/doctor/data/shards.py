@@ -33,7 +33,7 @@ class Shard:
         format: the name of its reader.
         field: the field to read, if the file's fields are read one by one.
         start: the first sample.
-        stop: the sample behind the last; -1 for all.
+        stop: the sample after the last; -1 for all.
         part: which part, for a reader that counts otherwise (row groups, pieces of a text).
         begin: the first byte of a piece of text.
         end: the byte behind the last.

@@ -1,6 +1,6 @@
 """The one place that uses the checkpoint readers: where a file's bytes are, and what a torch file holds.
 
-A `.pt` file is never unpickled. The readers follow its pickle opcode by opcode and say where each tensor is.
+A `.pt` file is never unpickled. The readers follow its pickle opcode by opcode and return where each tensor is.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def as_stream(source: Source) -> io.BufferedReader:
 
 
 def file_size(path: str) -> int:
-    """The size of a file; 0 if that cannot be told."""
+    """The size of a file; 0 if that is not known."""
     entry = filesystem_of(path).stat(path)
     return entry.size if entry is not None else 0
 

@@ -1,4 +1,4 @@
-"""`nantrap preflight`: a model is tried out before its first real step. Runs the user's own factory."""
+"""`nantrap preflight`: a model is tested before its first real step. Runs the user's own factory."""
 
 from __future__ import annotations
 

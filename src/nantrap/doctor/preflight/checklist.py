@@ -1,4 +1,4 @@
-"""`preflight`: every check in order, none of which can keep the others from running."""
+"""`preflight`: every check in order; a check that fails does not stop the others."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def preflight(
     expected_loss: float | None = None,
     on_check: Callable[[Check], None] | None = None,
 ) -> PreflightReport:
-    """Try a model out before its first real step. Runs the user's code; trains only copies.
+    """Test a model before its first real step. Runs the user's code; trains only copies.
 
     Args:
         target: `"module:factory"`, a function without arguments, a dict with model, optimizer, batch and loss (a
@@ -42,7 +42,7 @@ def preflight(
         optimizer: instead of the factory's.
         batch: instead of the factory's.
         loss: instead of the factory's.
-        expected_loss: what the first loss should be, where it cannot be told from the loss itself.
+        expected_loss: what the first loss should be, where it does not follow from the loss itself.
         on_check: called with each check as soon as it is made.
 
     Returns:

@@ -1,4 +1,5 @@
-"""The drill: faults are injected into the user's own loop, and the guard must hold. With its measured cost there."""
+"""Faults are injected into the user's own loop, and the guard must contain them. With its measured cost in that
+loop."""
 
 from __future__ import annotations
 

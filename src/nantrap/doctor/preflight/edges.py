@@ -1,7 +1,7 @@
-"""Edge inputs: batches that occur in real data one day. Each is made from the user's own batch and tried for one step.
+"""Edge inputs: batches that may occur in real data. Each is made from the user's own batch and tried for one step.
 
 What a tensor of the batch is for follows its name and type, by the same names as in the data check. In a plain
-`(inputs, labels)` tuple the first tensor of floats is the input, and whole numbers behind it are labels.
+`(inputs, labels)` tuple the first tensor of floats is the input, and whole numbers after it are labels.
 """
 
 from __future__ import annotations
@@ -129,7 +129,7 @@ def _empty_targets(batch: Any) -> Any:
 
 
 def _has_class_labels(batch: Any) -> bool:
-    """Labels of sequences, or labels of which some are ignored already: a batch may one day have none left."""
+    """Labels of sequences, or labels of which some are ignored already: a batch may have none left."""
     return any(
         part == "label" and tensor.dtype == torch.int64 and (tensor.dim() >= 2 or bool((tensor == _IGNORED).any()))
         for part, _, tensor in parts_of(batch)

@@ -91,11 +91,11 @@ def check_activations(subject: Subject) -> Check:
 
 
 def check_first_loss(subject: Subject) -> Check:
-    """A fresh classifier knows nothing: its loss is near the logarithm of the number of classes."""
+    """A new classifier guesses: its loss is near the logarithm of the number of classes."""
     fresh = subject.fresh()
     with quiet(), torch.no_grad(), _LossWatch() as watch:
         loss = float(fresh.total_loss(subject.batch))
-    expected, reason = subject.expected_loss, "as the factory says"
+    expected, reason = subject.expected_loss, "given by the factory"
     if expected is None and len(watch.classes) == 1:
         expected = math.log(watch.classes[0])
         reason = f"ln {watch.classes[0]:,}"

@@ -19,7 +19,7 @@ _STEPS = 5
 _DIVERGED = 10.0
 """A loss that is ten times the first one, and 10 above it, has diverged."""
 _MOST = 8
-"""Powers of ten that are tried. A margin of 1e8 is as good as none."""
+"""Powers of ten that are tried. A margin of 1e8 needs no further search."""
 
 
 def check_margins(subject: Subject) -> list[Check]:
@@ -70,7 +70,11 @@ def _trains(subject: Subject, factor: float) -> bool:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            except (RuntimeError, ValueError, ArithmeticError):  # a decomposition refuses, a check of the user's own
+            except (
+                RuntimeError,
+                ValueError,
+                ArithmeticError,
+            ):  # a decomposition that fails, or a check in the user's code
                 return False
     return all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 

@@ -46,7 +46,7 @@ class PreflightReport:
     """All checks of one model.
 
     Attributes:
-        target: what was tried out.
+        target: what was tested.
         summary: model, number of parameters, optimizer, batch, in one line.
         checks: in the order they were made.
         seconds: how long it took.

@@ -1,4 +1,4 @@
-"""What is tried out: model, optimizer, batch and loss, from a factory, a dict or a plain module.
+"""What is tested: model, optimizer, batch and loss, from a factory, a dict or a plain module.
 
 Every check gets fresh copies, so that none sees what another one did.
 """
@@ -34,10 +34,10 @@ class Subject:
         optimizer: of its parameters.
         batch: one batch.
         loss: the loss of a model and a batch: a tensor, or a dict of terms.
-        expected_loss: what the first loss should be, if the factory says so.
+        expected_loss: what the first loss should be, if the factory gives it.
         defaults: which parts were not given, in words.
-        bound: the loss takes a batch alone and uses the model it was made with, so every copy is made anew.
-        again: makes the same subject anew.
+        bound: the loss takes a batch alone and uses the model it was made with, so every copy is made by the factory.
+        again: makes the same subject again.
     """
 
     name: str
@@ -99,7 +99,7 @@ def make_subject(target: Any, given: Mapping[str, Any]) -> Subject:
 
     Args:
         target: what the user named.
-        given: model parts given beside it: optimizer, batch, loss, expected_loss.
+        given: further parts: optimizer, batch, loss, expected_loss.
     """
     name = target if isinstance(target, str) else getattr(target, "__qualname__", type(target).__name__)
     found = load_object(target) if isinstance(target, str) else target

@@ -16,7 +16,7 @@ from nantrap.guard import Guard, Policy
 from nantrap.incident import Incident
 
 _SECONDS = 10.0
-"""How long a failure is looked into."""
+"""How long a failure is diagnosed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def try_step(
     """Make one guarded step on fresh copies.
 
     Args:
-        subject: what is tried out.
+        subject: what is tested.
         batch: another batch than the subject's.
         autocast: run forward and loss in this precision.
         diagnose: locate and explain a failure.

@@ -1,4 +1,4 @@
-"""Exact edits of single values: everything else in the file, comments and order included, stays as it is."""
+"""Exact edits of single values: everything else in the file, comments and order included, stays unchanged."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def _edited(text: str, edits: Sequence[Edit]) -> str:
 
 
 def _backup(file: str) -> str:
-    """Copy a file beside itself under a name that is free."""
+    """Copy a file in its folder under a free name."""
     with open(file, "rb") as stream:
         data = stream.read()
     number = 0
@@ -96,7 +96,7 @@ def _backup(file: str) -> str:
 
 
 def _replace(file: str, data: bytes) -> None:
-    """Write a new file and put it in the place of the old one in one move, with the old one's permissions."""
+    """Write a new file and replace the old one atomically, with the old one's permissions."""
     mode = os.stat(file).st_mode & 0o7777
     target = os.path.realpath(file)
     handle, name = tempfile.mkstemp(dir=os.path.dirname(target) or ".", prefix=".nantrap-")

@@ -1,4 +1,4 @@
-"""Which values to change: the ladder down after a NaN, the way up after a stable run, and the fixes of findings."""
+"""Which values to change: safer ones after a NaN, bolder ones after a stable run, and the fixes of findings."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _LEAST_TEMPERATURE: Final = {"conservative": 0.04, "very-conservative": 0.05}
 
 
 def edits_for(report: Report, repository: Repository, *, level: str | None) -> list[Edit]:
-    """The edits of a level; without a level, only those that mend findings."""
+    """The edits of a level; without a level, only those that fix findings."""
     at = {(finding.file, finding.line, finding.code) for finding in report.findings}
     codes: dict[tuple[str, int], set[str]] = {}
     for file, line, code in at:
@@ -52,7 +52,7 @@ def edits_for(report: Report, repository: Repository, *, level: str | None) -> l
 
 
 def _step(source: Source, setting: Setting, level: str) -> tuple[Any, str] | None:
-    """One rung of the ladder for one setting."""
+    """One level of the ladder for one setting."""
     value = number(setting.value)
     if setting.key in ("lr", "min_lr") and value is not None and 0 < value < 1:
         heavy = weights(source)
@@ -88,7 +88,7 @@ def _step(source: Source, setting: Setting, level: str) -> tuple[Any, str] | Non
 
 
 def _mended(source: Source, setting: Setting, codes: set[str]) -> tuple[Any, str] | None:
-    """The value that mends a finding at this setting."""
+    """The value that fixes a finding at this setting."""
     for code, new, why in _mends(source, setting):
         if code in codes:
             return new, f"{code}: {why}"
@@ -98,7 +98,7 @@ def _mended(source: Source, setting: Setting, codes: set[str]) -> tuple[Any, str
 def _mends(source: Source, setting: Setting) -> Iterator[tuple[str, Any, str]]:
     key = setting.key
     if key == "lr":
-        yield "NT810", 1e-4, "1e-4 is a usual rate for Adam"
+        yield "NT810", 1e-4, "1e-4 is a usual learning rate for Adam"
     elif key == "min_lr":
         rate = source.near(setting, "lr")
         peak = number(rate.value) if rate is not None else None

@@ -50,7 +50,7 @@ _EXTENSIONS: Final = {
 
 
 def format_of(path: str) -> str | None:
-    """The format by the file's name; `None` if the name says nothing."""
+    """The format by the file's name; `None` if the name does not show it."""
     name = os.path.basename(path).lower()
     if name.endswith((".tar.gz", ".tar.bz2", ".tar.xz")):
         return "tar"
@@ -59,7 +59,7 @@ def format_of(path: str) -> str | None:
 
 
 def format_of_content(head: bytes) -> str | None:
-    """The format by the file's first bytes, for a file whose name says nothing."""
+    """The format by the file's first bytes, for a file whose name does not show it."""
     if head.startswith(b"\x93NUMPY"):
         return "npy"
     if head.startswith(b"PAR1"):

@@ -35,7 +35,7 @@ _EMPTY_SPELLINGS = sorted(
     {spelt for text in _EMPTY for spelt in (text, text.upper(), text.capitalize(), "NaN", "-NaN")}
 )
 ROW = "\0row"
-"""The name of the measures that stand for whole rows. No column can be called so."""
+"""The name of the measures of whole rows. No column can have this name."""
 _OTHER_WIDTH = ("another number of cells",)
 
 

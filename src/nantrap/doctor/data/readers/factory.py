@@ -96,7 +96,7 @@ def _samples(dataset: Any, failed: dict[str, list[int]]) -> Iterator[tuple[int, 
     try:
         for index, sample in enumerate(dataset):
             yield index, sample
-    except Exception as error:  # an iterator that raised cannot go on
+    except Exception as error:  # an iterator that raised cannot continue
         failed.setdefault(f"{type(error).__name__}: {error}"[:200], []).append(index + 1)
 
 

@@ -17,7 +17,7 @@ from nantrap.doctor.data.rows import Array, Rows
 
 
 def blocks_of_column(name: str | None, values: Sequence[tuple[int, Any]], *, table: bool) -> list[Block]:
-    """The blocks of one column: numbers, and beside them what is missing or text.
+    """The blocks of one column: numbers, and separately what is missing or text.
 
     Args:
         name: of the column.

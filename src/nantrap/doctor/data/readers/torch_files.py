@@ -24,7 +24,7 @@ _DTYPES = {
 }  # fmt: skip
 _DEEP = 8
 _PAIR = 4
-"""A list of up to so many arrays that differ only in kind is `[inputs, labels]`, not a list of samples."""
+"""A list of up to this many arrays that differ only in kind is `[inputs, labels]`, not a list of samples."""
 
 
 @contextlib.contextmanager
