@@ -160,7 +160,7 @@ def test_codec_round_trip(ids: list[int]) -> None:
 
 def test_codec_says_what_is_wrong_and_where() -> None:
     ids = torch.tensor([[5, 151_643], [-1, 7]])
-    with pytest.raises(ValueError, match=r"\[0, 151643\), but 151643 stands at \(0, 1\); 2 are wrong in all"):
+    with pytest.raises(ValueError, match=r"\[0, 151643\), but 151643 is at \(0, 1\); 2 are wrong in total"):
         ops.tokens_to_colour(ids, vocabulary=151_643)
     with pytest.raises(ValueError, match="ids must be integers"):
         ops.tokens_to_colour(torch.rand(3))

@@ -261,7 +261,7 @@ def test_the_naive_line_fails_and_ours_does_not(fault: Fault) -> None:
 def test_the_naive_codec_wraps_without_a_word() -> None:
     ids = torch.tensor([-1, 256**3 + 5])
     assert (ids % 256).tolist() == [255, 5]
-    with pytest.raises(ValueError, match=r"but -1 stands at \(0,\); 2 are wrong in all"):
+    with pytest.raises(ValueError, match=r"but -1 is at \(0,\); 2 are wrong in total"):
         ops.tokens_to_colour(ids)
 
 

@@ -1,8 +1,8 @@
 """Where the work is done: threads of this process, or a Ray cluster. Both run the same function on the same items.
 
-`nantrap data` hands over pieces of data files, `nantrap audit` files of checkpoints. An engine gives the results in
-whatever order they are ready, each with the number of its item; whoever uses one puts them in order again, so that no
-report depends on which worker was faster.
+The items of `nantrap data` are pieces of data files, those of `nantrap audit` are files of checkpoints. An engine gives
+the results in whatever order they are ready, each with the number of its item; the caller puts them in order again, so
+that no report depends on which worker was faster.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def engine_named(name: str, *, workers: int | None = None) -> Engine:
 
     Args:
         name: of the engine.
-        workers: how many items are worked on at once; by default one per core, or as many as the cluster takes.
+        workers: how many items are processed in parallel; by default one per core, or as many as the cluster takes.
     """
     if name == "local":
         return Threads(workers)

@@ -19,7 +19,7 @@ Result = TypeVar("Result")
 
 _RETRIES = 3
 _WAITING = 64
-"""Tasks handed over at once: results do not pile up, and workers do not run out of work."""
+"""Tasks that are submitted together: results do not pile up, and workers do not run out of work."""
 
 
 class Ray:

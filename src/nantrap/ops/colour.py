@@ -46,8 +46,8 @@ def colour_to_tokens(colour: Tensor, *, vocabulary: int = COLOURS, check: bool =
     Args:
         colour: Floating point, [..., 3]; a model's prediction.
         vocabulary: Number of ids; at most 2²⁴.
-        check: Raise `ValueError` for NaN, and for a colour that is no id of the vocabulary. Reads one value from the
-            device. Without it NaN counts as black and an id too large as the last one.
+        check: Raise `ValueError` for NaN, and for a colour that is not an id of the vocabulary. Reads one value from
+            the device. Without it NaN counts as black and an id too large as the last one.
 
     Example:
         >>> colour_to_tokens(tokens_to_colour(torch.tensor([0, 151_642])))
@@ -76,4 +76,4 @@ def _require(bad: Tensor, values: Tensor, rule: str) -> None:
     if not bool(bad.any()):
         return
     position = tuple(int(i) for i in bad.nonzero()[0])
-    raise ValueError(f"{rule}, but {values[position].item()} stands at {position}; {int(bad.sum())} are wrong in all")
+    raise ValueError(f"{rule}, but {values[position].item()} is at {position}; {int(bad.sum())} are wrong in total")

@@ -57,7 +57,7 @@ class _Log(torch.autograd.Function):
 
 
 def _over(grad: Tensor, divisor: Tensor) -> Tensor:
-    """grad / divisor; in the divisor's own memory, unless somebody wants to differentiate it again."""
+    """grad / divisor; in the divisor's own memory, unless it must be differentiated again."""
     return grad / divisor if torch.is_grad_enabled() else torch.div(grad, divisor, out=divisor)
 
 
@@ -93,7 +93,7 @@ def safe_pow(x: Tensor, exponent: float | Tensor) -> Tensor:
     """xᵖ for x ≥ 0; 0 with slope 0 where x is below the smallest normal number and p is not a natural number.
 
     For p < 0 the value at 0 is infinite, for p < 1 the slope p·xᵖ⁻¹, and a negative base has no real power. For
-    natural p none of this happens, and `torch.pow` is called as it is, negative bases included.
+    natural p none of this happens, and `torch.pow` is called directly, negative bases included.
 
     Args:
         x: The base.
@@ -142,7 +142,7 @@ def safe_divide(numerator: float | Tensor, denominator: Tensor, *, floor: float 
 
     The denominator's zeros become infinities, so a/b, 1/b and a/b² are all 0 there. Adding an epsilon instead shifts
     every quotient, gives 1e8 at zero, meets a negative b exactly at -eps, and vanishes in half precision.
-    Inf/0 is NaN: there is no sense in it, and it is not hidden.
+    Inf/0 is NaN: it has no meaning, and it is not hidden.
 
     Args:
         numerator: A tensor or a number.
@@ -193,7 +193,7 @@ def xlogx(x: Tensor) -> Tensor:
     """x·log x, with 0·log 0 = 0; the slope log x + 1 stops at log(tiny) = -87.3 (float32) instead of -Inf.
 
     `x * x.log()` is 0 · -Inf = NaN at 0; `torch.xlogy(x, x)` has the right value there and a NaN slope. Below the
-    smallest normal number the function goes on as the straight line x·log(tiny): the slope keeps its sign, so the
+    smallest normal number the function continues as the straight line x·log(tiny): the slope keeps its sign, so the
     entropy of a one-hot distribution still pushes its zeros up.
 
     Example:

@@ -17,7 +17,7 @@ def kl_divergence(
     """KL(N(μ, σ²) ‖ N(0, 1)) = ½(μ² + σ² - 1 - log σ²), with σ² = exp(logvar) continued as a line above the limit.
 
     exp overflows above 88.7, in float16 above 11.09. Clamping the log-variance stops that, but gives it gradient 0
-    beyond the clamp: it can never come back. Here e^l goes on as its tangent e^limit·(1 + l - limit), which is
+    beyond the clamp: it can never come back. Here e^l continues as its tangent e^limit·(1 + l - limit), which is
     finite, continuous in value and slope, and still pulls back. Below there is no limit: -log σ² is a line already.
     `expm1` keeps the digits of σ² - 1 near σ = 1.
 

@@ -12,7 +12,7 @@ from torch import Tensor
 def as_mask(mask: Tensor) -> Tensor:
     """A boolean mask in which True keeps.
 
-    Integers (the 1 and 0 of a tokenizer) are taken as they are meant. A floating-point mask is refused: it may be
+    Integers (the 1 and 0 of a tokenizer) are accepted. A floating-point mask is refused: it may be
     additive (0 keeps, -inf drops) or a weight, and the wrong guess inverts the mask without a sound.
     """
     if mask.dtype == torch.bool:

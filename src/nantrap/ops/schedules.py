@@ -64,7 +64,7 @@ def signal_and_noise(alpha_bar: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _within(alpha_bar: Tensor, floor: float) -> Tensor:
-    """Bounds ᾱ in place: it was just computed, and nobody else holds it."""
+    """Bounds ᾱ in place: it was just computed, and nothing else references it."""
     if not 0 < floor < 0.5:
         raise ValueError(f"floor is {floor}, but must lie between 0 and 0.5")
     # 1 - floor must be a number below 1: 1 - 1e-9 is 1 in float32.

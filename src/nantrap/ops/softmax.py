@@ -14,7 +14,7 @@ def masked_softmax(scores: Tensor, mask: Tensor | None = None, *, dim: int = -1)
     """exp(sᵢ) / Σ_kept exp(sⱼ) where kept, 0 elsewhere; a row that keeps nothing is 0 with gradient 0.
 
     Filled with -inf such a row is -inf - (-inf) = NaN, which the next product carries to the whole sample; under an
-    additive mask `nan_to_num` mends the value only. Filled with a large negative number it attends evenly to padding.
+    additive mask `nan_to_num` repairs the value only. Filled with a large negative number it attends evenly to padding.
     Here a dead row is filled with zeros on the way in, so nothing ever becomes NaN, and with zeros on the way out.
     What a masked position holds, NaN included, reaches neither value nor gradient. Among kept scores -inf is
     probability 0; NaN, +Inf, and a row of nothing but -inf have no softmax and give NaN, as in torch.

@@ -1,6 +1,6 @@
 """All systems and faults in one table, which opens without torch: what `nantrap demo` lists.
 
-The table is a file, `catalogue.json`. `python -m nantrap.systems.catalogue` writes it anew from the systems themselves,
+The table is a file, `catalogue.json`. `python -m nantrap.systems.catalogue` writes it from the systems themselves,
 and a test sees that the two are the same.
 """
 

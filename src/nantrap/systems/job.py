@@ -68,7 +68,7 @@ class Apart:
         self._pool.shutdown(wait=exception[0] is None, cancel_futures=True)
 
     def results(self) -> list[Result]:
-        """What became of them."""
+        """Their results."""
         return [future.result() for future in self._waiting]
 
 

@@ -1,4 +1,4 @@
-"""`training_log.jsonl`: a line a step, written with or without a guard, and read by any tool that reads JSON lines.
+"""`training_log.jsonl`: one line per step, written with or without a guard, and read by any tool that reads JSON lines.
 
     {"step": 14, "epoch": 2, "loss": 2.341, "lr": 0.000123, "applied": true}
 
@@ -28,7 +28,7 @@ class TrainingLog:
         if self.path.exists():
             if start is None:
                 raise UsageError(
-                    f"{self.path} exists and is not overwritten: --resume goes on, or give a new --run-dir"
+                    f"{self.path} exists and is not overwritten: --resume continues it, or give a new --run-dir"
                 )
             rows = [row for row in read_log(folder) if row["step"] < start]
             write_atomically(self.path, "".join(json.dumps(row) + "\n" for row in rows))

@@ -1,4 +1,4 @@
-"""A showcase on paper: what `nantrap demo` leaves in the run's folder.
+"""A showcase as files: what `nantrap demo` leaves in the run's folder.
 
 report.md       the story, the table, the losses, what each run showed, and the diagnostic
 losses.svg      the picture in it

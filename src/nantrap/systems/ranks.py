@@ -25,7 +25,7 @@ DIAGNOSIS_SECONDS = 60
 
 
 def measure_together(job: Job, processes: int) -> tuple[Result, Incident | None, tuple[str, ...]]:
-    """The run in so many processes: what rank 0 saw, the first incident where it began, the notes; all errors."""
+    """The run in several processes: what rank 0 saw, the first incident where it began, the notes; all errors."""
     with tempfile.TemporaryDirectory(prefix="nantrap-ranks-") as folder:
         start_processes(_process, (job, processes, folder), nprocs=processes, start_method=start_method())
         found = [json.loads(Path(folder, f"{rank}.json").read_text(encoding="utf-8")) for rank in range(processes)]

@@ -19,7 +19,7 @@ from nantrap.systems.training import Step, guard_of, mean_of_last, train
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """What became of one run.
+    """The result of one run.
 
     Attributes:
         name: `clean`, `plain`, the name of a remedy, or `nantrap`.
@@ -30,7 +30,7 @@ class Result:
         held_out_loss: on held-out data at the end.
         quality: the system's figure at the end.
         state_finite: whether every parameter and buffer is finite at the end.
-        incidents: how many the guard met.
+        incidents: how many there were.
         stopped: whether the guard stopped the run.
         error: what ended the run early, if an exception did; a hang ends as the time-out of the group.
         ranks_agree: whether all processes ended with the same weights; `None` if there was only one.
@@ -59,7 +59,7 @@ class Result:
 def measure(
     name: str, run: Run, steps: int, *, guarded: bool = False, run_dir: Path | None = None, quiet: bool = False
 ) -> tuple[Result, Incident | None]:
-    """Train for so many steps, plain or guarded: what became of it, and the guard's first incident."""
+    """Train for a number of steps, plain or guarded: the result, and the guard's first incident."""
     began = time.perf_counter()
     done: list[Step] = []
     incidents: list[Incident] = []

@@ -156,7 +156,7 @@ def _save(store: CheckpointStore, run: Run, step: int, guard: Any) -> None:
     try:
         path = guard.save() if guard is not None else store.save(step=step, **_state(run))
         _say(f"checkpoint: {path}")
-    except NonFiniteError as error:  # a plain run goes on all the same, as it would have
+    except NonFiniteError as error:  # a plain run continues, as it would have
         _say(f"no checkpoint: {error}")
 
 
@@ -173,7 +173,7 @@ def _parser(system: System) -> argparse.ArgumentParser:
         prog=f"python -m nantrap.systems.{system.name}.train", description=f"{system.name}: {system.title}."
     )
     add = parser.add_argument
-    add("--config", type=Path, help=f"settings (default: {system.config.name} beside the script)")
+    add("--config", type=Path, help=f"settings (default: {system.config.name} next to the script)")
     add("--set", action="append", default=[], metavar="NAME=VALUE", help="change one setting; may be repeated")
     add("--lr", metavar="RATE", help=f"the learning rate, the same as --set {system.lr_setting}=RATE")
     for flag in system.flags:
@@ -187,7 +187,9 @@ def _parser(system: System) -> argparse.ArgumentParser:
     add("--fault", metavar="NAME", help=f"switch a fault on: {', '.join(each.name for each in system.faults)}")
     add("--guard", action="store_true", help="train under nantrap's guard")
     add("--run-dir", type=Path, metavar="DIR", help="where training_log.jsonl, checkpoints, journal and incidents go")
-    add("--resume", metavar="WHICH", help="go on from a checkpoint in --run-dir: last_good, latest, a step or a path")
+    add(
+        "--resume", metavar="WHICH", help="continue from a checkpoint in --run-dir: last_good, latest, a step or a path"
+    )
     add(
         "--take-configured-lr",
         action="store_true",

@@ -156,9 +156,9 @@ def show(
         run_dir: where the guard's journal and incidents go.
         changes: settings by dotted name, for all runs.
         quiet: the guard prints nothing.
-        say: is told the name of each run and what it is, as it begins.
-        at_a_time: 1 makes them one after the other, here. More run all but the guarded one in processes of their own,
-            so many beside it; then the system must be one that has a name.
+        say: called with the name of each run and what it is, as it begins.
+        at_a_time: 1 makes them one after the other, here. More run all but the guarded one in separate processes,
+            this many in parallel; then the system must be one that has a name.
     """
     ways = [
         _Way("clean", "the repaired system", repaired=True),

@@ -6,7 +6,7 @@ Remedy      what people did about a fault, as code
 Fault       one way in which the real project failed, as code
 System      a training project: its settings, how it is built, its faults
 
-A fault never edits the system's files: it hands other parts to `build` (an attention that adds its mask instead of
+A fault never edits the system's files: it passes other parts to `build` (an attention that adds its mask instead of
 the safe one) and other settings (half precision). The repaired system is the one without a fault, so `clean` and
 `plain` differ in exactly the parts the fault names, and start from the same weights.
 """
@@ -59,7 +59,7 @@ class Run:
         step: the step that the loop is in.
         epoch_steps: how many steps an epoch has.
         policy: settings of the guard's policy that differ from its own.
-        milestone: the number of the checkpoint that the configuration says to go on from; 0 for none.
+        milestone: the number of the checkpoint from which the configuration says to continue; 0 for none.
         evaluate_ema: the same as `evaluate`, of the averaged weights.
         watched: values worth following, by name, for the training log.
         describe: a line about them after each epoch.
@@ -139,11 +139,11 @@ class Remedy:
 def lower_rate_and_clip(
     settings: Mapping[str, Any],
     *,
-    story: str = "A tenth of the rate and a tenth of the norm.",
+    story: str = "A tenth of the learning rate and a tenth of the norm.",
     result: str = "Touches nothing of the fault.",
 ) -> Remedy:
-    """What everybody tries first; the settings that do it are the system's own."""
-    return Remedy(name="lower rate and clip", story=story, result=result, settings=settings)
+    """What is usually tried first; the settings that do it are the system's own."""
+    return Remedy(name="lower learning rate and clip", story=story, result=result, settings=settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -162,11 +162,11 @@ class Fault:
         cause: the slug the guard must name first; `None` if the guard prevents the fault or cannot see it.
         module: where it must say that the fault began, as a pattern.
         op: the operation it must name.
-        told: for a fault without a cause, who tells it instead: "guard" if the guard prevents it or gives a clear
+        told: for a fault without a cause, what reports it instead: "guard" if the guard prevents it or gives a clear
             error, "resume check", or `None`: it is not diagnosed.
         notice: a pattern that must be among the notes of the guarded run.
         policy: settings of the guard's policy for this fault.
-        processes: how many train together; then every run is made in a group of so many real processes.
+        processes: how many train together; then every run is made in a group of real processes.
     """
 
     name: str

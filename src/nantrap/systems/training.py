@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Step(NamedTuple):
-    """What became of a step. `loss` is the mean of its micro-batches, `applied` whether the weights moved."""
+    """The result of a step. `loss` is the mean of its micro-batches, `applied` whether the weights moved."""
 
     number: int
     loss: float

@@ -61,7 +61,7 @@ def test_clean_is_healthy_and_plain_ends_in_nan(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAN_FAULTS)
 def test_lowering_the_rate_and_clipping_harder_touches_nothing(name: str) -> None:
-    careful, plain = shown(name).result("lower rate and clip"), shown(name).result("plain")
+    careful, plain = shown(name).result("lower learning rate and clip"), shown(name).result("plain")
     assert not careful.state_finite
     assert careful.first_bad == plain.first_bad
 
@@ -191,7 +191,7 @@ def test_entries_of_64_in_16_dimensions_overflow_float16() -> None:
 
 def test_attention_that_overflows_is_a_dead_run() -> None:
     case = shown("unscaled_attention")
-    for name in ("plain", "lower rate and clip"):
+    for name in ("plain", "lower learning rate and clip"):
         assert case.result(name).applied == 0
         assert case.result(name).quality == 0
     assert case.result("nan_to_num(scores)").state_finite
@@ -267,7 +267,7 @@ def test_one_process_has_nothing_to_go_round() -> None:
 def test_going_round_ddp_makes_the_ranks_differ() -> None:
     case = shown("around_ddp")
     assert case.result("clean").ranks_agree
-    for name in ("plain", "lower rate and clip", "nantrap"):
+    for name in ("plain", "lower learning rate and clip", "nantrap"):
         assert not case.result(name).ranks_agree
         assert case.result(name).state_finite
     assert case.named

@@ -77,7 +77,7 @@ def test_clean_is_healthy_and_plain_ends_in_nan(name: str) -> None:
 
 @pytest.mark.parametrize("name", [*NAN_FAULTS, "poisoned_checkpoint"])
 def test_lowering_the_rate_and_clipping_harder_does_not_help(name: str) -> None:
-    assert not shown(name).result("lower rate and clip").state_finite
+    assert not shown(name).result("lower learning rate and clip").state_finite
 
 
 @pytest.mark.parametrize("name", ["stale_rate", "black_frames", "ctc_short_input"])
@@ -319,7 +319,7 @@ def load_optimizer(run: Any, folder: Path, rate: float) -> None:
 
 
 def test_the_optimizer_state_brings_the_rate_and_the_scheduler_state_does_not() -> None:
-    """The optimizer's state alone is enough: OneCycleLR keeps its rates in the parameter groups."""
+    """The optimizer's state alone is enough: OneCycleLR keeps its learning rates in the parameter groups."""
     assert resumed(load_everything) > 0.9
     assert resumed(load_optimizer) > 0.9
     assert resumed(load_schedule) < 0.21
@@ -328,7 +328,7 @@ def test_the_optimizer_state_brings_the_rate_and_the_scheduler_state_does_not() 
 def test_a_stale_rate_cannot_be_lowered_in_the_config() -> None:
     fault = SYSTEM.fault("stale_rate")
     _, changes = CASES["stale_rate"]
-    caution = next(remedy for remedy in fault.remedies if remedy.name == "lower rate and clip")
+    caution = next(remedy for remedy in fault.remedies if remedy.name == "lower learning rate and clip")
     rates = [
         SYSTEM.run(fault=fault, remedy=remedy, changes=changes).optimizer.param_groups[0]["lr"]
         for remedy in (None, caution)
@@ -353,7 +353,7 @@ def test_probing_is_no_alarm() -> None:
 
 @pytest.mark.slow
 def test_a_gain_that_leaves_float16_is_a_dead_run() -> None:
-    for name in ("plain", "lower rate and clip"):
+    for name in ("plain", "lower learning rate and clip"):
         assert shown("stream_gain").result(name).applied == 0
     guarded = shown("stream_gain").result("nantrap")
     assert guarded.stopped

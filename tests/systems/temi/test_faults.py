@@ -117,7 +117,7 @@ def test_the_guard_points_at_the_line_that_is_wrong(name: str, line: str) -> Non
 
 @pytest.mark.parametrize("name", NAN_FAULTS)
 def test_lowering_the_rate_and_clipping_harder_touches_nothing(name: str) -> None:
-    careful = shown(name).result("lower rate and clip")
+    careful = shown(name).result("lower learning rate and clip")
     assert not careful.state_finite
     assert careful.first_bad is not None
 
@@ -176,7 +176,7 @@ def test_the_clamp_holds_and_the_other_remedies_do_not_mend() -> None:
     clean, clamped = showcase.result("clean"), showcase.result("clamp(1e-8)")
     assert clamped.state_finite
     assert abs(clamped.held_out_loss - clean.held_out_loss) < 0.02
-    for name in ("beta 0.3", "warmer teacher", "lower rate and clip"):
+    for name in ("beta 0.3", "warmer teacher", "lower learning rate and clip"):
         assert showcase.result(name).first_bad == FAR_STEP + 1
         assert not showcase.result(name).state_finite
 
@@ -225,7 +225,7 @@ def test_remedies_of_a_nan_row() -> None:
     filled = showcase.result("nan_to_num(loss)")
     assert filled.losses[-1] == 0
     assert filled.quality == 0, "here the weights are NaN, too"
-    assert showcase.result("lower rate and clip").losses[-1] == 0
+    assert showcase.result("lower learning rate and clip").losses[-1] == 0
 
 
 def test_the_guard_names_the_sample_and_puts_p_k_back() -> None:
@@ -283,7 +283,7 @@ def test_weights_without_a_sum() -> None:
 
 def test_no_step_is_applied_under_half_precision() -> None:
     showcase = shown("half_clamp")
-    for name in ("plain", "lower rate and clip"):
+    for name in ("plain", "lower learning rate and clip"):
         assert showcase.result(name).applied == 0
         assert showcase.result(name).state_finite
         assert showcase.result(name).first_bad is None, "the loss is finite throughout"

@@ -66,7 +66,7 @@ def isnan_misses_inf(module: Module, repository: Repository) -> Iterator[Found]:
 def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Found]:
     """nan_to_num on a loss or a gradient hides the NaN and keeps its damage.
 
-    The number looks finite, but the gradient behind it is NaN or silently zero, and the optimizer steps all the same.
+    The number looks finite, but the gradient behind it is NaN or silently zero, and the optimizer still makes the step.
 
     Example:
         loss = torch.nan_to_num(loss, nan=0.0)
@@ -76,7 +76,7 @@ def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Found
         Backward passes zero to the replaced elements and multiplies it by infinite derivatives below: 0 × Inf = NaN.
 
     Fix:
-        Leave the loss as it is, test it, and skip the step:
+        Leave the loss unchanged, test it, and skip the step:
 
             - loss = torch.nan_to_num(loss)
             + if not torch.isfinite(loss):
@@ -116,7 +116,7 @@ def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Found
 
 @source_check("NT853", "zero_gradients_then_step")
 def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator[Found]:
-    """Gradients are zeroed when they are NaN, and the optimizer steps all the same.
+    """Gradients are zeroed when they are NaN, and the optimizer still makes the step.
 
     Zero is not "no step": momentum and weight decay still move the weights, and Adam's averages are diluted. If only
     the bad parameters are zeroed, the rest makes half of an update.
@@ -138,7 +138,7 @@ def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator
             + continue
 
     Silent:
-        When a `continue` stands between.
+        When there is a `continue` between them.
     """
     seen: set[int] = set()
     for flow in training_flows(module):
@@ -153,7 +153,7 @@ def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator
                     event.line,
                     event.receiver,
                     f"{event.receiver or 'the gradient'} is set to zero where it is not finite, and the optimizer "
-                    "steps all the same: momentum and weight decay still move the weights",
+                    "still makes the step: momentum and weight decay still move the weights",
                     "skip the step: optimizer.zero_grad(set_to_none=True) and continue",
                 )
         for event in flow.of("zero_grad"):
@@ -175,14 +175,14 @@ def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator
                     "high",
                     event.line,
                     event.receiver,
-                    "gradients are zeroed after a NaN, and the optimizer steps all the same",
+                    "gradients are zeroed after a NaN, and the optimizer still makes the step",
                     "skip the step: zero_grad(set_to_none=True) and continue",
                 )
 
 
 @source_check("NT854", "zero_loss_and_continue")
 def zero_loss_and_continue(module: Module, repository: Repository) -> Iterator[Found]:
-    """A loss that is not finite is replaced by zero, and training goes on.
+    """A loss that is not finite is replaced by zero, and training continues.
 
     The bad batch vanishes from the log. With `0 * loss` the gradient is still NaN; with a fresh zero the optimizer
     steps on nothing, and momentum moves the weights.
@@ -287,7 +287,7 @@ def check_after_step(module: Module, repository: Repository) -> Iterator[Found]:
             break
 
     Why:
-        backward and step have used the loss before anybody looked at it.
+        backward and step have used the loss before it was tested.
 
     Fix:
         Test between forward and backward.
@@ -555,6 +555,6 @@ def _zero_loss(line: int, name: str) -> Found:
         "high",
         line,
         name,
-        f"{name} becomes zero when it is not finite, and training goes on",
+        f"{name} becomes zero when it is not finite, and training continues",
         "skip the step and count it",
     )

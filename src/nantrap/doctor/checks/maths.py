@@ -126,7 +126,7 @@ def log_without_floor(module: Module, repository: Repository) -> Iterator[Found]
         0 × log 0 is 0 on paper and NaN on a computer.
 
     Fix:
-        Compute log_softmax beside the softmax and use that; or `p.clamp(min=1e-8)`.
+        Compute log_softmax as well as the softmax and use that; or `p.clamp(min=1e-8)`.
 
     Silent:
         When the probability is clamped or an epsilon is added.
@@ -330,7 +330,7 @@ def _unwrapped(module: Module, node: ast.expr) -> ast.expr:
 
 
 def _changed_in_place(function: Function, name: str, line: int) -> bool:
-    """Whether `p.clamp_(...)` or the like stands above a line."""
+    """Whether `p.clamp_(...)` or a similar call is above a line."""
     for each in ast.walk(function.node):
         if (
             isinstance(each, ast.Call)

@@ -115,7 +115,7 @@ def eps_too_small_for_half(module: Module, repository: Repository) -> Iterator[F
     """An epsilon that is zero in the precision in which it is used.
 
     1e-8 is 0 in float16, so it protects nothing in a float16 model. 1e-16 and less is too small anywhere: in float32 it
-    disappears beside any ordinary number, and its square root or its reciprocal is a gradient of 1e8 and more.
+    disappears next to any ordinary number, and its square root or its reciprocal is a gradient of 1e8 and more.
 
     Example:
         return x / (x.norm(dim=-1, keepdim=True) + 1e-20)
@@ -348,7 +348,7 @@ def _apart(module: Module, node: ast.Constant, function: Function) -> bool:
 
 
 def _of_an_optimizer(function: Function) -> bool:
-    """Optimizers have epsilons of their own, below squares of gradients."""
+    """Optimizers have their own epsilons, below squares of gradients."""
     owner = function.owner
     return owner is not None and any("optim" in dotted(base).lower() for base in owner.bases)
 

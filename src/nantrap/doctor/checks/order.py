@@ -172,7 +172,7 @@ def clip_before_unscale(module: Module, repository: Repository) -> Iterator[Foun
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
 
     Silent:
-        For `accelerator.clip_grad_norm_`, which unscales by itself.
+        For `accelerator.clip_grad_norm_`, which unscales automatically.
     """
     seen: set[int] = set()
     for flow in training_flows(module):
@@ -250,7 +250,7 @@ def clip_after_step(module: Module, repository: Repository) -> Iterator[Found]:
 def scaler_made_in_loop(module: Module, repository: Repository) -> Iterator[Found]:
     """A new GradScaler is made again and again.
 
-    Each new one begins at 65536 and must find the right scale anew. The first steps overflow and are skipped, every
+    Each new one begins at 65536 and must find the right scale again. The first steps overflow and are skipped, every
     epoch or even every step.
 
     Example:
@@ -266,7 +266,7 @@ def scaler_made_in_loop(module: Module, repository: Repository) -> Iterator[Foun
         Make it once, before the loop, and save it in the checkpoint.
 
     Silent:
-        When the loop makes a new optimizer too: then each pass is a training of its own.
+        When the loop makes a new optimizer too: then each pass is a separate training run.
     """
     seen: set[int] = set()
     for flow in _all_flows(module, "GradScaler"):
@@ -381,7 +381,7 @@ def zero_grad_before_step(module: Module, repository: Repository) -> Iterator[Fo
                         "high",
                         clear.line,
                         clear.receiver,
-                        f"{clear.receiver or 'the'}.zero_grad() stands between backward and the step of line "
+                        f"{clear.receiver or 'the'}.zero_grad() is between backward and the step of line "
                         f"{step.line}: the step sees no gradient",
                         "clear after the step",
                     )

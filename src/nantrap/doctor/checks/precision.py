@@ -338,7 +338,7 @@ def _is_weight(source: Source, scale: Setting) -> bool:
 
 
 def _section(setting: Setting) -> tuple[str, ...]:
-    """The section of a switch; that of `fp16.enabled` is the one `fp16` stands in."""
+    """The section of a switch; that of `fp16.enabled` is the one that contains `fp16`."""
     return setting.names[:-2] if setting.names[-1] in ("enabled", "enable") else setting.parent
 
 

@@ -41,7 +41,7 @@ def min_lr_above_lr(source: Source, repository: Repository) -> Iterator[Found]:
         Swap them, or set `min_lr` to a tenth of `lr`.
 
     Silent:
-        When `min_lr` is smaller. Equal values are reported with low risk: the rate is constant.
+        When `min_lr` is smaller. Equal values are reported with low risk: the learning rate is constant.
     """
     for each in source.all("min_lr"):
         least = number(each.value)
@@ -58,7 +58,11 @@ def min_lr_above_lr(source: Source, repository: Repository) -> Iterator[Found]:
             each.line,
             each.value,
             f"{each.name} is {least:g}, "
-            + (f"the same as {beside.name}: the rate never falls" if same else f"above {beside.name} = {peak:g}"),
+            + (
+                f"the same as {beside.name}: the learning rate never falls"
+                if same
+                else f"above {beside.name} = {peak:g}"
+            ),
             f"set {each.path[-1]} below {beside.path[-1]}, e.g. {peak / 10:g}"
             if same
             else f"swap {each.name} and {beside.name}",
@@ -78,7 +82,7 @@ def lr_high(source: Source, repository: Repository) -> Iterator[Found]:
         lr: 0.1
 
     Why:
-        The number was chosen for SGD, whose rates are a hundred times larger.
+        The number was chosen for SGD, whose learning rates are a hundred times larger.
 
     Fix:
         Begin with 1e-4 (3e-4 for small models).

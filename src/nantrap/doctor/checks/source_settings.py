@@ -1,4 +1,4 @@
-"""Checks of source code: settings that stand in calls (NT806, NT808, NT811, NT815-NT818, NT824)."""
+"""Checks of source code: settings in calls (NT806, NT808, NT811, NT815-NT818, NT824)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _A_RATIO: Final = 1e-2
 
 @source_check("NT806", "explicit_no_overrides_launcher")
 def accelerator_says_no(module: Module, repository: Repository) -> Iterator[Found]:
-    """`Accelerator(mixed_precision=...)` whose value is a choice, or stands in a configuration file."""
+    """`Accelerator(mixed_precision=...)` whose value is a choice, or is in a configuration file."""
     for call, place in module.sites("Accelerator"):
         given = next((keyword.value for keyword in call.keywords if keyword.arg == "mixed_precision"), None)
         if given is None or (isinstance(given, ast.Constant) and module.value(given) is not UNKNOWN):
@@ -79,7 +79,7 @@ def min_lr_as_factor(module: Module, repository: Repository) -> Iterator[Found]:
         LambdaLR(optimizer, lambda step: max(1 - step / total, min_lr))
 
     Why:
-        1e-6 was meant as a rate and is used as a share.
+        1e-6 was meant as a learning rate and is used as a factor.
 
     Fix:
         Divide by the initial rate:
@@ -237,8 +237,8 @@ def loss_temperature(module: Module, repository: Repository) -> Iterator[Found]:
 def resume_overrides_lr(module: Module, repository: Repository) -> Iterator[Found]:
     """Resuming restores the old learning rate, whatever the configuration says now.
 
-    The optimizer's state holds the rate of each group and the scheduler's the base rate. Loading both after the rate
-    was lowered in the configuration brings the old one back.
+    The optimizer's state holds the learning rate of each group and the scheduler's the base learning rate. Loading both
+    after the learning rate was lowered in the configuration brings the old one back.
 
     Example:
         # config: lr: 1e-4, resume: last.pt (saved at 5e-4)
@@ -249,13 +249,14 @@ def resume_overrides_lr(module: Module, repository: Repository) -> Iterator[Foun
         A state dict is loaded over what the constructor set.
 
     Fix:
-        Set the rate again after loading, in the groups and in `scheduler.base_lrs`, or leave the scheduler's state out:
+        Set the learning rate again after loading, in the groups and in `scheduler.base_lrs`, or leave the scheduler's
+        state out:
 
             + for group in optimizer.param_groups:
             +     group["lr"] = group["initial_lr"] = lr
 
     Silent:
-        When the rate is set after loading.
+        When the learning rate is set after loading.
     """
     if "load_state_dict" not in module.calls:
         return
@@ -292,7 +293,7 @@ def resume_overrides_lr(module: Module, repository: Repository) -> Iterator[Foun
 
 
 def _choices(module: Module, node: ast.expr, function: Function, repository: Repository) -> list[Any]:
-    """The values that an expression can have, as far as they can be told."""
+    """The values that an expression can have, as far as they are known."""
     if isinstance(node, ast.IfExp):
         return [
             *_choices(module, node.body, function, repository),
@@ -308,7 +309,7 @@ def _choices(module: Module, node: ast.expr, function: Function, repository: Rep
 
 
 def _resolved(module: Module, node: ast.expr, function: Function, repository: Repository) -> Any:
-    """A value in the code, else what the settings beside the file say under the same name."""
+    """A value in the code, else the value in the settings near the file under the same name."""
     value = module.value(node, function)
     if value is not UNKNOWN and not isinstance(value, list):
         leaf = plain(name_of(node))
@@ -340,7 +341,7 @@ def _from_lines(module: Module, repository: Repository, name: str) -> Any:
 
 
 def _set_here(module: Module, repository: Repository, key: str) -> Any:
-    """What a key is set to: in a launch line, in the file itself, or in the settings beside it."""
+    """What a key is set to: in a launch line, in the file itself, or in the settings near it."""
     beside = repository.configured(module.file, key)
     for source in repository.sources:
         if source.file == module.file and source.kind != "argparse":
@@ -408,7 +409,7 @@ def _absolute_floor(
 
 
 def _is_rate(module: Module, node: ast.expr, function: Function, repository: Repository) -> bool:
-    """Whether a smallest rate is absolute: not divided by the base rate, and not a share."""
+    """Whether a smallest learning rate is absolute: not divided by the base learning rate, and not a factor."""
     at: Function | None = function
     while at is not None:
         given = at.latest(dotted(node), node.lineno)

@@ -128,7 +128,7 @@ def softmax_over_masked_row(module: Module, repository: Repository) -> Iterator[
 
 @source_check("NT865", "whole_batch_mask_check")
 def whole_batch_mask_check(module: Module, repository: Repository) -> Iterator[Found]:
-    """A test for masked rows that looks at the whole batch at once.
+    """A test for masked rows that looks at the whole batch together.
 
     It is true only if every row of every sample is masked. One masked row among others still gives NaN.
 
@@ -171,7 +171,7 @@ def whole_batch_mask_check(module: Module, repository: Repository) -> Iterator[F
 
 @source_check("NT866", "einsum_repeated_index")
 def einsum_repeated_index(module: Module, repository: Repository) -> Iterator[Found]:
-    """An index stands twice in one operand of an einsum: it takes the diagonal.
+    """An index appears twice in one operand of an einsum: it takes the diagonal.
 
     "bnn,bnf->bnf" does not multiply a matrix with a vector. It takes the diagonal of the matrix, and everything else in
     it gets no gradient.
@@ -213,7 +213,7 @@ def einsum_repeated_index(module: Module, repository: Repository) -> Iterator[Fo
                     "high",
                     call.lineno,
                     equation,
-                    f'"{equation}": the index {twice} stands twice in "{operand.strip()}", which takes the diagonal',
+                    f'"{equation}": the index {twice} appears twice in "{operand.strip()}", which takes the diagonal',
                     "give the rows and the columns two letters",
                 )
                 break
@@ -231,7 +231,7 @@ def _biased(module: Module, arguments: list[ast.expr], keywords: dict[str, ast.e
 
 
 def _only_logged(call: ast.Call, place: Place) -> bool:
-    """`x.std().item()` and what stands in a print or a log."""
+    """`x.std().item()` and what is in a print or a log."""
     for each in ast.walk(place.statement):
         outer = each.func if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) else None
         if outer is not None and outer.value is call and outer.attr in ("item", "detach", "cpu", "tolist"):

@@ -70,10 +70,10 @@ def eps_below_dtype(source: Source, repository: Repository) -> Iterator[Found]:
 
 @configuration_check("NT816", "beta_rounds_to_one")
 def beta_rounds_to_one(source: Source, repository: Repository) -> Iterator[Found]:
-    """Adam's beta2 cannot be told from one in the precision of its state.
+    """Adam's beta2 rounds to one in the precision of its state.
 
     With bfloat16 weights the second moment is bfloat16 too. Multiplying it by 0.999 rounds back to the same number, so
-    it never decays: one large gradient makes the step small for ever.
+    it never decays: one large gradient makes the step small permanently.
 
     Example:
         precision: bf16-true

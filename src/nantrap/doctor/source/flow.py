@@ -1,7 +1,8 @@
 """The events of a training step in the order in which they happen: backward, unscale, clip, step, zero_grad, tests.
 
-Calls of functions of the same file are followed, so that a loop whose step lies in a helper reads like one function.
-Two events are on one path unless they stand in different arms of the same condition, or a `continue` lies between.
+Calls of functions of the same file are followed, so that a loop whose step is in another function reads like one
+function. Two events are on one path unless they are in different arms of the same condition, or a `continue` is between
+them.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ class Halved:
 
 
 def halved_models(module: Module) -> list[Halved]:
-    """Models of a file that are put into float16 or bfloat16 and handed to an optimizer or a Trainer."""
+    """Models of a file that are put into float16 or bfloat16 and passed to an optimizer or a Trainer."""
     if "halved" not in module.kept:
         module.kept["halved"] = _find(module)
     found: list[Halved] = module.kept["halved"]

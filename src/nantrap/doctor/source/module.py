@@ -37,7 +37,7 @@ class Function:
     silent: bool = False
     assigned: dict[str, list[tuple[int, ast.expr]]] = field(default_factory=dict)
     known: dict[str, Any] | None = None
-    """Values of names inside it, once somebody asked."""
+    """Values of names inside it, computed when first needed."""
 
     def latest(self, name: str, line: int) -> ast.expr | None:
         """What was last assigned to a name above a line, or None."""
@@ -58,7 +58,7 @@ class Function:
 
 @dataclass(slots=True, eq=False)
 class Place:
-    """Where a node stands: its function, its statement, and what is around it."""
+    """Where a node is: its function, its statement, and what is around it."""
 
     function: Function
     statement: ast.stmt
@@ -111,7 +111,7 @@ class Module:
                     yield call, place
 
     def value(self, node: ast.AST | None, function: Function | None = None) -> Any:
-        """The constant that an expression stands for, or `UNKNOWN`."""
+        """The constant value of an expression, or `UNKNOWN`."""
         if node is None:
             return UNKNOWN
         if isinstance(node, ast.Constant):
@@ -171,7 +171,7 @@ def read_module(text: str, *, file: str, root: str = "", extra: dict[str, str] |
 
 
 def _is_test(file: str, root: str) -> bool:
-    """Test files, and what lies in a folder of tests below the path that was asked for."""
+    """Test files, and files in a folder of tests below the given path."""
     if _TEST_FILE.match(os.path.basename(file)):
         return True
     return any(part in _TEST_FOLDERS for part in _inside(file, root)[:-1])

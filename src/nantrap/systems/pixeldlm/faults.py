@@ -183,7 +183,7 @@ class GrownAdaLN(AdaLNZero):
 
 
 def new_scaler(run: Run) -> None:
-    """A GradScaler made anew each epoch: it forgets the scale it had found."""
+    """A GradScaler made again each epoch: it forgets the scale it had found."""
     run.scaler = torch.amp.GradScaler("cpu")
 
 
@@ -207,7 +207,7 @@ _UNSCALED = {**_HALF, "training.loss_scaling": False}
 
 
 def caution(rate: float) -> Remedy:
-    """What everybody tries first."""
+    """What is usually tried first."""
     return lower_rate_and_clip({"training.learning_rate": rate, "training.max_grad_norm": 0.1})
 
 
@@ -222,7 +222,7 @@ SHORT_TEXT = Fault(
         "is dropped, as it is for one text in twenty, every key is masked, softmax is 0/0, and through the weights the "
         "whole batch is lost."
     ),
-    damage="NaN loss at the first such batch, NaN weights for ever after it.",
+    damage="NaN loss at the first such batch, NaN weights from then on.",
     answer="Skips the batch, names the softmax, its row and the sample, proves it with a masked softmax.",
     parts={"attention": FilledMaskAttention, "counts": majority},
     remedies=(
@@ -279,7 +279,7 @@ FAULTS = (
             "Padding is marked by NaN, as missing values are in a data frame, and the loss multiplies by the mask. "
             "0 · NaN is NaN, in the value and in the gradient."
         ),
-        damage="NaN loss at the first such text, NaN weights for ever after it.",
+        damage="NaN loss at the first such text, NaN weights from then on.",
         answer="Skips the batch, names the tensor and the sample, proves it by leaving the sample out.",
         parts={"reduce": product_loss, "prepare": nan_padding},
         remedies=(
@@ -301,7 +301,7 @@ FAULTS = (
             "The loss of an image is divided by its number of tokens plus 1e-8, in the precision of the prediction. In "
             "float16 1e-8 is 0, so an empty text is 0/0. (In bfloat16, which reaches down to 1e-38, it is not.)"
         ),
-        damage="NaN loss at the first empty text, NaN weights for ever after it.",
+        damage="NaN loss at the first empty text, NaN weights from then on.",
         answer="Skips the batch, names the division and its denominator, proves it with the safe form.",
         parts={"reduce": half_loss, "prepare": empty_texts},
         settings=_UNSCALED,
@@ -324,9 +324,9 @@ FAULTS = (
         story=(
             "The slot of a dropped condition is a row of zeros. The norm is x / (rms + 1e-8), and 1e-8 is 0 in "
             "float16: 0/0 is NaN. The row is masked, but attention multiplies it by a weight of 0, and 0 · NaN is NaN. "
-            "(The project suspected this line; its epsilon was 1e-6, and with that it was innocent.)"
+            "(The project suspected this line; its epsilon was 1e-6, and with that it is not the cause.)"
         ),
-        damage="NaN loss at the first dropped condition, NaN weights for ever after it.",
+        damage="NaN loss at the first dropped condition, NaN weights from then on.",
         answer="Skips the batch, names the norm and the epsilon that has no effect, proves it by a run in float32.",
         parts={"adaln": HalfAdaLN, "attention": FilledMaskAttention},
         settings={**_UNSCALED, "data.condition_dropout": 0.02},
@@ -355,9 +355,10 @@ FAULTS = (
         title="RMSNorm of values above 256 in float16",
         story=(
             "Tokens have grown to some thousands. Their squares are Inf in float16, the inverse root of Inf is 0, and "
-            "the norm gives 0 for every token: the forward pass is finite and blind. Going back, that 0 meets the Inf."
+            "the norm gives 0 for every token: the forward pass is finite. In the backward pass, that 0 is "
+            "multiplied by the Inf."
         ),
-        damage="A finite loss on the very step whose gradient is NaN, NaN weights from there on.",
+        damage="A finite loss on the step whose gradient is NaN, NaN weights from there on.",
         answer="Skips such steps, names the norm and the line of the square.",
         parts={"adaln": LargeAdaLN},
         settings=_UNSCALED,
@@ -370,7 +371,7 @@ FAULTS = (
         title="an AdaLN scale that has grown past what float16 can hold",
         story=(
             "Nothing holds the scale of an adaptive norm back. Resumed with a scale of 30,000, a normalised token of 3 "
-            "is 90,000 in float16: Inf, then NaN. The GradScaler takes every step for an overflow of its own, skips it "
+            "is 90,000 in float16: Inf, then NaN. The GradScaler treats every step as an overflow, skips it "
             "and halves its scale."
         ),
         damage="Weights stay finite and never move again; the loss scale falls towards 0.",
@@ -384,7 +385,7 @@ FAULTS = (
     ),
     Fault(
         name="new_scaler",
-        title="a GradScaler made anew each epoch",
+        title="a GradScaler made again each epoch",
         story=(
             "The scaler begins each epoch at 65,536 and must find its scale again; every try is a skipped step. Epochs "
             "here are 10 steps, and gradients are large enough that it has to search."
@@ -401,7 +402,7 @@ FAULTS = (
         title="gradients clipped while they are still multiplied by the loss scale",
         story=(
             "The norm of scaled gradients is thousands, so clipping to 1 always bites, and unscaling then leaves "
-            "1/65,536. SGD stands still. AdamW divides by the gradient's size and hardly notices, until a model is so "
+            "1/65,536. SGD does not move. AdamW divides by the gradient's size and hardly notices, until a model is so "
             "large that what is left lies below its eps."
         ),
         damage="Finite in every step, and nothing is learned.",

@@ -1,6 +1,6 @@
 """The parts as the project had them: the same arguments and the same weights, another line in the middle.
 
-What was tried against them stands beside them. `faults` says which belong together.
+What was tried against them follows each of them. `faults` says which belong together.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def zero_loss(
 def float16_of_autocast(trainer: TrainerSettings, accelerate: AccelerateSettings) -> torch.dtype | None:
     """The trainer's own `torch.autocast("cuda")` has no dtype, and CUDA's default is float16, whatever Accelerate says.
 
-    Only a trainer that has `fp16: true` gets the GradScaler of an `Accelerator` that was told so.
+    Only a trainer that has `fp16: true` gets the GradScaler of an `Accelerator` that was configured for it.
     """
     return torch.get_autocast_dtype("cuda") if trainer.amp else None
 
@@ -104,7 +104,7 @@ def float16_of_autocast(trainer: TrainerSettings, accelerate: AccelerateSettings
 def precision_of_accelerator(given: str, configured: str) -> str:
     """What a real `Accelerator` makes of what the trainer gives and what the file of `accelerate config` says.
 
-    `accelerate launch` hands its file over as an environment variable; an argument that is given overrides it.
+    `accelerate launch` passes its file as an environment variable; an argument that is given overrides it.
     """
     try:
         from accelerate import Accelerator

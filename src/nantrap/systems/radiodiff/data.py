@@ -4,7 +4,7 @@ A town is a grid with 8 rectangles for buildings and a transmitter on a free cel
 the logarithm of its distance and with every cell of wall on the straight ray, clipped to [0, 1]; in a building it is 0.
 The model sees the map scaled to [-1, 1], and as its condition buildings, transmitter and buildings again, in [0, 1].
 
-radio_maps     buildings, transmitters and gains of so many towns, from a seed
+radio_maps     buildings, transmitters and gains of a number of towns, from a seed
 Batch          what a step trains on
 Maps           all towns, split in two, with batches by the number of the step
 """
@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 DECIBELS = 80.0
-"""What a gain of 1 stands for: from the noise floor to the transmitter."""
+"""What a gain of 1 means: from the noise floor to the transmitter."""
 BUILDINGS = 8
 RAY_POINTS = 24
 NEAR, FALL, WALL = 1.0, -0.42, -0.04

@@ -23,7 +23,7 @@ LOG_ZERO_TIME = Fault(
         "of exactly 0: log 0 is -Inf, its sine NaN, and through the scale and shift of every block the whole batch is "
         "lost."
     ),
-    damage="NaN loss at the first time of 0, NaN weights and BatchNorm statistics for ever after it.",
+    damage="NaN loss at the first time of 0, NaN weights and BatchNorm statistics from then on.",
     answer="Skips the batch, names the logarithm and its zero, proves it with a safe logarithm.",
     parts={"times": broken.whole_steps, "log_time": broken.plain_log_time},
     remedies=(
@@ -36,7 +36,11 @@ LOG_ZERO_TIME = Fault(
         Remedy(
             name="nan_to_num(pred)",
             story="NaN in the prediction becomes 0.",
-            result="Going back, 0 meets the NaN inside: NaN weights, under a loss that stays finite to the end.",
+            result=(
+                "In the backward pass, 0 is multiplied by the NaN inside: NaN weights, under a loss that stays "
+                "finite to "
+                "the end."
+            ),
             parts={"terms": broken.filled_prediction},
         ),
         Remedy(
@@ -73,11 +77,11 @@ FAULTS = (
         name="amp_without_scaler",
         title="`amp: true` with `fp16: false` is float16 autocast without loss scaling",
         story=(
-            '`accelerate config` was told bf16. The trainer passes `mixed_precision="no"`, since `fp16` is false, and '
-            "opens an autocast of its own without a dtype, which is float16. Then one batch comes from 16-bit PNGs: "
-            "65,535 fits into bfloat16, in float16 it is Inf. There is no GradScaler, so nobody skips that step."
+            '`accelerate config` was set to bf16. The trainer passes `mixed_precision="no"`, since `fp16` is false, '
+            "and opens its own autocast without a dtype, which is float16. Then one batch comes from 16-bit PNGs: "
+            "65,535 fits into bfloat16, in float16 it is Inf. There is no GradScaler, so nothing skips that step."
         ),
-        damage="NaN loss at that batch, NaN weights for ever after it.",
+        damage="NaN loss at that batch, NaN weights from then on.",
         answer="Skips the step, names the convolution whose input does not fit, proves it in float32.",
         parts={"precision": broken.float16_of_autocast, "prepare": broken.sixteen_bits},
         settings=_HALF,
@@ -97,7 +101,7 @@ FAULTS = (
         title="attention without 1/√d in float16",
         story=(
             "Queries and keys have grown until their product passes 65,504, which it does from entries of 64 in 16 "
-            "dimensions. Softmax of Inf is NaN. The GradScaler takes every step for an overflow of its own, skips it "
+            "dimensions. Softmax of Inf is NaN. The GradScaler treats every step as an overflow, skips it "
             "and halves its scale."
         ),
         damage="No step is ever taken again; BatchNorm is NaN, the loss scale falls towards 0.",
@@ -108,7 +112,7 @@ FAULTS = (
             Remedy(
                 name="nan_to_num(scores)",
                 story="NaN scores become 0 and Inf ones 65,504 before the softmax.",
-                result="Holds: scores that overflowed count alike and send no gradient back; nobody is told.",
+                result="Holds: scores that overflowed count alike and send no gradient back; there is no message.",
                 holds=True,
                 parts={"attend": broken.filled_attention},
             ),
@@ -125,7 +129,7 @@ FAULTS = (
             "The scale factor is decided by the first batch, once. Here that batch holds empty maps, whose latents are "
             "0: the std is 0, the scale Inf, and it stays Inf for every batch that follows."
         ),
-        damage="NaN from the very first step on.",
+        damage="NaN from the first step on.",
         answer=(
             "Skips the first step, names the division, and puts the buffer back as it was: so the second batch decides "
             "the scale."
@@ -167,7 +171,7 @@ FAULTS = (
             Remedy(
                 name="zero loss",
                 story="A batch with a bad loss gets a loss of 0 instead.",
-                result="The statistics were moved before anybody looked at the loss.",
+                result="The statistics were moved before the loss was tested.",
                 parts={"terms": broken.zero_loss},
             ),
             CAUTION,
@@ -182,7 +186,7 @@ FAULTS = (
             "A map in 60 has one pixel missing, read as NaN. The encoder's GroupNorm spreads it over the whole map, "
             "and the loss is a mean over the batch."
         ),
-        damage="NaN loss at the first such map, NaN weights for ever after it.",
+        damage="NaN loss at the first such map, NaN weights from then on.",
         answer="Skips the batch, names the tensor and the sample, proves it by leaving the sample out.",
         parts={"prepare": broken.nan_pixel},
         remedies=(
@@ -201,7 +205,7 @@ FAULTS = (
             Remedy(
                 name="nan_to_num(image)",
                 story="The missing pixel becomes a middling gain, before the encoder.",
-                result="Holds, at the price of a wrong pixel that nobody is told of: no gradient passes here.",
+                result="Holds, at the price of a wrong pixel without any message: no gradient passes here.",
                 holds=True,
                 parts={"prepare": broken.filled_pixel},
             ),
@@ -227,14 +231,15 @@ FAULTS = (
     ),
     Fault(
         name="min_lr_factor",
-        title="`min_lr` used as a factor of the rate",
+        title="`min_lr` used as a factor of the learning rate",
         story=(
-            "The schedule is max((1 - step/total)^0.96, min_lr), and a LambdaLR multiplies the rate by it: the floor "
-            "is not 5e-4 but 5e-3 · 5e-4. With a rate of 5e-5 and a min_lr of 5e-6 it is 2.5e-10. Nothing moves there."
+            "The schedule is max((1 - step/total)^0.96, min_lr), and a LambdaLR multiplies the learning rate by it: "
+            "the floor is not 5e-4 but 5e-3 · 5e-4. With a learning rate of 5e-5 and a min_lr of 5e-6 it is 2.5e-10. "
+            "Nothing moves there."
         ),
         damage="Finite in every step; the second half of the run is wasted.",
         answer=(
-            "The guard meets no incident: a wrong setting is not a fault of a step. The rate is in the journal of "
+            "There is no incident: a wrong setting is not a fault of a step. The rate is in the journal of "
             "every step; a check before the run is what should see it."
         ),
         parts={"decay": broken.floor_as_factor},
@@ -254,7 +259,7 @@ FAULTS = (
         title="`model.module.training_step` goes round DistributedDataParallel",
         story=(
             "The trainer calls a method of the inner module. DistributedDataParallel averages gradients only for what "
-            "went through its own forward, so each rank trains a model of its own, on its half of the data."
+            "went through its own forward, so each rank trains its own model, on its half of the data."
         ),
         damage="Finite in every step; the ranks hold different weights, and what is saved saw half of the data.",
         answer="Compares a checksum of the weights between ranks after the first step, and says so.",

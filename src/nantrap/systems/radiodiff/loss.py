@@ -3,7 +3,7 @@
     loss_simple = ½·mean[w₁(|Ĉ-C|² + |Ĉ-C|) + w₂(|ε̂-ε|² + |ε̂-ε|)],   w₁ = 2e^(1-t),   w₂ = e^√t
     loss_vlb    = weight · mean[(1-t)·|x̂₀-x₀|],   x̂₀ = x_t - Ĉ·t - √t·ε̂
 
-The weight of `loss_vlb` is 0 in the project; the term is logged all the same. The evaluation is the loss on held-out
+The weight of `loss_vlb` is 0 in the project; the term is still logged. The evaluation is the loss on held-out
 maps at fixed times, and the share of free cells whose gain is right within some decibels when the map is restored from
 t = 0.5, x̂₀ = x_t - Ĉ·t - √t·ε̂. Without the network, the noisy latent decoded as it is gets half of the cells right, the
 best constant map two fifths.
@@ -71,7 +71,7 @@ def restored(latents: Latents, drift: Tensor, noise: Tensor) -> Tensor:
 
 
 def within(found: Tensor, batch: Batch, *, decibels: float = NEAR_DECIBELS) -> float:
-    """The share of free cells whose gain is right within so many decibels; NaN is never right."""
+    """The share of free cells whose gain is right within a number of decibels; NaN is never right."""
     free = batch.condition[:, :1] == 0
     off = (found.float() - batch.image)[free].abs() / 2 * DECIBELS
     return (off <= decibels).float().mean().item()

@@ -100,7 +100,7 @@ class RadioDiff(nn.Module):
         self.register_buffer("scale_factor", torch.tensor(0.0 if settings.scale_by_std else settings.scale_factor))
 
     def train(self, mode: bool = True) -> RadioDiff:
-        """The first stage stays as it is."""
+        """The first stage is not changed."""
         super().train(mode)
         self.first_stage.eval()
         return self

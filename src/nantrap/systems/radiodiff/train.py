@@ -82,14 +82,14 @@ class Settings:
 
 
 def dtype_of_both_files(trainer: TrainerSettings, accelerate: AccelerateSettings) -> torch.dtype | None:
-    """The dtype of autocast: with `amp` the one `accelerate config` was told, with `fp16` beside it float16."""
+    """The dtype of autocast: with `amp` the one of `accelerate config`, with `fp16` beside it float16."""
     if not trainer.amp:
         return None
     return precision("fp16" if trainer.fp16 else accelerate.mixed_precision, setting="accelerate.yaml mixed_precision")
 
 
 def floored_decay(trainer: TrainerSettings) -> Callable[[int], float]:
-    """Polynomial decay of the rate, as a factor, down to `min_lr`."""
+    """Polynomial decay of the learning rate, as a factor, down to `min_lr`."""
     floor = trainer.min_lr / trainer.lr
     return lambda step: max((1 - min(step / trainer.train_num_steps, 1)) ** 0.96, floor)
 

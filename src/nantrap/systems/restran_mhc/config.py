@@ -27,13 +27,13 @@ GRAD_CLIP = 1.0
 BATCH_SIZE = 16
 EPOCHS = 30
 STEPS_PER_EPOCH = 10
-WARMUP = 0.1  # share of the cycle in which the rate rises
+WARMUP = 0.1  # share of the cycle in which the learning rate rises
 USE_CUDNN_BENCHMARK = False
 MIXED_PRECISION = "no"  # no, bf16, fp16
 LOSS_SCALING = True  # a GradScaler, with fp16
 LOSS_SCALE = 65536.0  # where it begins
 
-# an earlier run that this one goes on from
+# an earlier run that this one continues
 EARLIER_STEPS = 0  # 0 for none
 EARLIER_RATE = 1e-2  # its learning rate
 EARLIER_ACCIDENT = False  # a frame of NaN in its last batch

@@ -2,7 +2,7 @@
 
 go_on              the earlier run makes its steps and its checkpoints, the new one loads; what nantrap said on the way
 save_finite        into a store that refuses a state which is not finite
-load_last_good     everything of the last good state, and the rate that is configured now
+load_last_good     everything of the last good state, and the configured learning rate
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from nantrap.systems.system import Run
 from nantrap.systems.training import train
 
 Save = Callable[[Run, Path, int], None]
-"""Saves a run into a folder after so many steps; may raise `NonFiniteError`."""
+"""Saves a run into a folder after a number of steps; may raise `NonFiniteError`."""
 Load = Callable[[Run, Path, float], None]
 """Loads from the folder into a new run, whose learning rate is configured to be this."""
 
@@ -71,7 +71,7 @@ def save_finite(run: Run, folder: Path, step: int) -> None:
 
 
 def load_last_good(run: Run, folder: Path, rate: float) -> None:
-    """The last good state, and the rate that is configured."""
+    """The last good state, and the configured learning rate."""
     CheckpointStore(folder).load(
         "last_good", model=run.model, optimizer=run.optimizer, scheduler=run.scheduler, scaler=run.scaler
     )

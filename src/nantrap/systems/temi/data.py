@@ -48,7 +48,7 @@ def gaussian_embeddings(settings: Settings) -> tuple[Tensor, Tensor]:
 
 
 def check_embeddings(embeddings: Tensor, path: Path) -> None:
-    """NaN and Inf are refused, with the row they stand in."""
+    """NaN and Inf are refused, with their row."""
     bad = (~embeddings.isfinite()).any(-1).nonzero().flatten().tolist()
     if bad:
         raise FormatError(
@@ -89,14 +89,14 @@ class Cache:
             embeddings, labels = found["embeddings"], found["labels"]
         except Exception as error:
             raise FormatError(
-                f"{self.path}: no cache of embeddings, --force-recompute makes it anew: {error}"
+                f"{self.path}: no cache of embeddings, --force-recompute makes it again: {error}"
             ) from None
         _log.info("%s: %s", self.path, summary(embeddings))
         check(embeddings, self.path)
         return embeddings, labels
 
     def _write(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Whole or not at all: into a file beside it, which then takes its name."""
+        """Whole or not at all: into another file, which is then renamed."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
         try:

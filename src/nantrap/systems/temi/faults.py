@@ -218,7 +218,7 @@ def zero_prototypes(head: Head, std: float) -> None:
 
 
 def every_weight_drawn(head: Head, std: float) -> None:
-    """A remedy: draw every matrix anew, by xavier. The last layer's weight is computed, so it stays as it was."""
+    """A remedy: draw every matrix again, by xavier. The last layer's weight is computed, so it stays as it was."""
     zero_prototypes(head, std)
     for layer in head.modules():
         if isinstance(layer, nn.Linear):
@@ -237,8 +237,8 @@ _OPEN_HEAD = {
 
 
 def caution(rate: float, *, result: str = "Touches nothing of the fault.") -> Remedy:
-    """What everybody tries first."""
-    story = "A tenth of the rate, a tenth of the norm, half the batch."
+    """What is usually tried first."""
+    story = "A tenth of the learning rate, a tenth of the norm, half the batch."
     settings = {"learning_rate": rate, "clip_grad": 0.1, "batch_size": 64}
     return lower_rate_and_clip(settings, story=story, result=result)
 
@@ -251,10 +251,10 @@ UNDERFLOW = Fault(
     story=(
         "p_s·p_t is 0 in float32 once the logit of a cluster lies so far below the best that gap/T_s + gap/T_t exceeds "
         "103: a gap of 3 at the usual temperatures. The loss does not notice, the other clusters carry the sum. But "
-        "the slope of x^0.6 at 0 is infinite, Inf · 0 is NaN, and clipping hands it to all heads. It begins with one "
+        "the slope of x^0.6 at 0 is infinite, Inf · 0 is NaN, and clipping spreads it to all heads. It begins with one "
         "far-out embedding after a long healthy time: here one of step 16 is a hundred times as large as the others."
     ),
-    damage="A finite loss on the very step whose gradient is NaN, NaN in every weight from there on.",
+    damage="A finite loss on the step whose gradient is NaN, NaN in every weight from there on.",
     answer="Skips such steps, names the power, the head and the sample, proves it with a slope that is bounded at 0.",
     parts={"pmi": product_pmi, "prepare": far_out},
     settings=_OPEN_HEAD,
@@ -264,7 +264,7 @@ UNDERFLOW = Fault(
             story="`(p_s * p_t).clamp(min=1e-8)`.",
             result=(
                 "Holds in float32, at a price that this run does not show: a pair that disagrees in all clusters gets "
-                "a gradient of exactly 0. In float16 it is no clamp at all."
+                "a gradient of exactly 0. In float16 it does not clamp."
             ),
             holds=True,
             parts={"pmi": clamped_pmi},
@@ -290,11 +290,12 @@ UNDERFLOW = Fault(
 
 NAN_ROW = Fault(
     name="nan_row",
-    title="one NaN embedding poisons p_k for ever",
+    title="one NaN embedding makes p_k NaN permanently",
     story=(
         "One image could not be read, and its row in the cache is NaN. The cache is loaded without a look. When the "
-        "row comes into a batch, the forward pass writes NaN into p_k, the running mean of the teacher, before anybody "
-        "sees the loss. The loop reports a bad loss as 0.0 and goes on; p_k stays NaN, and so does every later loss."
+        "row comes into a batch, the forward pass writes NaN into p_k, the running mean of the teacher, before "
+        "anything "
+        "sees the loss. The loop reports a bad loss as 0.0 and continues; p_k stays NaN, and so does every later loss."
     ),
     damage='The loss reads 0.0, weights stay finite and never move again: "training continues".',
     answer="Skips the batch, puts p_k back, names the tensor and the sample, proves it by leaving the sample out.",
@@ -359,7 +360,7 @@ HALF_CLAMP = Fault(
     title="a floor of 1e-8 is 0 in float16",
     story=(
         "The clamp that helps in float32, in mixed precision: in float16 1e-8 is 0 and the product underflows at a gap "
-        "sum of 17 already, so that x^0.6 is taken at 0 in the very first step. The GradScaler takes the NaN gradient "
+        "sum of 17 already, so that x^0.6 is taken at 0 in the first step. The GradScaler takes the NaN gradient "
         "for an overflow of its own, skips the step and halves its scale, again and again."
     ),
     damage="Finite loss, finite weights, and not one step is applied; the loss scale falls towards 0.",
@@ -388,7 +389,7 @@ CONSTANT_EMBEDDINGS = Fault(
         "Blank images have embeddings of zeros, which pass every check for NaN and Inf. The model scales embeddings to "
         "unit length, and 0/0 is NaN; through p_k and the pair weights the whole run is lost."
     ),
-    damage="NaN loss at the first such image, NaN weights for ever after it.",
+    damage="NaN loss at the first such image, NaN weights from then on.",
     answer="Skips the batch, names the division, its zero and the sample, proves it with a safe division.",
     parts={"extract": blank_images, "unit": PlainUnitLength},
     settings={"l2_norm": True},
@@ -437,7 +438,7 @@ ZERO_PROTOTYPES = Fault(
     remedies=(
         Remedy(
             name="xavier",
-            story="Every matrix is drawn anew, with a small gain.",
+            story="Every matrix is drawn again, with a small gain.",
             result="The weight of the last layer is computed from g and v: what is drawn into it is thrown away.",
             parts={"initialise": every_weight_drawn},
         ),
@@ -456,7 +457,7 @@ ZERO_SUM_WEIGHTS = Fault(
         "the rest is divided by its sum. The last batch of an epoch holds a single pair. Its neighbour was mixed up, "
         "no teacher is sure, the sum is 0, and 0/0 is the weight of the batch."
     ),
-    damage="NaN loss at that batch, NaN weights for ever after it.",
+    damage="NaN loss at that batch, NaN weights from then on.",
     answer="Skips the batch, names the division and its zero, proves it with a safe division.",
     parts={"weigh": plain_share, "prepare": one_pair_apart},
     settings={"normalise_weights": True},
@@ -464,7 +465,7 @@ ZERO_SUM_WEIGHTS = Fault(
         Remedy(
             name="even if the sum is 0",
             story="If the sum is not above 1e-8, all pairs count alike, as the project did.",
-            result="Holds. The pair that nobody was sure of counts as much as a whole batch.",
+            result="Holds. The least certain pair counts as much as a whole batch.",
             holds=True,
             parts={"weigh": share_or_even},
         ),

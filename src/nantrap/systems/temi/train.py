@@ -66,7 +66,7 @@ class Parts:
 
 
 def warmup_and_cosine(step: int, settings: Settings) -> float:
-    """The factor of the rate: up in a line, then down a cosine to `min_lr`."""
+    """The factor of the learning rate: up in a line, then down a cosine to `min_lr`."""
     floor = settings.min_lr / settings.learning_rate
     done = min(max(step - settings.warmup_steps, 0) / max(settings.schedule_steps - settings.warmup_steps, 1), 1.0)
     return min(1.0, (step + 1) / max(settings.warmup_steps, 1)) * (
@@ -125,7 +125,7 @@ SYSTEM = System(
     build=build,
     faults=FAULTS,
     lr_setting="learning_rate",
-    flags=(Flag("--force-recompute", "force_recompute", "make the cached embeddings anew", switch=True),),
+    flags=(Flag("--force-recompute", "force_recompute", "compute the cached embeddings again", switch=True),),
 )
 
 if __name__ == "__main__":

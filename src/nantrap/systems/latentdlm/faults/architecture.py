@@ -54,7 +54,7 @@ ZERO_ATTENTION_MASK = Fault(
         "In the modes with a condition its queries still see the latent. In the unconditional mode they see nothing, "
         "softmax is 0/0, and the loss of the whole batch is NaN."
     ),
-    damage="NaN loss at the first empty text, NaN weights for ever after it.",
+    damage="NaN loss at the first empty text, NaN weights from then on.",
     answer="Drops the micro-batch, names the softmax, its rows and the sample, proves it with a masked softmax.",
     parts={"attention": AdditiveAttention},
     settings={"data.drop_empty": False, "training.mode": "unconditional"},
@@ -68,7 +68,7 @@ ZERO_ATTENTION_MASK = Fault(
         Remedy(
             name="-1e9 for -inf",
             story="A large negative number in the mask.",
-            result="Holds in float32: an empty text attends evenly to its padding, and nobody reads what it finds.",
+            result="Holds in float32: an empty text attends evenly to its padding, and nothing reads the result.",
             holds=True,
             parts={"attention": FiniteMaskAttention},
         ),
@@ -81,11 +81,11 @@ ZERO_ATTENTION_MASK = Fault(
 
 PURE_BF16 = Fault(
     name="pure_bf16",
-    title="weights in bfloat16, and a rate too small for them to move",
+    title="weights in bfloat16, and a learning rate too small for them to move",
     story=(
-        "The weights themselves are bfloat16, whose neighbouring numbers lie 1/256 to 1/128 apart. Adam moves a weight "
-        "by about the rate, so one that is 256 times as large as the rate is rounded back to where it was. The usual "
-        "advice against NaN, a lower rate, freezes more of the model."
+        "The weights themselves are bfloat16, whose neighbouring numbers are 1/256 to 1/128 apart. Adam moves a weight "
+        "by about the learning rate, so one that is 256 times as large is rounded back to where it was. The usual "
+        "advice against NaN, a lower learning rate, freezes more of the model."
     ),
     damage="Finite in every step; much of the model never moves, and the loss stays above the clean run's.",
     answer="No incident: nothing is ever non-finite. The repair is float32 weights under bfloat16 autocast.",

@@ -1,4 +1,4 @@
-"""What the faults share: the remedy that everybody tries first."""
+"""What the faults share: the remedy that is usually tried first."""
 
 from __future__ import annotations
 
@@ -6,5 +6,5 @@ from nantrap.systems.system import Remedy, lower_rate_and_clip
 
 
 def caution(rate: float = 5e-4) -> Remedy:
-    """A tenth of the rate and of the norm."""
+    """A tenth of the learning rate and of the norm."""
     return lower_rate_and_clip({"optimizer.lr": rate, "optimizer.grad_clip_norm": 0.05})

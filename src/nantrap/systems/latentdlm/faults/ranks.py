@@ -37,8 +37,9 @@ RANK_SKIPS_ALONE = Fault(
     name="rank_skips_alone",
     title="one process leaves a bad step out, and the others wait for it",
     story=(
-        "Two processes train together and average their gradients when the optimizer steps. One meets a NaN latent, "
-        "finds its own gradients bad and goes on to the next batch. The other one waits, and is answered by the first "
+        "Two processes train together and average their gradients when the optimizer steps. One gets a NaN latent, "
+        "finds its own gradients bad and continues with the next batch. The other one waits, and is answered by the "
+        "first "
         "one's next step: nothing is said, but the two are a step apart from there on, and the last one has no answer."
     ),
     damage="Gradients of different steps are averaged in silence; at the end a process waits for one that has gone.",

@@ -20,7 +20,7 @@ ALMOST_ZERO = 1e-4
 
 
 def isnan_of_the_norm(run: Run) -> bool:
-    """Clip; if the norm is NaN, set every gradient to 0; step all the same. Inf is not NaN."""
+    """Clip; if the norm is NaN, set every gradient to 0; still make the step. Inf is not NaN."""
     assert run.max_grad_norm is not None
     norm = nn.utils.clip_grad_norm_(run.model.parameters(), run.max_grad_norm)
     if torch.isnan(norm):
@@ -60,7 +60,7 @@ def now_and_then_almost_zero(batch: Batch) -> tuple[Tensor, Tensor]:
 
 
 def static_scale(terms: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-    """A fixed loss scale for float16; clipping brings the gradients back, so nobody divides by it."""
+    """A fixed loss scale for float16; clipping brings the gradients back, so nothing divides by it."""
     return {name: STATIC_SCALE * term for name, term in terms.items()}
 
 
@@ -106,7 +106,8 @@ ISNAN_ONLY = Fault(
     story=(
         "In bf16, with a loss scale of 1.0, the noise of the latent follows exp(-rate·t), with a trained rate. At a "
         "time close to 0 it is exactly 1 in bfloat16, so the noise is √(1 - 1) = 0 and the slope of the root is "
-        "infinite: the gradient of one weight, the rate, is Inf, though the loss and every other gradient are finite. "
+        "infinite: the gradient of one weight, the noise rate, is Inf, though the loss and every other gradient are "
+        "finite. "
         "The norm is Inf, `isnan(norm)` is False, and clipping by 0.5/Inf = 0 makes Inf · 0 = NaN of it. From then on "
         "the loss is NaN, the norm is NaN, and every step is zeroed and taken: the project paid for 98,000 of them."
     ),
@@ -150,7 +151,7 @@ STATIC_SCALE_FAULT = Fault(
     title="float16 with a fixed loss scale that is too large",
     story=(
         "Under float16 the loss is multiplied by a fixed number, here 2^26, so that small gradients do not vanish; "
-        "clipping brings them back, so nobody divides by it. The large ones do not fit: the gradient of the text head "
+        "clipping brings them back, so nothing divides by it. The large ones do not fit: the gradient of the text head "
         "is Inf, though the loss is finite."
     ),
     damage="Inf gradients under a finite loss in the first step, NaN weights from then on.",
@@ -182,7 +183,7 @@ NAN_NORM = Fault(
         "its latent is NaN, and so are the loss and the gradients that lead to it; those of the text head alone are "
         "often good. Clipping multiplies all of them by 0.5/NaN."
     ),
-    damage="NaN loss at the first empty text, and every weight NaN after the very same step.",
+    damage="NaN loss at the first empty text, and every weight NaN after the same step.",
     answer="Drops the micro-batch, names the latent and the sample, proves it by leaving the sample out.",
     parts={"shares": shares_of_nothing},
     settings={"data.drop_empty": False},
@@ -216,7 +217,8 @@ LOST_WINDOW = Fault(
     title="one bad micro-batch, and the whole accumulation window is thrown away",
     story=(
         "The latents of some texts were never computed and are NaN in the cache. Gradients are accumulated over four "
-        "micro-batches, the loop finds the sum bad, clears it and goes on: three good micro-batches are lost with one."
+        "micro-batches, the loop finds the sum bad, clears it and continues: three good micro-batches are lost with "
+        "one."
     ),
     damage="Finite, and more than half of all steps are never taken; the loss stays well above the clean run's.",
     answer="Drops the bad micro-batch, keeps the others, takes every step; names the latent and the sample.",

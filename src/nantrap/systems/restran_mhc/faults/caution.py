@@ -1,4 +1,4 @@
-"""What the faults share: half precision in miniature, and the remedy that everybody tries first."""
+"""What the faults share: half precision in miniature, and the remedy that is usually tried first."""
 
 from __future__ import annotations
 

@@ -71,10 +71,10 @@ SINKHORN = Fault(
         "columns are divided by their sums. The logits are alpha_res times the output of a layer, and nothing holds "
         "alpha_res back. Here it is 2 in the second epoch and 1,000 in the third: exp is Inf, and Inf / Inf is NaN."
     ),
-    damage="NaN loss at the first step of the third epoch, NaN weights for ever after it.",
+    damage="NaN loss at the first step of the third epoch, NaN weights from then on.",
     answer=(
         "Warns an epoch before that alpha_res is above 1. Then skips, names the exp and its input, proves it, and "
-        "goes back to the state in which alpha_res was 2."
+        "is rolled back to the state in which alpha_res was 2."
     ),
     parts={"sinkhorn": ExpSinkhorn, "begin_epoch": alphas_grown},
     settings={"mhc_blocks": 1},
@@ -94,7 +94,7 @@ SINKHORN = Fault(
         Remedy(
             name="return the input",
             story="If the block's output holds a NaN, its input is returned.",
-            result="Finite. From there on the block is not there, nothing in it learns, and nobody is told.",
+            result="Finite. From there on the block has no effect, nothing in it learns, and there is no message.",
             parts={"connection": BypassedConnection},
         ),
         CAUTION,
@@ -121,7 +121,7 @@ class PlainContrast(nn.Module):
 
 
 class EpsilonContrast(PlainContrast):
-    """A remedy: an epsilon beside the standard deviation."""
+    """A remedy: an epsilon next to the standard deviation."""
 
     def spread(self, frames_BHW: Tensor) -> Tensor:
         return super().spread(frames_BHW) + 1e-6
@@ -144,7 +144,7 @@ BLACK_FRAMES = Fault(
         "Every frame is brought to mean 0 and deviation 1. One frame in 500 is all black, a camera that missed its "
         "moment: its deviation is 0. One such frame makes the statistics of every BatchNorm NaN, and so the batch."
     ),
-    damage="NaN loss at the first black frame, NaN weights and NaN running statistics for ever after it.",
+    damage="NaN loss at the first black frame, NaN weights and NaN running statistics from then on.",
     answer="Skips the batch, puts the running statistics back, names the division and its denominator, proves it.",
     parts={"contrast": PlainContrast},
     settings={"missing_frames": 0.0, "black_frames": 0.002},
@@ -157,7 +157,7 @@ BLACK_FRAMES = Fault(
         ),
         Remedy(
             name="std + 1e-6",
-            story="An epsilon beside the deviation.",
+            story="An epsilon next to the deviation.",
             result="Holds: a black frame is 0, and nothing learns through the frames, so no gradient is lost.",
             holds=True,
             parts={"contrast": EpsilonContrast},
@@ -195,7 +195,7 @@ TINY_EPSILON = Fault(
         "epsilon is 1e-20: the value is 0, the slope 1/√1e-20 = 1e10. Going back, the gradient is cast to the float16 "
         "of the streams: Inf, and times the 0 of the frame's mask NaN."
     ),
-    damage="A finite loss on the very step whose gradient is NaN, NaN weights from there on.",
+    damage="A finite loss on the step whose gradient is NaN, NaN weights from there on.",
     answer="Skips such steps, names the norm and its line.",
     parts={"norm": TinyEpsilonNorm},
     settings={**UNSCALED, "batch_size": 16, "mhc_blocks": 2, "mhc_alpha": 1.0, "missing_frames": 0.004},
@@ -239,7 +239,7 @@ SHORT_INPUT = Fault(
         "between two equal neighbours, so a plate with three such pairs needs 10. One plate in 250 is one; its "
         "probability is 0, its loss Inf, and its gradient NaN."
     ),
-    damage="Inf loss at the first such plate, NaN weights for ever after it.",
+    damage="Inf loss at the first such plate, NaN weights from then on.",
     answer="Skips the batch, names the loss and the sample, proves it by counting.",
     parts={"ctc": torch_ctc},
     settings={"frame_stride": 8},
@@ -253,7 +253,7 @@ SHORT_INPUT = Fault(
         Remedy(
             name="zero_infinity",
             story="`zero_infinity=True`.",
-            result="Holds: value and gradient are 0. Nobody is told how many plates are never learned.",
+            result="Holds: value and gradient are 0. There is no message about the plates that are never learned.",
             holds=True,
             parts={"ctc": zeroed_ctc},
         ),

@@ -73,7 +73,7 @@ POISONED_CHECKPOINT = Fault(
     title="a checkpoint saved after NaN had come in",
     story=(
         "A frame of NaN, one update, and every weight is NaN. The checkpoint is written next, over the last good one. "
-        "Whoever starts again starts from there: every batch is NaN, and the data are searched for the reason."
+        "A restart begins there: every batch is NaN, and the data are searched for the reason."
     ),
     damage="NaN from the first step on, whatever the batch.",
     answer="Names the checkpoint at the first step and stops after six. Its store would not have saved it.",
@@ -100,21 +100,23 @@ POISONED_CHECKPOINT = Fault(
 
 STALE_RATE = Fault(
     name="stale_rate",
-    title="the optimizer's state brings the old learning rate back",
+    title="the optimizer's state restores the old learning rate",
     story=(
-        "The rate was too high, so the config is changed from 9.84e-2 to 2e-2 and the run goes on from its last "
-        "checkpoint. OneCycleLR keeps its rates in the optimizer's parameter groups, and those are loaded with the "
-        "optimizer's state: 4.92 times the configured rate is in force, and nobody is told."
+        "The learning rate was too high, so the config is changed from 9.84e-2 to 2e-2 and the run continues from "
+        "its last "
+        "checkpoint. OneCycleLR keeps its learning rates in the optimizer's parameter groups, and those are loaded "
+        "with the "
+        "optimizer's state: 4.92 times the configured learning rate is used, and there is no message."
     ),
     damage="Finite, and as bad as before the change.",
-    answer="`check_resume` says which rate is in force and which state brings it; take='configured' puts it right.",
+    answer="`check_resume` reports the learning rate and which state holds it; take='configured' corrects it.",
     parts={"save": save_always, "load": load_everything},
     settings={"earlier_steps": 8, "learning_rate": 2e-2, "earlier_rate": 9.84e-2, "warmup": 0.03},
     remedies=(
         Remedy(
             name="scheduler state alone",
             story="Model and scheduler are loaded, the optimizer is not.",
-            result="Holds for the rate: the groups are those of the config. Adam's moments begin from nothing.",
+            result="Holds for the learning rate: the groups are those of the config. Adam's moments start at zero.",
             holds=True,
             parts={"load": load_schedule},
         ),
@@ -129,7 +131,8 @@ SCALER_ALARM = Fault(
     title="the search of a GradScaler for its scale is taken for an instability",
     story=(
         "A GradScaler begins at a high scale and halves it until the gradients fit; the first steps overflow, and it "
-        "skips them. A loop that looks at the norm sees Inf, takes it for an instability and halves the rate each time."
+        "skips them. A loop that looks at the norm sees Inf, treats it as an instability and halves the learning "
+        "rate each time."
     ),
     damage="The rate is a fraction of the configured one before the first step is taken; next to nothing is learned.",
     answer="No incident: some overflows in a row are a scaler that searches.",

@@ -11,7 +11,7 @@ from nantrap.systems.system import Fault
 
 
 def diagonal(h_res_BNN: Tensor, streams_BNCHW: Tensor) -> Tensor:
-    """`bnn` takes the diagonal: every stream is multiplied by its own 1/n, and none meets another."""
+    """`bnn` takes the diagonal: every stream is multiplied by its own 1/n, and none is mixed with another."""
     mixed: Tensor = torch.einsum("bnn,bnchw->bnchw", h_res_BNN, streams_BNCHW)
     return mixed
 
@@ -34,7 +34,7 @@ STREAM_GAIN = Fault(
     story=(
         "A block of the ResNet was wrapped as it stood, with its own skip. It reads n streams by 1/2, so its skip "
         "brings n/2 of the input back, on top of the streams themselves: 3 times the input for n = 4. Twelve blocks "
-        "make 531,441 of 1, and float16 ends at 65,504. The GradScaler takes every step for an overflow of its own."
+        "make 531,441 of 1, and float16 ends at 65,504. The GradScaler treats every step as an overflow."
     ),
     damage="No step is ever taken, the loss scale falls towards 0, and BatchNorm's running statistics are NaN.",
     answer="Stops after its budget of skips and rollbacks, the place and its magnitude named, proven in float32.",
@@ -49,7 +49,8 @@ NO_MIXING = Fault(
     name="no_mixing",
     title="einsum('bnn,bnchw->bnchw') takes the diagonal",
     story=(
-        "The index of the sum is written n twice: einsum takes the diagonal of H_res. No stream meets another, and "
+        "The index of the sum is written n twice: einsum takes the diagonal of H_res. No stream is mixed with "
+        "another, and "
         "every stream is multiplied by 1/n in every block: after six blocks of four streams 1/4,096 is left."
     ),
     damage="Finite in every step; the skip of the network is gone, and it learns more slowly.",
