@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -104,6 +105,54 @@ def test_a_saved_file_is_bad_and_the_memory_is_not(tmp_path: object) -> None:
     assert all(parameter.isfinite().all() for parameter in loop.model.parameters())
     assert [each.place for each in faults.injected] == ["save 1"]
     assert torch.save.__module__ == "torch.serialization"
+
+
+def test_a_file_of_safetensors(tmp_path: Path) -> None:
+    from safetensors import torch as files
+
+    original = files.save_file
+    weight = torch.ones(3)
+    with nantrap.inject("checkpoint:step=0") as faults:
+        files.save_file({"weight": weight}, tmp_path / "model.safetensors")
+    assert not files.load_file(tmp_path / "model.safetensors")["weight"].isfinite().all()
+    assert weight.isfinite().all()
+    assert [each.place for each in faults.injected] == ["save 0"]
+    assert files.save_file is original
+
+
+def test_the_optimizer_is_chosen_in_the_order_of_steps() -> None:
+    def drill() -> list[Injected]:
+        models = [nn.Linear(3, 2) for _ in range(6)]
+        optimizers = [torch.optim.Adam(model.parameters()) for model in models]
+        whole = nn.ModuleList(models)
+        with nantrap.inject("optimizer:step=1,seed=5", model=whole.append(nn.Identity())) as faults:
+            whole.forward = lambda x: torch.stack([model(x) for model in models]).sum()  # type: ignore[assignment]
+            for _ in range(2):
+                whole(torch.ones(1, 3)).backward()
+                for optimizer in optimizers:
+                    optimizer.step()
+        return faults.injected
+
+    places = {drill()[0].place for _ in range(5)}
+    assert len(places) == 1
+
+
+def test_inputs_by_keyword_without_a_model() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = nn.Linear(3, 1)
+
+        def forward(self, *, x: Tensor) -> Tensor:
+            return self.inner(x)  # type: ignore[no-any-return]
+
+    model, x = Model(), torch.ones(2, 3)
+    with nantrap.inject("batch:step=1") as faults:
+        for _ in range(3):
+            model(x=x)
+    assert [(each.step, each.kind) for each in faults.injected] == [(1, "batch")]
+    assert not x.isfinite().all()
+    assert not model._forward_pre_hooks
 
 
 def test_nothing_to_hit_is_said() -> None:

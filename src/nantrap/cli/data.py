@@ -51,17 +51,15 @@ class Data:
         add("--force", action="store_true", help="replace FILE if it exists")
 
     def run(self, arguments: argparse.Namespace) -> int:
-        import os
-
         from nantrap.doctor.data import DataOptions, check_data, write_bad_samples
         from nantrap.doctor.data import Progress as Told
+        from nantrap.doctor.data.quarantine import check_target
         from nantrap.doctor.data.readers.factory import is_factory
         from nantrap.engines import engine_named
-        from nantrap.errors import UsageError
 
         console = Console(stderr=True, highlight=False, soft_wrap=True)
-        if arguments.quarantine and os.path.exists(arguments.quarantine) and not arguments.force:
-            raise UsageError(f"{arguments.quarantine} exists; choose another name, or give --force to replace it")
+        if arguments.quarantine:
+            check_target(arguments.quarantine, force=arguments.force)
         for path in filter(is_factory, arguments.paths):
             console.print(Text.assemble(("note", "bold cyan"), f": {_plain(path)} is imported and run: your own code"))
         options = DataOptions(arguments.classes, arguments.vocab, arguments.labels, arguments.mask, arguments.dtype)
@@ -71,14 +69,14 @@ class Data:
                 arguments.paths, options=options, engine=engine, progress=Told(bar.add_total, bar.add_bytes)
             )
         _say(console, report)
+        if arguments.json:  # before the list is written: a full disk must not cost the report
+            json.dump(report.to_dict(), sys.stdout, indent=2, allow_nan=False)
+            print()
         if arguments.quarantine:
             count = write_bad_samples(report, arguments.quarantine, force=arguments.force)
             console.print(f"{count:,} bad samples are listed in {_plain(arguments.quarantine)}")
         elif not report.clean:
             console.print("to leave the bad samples out: nantrap data ... --quarantine bad-samples.json")
-        if arguments.json:
-            json.dump(report.to_dict(), sys.stdout, indent=2, allow_nan=False)
-            print()
         return 0 if report.clean else 1
 
 

@@ -23,7 +23,8 @@ class Preflight:
 
     MODULE:FACTORY is a function without arguments that returns a dict with model, optimizer, batch and loss (a
     function of model and batch), or a torch module. It is imported and run: that is your own code. Only copies are
-    trained, and nothing is written. Exit code 0: no check failed; 1: a check failed; 2: wrong use.
+    trained, and nothing is written outside of a temporary folder. Exit code 0: no check failed; 1: a check failed;
+    2: wrong use.
     """
 
     name = "preflight"
@@ -32,6 +33,12 @@ class Preflight:
         parser.add_argument("factory", metavar="MODULE:FACTORY", help="train:make_everything")
         parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
         parser.add_argument("--strict", action="store_true", help="warnings fail too")
+        parser.add_argument(
+            "--ranks",
+            action=argparse.BooleanOptionalAction,
+            default=True,
+            help="try a fault on one of two processes that average their gradients",
+        )
         parser.add_argument("--verbose", action="store_true", help="show checks that do not apply, too")
 
     def run(self, arguments: argparse.Namespace) -> int:
@@ -48,7 +55,7 @@ class Preflight:
             if check.status != "skip" or arguments.verbose or check.name == "default":
                 _say(console, check)
 
-        report = preflight(arguments.factory, on_check=say)
+        report = preflight(arguments.factory, ranks=arguments.ranks, on_check=say)
         counts = {status: sum(check.status == status for check in report.checks) for status in _STYLES}
         console.print(
             f"{report.summary}: {counts['ok']} ok, {counts['warn']} warnings, {counts['fail']} failed, "

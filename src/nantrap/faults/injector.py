@@ -59,6 +59,7 @@ class Injector:
         if optimizer is not None:
             self._see_optimizer(optimizer)
         self._depth = 0
+        self._roots: weakref.WeakSet[nn.Module] = weakref.WeakSet()
         self._due: list[tuple[Fault, random.Random]] = []
         self._handles: list[Any] = []
         self._armed: list[Any] = []
@@ -193,9 +194,16 @@ class Injector:
     # The whole process, if no model was given.
 
     def _enter(self, module: nn.Module, args: tuple[Any, ...]) -> None:
+        """A hook of the process does not see keyword arguments, a hook of the module does, from its next call on."""
         self._depth += 1
-        if self._depth == 1 and _takes_part(module, self._model):
+        if self._depth == 1 and module not in self._roots and _takes_part(module, self._model):
+            self._roots.add(module)
+            self._handles.append(module.register_forward_pre_hook(self._enter_root, with_kwargs=True))
             self._before_root(module, args, {})
+
+    def _enter_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if self._depth == 1:
+            self._before_root(module, args, kwargs)
 
     def _leave(self, module: nn.Module, args: Any, output: Any) -> Any:
         self._depth -= 1
@@ -206,8 +214,16 @@ class Injector:
             self._optimizers.append(weakref.ref(optimizer))
 
     def _patch_save(self) -> None:
-        original = torch.save
+        """The two functions that write checkpoints: of torch, and of safetensors, as Hugging Face does."""
+        import safetensors.torch
 
+        for owner, name in ((torch, "save"), (safetensors.torch, "save_file")):
+            original = getattr(owner, name)
+            setattr(owner, name, self._spoiling(original))
+            self._restore.append(functools.partial(setattr, owner, name, original))
+
+    def _spoiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
         def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
             self._saves += 1
             for fault in self.faults:
@@ -216,8 +232,7 @@ class Injector:
                     obj = self._spoil_saved(obj, fault, chance)
             return original(obj, *args, **kwargs)
 
-        torch.save = save
-        self._restore.append(lambda: setattr(torch, "save", original))
+        return save
 
     def _spoil_saved(self, obj: Any, fault: Fault, chance: random.Random) -> Any:
         """What is written is bad, what is in memory stays good."""

@@ -16,7 +16,7 @@ from typing import Final
 from nantrap.errors import UsageError
 
 KINDS: Final = ("batch", "activation", "loss", "grad", "param", "buffer", "optimizer", "bitflip", "checkpoint")
-"""Where a fault is put, in the order of a step. `checkpoint` counts calls of `torch.save` instead of steps."""
+"""Where a fault is put, in the order of a step. `checkpoint` counts saves instead of steps."""
 
 VALUES: Final = {"nan": float("nan"), "inf": float("inf"), "-inf": float("-inf"), "huge": 1e30}
 _ALIASES: Final = {"gradient": "grad", "data": "batch", "parameter": "param", "weight": "param", "state": "optimizer"}

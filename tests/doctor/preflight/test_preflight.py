@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -44,7 +45,8 @@ def test_a_healthy_model_passes_and_is_left_as_it_was() -> None:
     assert report.summary == "Sequential, 212 parameters, AdamW with learning rate 0.001, batch of 6"
     assert report.check("first loss").message.endswith("expected about 1.39 (ln 4)")
     assert report.check("edge: NaN in one sample").message == "caught, sample 0 is named"
-    assert report.check("guard").values["held"] == ["batch", "activation", "loss", "grad", "param", "optimizer"]
+    held = ["batch", "activation", "loss", "grad", "param", "optimizer", "bitflip", "checkpoint"]
+    assert report.check("guard").values["held"] == held
     assert report.check("guard").values["not_applicable"] == ["buffer"]
     assert all(torch.equal(a, b) for a, b in zip(before, parts["model"].parameters(), strict=True))
     assert torch.equal(stream, torch.get_rng_state())
@@ -192,6 +194,21 @@ def test_a_plain_module_has_defaults(model: nn.Module) -> None:
     made = make_subject(model, {})
     assert len(made.defaults) == 3
     assert torch.isfinite(made.loss(made.model, made.batch))
+
+
+def test_a_failure_of_the_batch_itself_is_said_once() -> None:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return functional.cross_entropy(model(batch[0] / batch[0].sub(batch[0]).sum()), batch[1])
+
+    report = nantrap.preflight(classifier(loss=loss))
+    complaints = [check.name for check in report.checks if check.status in ("warn", "fail")]
+    assert complaints == ["fp32", "first loss", "edge: zeros"]  # zeros fail for another reason: 0/0
+    assert report.check("edge: constant").message == "fails as the batch itself does"
+
+
+def test_a_loss_that_leaves_the_program_ends_the_preflight() -> None:
+    report = nantrap.preflight(classifier(loss=lambda model, batch: sys.exit(3)))
+    assert [(check.name, check.message) for check in report.failures] == [("fp32", "raised SystemExit: 3")]
 
 
 def test_a_step_that_cannot_be_made_ends_the_preflight() -> None:

@@ -107,8 +107,8 @@ _TABLE: Final = (
     Rule(
         "NT164",
         "unreadable_file",
-        "a file is cut, empty, damaged, not what its name says, or changed while it was read",
-        "download or write the file again",
+        "a file is cut, empty, damaged, not what its name says, or changed while it was read; a dataset that raises",
+        "download or write the file again; where a dataset of your own raised, repair it or leave these samples out",
     ),
 )
 RULES: Final = MappingProxyType({rule.slug: rule for rule in _TABLE})

@@ -26,6 +26,17 @@ def bad_samples_of(report: DataReport) -> BadSamples:
     return BadSamples(dict(report.lengths), bad)
 
 
+def check_target(path: str, *, force: bool) -> None:
+    """Whether a list can be written there, asked before gigabytes are read. Raises `UsageError`."""
+    if os.path.exists(path) and not os.path.isfile(path):  # a folder, or a device, which must not be replaced
+        raise UsageError(f"{path} is not a file; give the name of a list, such as bad-samples.json")
+    if os.path.exists(path) and not force:
+        raise UsageError(f"{path} exists; choose another name, or give --force to replace it")
+    folder = os.path.dirname(path) or "."
+    if not os.path.isdir(folder):
+        raise UsageError(f"cannot write {path}: there is no folder {folder}")
+
+
 def write_bad_samples(report: DataReport, path: str, *, force: bool = False) -> int:
     """Write the bad samples of a report as JSON, whole or not at all.
 
@@ -37,8 +48,7 @@ def write_bad_samples(report: DataReport, path: str, *, force: bool = False) -> 
     Returns:
         How many samples are in the list.
     """
-    if os.path.exists(path) and not force:
-        raise UsageError(f"{path} exists; choose another name, or give --force to replace it")
+    check_target(path, force=force)
     bad = bad_samples_of(report)
     try:
         bad.save(path)

@@ -16,9 +16,10 @@ from nantrap.doctor.preflight.edges import check_edges
 from nantrap.doctor.preflight.gradients import check_gradients
 from nantrap.doctor.preflight.initialisation import check_activations, check_first_loss, check_weights
 from nantrap.doctor.preflight.margins import check_margins
+from nantrap.doctor.preflight.rank_drill import check_ranks
 from nantrap.doctor.preflight.report import Check, PreflightReport
 from nantrap.doctor.preflight.subject import LossFunction, Subject, make_subject
-from nantrap.doctor.preflight.trial import try_step
+from nantrap.doctor.preflight.trial import StepResult, try_step
 from nantrap.locate import RngState
 
 _HALVES = (("bf16", torch.bfloat16), ("fp16", torch.float16))
@@ -31,6 +32,7 @@ def preflight(
     batch: Any = None,
     loss: LossFunction | None = None,
     expected_loss: float | None = None,
+    ranks: bool = False,
     on_check: Callable[[Check], None] | None = None,
 ) -> PreflightReport:
     """Test a model before its first real step. Runs the user's code; trains only copies.
@@ -43,6 +45,8 @@ def preflight(
         batch: instead of the factory's.
         loss: instead of the factory's.
         expected_loss: what the first loss should be, where it does not follow from the loss itself.
+        ranks: also run the factory in two processes that average their gradients, with a fault on one of them; only
+            for `"module:factory"`.
         on_check: called with each check as soon as it is made.
 
     Returns:
@@ -60,7 +64,7 @@ def preflight(
         given = {"optimizer": optimizer, "batch": batch, "loss": loss, "expected_loss": expected_loss}
         subject = make_subject(target, given)
         checks = []
-        for check in _all_checks(subject):
+        for check in _all_checks(subject, drilled=target if ranks and isinstance(target, str) else ""):
             checks.append(check)
             if on_check is not None:
                 on_check(check)
@@ -69,7 +73,7 @@ def preflight(
     return PreflightReport(subject.name, subject.describe(), tuple(checks), time.perf_counter() - begin)
 
 
-def _all_checks(subject: Subject) -> Iterable[Check]:
+def _all_checks(subject: Subject, *, drilled: str) -> Iterable[Check]:
     for text in subject.defaults:
         yield Check("default", "skip", f"not given, so: {text}")
     weights = list(_safely("initialisation", lambda: [check_weights(subject)]))
@@ -88,11 +92,13 @@ def _all_checks(subject: Subject) -> Iterable[Check]:
     yield from _safely("activation scale", lambda: [check_activations(subject)])
     yield from _safely("gradient flow", lambda: check_gradients(subject))
     for name, dtype in _HALVES:
-        yield from _safely(name, functools.partial(_half, subject, name, dtype))
-    yield from _safely("edges", lambda: check_edges(subject))
+        yield from _new_failures(_safely(name, functools.partial(_half, subject, name, dtype)), first)
+    yield from _new_failures(_safely("edges", lambda: check_edges(subject)), first)
     if first.finite:
         yield from _safely("margins", lambda: check_margins(subject))
         yield from _safely("guard", lambda: check_guard(subject))
+        if drilled:
+            yield from _safely("guard on two ranks", lambda: [check_ranks(drilled)])
 
 
 def _half(subject: Subject, name: str, dtype: torch.dtype) -> Iterable[Check]:
@@ -104,6 +110,16 @@ def _half(subject: Subject, name: str, dtype: torch.dtype) -> Iterable[Check]:
         yield Check(name, "skip", f"cannot run here: {result.error}", values=result.values())
     else:
         yield Check(name, "warn", f"{result.message} (autocast)", result.help, result.values())
+
+
+def _new_failures(checks: Iterable[Check], first: StepResult) -> Iterable[Check]:
+    """A step that fails on the batch itself fails on every variation of it too; that is said once."""
+    for check in checks:
+        same = all(check.values.get(key) == first.values()[key] for key in ("cause", "where"))
+        if not first.finite and check.status in ("warn", "fail") and same:
+            yield Check(check.name, "skip", "fails as the batch itself does", values=check.values)
+        else:
+            yield check
 
 
 def _safely(name: str, make: Callable[[], Iterable[Check]]) -> Iterable[Check]:

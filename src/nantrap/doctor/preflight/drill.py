@@ -4,7 +4,10 @@ loop."""
 from __future__ import annotations
 
 import copy
+import math
+import os
 import statistics
+import tempfile
 import time
 
 import torch
@@ -20,14 +23,18 @@ _PASSING = ("batch", "activation", "loss", "grad")
 """Faults that are over after the step: the next one must be applied again."""
 _STAYING = ("param", "buffer", "optimizer")
 """Faults that stay in the state: they must be noticed in the step."""
+_TOP_BITS = {torch.float64: 62, torch.float32: 30, torch.float16: 14, torch.bfloat16: 14}
+"""The bit that makes a small number a huge one."""
 _AT = 2
 _ROUNDS = 15
 _BUDGET_SECONDS = 10.0
+_POLICY = Policy(diagnose="off", bundle="off", spikes="off", max_consecutive_skips=10, anchor_every=0)
 
 
 def check_guard(subject: Subject) -> list[Check]:
-    """One fault of each kind in a loop of four steps, then the cost of a guarded step."""
-    verdicts = {kind: _drill(subject, kind) for kind in (*_PASSING, *_STAYING)}
+    """One fault of each kind in a loop of four steps and one in a checkpoint, then the cost of a guarded step."""
+    verdicts = {kind: _drill(subject, kind) for kind in (*_PASSING, *_STAYING, "bitflip")}
+    verdicts["checkpoint"] = _checkpoint(subject)
     held = [kind for kind, verdict in verdicts.items() if verdict is True]
     broken = [kind for kind, verdict in verdicts.items() if verdict is False]
     skipped = [kind for kind, verdict in verdicts.items() if verdict is None]
@@ -44,14 +51,14 @@ def _drill(subject: Subject, kind: str) -> bool | None:
     """Whether the guard held; `None` if the model has nothing of the kind to hit."""
     fresh = subject.fresh()
     model, optimizer = fresh.model, fresh.optimizer
-    policy = Policy(diagnose="off", bundle="off", spikes="off", max_consecutive_skips=10, anchor_every=0)
     torch.manual_seed(0)
     applied: list[bool] = []
+    losses: list[float] = []
     noticed = False
     with (
         quiet(),
-        Guard(model, optimizer, max_grad_norm=None, policy=policy, quiet=True) as guard,
-        inject(f"{kind}:step={_AT},seed=1", model=model, optimizer=optimizer) as faults,
+        Guard(model, optimizer, max_grad_norm=None, policy=_POLICY, quiet=True) as guard,
+        inject(_fault(kind, fresh), model=model, optimizer=optimizer) as faults,
     ):
         for _ in range(_AT + 2):
             try:
@@ -60,13 +67,47 @@ def _drill(subject: Subject, kind: str) -> bool | None:
                 noticed = True
                 break
             applied.append(outcome.applied)
+            losses.append(outcome.loss)
             noticed = noticed or outcome.incident is not None
     if not faults.injected:
         return None
     if kind in _STAYING:
         return noticed
     finite = all(bool(parameter.isfinite().all()) for parameter in model.parameters())
+    if kind == "bitflip":  # a huge weight behind a normalisation does no harm, and then nothing is there to notice
+        return finite and (noticed or all(map(math.isfinite, losses)))
     return finite and (applied == [True, True, False, True] if noticed else applied == [True] * 4)
+
+
+def _fault(kind: str, subject: Subject) -> str:
+    """The fault as text, the same in every preflight of this model."""
+    text = f"{kind}:step={_AT},seed=1"
+    if kind != "bitflip":
+        return text
+    dtype = next(parameter.dtype for parameter in subject.model.parameters() if parameter.is_floating_point())
+    return f"{text},bit={_TOP_BITS.get(dtype, 14)}"
+
+
+def _checkpoint(subject: Subject) -> bool:
+    """A file that was damaged when it was written is found, and a state that is not finite is not written at all."""
+    from nantrap.checkpoints.audit import audit
+
+    fresh = subject.fresh()
+    with tempfile.TemporaryDirectory() as folder:
+        written = os.path.join(folder, "written.pt")
+        with inject("checkpoint:step=0,seed=1"):
+            torch.save({"model": fresh.model.state_dict()}, written)
+        found = not audit(written).healthy
+        with quiet(), Guard(fresh.model, fresh.optimizer, policy=_POLICY, quiet=True) as guard:
+            weight = next(parameter for parameter in fresh.model.parameters() if parameter.is_floating_point())
+            with torch.no_grad():
+                weight.view(-1)[0] = math.nan
+            refused = os.path.join(folder, "refused.safetensors")
+            try:
+                guard.save(refused)
+            except NonFiniteError:
+                return found and not os.path.exists(refused)
+    return False
 
 
 def _cost(subject: Subject) -> Check:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nantrap.doctor.data.readers.factory import load_object
+from nantrap.doctor.data.readers.factory import described, load_object
 from nantrap.errors import UsageError
 from nantrap.locate import batch_size
 
@@ -108,8 +108,8 @@ def make_subject(target: Any, given: Mapping[str, Any]) -> Subject:
         torch.manual_seed(0)
         try:
             found = function()
-        except Exception as error:
-            raise UsageError(f"{name} raised {type(error).__name__}: {error}; a factory takes no arguments") from error
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"{name} raised {described(error)}; a factory takes no arguments") from error
         return _subject(name, found, given, again=_maker(name, function, given))
     return _subject(name, found, given)
 

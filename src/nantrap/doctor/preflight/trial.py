@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from nantrap.doctor.data.readers.factory import described
 from nantrap.doctor.preflight.subject import Subject
 from nantrap.guard import Guard, Policy
 from nantrap.incident import Incident
@@ -98,8 +99,8 @@ def try_step(
     with quiet(), Guard(fresh.model, fresh.optimizer, max_grad_norm=None, policy=policy, quiet=True) as guard:
         try:
             outcome = guard.attempt(loss, used)
-        except Exception as error:
-            return StepResult(False, error=f"{type(error).__name__}: {str(error).partition(chr(10))[0][:160]}")
+        except (Exception, SystemExit) as error:
+            return StepResult(False, error=described(error))
     if outcome.incident is None:
         return StepResult(True, outcome.loss, outcome.grad_norm)
     return _failed(outcome.incident, outcome.loss, outcome.grad_norm)

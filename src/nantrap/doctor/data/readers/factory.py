@@ -41,9 +41,15 @@ def load_object(reference: str) -> Any:
             found = getattr(found, part)
     except AttributeError as error:
         raise UsageError(f"{reference}: module {module_name} has no {attribute}") from error
-    except Exception as error:
-        raise UsageError(f"{reference}: importing {module_name} raised {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise UsageError(f"{reference}: importing {module_name} raised {described(error)}") from error
     return found
+
+
+def described(error: BaseException) -> str:
+    """What user code raised, in one line. A script without a main guard may call `sys.exit`."""
+    text = str(error).partition("\n")[0][:200]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
 def make_dataset(reference: str) -> Any:
@@ -52,12 +58,17 @@ def make_dataset(reference: str) -> Any:
     if isinstance(found, type) or (callable(found) and not hasattr(found, "__getitem__")):
         try:
             found = found()
-        except Exception as error:
-            raise UsageError(f"{reference}: calling it raised {type(error).__name__}: {error}") from error
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"{reference}: calling it raised {described(error)}") from error
     if not hasattr(found, "__getitem__") and not hasattr(found, "__iter__"):
         raise UsageError(
             f"{reference} gave a {type(found).__name__}; a dataset has len and [], or can be iterated over"
         )
+    if hasattr(found, "__getitem__") and hasattr(found, "__len__"):
+        try:
+            len(found)
+        except (Exception, SystemExit) as error:
+            raise UsageError(f"{reference}: len of the dataset raised {described(error)}") from error
     return found
 
 
@@ -78,7 +89,8 @@ def scan(dataset: Any, options: DataOptions, advance: Callable[[int], None]) -> 
     made.measures = [joined(found) for found in parts.values()]
     for message, indices in failed.items():
         made.samples = max(made.samples, indices[-1] + 1)
-        made.problems.append(Problem(f"{len(indices):,} samples raised {message}", None, tuple(indices)))
+        noun = "sample" if len(indices) == 1 else "samples"
+        made.problems.append(Problem(f"{len(indices):,} {noun} raised {message}", None, tuple(indices)))
     return made
 
 
@@ -89,15 +101,15 @@ def _samples(dataset: Any, failed: dict[str, list[int]]) -> Iterator[tuple[int, 
                 yield index, dataset[index]
             except GeneratorExit:
                 raise
-            except Exception as error:
-                failed.setdefault(f"{type(error).__name__}: {error}"[:200], []).append(index)
+            except (Exception, SystemExit) as error:
+                failed.setdefault(described(error), []).append(index)
         return
     index = -1
     try:
         for index, sample in enumerate(dataset):
             yield index, sample
-    except Exception as error:  # an iterator that raised cannot continue
-        failed.setdefault(f"{type(error).__name__}: {error}"[:200], []).append(index + 1)
+    except (Exception, SystemExit) as error:  # an iterator that raised cannot continue
+        failed.setdefault(described(error), []).append(index + 1)
 
 
 def _plain(value: Any) -> Any:

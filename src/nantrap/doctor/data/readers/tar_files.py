@@ -63,13 +63,22 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
                         measure_records(batch, options, parts)
                         batch, held = [], 0
             except _DAMAGE as error:
-                words = "the archive is cut" if made.samples or _is_tar(source) else "not a tar archive"
-                made.problems.append(Problem(f"{words} after sample {made.samples:,}: {error}"))
+                made.problems.append(Problem(_damage(error, made.samples, _is_tar(source))))
             measure_records(batch, options, parts)
         if source.changed():
             made.problems.append(Problem("changed while it was read; check it again when nothing writes to it"))
     made.measures = [joined(found) for found in parts.values()]
     return made
+
+
+def _damage(error: Exception, samples: int, is_tar: bool) -> str:
+    """What is wrong with an archive. Of the attempts to open it, tarfile names every one in a line of its own."""
+    reason = str(error).partition("\n")[0].rstrip(":")
+    if not samples and not is_tar:
+        return "not a tar archive"
+    if not samples:
+        return "the archive is cut or damaged before its first sample"
+    return f"the archive is cut after {samples:,} sample{'' if samples == 1 else 's'}: {reason}"
 
 
 def _samples(stream: Any) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:

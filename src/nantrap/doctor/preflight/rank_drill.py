@@ -1,0 +1,154 @@
+"""A fault on one rank of two real processes: both must skip the same step, and their weights must stay equal.
+
+The factory is run in two processes of this machine, which average their gradients over gloo, as data-parallel training
+does. One of them gets the fault. Run as `python -m nantrap.doctor.preflight.rank_drill`, with a job as JSON.
+"""
+
+from __future__ import annotations
+
+import copy
+import datetime
+import hashlib
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from nantrap.doctor.preflight.report import Check
+
+_RANKS = 2
+_AT = 2
+_STEPS = 4
+_FAULTS = ("activation", "grad")
+_NAME = "guard on two ranks"
+
+
+def check_ranks(target: str, *, seconds: float = 180.0) -> Check:
+    """Run the drill in processes of its own.
+
+    Args:
+        target: `module:factory`; only what can be imported can be run in another process.
+        seconds: how long it may take.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        job = {"target": target, "folder": folder, "path": [os.getcwd(), *filter(None, sys.path)]}
+        processes = [_start(job, rank) for rank in range(_RANKS)]
+        errors = []
+        try:
+            for process in processes:
+                errors.append(process.communicate(timeout=seconds)[1])
+        except subprocess.TimeoutExpired:
+            return Check(_NAME, "skip", f"not finished after {seconds:.0f} s")
+        finally:
+            for process in processes:
+                if process.poll() is None:
+                    process.kill()
+                    process.communicate()
+        found = [_result(folder, rank) for rank in range(_RANKS)]
+    failed = next((error for error, result in zip(errors, found, strict=True) if result is None), None)
+    if failed is not None:
+        reason = failed.strip().splitlines()[-1][:160] if failed.strip() else "no reason was given"
+        return Check(_NAME, "skip", f"cannot be run in two processes: {reason}")
+    return _judge([result for result in found if result is not None])
+
+
+def _start(job: dict[str, Any], rank: int) -> subprocess.Popen[str]:
+    environment = {key: value for key, value in os.environ.items() if key not in ("RANK", "WORLD_SIZE", "LOCAL_RANK")}
+    environment["OMP_NUM_THREADS"] = "1"
+    command = [sys.executable, "-m", "nantrap.doctor.preflight.rank_drill", json.dumps({**job, "rank": rank})]
+    environment["PYTHONPATH"] = os.pathsep.join(job["path"])
+    return subprocess.Popen(
+        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
+
+
+def _result(folder: str, rank: int) -> dict[str, Any] | None:
+    path = Path(folder, f"{rank}.json")
+    return json.loads(path.read_text()) if path.exists() else None
+
+
+def _judge(found: list[dict[str, Any]]) -> Check:
+    held: list[str] = []
+    broken: list[str] = []
+    for kind in _FAULTS:
+        first, second = (result[kind] for result in found)
+        expected = [step != _AT for step in range(_STEPS)]
+        together = first["applied"] == second["applied"] and first["weights"] == second["weights"]
+        tolerated = second["applied"] == [True] * _STEPS  # the fault did not reach the loss
+        good = second["injected"] and first["finite"] and second["finite"] and together
+        (held if good and (second["applied"] == expected or tolerated) else broken).append(kind)
+    values = {"held": held, "broken": broken, "ranks": _RANKS}
+    if broken:
+        text = f"a fault on rank 1 is not held: {', '.join(broken)}"
+        return Check(_NAME, "fail", text, "report this loop to the project", values)
+    text = f"a fault on rank 1 is held on both ({', '.join(held)}): the same step is skipped, the weights stay equal"
+    return Check(_NAME, "ok", text, values=values)
+
+
+# ---- one of the two processes
+
+
+def _main(job: dict[str, Any]) -> None:
+    import torch
+    import torch.distributed as dist
+
+    from nantrap.doctor.preflight.subject import make_subject
+
+    torch.set_num_threads(1)
+    rank = job["rank"]
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{job['folder']}/rendezvous",
+        rank=rank,
+        world_size=_RANKS,
+        timeout=datetime.timedelta(seconds=120),
+    )
+    subject = make_subject(job["target"], {})
+    result = {kind: _loop(subject, kind) for kind in _FAULTS}
+    Path(job["folder"], f"{rank}.writing").write_text(json.dumps(result))
+    os.replace(Path(job["folder"], f"{rank}.writing"), Path(job["folder"], f"{rank}.json"))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def _loop(subject: Any, kind: str) -> dict[str, Any]:
+    import torch
+    import torch.distributed as dist
+
+    from nantrap.faults import inject
+    from nantrap.guard import Guard, Policy
+
+    fresh = subject.fresh()
+    policy = Policy(diagnose="off", bundle="off", spikes="off", max_consecutive_skips=10, anchor_every=0)
+    for parameter in fresh.model.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(_averaged)
+    torch.manual_seed(0)
+    applied = []
+    with (
+        Guard(fresh.model, fresh.optimizer, policy=policy, quiet=True, process_group=dist.group.WORLD) as guard,
+        inject(f"{kind}:step={_AT},seed=1,rank=1", model=fresh.model, optimizer=fresh.optimizer) as faults,
+    ):
+        for _ in range(_STEPS):
+            applied.append(guard.attempt(fresh.loss_of, copy.deepcopy(subject.batch)).applied)
+    weights = hashlib.sha256()
+    for parameter in fresh.model.parameters():
+        weights.update(parameter.detach().double().contiguous().numpy().tobytes())
+    finite = all(bool(parameter.isfinite().all()) for parameter in fresh.model.parameters())
+    return {"applied": applied, "finite": finite, "weights": weights.hexdigest(), "injected": len(faults.injected)}
+
+
+def _averaged(gradient: Any) -> Any:
+    """The mean of all ranks, as data-parallel training takes it."""
+    import torch.distributed as dist
+
+    mean = gradient.clone()
+    dist.all_reduce(mean)
+    return mean / _RANKS
+
+
+if __name__ == "__main__":
+    _main(json.loads(sys.argv[1]))
