@@ -17,6 +17,7 @@ import pytest
 from nantrap.incident import Action, Cause, Evidence, Finding, Fix, Frame, Incident, Probe, Source, TensorStats
 from nantrap.report import diagnostic, fingerprint, one_line, render_incident, write_line
 from nantrap.report.terminal import can_link
+from nantrap.report.wording import done_text
 from nantrap.report.wrapping import wrapped
 
 MASKED = Incident(
@@ -41,6 +42,7 @@ MASKED = Incident(
             "softmax_fully_masked_row",
             proven=True,
             confidence=0.98,
+            risk="medium",
             summary="softmax over a row in which every position is masked gave NaN",
             evidence=(
                 Evidence("7 of 392 rows are -inf everywhere, and exactly those rows are NaN"),
@@ -64,6 +66,11 @@ MASKED = Incident(
     loss=math.nan,
     lr=(1e-4,),
     bundle="runs/exp1/incidents/001204-r0",
+    restored=True,
+    inputs=(
+        Finding("batch", "image", "data", stats=TensorStats((4, 3), "float32", 12, min=-2.25, max=1.5, absmax=2.25)),
+        Finding("batch", "label", "data", stats=TensorStats((4,), "int64", 4, min=0, max=9, absmax=9)),
+    ),
 )
 
 GUESS = Incident(
@@ -118,7 +125,9 @@ def test_a_proven_cause_with_a_verified_fix() -> None:
            = found:  gradient blocks.3.attn.q.weight: 64 of 64 values are NaN
            = proof:  7 of 392 rows are -inf everywhere, and exactly those rows are NaN
            = proof:  with a masked softmax the step is finite (trial 4)
+           = risk:   medium: without a fix it comes back with inputs of this kind
            = sample: 2
+           = batch:  image 4×3 float32 from -2.25 to 1.5, label 4 int64 from 0 to 9; all finite
            = before: bmm 31.2 -> mul 3.9 -> _softmax
            = did:    step skipped, everything as before
         help: give the row one valid key, or use nantrap.ops.masked_softmax(scores, mask): verified, the step is finite with it (trial 4)
@@ -136,7 +145,7 @@ def test_a_guess_is_called_a_guess() -> None:
            = where: step 17, rank 3, backward, head, aten.mm, AddmmBackward0
            = found: gradient head.weight: of 4 values 1 NaN, 2 +Inf
            = hint:  the gradient norm went 1 -> 1e+04 -> nan
-           = did:   run stopped, everything as before the step
+           = did:   run stopped
            = note:  the replay differs: the loss was 2.5 and is 2.25 in the replay
         help: clip the gradients (max_grad_norm=1.0)
         also possible: NT501 lr_too_high, NT101 bad_input_data
@@ -256,6 +265,44 @@ def test_any_width_breaks_lines_between_words_only(incident: Incident, width: in
         assert [word for word in shown if word != "|"] == [word for word in words if word != "|"]
 
 
+@pytest.mark.parametrize(
+    ("action", "restored", "said"),
+    [
+        (Action.SKIP, True, "step skipped, everything as before"),
+        (Action.SKIP, None, "step skipped"),  # not checked: a claim that nobody made
+        (Action.SKIP, False, "step skipped, but not everything is as before (see the note)"),
+        (Action.STOP, True, "run stopped, everything as before the step"),
+        (Action.STOP, None, "run stopped"),
+        (Action.APPLY, None, "step applied"),
+        (Action.ROLLBACK, None, "rolled back to the last good state"),
+    ],
+)
+def test_as_before_is_said_only_where_it_was_checked(action: Action, restored: bool | None, said: str) -> None:
+    assert done_text(Incident(step=1, action=action, restored=restored)) == said
+
+
+@pytest.mark.parametrize(
+    ("risk", "said"),
+    [
+        ("high", "risk: high: without a fix it comes back, or spoils the weights unseen"),
+        ("low", "risk: low: without a fix single batches are lost"),
+        ("", None),  # a file that was written before risks existed
+    ],
+)
+def test_the_risk_of_a_cause(risk: str, said: str | None) -> None:
+    shown = render_incident(Incident(step=1, causes=(Cause("lr_too_high", risk=risk),)))
+    assert (said in " ".join(shown.split())) if said else ("risk" not in shown)
+
+
+def test_the_check_of_the_batch() -> None:
+    bad = Finding("batch", "x", "data", stats=TensorStats((2, 2), "float32", 4, nan=1, min=0, max=1), samples=(1,))
+    shown = render_incident(Incident(step=1, inputs=(bad,)))
+    assert "= batch: x 2×2 float32: 1 of 4 values is NaN (sample 1)\n" in shown
+    assert "all finite" not in shown
+    argument = replace(bad, stats=TensorStats((2,), "float32", 2, min=0.0, max=1.0), note="an argument of the model")
+    assert "= input: x 2 float32 from 0 to 1; all finite\n" in render_incident(Incident(step=1, inputs=(argument,)))
+
+
 def test_80_columns() -> None:
     assert render_incident(MASKED, width=80) == text(
         """
@@ -269,7 +316,10 @@ def test_80_columns() -> None:
            = found:  gradient blocks.3.attn.q.weight: 64 of 64 values are NaN
            = proof:  7 of 392 rows are -inf everywhere, and exactly those rows are NaN
            = proof:  with a masked softmax the step is finite (trial 4)
+           = risk:   medium: without a fix it comes back with inputs of this kind
            = sample: 2
+           = batch:  image 4×3 float32 from -2.25 to 1.5, label 4 int64 from 0 to 9;
+                     all finite
            = before: bmm 31.2 -> mul 3.9 -> _softmax
            = did:    step skipped, everything as before
         help: give the row one valid key, or use

@@ -23,7 +23,7 @@ from nantrap.guard.observation import Observation
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress
 from nantrap.guard.protected import Protected
-from nantrap.guard.ranges import words_for
+from nantrap.guard.ranges import inputs_of, words_for
 from nantrap.guard.ranks import Ranks, is_sharded
 from nantrap.guard.rates import current_rates
 from nantrap.guard.scaling import Scaling
@@ -190,6 +190,7 @@ class Diagnosis:
             cause = Cause(
                 "bad_input_data",
                 proven=True,
+                risk="medium",
                 confidence=1.0,
                 summary=f"the batch holds non-finite values: {first.name}",
                 evidence=(Evidence(f"{first.name}: {described}, before the forward pass"),),
@@ -207,6 +208,7 @@ class Diagnosis:
             findings=findings,
             causes=causes,
             samples=guilty,
+            inputs=findings,
             rates=current_rates(self._protected.optimizer),
             notes=notes,
         )
@@ -369,6 +371,7 @@ class Diagnosis:
             terms=observation.micro.loss.named(list(values[1:])) if values else {},
             norm=observation.norm,
             rates=current_rates(self._protected.optimizer),
+            inputs=inputs_of(observation.micro),
         )
 
     def _failed_step(self, observation: Observation) -> FailedStep:
@@ -461,6 +464,7 @@ def _with_unusual_batch(incident: Incident) -> Incident:
     cause = Cause(
         "input_out_of_scale",
         proven=True,
+        risk="medium",
         confidence=1.0,
         summary=words_for(found),
         evidence=tuple(Evidence(f"{finding.name} {finding.note}") for finding in found),

@@ -61,6 +61,7 @@ def build_incident(
     rates: tuple[float, ...] = (),
     notes: Sequence[str] = (),
     step: int | None = None,
+    inputs: Sequence[Finding] = (),
 ) -> Incident:
     """An incident as far as it is known without running anything again."""
     return Incident(
@@ -75,6 +76,7 @@ def build_incident(
         findings=tuple(findings),
         causes=tuple(causes),
         samples=tuple(samples),
+        inputs=tuple(inputs),
         action=Action.SKIP,
         loss=loss,
         terms=dict(terms or {}),

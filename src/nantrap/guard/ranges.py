@@ -11,6 +11,7 @@ Values that are not finite do not count here (a mask of -Inf is no measurement):
 from __future__ import annotations
 
 import fnmatch
+import itertools
 import math
 from collections import deque
 from collections.abc import Mapping
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from nantrap import finite
 from nantrap.guard.policy import Policy
+from nantrap.guard.window import Micro
 from nantrap.incident import Finding
 from nantrap.incident.wording import some_of
 from nantrap.locate import tensors_of
@@ -30,6 +32,7 @@ _FEWEST = 8
 """So many batches are seen before any is called unusual."""
 _KEPT = 64
 _MOST_SAMPLES = 16
+_MOST_INPUTS = 16
 
 
 class Usual:
@@ -144,6 +147,23 @@ def arguments_by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Ma
     names = _parameter_names(type(module))
     named = {names[i] if i < len(names) else f"args[{i}]": value for i, value in enumerate(args)}
     return {**named, **kwargs}
+
+
+def inputs_of(micro: Micro) -> list[Finding]:
+    """The tensors of a micro-batch with their statistics; of the model's call where only that is seen."""
+    batch, note = micro.batch, ""
+    if micro.forward is None:
+        call = micro.root_call
+        if call is None or call.module is None:
+            return []
+        batch = arguments_by_name(call.module, call.args, call.kwargs)
+        note = "an argument of the model"
+    found = []
+    for path, tensor in itertools.islice(tensors_of(batch), _MOST_INPUTS):
+        stats = finite.tensor_stats(tensor.detach())
+        samples = _samples(~tensor.detach().isfinite()) if stats.nonfinite and tensor.layout == torch.strided else ()
+        found.append(Finding("batch", path, "data", stats=stats, note=note, samples=samples))
+    return found
 
 
 def words_for(findings: list[Finding]) -> str:

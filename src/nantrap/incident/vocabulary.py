@@ -240,7 +240,8 @@ class Incident:
     `rank` is the rank that wrote this incident, `origin_rank` the one where it began (`None` if that is not known), and
     `bad_ranks` are all ranks that saw something bad. `restored` says whether the state was checked and found to be as
     before the step; `None` where that was not the aim (an applied step, a rollback). `epoch` and `batch` are known
-    where the training loop gives them (`Guard.set_position`).
+    where the training loop gives them (`Guard.set_position`). `inputs` are the tensors of the batch (or, where only
+    those are seen, of the model's call) with their statistics, good and bad.
     """
 
     step: int
@@ -263,6 +264,7 @@ class Incident:
     trials: tuple[Trial, ...] = ()
     frames: tuple[Frame, ...] = ()
     probes: tuple[Probe, ...] = ()
+    inputs: tuple[Finding, ...] = ()
     action: Action = Action.SKIP
     loss: float | None = None
     terms: Mapping[str, float] = field(default_factory=_nothing)

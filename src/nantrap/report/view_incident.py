@@ -287,9 +287,9 @@ def _did(incident: Incident) -> tuple[str, str]:
         Action.STOP: ("Stopped the run.", "The state is as it was before the step."),
     }[incident.action]
     if incident.restored is False:
-        text = "Not everything is as it was before the step; see the notes."
-    if incident.restored is False:
         text = "Not everything is as it was before the step: see the note."
+    elif incident.restored is None and incident.action in (Action.SKIP, Action.STOP):
+        text = "The step was not applied."
     if incident.same_as is not None:
         text += f" It looks like step {incident.same_as:,}."
     return title, text

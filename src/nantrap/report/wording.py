@@ -20,13 +20,21 @@ DONE: Mapping[str, str] = {
 }
 VERBS: Mapping[str, str] = {"apply": "applied", "skip": "skipped", "rollback": "rolled back", "stop": "stopped"}
 
+RISKS: Mapping[str, str] = {
+    "high": "without a fix it comes back, or spoils the weights unseen",
+    "medium": "without a fix it comes back with inputs of this kind",
+    "low": "without a fix single batches are lost",
+}
 _STATE_KINDS = ("gradient", "parameter", "buffer", "optimizer_state", "batch", "ema")
 _SHOWN = 8
+_INPUTS = 6
 
 
 def done_text(incident: Incident) -> str:
-    """What was done; "everything as before" is left out where a check found a difference."""
+    """What was done; "everything as before" is said only where it was checked."""
     words = DONE[incident.action.value]
+    if incident.restored is None and incident.action is not Action.ROLLBACK:
+        return words.partition(",")[0]
     if incident.restored is False:
         return words.partition(",")[0] + ", but not everything is as before (see the note)"
     return words
@@ -97,8 +105,12 @@ def diagnostic(incident: Incident) -> Diagnostic:
     notes = [Note("where", _where(incident)), *_found(incident)]
     if cause is not None:
         notes += [Note("proof" if cause.proven else "hint", text) for text in evidence_texts(cause)]
+        if cause.risk in RISKS and cause.slug != "unknown":
+            notes.append(Note("risk", f"{cause.risk}: {RISKS[cause.risk]}"))
     if incident.samples:
         notes.append(Note("sample", samples_text(incident)))
+    if incident.inputs:
+        notes.append(Note("input" if incident.inputs[0].note else "batch", inputs_text(incident)))
     notes += _before(incident)
     notes += [Note("probe", probe_text(probe)) for probe in incident.probes]
     notes.append(Note("did", done_text(incident)))
@@ -208,6 +220,29 @@ def samples_text(incident: Incident) -> str:
         indices = ", ".join(str(index) for index in incident.dataset_indices[:_SHOWN])
         text += f" (dataset index {indices})"
     return text
+
+
+def inputs_text(incident: Incident) -> str:
+    """The check of the batch: `image 6×8 float32 from -2.3 to 2.9, label 6 int64 from 0 to 4; all finite`."""
+    shown = [_input_text(finding) for finding in incident.inputs[:_INPUTS]]
+    more = len(incident.inputs) - len(shown)
+    text = ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")
+    good = all(finding.stats is None or not finding.stats.nonfinite for finding in incident.inputs)
+    return f"{text}; all finite" if good else text
+
+
+def _input_text(finding: Finding) -> str:
+    stats = finding.stats
+    name = visible(finding.name)
+    if stats is None:
+        return name
+    text = f"{name} {shape(stats.shape)} {visible(stats.dtype)}"
+    if stats.nonfinite:
+        samples = f" (sample {', '.join(map(str, finding.samples[:3]))})" if finding.samples else ""
+        return f"{text}: {stats.describe()}{samples}"
+    if stats.min is None or stats.max is None:
+        return text
+    return f"{text} from {value(stats.min, 4)} to {value(stats.max, 4)}"
 
 
 def probe_text(probe: Probe) -> str:

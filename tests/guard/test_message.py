@@ -1,0 +1,53 @@
+"""What the message of a bad step holds, in both forms: where the loop is, every loss term, the check of the batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nantrap import Guard, probe
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        scaled = probe("scaled", self.layer(x) / x[:, :1])
+        assert isinstance(scaled, Tensor)
+        return scaled
+
+
+@pytest.mark.parametrize("form", ["attempt", "two_line"])
+def test_the_message_of_a_bad_step(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    guard = Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), max_grad_norm=1.0)
+    batch = {"image": torch.ones(3, 4), "label": torch.tensor([0, 1, 2])}
+    batch["image"][1, 0] = 0.0
+
+    def loss(batch: dict[str, Tensor]) -> dict[str, Tensor]:
+        return {"fit": model(batch["image"]).square().mean(), "size": model.layer.weight.square().mean() * 0 + 0.25}
+
+    guard.set_position(epoch=3, batch=118)
+    if form == "attempt":
+        guard.attempt(loss, batch)
+    else:
+        guard.backward(loss(batch))
+        guard.step()
+    said = " ".join(capsys.readouterr().err.split())
+    assert "step 0 skipped: forward: [NT202]" in said
+    assert "; epoch 3, batch 118; lr 0.01;" in said
+    assert "= where: step 0, epoch 3, batch 118, rank 0, forward" in said
+    assert "= terms: fit +Inf, size 0.25" in said or "= terms: fit NaN, size 0.25" in said
+    if form == "attempt":
+        assert "= batch: image 3×4 float32 from 0 to 1, label 3 int64 from 0 to 2; all finite" in said
+    else:
+        assert "= input: x 3×4 float32 from 0 to 1; all finite" in said
+    assert "= probe: scaled: " in said
+    assert "shape 3×2, float32; finite values from" in said
+    assert ", mean " in said
+    assert "= risk: medium" in said
+    assert "= did: step skipped, everything as before" in said
