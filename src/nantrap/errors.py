@@ -4,6 +4,7 @@ NantrapError
 ├── NonFiniteError        the guard stopped the run; carries the incident
 ├── UsageError            the call cannot be right: says what, where and what to do (also a ValueError)
 │   └── FormatError       a file is not what it should be: names the field or the byte (exit code 2)
+├── RankLostError         another rank did not answer: it died, or the group's timeout passed (also a RuntimeError)
 └── MissingExtraError     an optional dependency is not installed: names the extra (also an ImportError)
 """
 
@@ -33,6 +34,10 @@ class UsageError(NantrapError, ValueError):
 
 class FormatError(UsageError):
     """A file or a mapping is not what it should be. The message names the field."""
+
+
+class RankLostError(NantrapError, RuntimeError):
+    """Another rank did not answer: it died, or it took longer than the timeout of the process group."""
 
 
 class MissingExtraError(NantrapError, ImportError):

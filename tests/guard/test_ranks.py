@@ -241,11 +241,44 @@ def _sync_batch_norm(rank: int, folder: str) -> dict[str, Any]:
         hit = rank == 1 and step == 1
 
         def loss_fn(b: tuple[Tensor, Tensor], hit: bool = hit) -> Tensor:
-            return nn.functional.mse_loss(model(b[0]), b[1]) * (NAN if hit else 1.0)
+            output = model(b[0])
+            return nn.functional.mse_loss(torch.log(output * 0.0) if hit else output, b[1])
 
         outcomes.append(guard.attempt(loss_fn, batch))
-    notes = [note for outcome in outcomes if outcome.incident for note in outcome.incident.notes]
-    return {"actions": [str(outcome.action) for outcome in outcomes], "notes": notes}
+    incidents = [outcome.incident for outcome in outcomes if outcome.incident]
+    return {
+        "actions": [str(outcome.action) for outcome in outcomes],
+        "notes": [note for incident in incidents for note in incident.notes],
+        "ops": [incident.op for incident in incidents],
+    }
+
+
+def _gathered_features(rank: int, folder: str) -> dict[str, Any]:
+    """The loss compares with the features of all ranks, so one rank alone cannot compute it again."""
+    torch.manual_seed(0)
+    model = DistributedDataParallel(_small())
+    guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), run_dir=folder, quiet=True)
+    outcomes = []
+    for step in range(3):
+        x, _ = batch_of(rank, step, bad=False)
+        hit = rank == 1 and step == 1
+
+        def loss_fn(x: Tensor, hit: bool = hit) -> Tensor:
+            features = model(x)
+            everywhere = [torch.empty_like(features) for _ in range(WORLD)]
+            dist.all_gather(everywhere, features.detach())
+            distances = torch.cdist(features, torch.cat(everywhere).detach() + 1.0)
+            return torch.log(distances * (0.0 if hit else 1.0)).mean()
+
+        outcomes.append(guard.attempt(loss_fn, x))
+    incidents = [outcome.incident for outcome in outcomes if outcome.incident]
+    return {
+        "actions": [str(outcome.action) for outcome in outcomes],
+        "notes": [note for incident in incidents for note in incident.notes],
+        "ops": [incident.op for incident in incidents],
+        "origins": [incident.origin_rank for incident in incidents],
+        "parameters": checksum(model),
+    }
 
 
 def _small(*, seed: int = 0) -> nn.Module:
@@ -336,12 +369,12 @@ def _alone(rank: int, folder: str) -> dict[str, Any]:
 
 
 def _unguarded(rank: int, folder: str) -> dict[str, Any]:
-    """Only rank 0 has a guard: it notices, says so, and still refuses what the averaged gradients show."""
-    from nantrap.guard import ranks as module
+    """Only rank 0 has a guard: it notices without waiting, and still refuses what the averaged gradients show."""
+    from nantrap.guard import handshake
 
     inner, model = build(rank, ddp=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    module.HANDSHAKE_SECONDS = 2.0
+    handshake.SECONDS = 3600.0  # whoever waited would end with the group's timeout
     guard = nantrap.Guard(model, optimizer, quiet=True) if rank == 0 else None
     for step in range(3):
         x, y = batch_of(rank, step, bad=False)
@@ -544,6 +577,7 @@ SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
         {"ddp": True, "form": "attempt", "steps": 4, "fault": "backward", "bad": {"1": 1, "2": 0}},
     ),
     "sync_batch_norm": (_sync_batch_norm, {}),
+    "gathered_features": (_gathered_features, {}),
     "sharded": (_sharded, {}),
     "tensor_parallel": (_tensor_parallel, {}),
     "joined": (_joined, {}),
@@ -640,19 +674,27 @@ def test_a_spike_on_one_rank_is_skipped_by_both(ranks: Ranks) -> None:
     assert zero["spikes"] == 0
 
 
-def test_synchronised_statistics_are_not_replayed_alone(ranks: Ranks) -> None:
+def test_synchronised_statistics_are_replayed_by_all_ranks(ranks: Ranks) -> None:
     zero, one = ranks("sync_batch_norm")
     assert zero["actions"] == one["actions"] == ["apply", "skip", "apply"]
-    assert one["notes"][-1:] == [
-        "not run again: the model communicates with other ranks in its forward pass, and they have moved on"
-    ]
+    assert one["notes"][-1].startswith("run again by all ranks together")
+    assert zero["ops"] == one["ops"] == ["aten.log"]
+
+
+def test_a_loss_that_gathers_from_all_ranks_is_run_again_by_all(ranks: Ranks) -> None:
+    zero, one = ranks("gathered_features")
+    assert zero["actions"] == one["actions"] == ["apply", "skip", "apply"]
+    assert zero["ops"] == one["ops"] == ["aten.log"]
+    assert zero["origins"] == one["origins"] == [1]
+    assert one["notes"][-1].startswith("run again by all ranks together")
+    assert zero["parameters"] == one["parameters"]
 
 
 def test_sharded_parameters_are_clipped_and_contained(ranks: Ranks) -> None:
     zero, one = ranks("sharded")
     assert one["folders"] == ["000002-r1"]
     assert zero["ops"] == one["ops"] == ["aten.log"]
-    assert one["notes"][-1].startswith("not run again: the model communicates with other ranks")
+    assert one["notes"][-1].startswith("run again by all ranks together; trials are run by one rank alone")
     assert zero["notes"][0] == "it began on rank 1; see that rank's incident"
     assert zero["actions"] == one["actions"]
     assert zero["actions"] == ["apply", "apply", "skip", "apply"]

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import nn
 
 from nantrap import finite
+from nantrap.guard.alone import Alone
 from nantrap.guard.anchors import Anchors
 from nantrap.guard.armed import Armed
 from nantrap.guard.bundling import material_of
 from nantrap.guard.drafts import Draft, build_incident
 from nantrap.guard.headroom import Headroom
+from nantrap.guard.joint import run_jointly
 from nantrap.guard.judge import Verdict
 from nantrap.guard.loss import as_loss
 from nantrap.guard.observation import Observation
@@ -24,7 +25,7 @@ from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress
 from nantrap.guard.protected import Protected
 from nantrap.guard.ranges import inputs_of, words_for
-from nantrap.guard.ranks import Ranks, is_sharded
+from nantrap.guard.ranks import Ranks
 from nantrap.guard.rates import current_rates
 from nantrap.guard.scaling import Scaling
 from nantrap.guard.window import Micro, Window
@@ -92,7 +93,6 @@ class Diagnosis:
         neighbours: Neighbours | None = None,
         armed: Armed,
     ) -> None:
-        self._model = model
         self._protected = protected
         self._policy = policy
         self._ranks = ranks
@@ -107,6 +107,7 @@ class Diagnosis:
         self._begin = begin
         self._neighbours = neighbours
         self._armed = armed
+        self._alone = Alone(model, together=ranks.together)
         self._seen: Counter[tuple[str, ...]] = Counter()
         self._first: dict[tuple[str, ...], Incident] = {}
         self._poisoned_at: int | None = None
@@ -122,12 +123,20 @@ class Diagnosis:
         if observation.spike and observation.phase == "data":
             draft.incident = _with_unusual_batch(draft.incident)
         local = self._ranks.rank in observation.verdict.bad_ranks
-        if local and not observation.spike:
-            self._explore(draft, observation)
+        takes_all = local and not observation.spike and self._explore(draft, observation)
         if observation.agreed and self._ranks.talking:
+            self._explore_together(draft, observation, wanted=takes_all)
             self._hear_the_others(draft, observation.verdict)
-        elif not local:
-            draft.incident = replace(draft.incident, notes=(_elsewhere(observation.verdict.origin_rank),))
+            return draft
+        if takes_all:
+            words = "not run again: the model talks to the other ranks while it runs, and they are not here"
+            self._explore_graph(draft, observation, words)
+        incident = draft.incident
+        if not local:
+            draft.incident = replace(incident, notes=(_elsewhere(observation.verdict.origin_rank),))
+        elif observation.agreed and self._ranks.kept_apart and incident.op is None and incident.same_as is None:
+            words = "the ranks average gradients and exchange nothing else here, so it may have begun on another rank"
+            draft.incident = replace(incident, origin_rank=None, notes=(*incident.notes, words))
         return draft
 
     def draft_exception(self, micro: Micro, error: Exception) -> Draft | None:
@@ -156,7 +165,7 @@ class Diagnosis:
     @property
     def runs_alone(self) -> bool:
         """Whether this rank can run its part of a step again without the others."""
-        return not (self._ranks.together and _talks_in_forward(self._model))
+        return self._alone.possible
 
     def finite_at_scale_one(self, micro: Micro) -> bool:
         """Whether a micro-batch whose scaled gradients overflowed has finite ones without the scale."""
@@ -259,31 +268,35 @@ class Diagnosis:
 
     # ---- parts
 
-    def _explore(self, draft: Draft, observation: Observation) -> None:
-        """Locate and explain, as far as the policy asks for it and the run allows it."""
+    def _explore(self, draft: Draft, observation: Observation) -> bool:
+        """Locate and explain, as far as the policy asks for it and the run allows it.
+
+        Returns:
+            Whether the step can only be run again by all ranks together, so that nothing was found out yet.
+        """
         policy = self._policy
         if self._poisoned_at is not None and finite.any_nonfinite(
             [p.detach() for p in self._protected.members.parameters]
         ):
             words = f"the weights are non-finite since step {self._poisoned_at:,}, which was applied unchanged"
             draft.incident = replace(draft.incident, same_as=self._poisoned_at, notes=(words,))
-            return
+            return False
         if policy.on_incident == "observe" and not observation.harmless and self._poisoned_at is None:
             self._poisoned_at = self._progress.step
         if policy.diagnose == "off":
-            return
-        if not self.runs_alone:
-            self._explore_without_replay(draft, observation)
-            return
+            return False
         if self._neighbours is not None and (known := self._neighbours.known_incident(observation.micro)) is not None:
             draft.incident = _like(draft.incident, known)
-            return
+            return False
         signature = _signature(draft.incident)
         self._seen[signature] += 1
         repeated = self._seen[signature] > policy.repeat_diagnoses and not observation.verdict.contested
         if repeated and (known := self._first.get(signature)):
             draft.incident = _like(draft.incident, known)
-            return
+            return False
+        if not self.runs_alone:
+            return True
+        bare, self._alone.met_collective = draft.incident, False
         try:
             untouched = self._protected.untouched()  # before a replay writes anything
             failed = self._failed_step(observation)
@@ -292,38 +305,64 @@ class Diagnosis:
         except Exception as error:  # a diagnosis is worth less than the run
             note = f"the diagnosis failed with {type(error).__name__}: {error}"
             draft.incident = replace(draft.incident, notes=(*draft.incident.notes, note))
-            return
+            return False
+        if self._alone.met_collective:  # the loss gathers something from all ranks
+            draft.incident, draft.material, draft.notes = bare, None, []
+            return True
         self._first.setdefault(signature, draft.incident)
         if words := self._armed.consider(draft.incident, repeatable=failed.repeatable):
             draft.incident = replace(draft.incident, notes=(*draft.incident.notes, words))
         if self._neighbours is not None:
             self._neighbours.remember_incident(observation.micro, draft.incident)
+        return False
 
-    def _explore_without_replay(self, draft: Draft, observation: Observation) -> None:
-        """A diagnosis from the graph of the failed pass and this rank's own shards: the ranks cannot run the step
-        again."""
-        note = "not run again: the model communicates with other ranks in its forward pass, and they have moved on"
+    def _explore_together(self, draft: Draft, observation: Observation, *, wanted: bool) -> None:
+        """All ranks run the step again at once, if any of them needs that. Each rank calls it."""
+        if self._policy.diagnose == "off" or observation.spike:
+            return
+        untouched = self._protected.untouched()
+        failed = self._failed_step(observation)
+        joint = run_jointly(replace(failed, quiet=self._alone.unaveraged), self._ranks, wanted=wanted)
+        if joint is None or not wanted:
+            return
+        if joint.location is None:
+            self._explore_graph(draft, observation, joint.words)
+            return
+        signature = _signature(draft.incident)
+        incident = self._named(_with_location(draft.incident, joint.location), observation)
+        if self._policy.diagnose == "full":
+            from nantrap.causes import explain_case
+
+            still = replace(failed, forward=None)  # no trials: the rules read what was recorded
+            found = explain_case(self._case(still, joint.location, incident, untouched=untouched), seconds=0.0)
+            incident = replace(incident, causes=tuple(cause for cause in found.causes if cause.slug != "unknown"))
+        draft.incident = replace(incident, notes=(*incident.notes, joint.words))
+        draft.worth_a_bundle = True
+        self._first.setdefault(signature, draft.incident)
+
+    def _explore_graph(self, draft: Draft, observation: Observation, words: str) -> None:
+        """What the graph of the failed pass and this rank's own shards tell: nothing is run again."""
         incident = draft.incident
         evidence = observation.micro.evidence
         if isinstance(evidence, GraphEvidence):
             try:
                 location = evidence_location(evidence, self._failed_step(observation))
                 location.notes = [each.partition("; guard.attempt")[0] for each in location.notes]  # it would not help
-                incident = _with_location(incident, location)
-                if self._neighbours is not None:
-                    incident = self._neighbours.name_samples(incident, observation.micro)
+                incident = self._named(_with_location(incident, location), observation)
             except Exception as error:  # a diagnosis is worth less than the run
                 incident = replace(incident, notes=(*incident.notes, f"the graph could not be read: {error}"))
-        draft.incident = replace(incident, notes=(*incident.notes, note))
+        draft.incident = replace(incident, notes=(*incident.notes, words))
         draft.worth_a_bundle = True
+
+    def _named(self, incident: Incident, observation: Observation) -> Incident:
+        """The incident with the dataset's own indices, where the loop knows them."""
+        return incident if self._neighbours is None else self._neighbours.name_samples(incident, observation.micro)
 
     def _explain(
         self, draft: Draft, observation: Observation, failed: FailedStep, location: Location, *, untouched: bool
     ) -> None:
         policy = self._policy
-        incident = _with_location(draft.incident, location)
-        if self._neighbours is not None:
-            incident = self._neighbours.name_samples(incident, observation.micro)
+        incident = self._named(_with_location(draft.incident, location), observation)
         if self._headroom is not None:
             trend = self._headroom.trend(incident.module or "")
             incident = replace(incident, headroom={str(step): round(bits, 2) for step, bits in trend})
@@ -355,7 +394,8 @@ class Diagnosis:
         if origin is not None and origin != self._ranks.rank and self._ranks.rank not in bad_ranks:
             heard = Incident.from_dict(said[origin]) if said.get(origin) is not None else own
             notes = (_elsewhere(origin), *(note for note in heard.notes if heard is not own))
-            own = replace(heard, rank=self._ranks.rank, notes=notes, epoch=own.epoch, batch=own.batch)
+            # one rank may have made more steps than another, so each keeps its own number
+            own = replace(heard, step=own.step, rank=own.rank, notes=notes, epoch=own.epoch, batch=own.batch)
             draft.worth_a_bundle, draft.material = False, None
         draft.incident = replace(own, origin_rank=origin, bad_ranks=bad_ranks)
 
@@ -405,7 +445,7 @@ class Diagnosis:
             ),
             norm_overflowed=any(f.kind == "grad_norm" for f in observation.findings),
             evidence=micro.evidence,
-            quiet=lambda: _without_collectives(self._model),
+            quiet=self._alone.running,
             tape=self._armed.last,
         )
 
@@ -497,25 +537,3 @@ def _like(incident: Incident, known: Incident) -> Incident:
 
 def _elsewhere(rank: int | None) -> str:
     return "it began on another rank" if rank is None else f"it began on rank {rank}; see that rank's incident"
-
-
-def _talks_in_forward(model: nn.Module) -> bool:
-    """Whether a forward pass on one rank alone would wait for the others: synchronised statistics, sharded weights."""
-    if any(isinstance(module, nn.SyncBatchNorm) for module in model.modules()):
-        return True
-    return is_sharded(model)
-
-
-@contextlib.contextmanager
-def _without_collectives(model: Any) -> Iterator[None]:
-    """A replay on one rank must not wait for the others: DDP neither averages gradients nor broadcasts buffers."""
-    if type(model).__name__ != "DistributedDataParallel":
-        yield
-        return
-    forward_sync = model.require_forward_param_sync
-    model.require_forward_param_sync = False
-    try:
-        with model.no_sync():
-            yield
-    finally:
-        model.require_forward_param_sync = forward_sync

@@ -185,6 +185,7 @@ def make_parts(
     if ranks.rank == ranks.members[0]:
         recorder.listen(open_listeners(export=export, alerts=alerts, run_dir=run_dir, facts=facts))
     ranks.say = recorder.say
+    ranks.run_dir = recorder.run_dir
     return Parts(
         policy,
         progress,

@@ -7,10 +7,12 @@ to its rank alone, and nothing is exchanged.
 
 A healthy run must never hang because of the guard. Four rules ensure it:
 
-* DistributedDataParallel averages gradients only after a call of its wrapper. A step without such a call (a probe of
-  `model.module` on one rank, a step under `no_sync`) belongs to its rank alone: nothing is exchanged.
-* Before the first exchange each rank looks in the group's store whether every other rank has a guard. They have just
-  averaged their gradients, so they arrive within moments. If one has no guard, no rank exchanges anything.
+* DistributedDataParallel averages gradients only after a call of its wrapper. A step in which only its inner module
+  was called (a probe of `model.module` on one rank), or under `no_sync`, belongs to its rank alone: nothing is
+  exchanged. Where no call was seen at all (a whole step inside `torch.compile`), nothing is exchanged either, and the
+  averaged gradients decide.
+* Before the first exchange each rank looks in the group's store whether every other rank has a guard (`handshake.py`).
+  If one has none, no rank exchanges anything. Nobody waits for it.
 * Under `Join` the ranks that ran out of data answer only the model's own collectives, so nothing is exchanged.
 * Names of folders and the like go through the store, never through a collective.
 
@@ -20,26 +22,19 @@ all ranks.
 
 from __future__ import annotations
 
-import zlib
-from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import timedelta
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from nantrap.errors import RankLostError
+from nantrap.guard.handshake import Handshake
 from nantrap.guard.judge import Flags, Verdict, combine
 from nantrap.guard.torch_private import default_store, is_joining
 
-HANDSHAKE_SECONDS = 20.0
-"""How long a rank waits for the others' guards in the first step of a model that is trained together."""
-
 _FIELDS = ("origin", "symptom", "harmful", "careful", "probing", "spike", "stop")
-_greetings: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
-"""How often this process announced itself to the others, by process group and by purpose."""
 
 
 class Ranks:
@@ -59,7 +54,11 @@ class Ranks:
         """Why the ranks exchange nothing although they train one model; empty while they do."""
         self.say: Callable[[str], None] | None = None
         """Prints a line for people."""
-        self.replicated = type(model).__name__ == "DistributedDataParallel"
+        self.run_dir: str | None = None
+        """Where the ranks write their journals."""
+        self._wrappers = replicas_in(model)
+        inside = {id(parameter) for wrapper in self._wrappers for parameter in wrapper.parameters()}
+        self.replicated = bool(inside) and all(id(parameter) in inside for parameter in model.parameters())
         """Whether every rank holds the same parameters."""
         self.differ = False
         """Whether the ranks were found to hold different parameters although they should not."""
@@ -74,10 +73,13 @@ class Ranks:
             on_gpu = "nccl" in backend and torch.cuda.is_available()
             self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self._common_gradients = self._group is not None and (self.replicated or is_sharded(model))
+        self._handshake: Handshake | None = None
         self._greeted = False
-        # whether this step averages gradients; None: the guard was made after the call, so it is not known
-        self._averages: bool | None = None if self.replicated and process_group is None else True
-        self._always_averages = self._averages is True
+        # the script averages gradients itself: nothing is known of when the ranks meet, but every one has a guard
+        self._vouched = process_group is not None
+        self._always_averages = self._vouched or not self.replicated
+        # whether this step averages gradients; None: no call of the model was seen, so it is not known
+        self._averages: bool | None = True if self._always_averages else None
 
     @property
     def size(self) -> int:
@@ -96,13 +98,25 @@ class Ranks:
 
     @property
     def _may_talk(self) -> bool:
-        return self.together and bool(self._averages) and not is_joining(self._model)
+        return self.together and bool(self._averages) and not any(map(is_joining, self._wrappers))
+
+    @property
+    def kept_apart(self) -> bool:
+        """Whether gradients are averaged, but the ranks exchange nothing else: what is bad may be another rank's."""
+        return self.together and self._averages is not False and not self.talking
 
     def note_forward(self, model: nn.Module) -> None:
-        """The model's wrapper is called: what follows averages gradients over the ranks, unless under `no_sync`."""
-        averages = self.replicated and model is self._model and bool(getattr(model, "require_backward_grad_sync", True))
-        if averages and torch.is_grad_enabled():
+        """The model, its wrapper or a part of it is called: whether what follows averages gradients over the ranks."""
+        if not torch.is_grad_enabled():
+            return
+        if not self._always_averages:
+            wraps = model is self._model or any(model is wrapper for wrapper in self._wrappers)
+            if not wraps or not getattr(model, "require_backward_grad_sync", True):
+                self._averages = bool(self._averages)  # an inner module, or under `no_sync`
+                return
             self._averages = True
+        if self._handshake is None and self.together:
+            self._handshake = Handshake(self._group, self.members, model=self._model)
 
     def expect_all(self) -> None:
         """Every rank is about to make this step: they may agree before the model is called."""
@@ -111,7 +125,7 @@ class Ranks:
     def end_step(self) -> None:
         """The step is over."""
         if not self._always_averages:
-            self._averages = False
+            self._averages = None
 
     def agree(self, flags: Flags) -> Verdict:
         """The common verdict on a step, the same on every rank. Each rank calls it once in each step."""
@@ -124,7 +138,12 @@ class Ranks:
             return combine({self.rank: common})
         own = torch.tensor([float(getattr(flags, name)) for name in _FIELDS], device=self._device)
         union = own.clone()
-        dist.all_reduce(union, op=dist.ReduceOp.MAX, group=self._group)  # the same few bytes for any number of ranks
+        try:
+            dist.all_reduce(
+                union, op=dist.ReduceOp.MAX, group=self._group
+            )  # the same few bytes for any number of ranks
+        except RuntimeError as error:
+            raise self._lost(error) from error
         found = Flags(*map(bool, union.tolist()))
         if not (found.origin or found.symptom or found.spike or found.probing):
             return combine({self.rank: found})
@@ -136,7 +155,10 @@ class Ranks:
         if not self.talking:
             return ok
         flag = torch.tensor([float(ok)], device=self._device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._group)
+        try:
+            dist.all_reduce(flag, op=dist.ReduceOp.MIN, group=self._group)
+        except RuntimeError as error:
+            raise self._lost(error) from error
         return bool(flag.item())
 
     def any_of_all(self, found: bool) -> bool:
@@ -154,7 +176,10 @@ class Ranks:
         if not self.talking:
             return {self.rank: own}
         gathered: list[Any] = [None] * self.size
-        dist.all_gather_object(gathered, own, group=self._group)
+        try:
+            dist.all_gather_object(gathered, own, group=self._group)
+        except RuntimeError as error:
+            raise self._lost(error) from error
         return dict(zip(self.members, gathered, strict=True))
 
     def first_of(self, own: Any) -> Any:
@@ -179,9 +204,12 @@ class Ranks:
         """Before the first exchange: does every rank have a guard? All ranks get the same answer."""
         if self._greeted or self.stands_down or not self._may_talk:
             return
-        self._greeted = _greet(self._group, self.members, model=self._model)
+        counted = self._handshake is not None and not self._vouched
+        if self._handshake is None:  # before any forward pass
+            self._handshake = Handshake(self._group, self.members, model=self._model)
+        self._greeted = self._handshake.succeeds(counted=counted)
         if not self._greeted:
-            missing = f"a rank of the model's process group has no guard (waited {HANDSHAKE_SECONDS:.0f} s)"
+            missing = "a rank of the model's process group has no guard"
             self.stands_down = f"{missing}; each rank decides by the averaged gradients alone"
             if self.say is not None:
                 self.say(self.stands_down)
@@ -190,8 +218,28 @@ class Ranks:
         """The rows of all ranks, by one all-reduce of a table in which each rank fills its own row."""
         table = torch.zeros(self.size, own.numel(), dtype=own.dtype, device=self._device)
         table[self.members.index(self.rank)] = own
-        dist.all_reduce(table, group=self._group)
+        try:
+            dist.all_reduce(table, group=self._group)
+        except RuntimeError as error:
+            raise self._lost(error) from error
         return table
+
+    def _lost(self, error: RuntimeError) -> RankLostError:
+        """What is known when a rank does not answer any more."""
+        others = [str(rank) for rank in self.members if rank != self.rank]
+        who = f"rank {others[0]}" if len(others) == 1 else f"one of the ranks {', '.join(others[:8])}"
+        who += ", ..." if len(others) > 8 else ""
+        where = "" if self.run_dir is None else f". The last lines of {self.run_dir}/journal-r*.jsonl say what it did"
+        first = (str(error).splitlines() or [""])[0]
+        return RankLostError(
+            f"{who} did not answer rank {self.rank}: it has died, or took longer than the process group's timeout"
+            f"{where} ({first[:200]})"
+        )
+
+
+def replicas_in(model: nn.Module) -> list[nn.Module]:
+    """Every `DistributedDataParallel` wrapper in a model: around it, inside `torch.compile`, or around its parts."""
+    return [module for module in model.modules() if type(module).__name__ == "DistributedDataParallel"]
 
 
 def group_of(model: nn.Module) -> Any:
@@ -227,29 +275,6 @@ def _group_of_mesh(mesh: Any) -> Any:
     if len(ranks) == dist.get_world_size():
         return dist.group.WORLD
     return dist.new_group(ranks, use_local_synchronization=True)
-
-
-def _greet(group: Any, members: tuple[int, ...], *, model: nn.Module) -> bool:
-    """Whether every rank of the group is in the first step of its guard now. All ranks get the same answer.
-
-    The last rank to arrive writes "yes", a rank that waits too long writes "no"; the first one to write decides. Each
-    rank asks the store two or three times, however many ranks there are.
-    """
-    store = default_store()
-    if store is None:
-        return True
-    shapes = [tuple(parameter.shape) for parameter in model.parameters()]  # a guard for another model does not count
-    name = f"{zlib.crc32(repr((members, shapes)).encode()):08x}"
-    greeted = _greetings.setdefault(group, Counter())
-    greeted[name] += 1
-    prefix = f"nantrap/{name}/{greeted[name]}"
-    if store.add(f"{prefix}/count", 1) == len(members):
-        return bytes(store.compare_set(f"{prefix}/answer", "", "yes")) == b"yes"
-    try:
-        store.wait([f"{prefix}/answer"], timedelta(seconds=HANDSHAKE_SECONDS))
-    except (RuntimeError, ValueError):
-        return bytes(store.compare_set(f"{prefix}/answer", "", "no")) == b"yes"
-    return bytes(store.get(f"{prefix}/answer")) == b"yes"
 
 
 def settle_on(name: str, own: str) -> str:

@@ -20,7 +20,7 @@ import math
 import os
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -198,6 +198,11 @@ class ScriptLoop:
         finally:
             self._in_backward = False
 
+    def made_any_of(self, nodes: Iterable[Any]) -> bool:
+        """Whether a forward pass of the model ended in any of these nodes, since the last backward pass."""
+        call = self._collector.root_call
+        return call is not None and any(not each.nodes.isdisjoint(nodes) for each in call.chain())
+
     @property
     def keeps_bad_gradients(self) -> bool:
         """Whether gradients that are not finite are left as they are by the script's clipping: no step follows."""
@@ -374,8 +379,8 @@ class ScriptLoop:
             earlier = collector.root_call
             if earlier is not None and earlier.module is module and not earlier.running:
                 self._forget_bad_buffers()
-            elif collector.window is not None and collector.window.micros:
-                self.parts.protected.buffers.mark()
+            elif collector.window is not None and collector.window.micros and self.parts.drops_micro_batches:
+                self.parts.protected.buffers.mark()  # else a bad micro-batch has not been put back
         self._asked.open = module.training
         return True
 

@@ -155,8 +155,12 @@ class Loops:
         """The guards whose parameters a loss reaches; with one optimizer there is nothing to look for."""
         if len(self._kept) <= 1:
             return self._kept
-        reached = {id(leaf) for leaf in _leaves_below(loss)}
-        return [loop for loop in self._kept if any(id(p) in reached for p in loop.parameters)]
+        nodes = _nodes_below(loss)
+        reached = {id(leaf) for leaf in _leaves_of(nodes)}
+        # the graph of a sharded model ends in the gathered weights, which no optimizer knows
+        return [
+            loop for loop in self._kept if any(id(p) in reached for p in loop.parameters) or loop.made_any_of(nodes)
+        ]
 
     def loop_owning(self, parameters: Iterable[Tensor]) -> ScriptLoop | None:
         """The guard of which these are all the parameters that have a gradient, at least."""
@@ -309,16 +313,21 @@ def _parameters(optimizer: Optimizer) -> list[Tensor]:
 
 def _leaves_below(loss: Tensor) -> list[Tensor]:
     """The leaves in whose gradients a backward pass from here would end."""
-    leaves: dict[int, Tensor] = {}
+    return _leaves_of(_nodes_below(loss))
+
+
+def _leaves_of(nodes: Iterable[Any]) -> list[Tensor]:
+    found = (getattr(node, "variable", None) for node in nodes)
+    return list({id(leaf): leaf for leaf in found if leaf is not None}.values())
+
+
+def _nodes_below(loss: Tensor) -> dict[Any, None]:
+    """The nodes of the graph that a backward pass from here would visit, in the order of the graph."""
     waiting = [loss.grad_fn] if loss.grad_fn is not None else []
-    seen = set(waiting)
+    seen = dict.fromkeys(waiting)
     while waiting:
-        node = waiting.pop()
-        variable = getattr(node, "variable", None)
-        if variable is not None:
-            leaves[id(variable)] = variable
-        for below, _ in node.next_functions:
+        for below, _ in waiting.pop().next_functions:
             if below is not None and below not in seen:
-                seen.add(below)
+                seen[below] = None
                 waiting.append(below)
-    return list(leaves.values())
+    return seen

@@ -11,7 +11,9 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
@@ -69,7 +71,7 @@ def find_root(parameters: Sequence[Tensor], called: nn.Module | None = None) -> 
     """
     wanted = {id(parameter) for parameter in parameters}
     if called is not None and wanted <= {id(parameter) for parameter in called.parameters()}:
-        return None if _is_lazy(called) else called
+        return None if _is_lazy(called) else _replica_around(called, wanted) or called
     roots = _outermost(wanted)
     chosen: list[nn.Module] = []
     missing = set(wanted)
@@ -81,6 +83,16 @@ def find_root(parameters: Sequence[Tensor], called: nn.Module | None = None) -> 
         return None
     loose = [p for p in parameters if id(p) in missing]
     return chosen[0] if len(chosen) == 1 and not loose else Parts(chosen, loose)
+
+
+def _replica_around(called: nn.Module, wanted: set[int]) -> nn.Module | None:
+    """The `DistributedDataParallel` that averages these gradients: one rank may call its inner module first."""
+    if "torch.distributed" not in sys.modules or not torch.distributed.is_available():
+        return None
+    if not torch.distributed.is_initialized() or any(isinstance(m, DistributedDataParallel) for m in called.modules()):
+        return None
+    replicas = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
+    return next((replica for replica in replicas if len(_held(replica, wanted)) == len(wanted)), None)
 
 
 def _outermost(wanted: set[int]) -> list[nn.Module]:

@@ -130,7 +130,7 @@ def replay_step(
                     scaled.backward()
             except Exception as exception:
                 error = exception
-        sinks = _sinks(failed, trace, loss)
+        sinks = left_sinks(failed, trace, loss)
         if error is not None:
             sinks.append(Sink("the exception", "value", trace.recent))
         replay = judge(trace, sinks)
@@ -170,7 +170,7 @@ def replay_calls(failed: FailedStep, *, wanted: frozenset[int] = frozenset()) ->
                         output = _called(call, failed)(*call.args, **call.kwargs)
                     outputs += [(call, path, tensor) for path, tensor in tensors_of(output)]
                 if math.isfinite(failed.loss_value):
-                    _backward_from(outputs)
+                    backward_from(outputs)
             except Exception as exception:
                 error = exception
         sinks = [
@@ -182,7 +182,7 @@ def replay_calls(failed: FailedStep, *, wanted: frozenset[int] = frozenset()) ->
             sinks.append(Sink("the exception", "value", trace.recent))
         elif not outputs and not math.isfinite(failed.loss_value):  # an object of a user's class, with tensors inside
             sinks.append(Sink("what the model computed last", "value", trace.recent))
-        replay = judge(trace, [*sinks, *_sinks(failed, trace, None)])
+        replay = judge(trace, [*sinks, *left_sinks(failed, trace, None)])
         replay.error = error
         replay.anchor = max((sequence_of(t.grad_fn) for *_, t in outputs if t.grad_fn is not None), default=None)
         replay.again = functools.partial(_again, failed, replay_calls)
@@ -317,7 +317,8 @@ def _optimizer_state(failed: FailedStep) -> dict[str, Tensor]:
     }
 
 
-def _sinks(failed: FailedStep, trace: Trace, loss: Tensor | None) -> list[Sink]:
+def left_sinks(failed: FailedStep, trace: Trace, loss: Tensor | None) -> list[Sink]:
+    """What a step leaves behind, with the origins that reached it."""
     return [Sink(name, kind, trace.origins_of(tensor)) for kind, name, tensor in _left_behind(failed, loss)]
 
 
@@ -426,7 +427,7 @@ def _same_number(a: float, b: float) -> bool:
     return a == b or (math.isnan(a) and math.isnan(b))
 
 
-def _backward_from(outputs: list[tuple[RootCall, str, Tensor]]) -> None:
+def backward_from(outputs: list[tuple[RootCall, str, Tensor]]) -> None:
     """Backward from the gradients the outputs got in the failed step; from ones where those are unknown or bad."""
     roots: list[Tensor] = []
     gradients: list[Tensor] = []

@@ -27,7 +27,9 @@ class Memory:
         self._held: dict[int, Any] = {}
 
     def key(self, tensor: Tensor) -> int:
-        """The identity of the memory that `tensor` lives in; views of one memory share it."""
+        """The identity of the memory that `tensor` lives in; views of one memory share it, and so does a DTensor."""
+        if hasattr(tensor, "to_local"):
+            tensor = tensor.to_local()
         if tensor.layout == torch.sparse_coo:
             tensor = stored_values(tensor)
         if tensor.layout == torch.strided:

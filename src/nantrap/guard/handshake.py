@@ -1,0 +1,75 @@
+"""Before the first exchange: does every rank of a process group have a guard?
+
+A collective that one rank does not join hangs all the others, so this is asked through the group's key-value store, in
+which nothing hangs. It costs a healthy run no waiting:
+
+1.  Each rank counts itself in the forward pass of its first common step.
+2.  The model then talks to all ranks by itself: it averages gradients, or gathers what is sharded. Whoever has come
+    through that knows that every rank has begun this step, so every guard there is has been counted.
+3.  If the count is short, a rank has no guard. "No" is written, and nobody waits.
+4.  If it is full, each rank counts itself once more and the last one writes "yes".
+
+The first answer that is written holds for all ranks. Only guards that were made in different steps on different ranks
+can make a rank wait in vain, and then for `SECONDS` at most.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import Counter
+from datetime import timedelta
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from torch import nn
+
+from nantrap.guard.torch_private import default_store
+
+SECONDS = 20.0
+"""How long a rank waits for guards of which it knows that they are there."""
+
+_begun: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
+"""How many handshakes this process began, by process group and by what they are for."""
+
+
+class Handshake:
+    """One question to the ranks of a group. Made in the first common forward pass, answered after the backward pass.
+
+    Args:
+        group: the process group.
+        members: its ranks.
+        model: what they train together; a guard for another model is none for this one.
+    """
+
+    def __init__(self, group: Any, members: tuple[int, ...], *, model: nn.Module) -> None:
+        self._store = default_store()
+        self._size = len(members)
+        if self._store is None:
+            return
+        shapes = [tuple(parameter.shape) for parameter in model.parameters()]
+        name = f"{zlib.crc32(repr((members, shapes)).encode()):08x}"
+        begun = _begun.setdefault(group, Counter())
+        begun[name] += 1
+        self._prefix = f"nantrap/{name}/{begun[name]}"
+        self._store.add(f"{self._prefix}/guards", 1)
+
+    def succeeds(self, *, counted: bool) -> bool:
+        """Whether every rank has a guard. All ranks get the same answer.
+
+        Args:
+            counted: the ranks have met since the forward pass, so every guard has been counted by now. Otherwise this
+                waits for them, `SECONDS` at most.
+        """
+        store = self._store
+        if store is None:
+            return True
+        answer = f"{self._prefix}/answer"
+        if counted and store.add(f"{self._prefix}/guards", 0) < self._size:
+            return bytes(store.compare_set(answer, "", "no")) == b"yes"
+        if store.add(f"{self._prefix}/ready", 1) == self._size:
+            return bytes(store.compare_set(answer, "", "yes")) == b"yes"
+        try:
+            store.wait([answer], timedelta(seconds=SECONDS))
+        except (RuntimeError, ValueError):
+            return bytes(store.compare_set(answer, "", "no")) == b"yes"
+        return bytes(store.get(answer)) == b"yes"

@@ -1,0 +1,226 @@
+"""The failed step once more, by all ranks together: for models that talk to other ranks while they run.
+
+Sharded weights are gathered in the forward pass, their gradients scattered in the backward pass; a loss may gather the
+features of all ranks. One rank alone would wait for ever. So every rank runs its part of the same step again under a
+trace, with the same collectives in the same order. Three things differ from a replay by one rank:
+
+*   A collective is never an origin. What is bad in it and came from here keeps its origins; what came from another
+    rank has none, because that rank finds it.
+*   What goes bad into a collective counts as reached, even if all of it goes to another rank's shard.
+*   Nothing that goes wrong in the trace may end the replay on one rank while the others go on: the trace then stops
+    looking, and the step runs to its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+from torch import Tensor
+
+from nantrap.locate.batch import tensors_of
+from nantrap.locate.replay import Replay, Sink, autocast_like, backward_from, eagerly, judge, left_sinks, registered
+from nantrap.locate.source import is_boundary
+from nantrap.locate.step import FailedStep, RootCall
+from nantrap.locate.storage import extremes, tensors_in
+from nantrap.locate.trace import Trace
+
+_NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
+_WAITS = "wait_tensor"
+_COPIES = "fsdp"
+"""The namespace of operations that only bring tensors into the order in which they are sent, and back."""
+_TARGETS = ("out", "all_gather_output")
+"""How the arguments that a collective or a copy writes are called, or begin."""
+
+
+def is_collective(func: Any) -> bool:
+    """Whether an operation talks to other ranks."""
+    return getattr(func, "namespace", "") in _NAMESPACES
+
+
+def can_run_together(failed: FailedStep) -> str:
+    """Why this rank's part of the step cannot be run again; empty if it can."""
+    if failed.symptom == "optimizer":
+        return "the update made it, and updates are not run again by all ranks"
+    if failed.repeatable:
+        return ""
+    if failed.root_call is None:
+        return "the call of the model was not seen"
+    if not all(call.cotangents for call in failed.root_call.chain()):
+        return "the gradients that came back to the model's outputs were not kept"
+    return ""
+
+
+def replay_together(failed: FailedStep) -> tuple[Replay, str]:
+    """Run forward and backward again. Every rank calls it at the same time, each with its own part of the step.
+
+    The backward pass is run whatever the loss is: it took part in the failed step, and it leaves sharded weights as
+    the next step expects them.
+
+    Returns:
+        What this rank's trace shows, and what went wrong in the trace itself, in words.
+    """
+    with failed.rewound(), _resharded(failed):
+        trace = SharedTrace(failed.root, registered(failed))
+        loss: Tensor | None = None
+        error: BaseException | None = None
+        sinks: list[Sink] = []
+        with eagerly(), trace:
+            try:
+                if failed.forward is not None:
+                    loss = failed.forward(failed.batch)
+                    (loss if failed.loss_factor == 1.0 else loss * failed.loss_factor).backward()
+                else:
+                    outputs = _called_again(failed)
+                    backward_from(outputs)
+            except Exception as exception:
+                error = exception
+        if failed.forward is None and error is None:
+            sinks += [Sink("the model's output", "value", trace.origins_of(tensor)) for _, _, tensor in outputs]
+        sinks += left_sinks(failed, trace, loss)
+        sinks.append(Sink("what was sent to the other ranks", "gradient", trace.sent))
+        trace.release()
+        replay = judge(trace, sinks)
+        replay.error = error
+        replay.loss = None if loss is None else float(loss.detach())
+        return replay, trace.trouble
+
+
+@is_boundary
+def _called_again(failed: FailedStep) -> list[tuple[RootCall, str, Tensor]]:
+    """The model's calls of the step, and their outputs."""
+    assert failed.root_call is not None
+    outputs: list[tuple[RootCall, str, Tensor]] = []
+    for call in failed.root_call.chain():
+        call.rng.restore()
+        with autocast_like(call.autocast):
+            output = (call.module or failed.root)(*call.args, **call.kwargs)
+        outputs += [(call, path, tensor) for path, tensor in tensors_of(output)]
+    return outputs
+
+
+@contextlib.contextmanager
+def _resharded(failed: FailedStep) -> Iterator[None]:
+    """Whatever happens, sharded modules do not keep gathered weights: the next forward pass gathers the new ones."""
+    try:
+        yield
+    finally:
+        for module in failed.root.modules():
+            reshard = getattr(module, "reshard", None)
+            if callable(reshard) and callable(getattr(module, "unshard", None)):
+                reshard()
+
+
+class SharedTrace(Trace):
+    """A trace on each of several ranks. Holds also the origins of what was sent to the others, and its own trouble."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.sent: frozenset[int] = frozenset()
+        """The origins of bad values that went into a collective."""
+        self.trouble = ""
+        """Why the trace stopped looking; empty if it did not."""
+        self._pending: dict[int, frozenset[int]] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        names = {each.__name__ for each in types}
+        if "DTensor" in names or "AsyncCollectiveTensor" in names:
+            return NotImplemented  # what it does with its local parts comes here again
+        if self.trouble or "FakeTensor" in names:
+            return func(*args, **kwargs)
+        once = _Once(func)
+        try:
+            if is_collective(func) or func.namespace == _COPIES:
+                return self._passed_on(once, args, kwargs)
+            return super().__torch_dispatch__(once, types, args, kwargs)
+        except Exception as error:
+            if once.raised:
+                raise
+            self.trouble = f"{type(error).__name__}: {error}"
+            return once.result if once.done else func(*args, **kwargs)
+        finally:
+            once.result = None  # the operation may be remembered, its result not
+
+    def release(self) -> None:
+        """Captures name the operations themselves."""
+        for capture in (*self.captures.values(), *self.witnesses.values(), *self.kept.values()):
+            if isinstance(capture.func, _Once):
+                capture.func = capture.func.func
+
+    def _passed_on(self, func: _Once, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A collective, or a copy for one: values pass through it, and nothing begins in it."""
+        schema = func.func._schema
+        named = dict(zip((each.name for each in schema.arguments), args, strict=False)) | kwargs
+        tensors = {name: list(tensors_in(value)) for name, value in named.items()}
+        copies = func.func.namespace == _COPIES
+        splits = copies and "split" in schema.name  # reads what was gathered
+        written = {each.name for each in schema.arguments if each.alias_info is not None and each.alias_info.is_write}
+        targets = {n for n in tensors if n in written or (n.startswith(_TARGETS) and not splits)}
+        inputs = [tensor for name, found in tensors.items() if name not in targets for tensor in found]
+        waits = schema.name.endswith(_WAITS)
+        _, _, origins = self._inputs(inputs, reads=not waits)
+        if waits:
+            origins = origins.union(*(self._pending.pop(self._memory.key(t), frozenset()) for t in inputs))
+        result = func(*args, **kwargs)
+        at_once = func.func.namespace == "c10d"
+        outputs = [tensor for name in targets for tensor in tensors[name]]
+        if at_once:
+            outputs = outputs or inputs  # in place, as in an all-reduce
+            _wait(result)
+        elif not targets:
+            outputs = list(tensors_in(result))
+        if not copies:
+            self.sent |= origins
+        for output in outputs:
+            key = self._memory.key(output)
+            self._known.add(key)
+            self._uninitialised.pop(key, None)
+            if not (at_once or copies or waits):  # not there yet: looked at when it is waited for
+                self._pending[key] = origins
+                self._bad.pop(key, None)
+                continue
+            nan, inf, _ = extremes(output)
+            self._write(output, key, bad=nan or inf, fresh=True, origins=origins)
+        return result
+
+
+class _Once:
+    """An operation that remembers whether it was called, so that it is never called twice."""
+
+    def __init__(self, func: Any) -> None:
+        self.func = func
+        self.done = self.raised = False
+        self.result: Any = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            self.result = self.func(*args, **kwargs)
+        except Exception:
+            self.raised = True
+            raise
+        self.done = True
+        return self.result
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.func, name)
+
+    def __str__(self) -> str:
+        return str(self.func)
+
+    def __hash__(self) -> int:
+        return hash(self.func)
+
+    def __eq__(self, other: object) -> bool:
+        return self.func is (other.func if isinstance(other, _Once) else other)
+
+
+def _wait(result: Any) -> None:
+    """Wait until a collective is done, so that its result can be looked at."""
+    for part in result if isinstance(result, (list, tuple)) else (result,):
+        wait = getattr(part, "wait", None)
+        if not isinstance(part, Tensor) and callable(wait):
+            wait()
