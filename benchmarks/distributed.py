@@ -4,7 +4,9 @@
 
 Plain DistributedDataParallel and the same loop under a guard take turns in blocks in the same processes, so a busy
 machine slows both. Calls and bytes are counted at `torch.distributed` itself and do not depend on the machine; the
-times do. `docs/scale.md` takes the counts from here.
+times do. The all-reduce of the flags is also timed alone, and compared with the model of `docs/scale.md`: a tree of
+`2 * ceil(log2 n)` messages, whose time per message is taken from the smallest group that was measured. More ranks than
+cores take turns on them, which the model does not know. `docs/scale.md` takes its figures from here.
 """
 
 from __future__ import annotations
@@ -12,6 +14,8 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import math
+import os
 import statistics
 import tempfile
 import time
@@ -29,6 +33,7 @@ import nantrap
 
 BLOCK = 10
 WARM = 10
+FLAGS = 7
 
 
 class Counter:
@@ -98,12 +103,19 @@ def work(rank: int, world: int, steps: int, folder: str) -> None:
                 times[name].append((time.perf_counter() - began) * 1e3)
             seen = counts[name]
             counts[name] = seen[0] + counter.calls - before[0], seen[1] + counter.bytes - before[1]
+    exchanges = []
+    for _ in range(max(50, steps)):
+        flags = torch.zeros(FLAGS)
+        began = time.perf_counter()
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+        exchanges.append((time.perf_counter() - began) * 1e3)
     made = len(times["guarded"])
     result = {
         "ranks": world,
         "plain_ms": statistics.median(times["plain"]),
         "guarded_ms": statistics.median(times["guarded"]),
         "added_ms": statistics.median(times["guarded"]) - statistics.median(times["plain"]),
+        "exchange_ms": statistics.median(exchanges),
         "calls_per_step": (counts["guarded"][0] - counts["plain"][0]) / made,
         "bytes_per_step": (counts["guarded"][1] - counts["plain"][1]) / made,
     }
@@ -125,15 +137,26 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(work, args=(world, arguments.steps, folder), nprocs=world, join=True)  # type: ignore[no-untyped-call]
             rows.append(json.loads(Path(folder, f"result-{world}.json").read_text()))
+    smallest = min(rows, key=lambda row: row["ranks"])
+    for row in rows:
+        row["messages"] = messages(row["ranks"])
+        row["model_ms"] = smallest["exchange_ms"] / messages(smallest["ranks"]) * row["messages"]
     if arguments.json:
-        print(json.dumps(rows))
+        print(json.dumps({"cores": os.cpu_count(), "rows": rows}))
         return
-    print("ranks   plain ms   guarded ms   added ms   calls/step   bytes/step")
+    print(f"{os.cpu_count()} cores")
+    print("ranks   plain ms   guarded ms   added ms   exchange alone ms   model ms   calls/step   bytes/step")
     for row in rows:
         print(
             f"{row['ranks']:5}   {row['plain_ms']:8.2f}   {row['guarded_ms']:10.2f}   {row['added_ms']:8.2f}   "
-            f"{row['calls_per_step']:10.2f}   {row['bytes_per_step']:10.0f}"
+            f"{row['exchange_ms']:17.3f}   {row['model_ms']:8.3f}   {row['calls_per_step']:10.2f}   "
+            f"{row['bytes_per_step']:10.0f}"
         )
+
+
+def messages(ranks: int) -> int:
+    """Messages one after the other in an all-reduce over a tree."""
+    return 2 * math.ceil(math.log2(ranks)) if ranks > 1 else 1
 
 
 if __name__ == "__main__":

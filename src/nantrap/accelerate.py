@@ -7,8 +7,6 @@ advance.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nantrap.errors import MissingExtraError
@@ -20,18 +18,16 @@ except ImportError:
     raise MissingExtraError("accelerate", extra="accelerate") from None
 
 if TYPE_CHECKING:
-    from nantrap.guard.policy import Policy
+    from typing_extensions import Unpack
+
+    from nantrap.launch.adapting import Options
 
 AcceleratorLike = TypeVar("AcceleratorLike")
 
 
 def guard(
     accelerator: AcceleratorLike,
-    *,
-    policy: Policy | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
-    export: Sequence[str] = (),
-    quiet: bool = False,
+    **options: Unpack[Options],
 ) -> AcceleratorLike:
     """Guard the loop of an `Accelerator` from here on.
 
@@ -39,15 +35,13 @@ def guard(
 
     Args:
         accelerator: the `Accelerator`, which is returned.
-        policy: what to check and what to do; see `nantrap.Policy`.
-        run_dir: where the journal and the incidents go; a new folder below `runs/` if it is not given.
-        export: exporters by name.
-        quiet: print nothing.
+        options: `policy`, a `nantrap.Policy`; `run_dir`, where the journal and the incidents go; `export`, exporters by
+            name; `quiet`, to print nothing.
 
     Example:
         accelerator = nantrap.accelerate.guard(Accelerator(mixed_precision="bf16"))
     """
-    adapter = Adapter("accelerate", policy=policy, run_dir=run_dir, export=export, quiet=quiet)
+    adapter = Adapter("accelerate", **options)
     adapter.begin()
     if adapter.active:
         _tell_accelerate(adapter)

@@ -9,8 +9,6 @@ weights is not written.
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from nantrap.errors import MissingExtraError
@@ -25,7 +23,9 @@ except ImportError:
         raise MissingExtraError("lightning", extra="lightning") from None
 
 if TYPE_CHECKING:
-    from nantrap.guard.policy import Policy
+    from typing_extensions import Unpack
+
+    from nantrap.launch.adapting import Options
     from nantrap.launch.summary import Summary
 
 FabricLike = TypeVar("FabricLike")
@@ -35,25 +35,16 @@ class Guard(Callback):
     """Guards `trainer.fit`.
 
     Args:
-        policy: what to check and what to do; see `nantrap.Policy`.
-        run_dir: where the journal and the incidents go; a new folder below `runs/` if it is not given.
-        export: exporters by name, in addition to the trainer's own logger.
-        quiet: print nothing.
+        options: `policy`, a `nantrap.Policy`; `run_dir`, where the journal and the incidents go; `export`, exporters by
+            name; `quiet`, to print nothing.
 
     Example:
         trainer = lightning.Trainer(callbacks=[nantrap.lightning.Guard(run_dir="runs/exp1")])
     """
 
-    def __init__(
-        self,
-        *,
-        policy: Policy | None = None,
-        run_dir: str | os.PathLike[str] | None = None,
-        export: Sequence[str] = (),
-        quiet: bool = False,
-    ) -> None:
+    def __init__(self, **options: Unpack[Options]) -> None:
         super().__init__()
-        self._adapter = Adapter("lightning", policy=policy, run_dir=run_dir, export=export, quiet=quiet)
+        self._adapter = Adapter("lightning", **options)
         self._logged_incidents = 0
         self._dropped_metrics: set[str] = set()
         self._totals = {"steps": 0, "applied": 0, "incidents": 0}
@@ -152,25 +143,19 @@ class Guard(Callback):
 
 def guard(
     fabric: FabricLike,
-    *,
-    policy: Policy | None = None,
-    run_dir: str | os.PathLike[str] | None = None,
-    export: Sequence[str] = (),
-    quiet: bool = False,
+    **options: Unpack[Options],
 ) -> FabricLike:
     """Guard the loop of a Fabric script from here on; the summary comes at the end of the process.
 
     Args:
         fabric: the `Fabric`, which is returned.
-        policy: what to check and what to do; see `nantrap.Policy`.
-        run_dir: where the journal and the incidents go; a new folder below `runs/` if it is not given.
-        export: exporters by name.
-        quiet: print nothing.
+        options: `policy`, a `nantrap.Policy`; `run_dir`, where the journal and the incidents go; `export`, exporters by
+            name; `quiet`, to print nothing.
 
     Example:
         fabric = nantrap.lightning.guard(lightning.Fabric(accelerator="cpu"))
     """
-    Adapter("fabric", policy=policy, run_dir=run_dir, export=export, quiet=quiet).begin()
+    Adapter("fabric", **options).begin()
     return fabric
 
 

@@ -7,8 +7,6 @@ is reported.
 
 from __future__ import annotations
 
-import os
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from nantrap.errors import MissingExtraError
@@ -20,7 +18,9 @@ except ImportError:
     raise MissingExtraError("transformers", extra="transformers") from None
 
 if TYPE_CHECKING:
-    from nantrap.guard.policy import Policy
+    from typing_extensions import Unpack
+
+    from nantrap.launch.adapting import Options
     from nantrap.launch.summary import Summary
 
 
@@ -28,24 +28,15 @@ class Guard(TrainerCallback):
     """Guards `trainer.train()`.
 
     Args:
-        policy: what to check and what to do; see `nantrap.Policy`.
-        run_dir: where the journal and the incidents go; a new folder below `runs/` if it is not given.
-        export: exporters by name.
-        quiet: print nothing.
+        options: `policy`, a `nantrap.Policy`; `run_dir`, where the journal and the incidents go; `export`, exporters by
+            name; `quiet`, to print nothing.
 
     Example:
         trainer = transformers.Trainer(..., callbacks=[nantrap.transformers.Guard(run_dir="runs/exp1")])
     """
 
-    def __init__(
-        self,
-        *,
-        policy: Policy | None = None,
-        run_dir: str | os.PathLike[str] | None = None,
-        export: Sequence[str] = (),
-        quiet: bool = False,
-    ) -> None:
-        self._adapter = Adapter("transformers", policy=policy, run_dir=run_dir, export=export, quiet=quiet)
+    def __init__(self, **options: Unpack[Options]) -> None:
+        self._adapter = Adapter("transformers", **options)
 
     @property
     def summary(self) -> Summary | None:

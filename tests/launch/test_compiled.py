@@ -68,3 +68,30 @@ def test_a_bad_compiled_step_is_contained(tmp_path: Path) -> None:
         assert loop.last_incident is not None
         assert loop.last_incident.step == 3
     assert all(bool(p.isfinite().all()) for p in model.parameters())
+
+
+@pytest.mark.parametrize("how", ["compile(model)", "model.compile()"])
+def test_a_compiled_model_is_compiled_once(how: str, tmp_path: Path) -> None:
+    """What the compiler saw of a module's call is still true when nothing is watched any more."""
+    from torch._dynamo.utils import counters
+
+    def compile_and_train() -> int:
+        torch._dynamo.reset()
+        counters.clear()
+        torch.manual_seed(0)
+        model: nn.Module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        if how == "model.compile()":
+            model.compile(backend="eager")
+        else:
+            model = torch.compile(model, backend="eager")  # type: ignore[assignment]
+        for number in range(4):
+            optimizer.zero_grad()
+            model(torch.ones(5, 4) * (number + 1)).square().mean().backward()
+            optimizer.step()
+        return int(counters["stats"]["unique_graphs"])
+
+    plain = compile_and_train()
+    with attached(Settings(run_dir=str(tmp_path), quiet=True)) as attachment:
+        assert compile_and_train() == plain
+        assert [loop.tally.applied for loop in attachment.loops] == [4]

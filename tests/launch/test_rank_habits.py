@@ -1,10 +1,12 @@
-"""How people train on two ranks, each under `nantrap run`: unchanged while healthy, never a hang, contained when bad.
+"""How people train on two ranks, each under guard: unchanged while healthy, never a hang, contained when bad.
 
-Both ranks run all scenarios of `scripts/ranks.py` in one process each; the plain run beside them says what is right.
+Two processes run every scenario of `scripts/ranks.py` three times: plain, guarded, and guarded with faults.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import subprocess
@@ -13,128 +15,167 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch.distributed as dist
+import torch.multiprocessing as mp
 
-SCRIPT = str(Path(__file__).parent / "scripts" / "ranks.py")
-ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("NANTRAP_")}
-ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "WORLD_SIZE": "2"}
+from nantrap.launch.attach import attached
+from nantrap.launch.settings import Settings
+
+SCRIPT = Path(__file__).parent / "scripts" / "ranks.py"
 HEALTHY = ("disabled_scaler", "join", "alone", "apart", "sharded", "mixed", "accumulated", "night")
+BAD = tuple(f"bad:{name}" for name in HEALTHY)
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
 
 
-def start(folder: Path, scenarios: tuple[str, ...], *, guarded: bool) -> list[str]:
-    """Run the scenarios on two ranks. Returns what each rank wrote to stderr."""
-    options = ["-m", "nantrap", "run", "--run-dir", str(folder / "run")] if guarded else []
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, *options, SCRIPT, str(folder), *scenarios],
-            env={**ENVIRONMENT, "RANK": str(rank)},
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        said = [rank.communicate(timeout=200)[1] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    return said
+def worker(rank: int, folder: str) -> None:
+    os.environ["RANK"] = str(rank)  # the script reads it
+    from launch.scripts import ranks
+
+    ranks.begin(folder)
+    plain = ranks.run(HEALTHY)
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), attached(Settings(run_dir=f"{folder}/run")):
+        guarded = ranks.run((*HEALTHY, *BAD))
+    result = {"plain": plain, "guarded": guarded, "said": said.getvalue()}
+    Path(folder, f"result-{rank}.json").write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
 
 
-def results(folder: Path) -> list[dict[str, list[str]]]:
-    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
+class Runs:
+    """What the two ranks left behind."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.ranks = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
+
+    def weights(self, scenario: str, *, guarded: bool = True) -> list[list[str]]:
+        return [rank["guarded" if guarded else "plain"][scenario] for rank in self.ranks]
+
+    def actions(self, scenario: str) -> list[list[str]]:
+        """What was done with each step of a scenario with faults, by rank."""
+        return [actions_of(self._run(scenario) / f"journal-r{rank}.jsonl") for rank in range(2)]
+
+    def incidents(self, scenario: str) -> dict[str, dict[str, Any]]:
+        found = self._run(scenario).glob("incidents/*/incident.json")
+        return {path.parent.name: json.loads(path.read_text()) for path in found}
+
+    def _run(self, scenario: str) -> Path:
+        """The optimizers are numbered in the order in which they were made."""
+        return self.folder / "run" / f"optimizer-{len(HEALTHY) + HEALTHY.index(scenario) + 1}"
+
+
+def actions_of(journal: Path) -> list[str]:
+    lines = map(json.loads, journal.read_text().splitlines())
+    return [line["action"] for line in lines if "kind" not in line]
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[str]]]:
-    folder = tmp_path_factory.mktemp("plain")
-    start(folder, HEALTHY, guarded=False)
-    return results(folder)
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
-    """Healthy scenarios, then the same with faults, in one pair of processes."""
-    folder = tmp_path_factory.mktemp("guarded")
-    return folder, start(folder, (*HEALTHY, *(f"bad:{name}" for name in HEALTHY)), guarded=True)
-
-
-Guarded = tuple[Path, list[str]]
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
+    folder = tmp_path_factory.mktemp("habits")
+    mp.spawn(worker, args=(str(folder),), nprocs=2, join=True)  # type: ignore[no-untyped-call]
+    return Runs(folder)
 
 
 @pytest.mark.parametrize("scenario", HEALTHY)
-def test_a_healthy_run_is_unchanged(scenario: str, plain: list[dict[str, list[str]]], guarded: Guarded) -> None:
-    assert [rank[scenario] for rank in results(guarded[0])] == [rank[scenario] for rank in plain]
+def test_a_healthy_run_is_unchanged(scenario: str, runs: Runs) -> None:
+    assert runs.weights(scenario) == runs.weights(scenario, guarded=False)
 
 
-def test_no_rank_is_missed_while_all_have_guards(guarded: Guarded) -> None:
-    assert not any("has no guard" in said for said in guarded[1])
+def test_no_rank_is_missed_while_all_have_guards(runs: Runs) -> None:
+    assert not any("has no guard" in rank["said"] for rank in runs.ranks)
 
 
-def journal(folder: Path, scenario: str, rank: int) -> list[dict[str, Any]]:
-    """The steps of a scenario with faults: the optimizers are numbered in the order in which they were made."""
-    number = len(HEALTHY) + HEALTHY.index(scenario) + 1
-    path = folder / "run" / f"optimizer-{number}" / f"journal-r{rank}.jsonl"
-    return [line for line in map(json.loads, path.read_text().splitlines()) if "kind" not in line]
-
-
-def incidents(folder: Path, scenario: str) -> dict[str, dict[str, Any]]:
-    number = len(HEALTHY) + HEALTHY.index(scenario) + 1
-    found = (folder / "run" / f"optimizer-{number}").glob("incidents/*/incident.json")
-    return {path.parent.name: json.loads(path.read_text()) for path in found}
-
-
-def actions(folder: Path, scenario: str) -> list[list[str]]:
-    return [[line["action"] for line in journal(folder, scenario, rank)] for rank in range(2)]
-
-
-@pytest.mark.parametrize("scenario", ["disabled_scaler", "alone", "accumulated", "night"])
-def test_replicas_stay_equal(scenario: str, guarded: Guarded) -> None:
-    zero, one = (rank[f"bad:{scenario}"] for rank in results(guarded[0]))
+@pytest.mark.parametrize("scenario", ["disabled_scaler", "join", "alone", "accumulated", "night"])
+def test_replicas_stay_equal(scenario: str, runs: Runs) -> None:
+    zero, one = runs.weights(f"bad:{scenario}")
     assert zero == one
     assert not any("nan" in value for value in zero)
 
 
-def test_a_scaler_that_is_switched_off(guarded: Guarded) -> None:
-    assert actions(guarded[0], "disabled_scaler") == [["apply", "apply", "skip", "apply"]] * 2
+def test_a_scaler_that_is_switched_off(runs: Runs) -> None:
+    assert runs.actions("disabled_scaler") == [["apply", "apply", "skip", "apply"]] * 2
 
 
-def test_a_fault_under_join(guarded: Guarded) -> None:
-    """Nothing is exchanged; the averaged gradients tell both ranks."""
-    assert actions(guarded[0], "join") == [["apply", "skip", "apply"], ["apply", "skip", "apply", "apply", "apply"]]
-    zero, one = (rank["bad:join"] for rank in results(guarded[0]))
-    assert zero == one
+def test_a_fault_under_join(runs: Runs) -> None:
+    """Nothing is exchanged; the averaged gradients tell both ranks, and the innocent one does not blame itself."""
+    assert runs.actions("join") == [["apply", "skip", "apply"], ["apply", "skip", "apply", "apply", "apply"]]
+    found = runs.incidents("join")
+    assert (found["000001-r1"]["origin_rank"], found["000001-r1"]["phase"]) == (1, "data")
+    assert found["000001-r0"]["origin_rank"] is None
+    assert "so it may have begun on another rank" in found["000001-r0"]["notes"][-1]
 
 
-def test_models_that_have_nothing_to_do_with_each_other(plain: list[dict[str, list[str]]], guarded: Guarded) -> None:
-    assert actions(guarded[0], "apart") == [["apply"] * 4, ["apply", "skip", "apply", "apply"]]
-    assert results(guarded[0])[0]["bad:apart"] == plain[0]["apart"], "rank 0 loses nothing to the fault of rank 1"
-    assert [each["origin_rank"] for each in incidents(guarded[0], "apart").values()] == [1]
+def test_steps_of_one_rank_alone(runs: Runs) -> None:
+    zero, one = runs.actions("alone")
+    assert one == ["apply", "skip", "apply"]
+    assert zero == ["apply", "apply", "skip", "skip", "apply", "apply", "apply"]
+    found = runs.incidents("alone")
+    assert {name: each["origin_rank"] for name, each in found.items()} == {"000001-r1": 1, "000002-r0": 0}
 
 
-def test_sharded_weights_are_located_by_all_ranks_together(guarded: Guarded) -> None:
-    folder = guarded[0]
-    assert actions(folder, "sharded") == [["apply", "skip", "apply", "skip", "apply"]] * 2
-    found = incidents(folder, "sharded")
+def test_models_that_have_nothing_to_do_with_each_other(runs: Runs) -> None:
+    assert runs.actions("apart") == [["apply"] * 4, ["apply", "skip", "apply", "apply"]]
+    unharmed = runs.weights("apart", guarded=False)[0]
+    assert runs.weights("bad:apart")[0] == unharmed, "rank 0 loses nothing to the fault of rank 1"
+    assert [each["origin_rank"] for each in runs.incidents("apart").values()] == [1]
+
+
+def test_sharded_weights_are_located_by_all_ranks_together(runs: Runs) -> None:
+    assert runs.actions("sharded") == [["apply", "skip", "apply", "skip", "apply"]] * 2
+    found = runs.incidents("sharded")
     assert sorted(found) == ["000001-r1", "000003-r1"]
     forward, backward = found["000001-r1"], found["000003-r1"]
     assert (forward["op"], forward["module"], forward["phase"]) == ("aten.log", "1", "forward")
-    assert (backward["module"], backward["phase"]) == ("1", "backward")
+    assert (backward["op"], backward["module"], backward["phase"]) == ("aten.div", "1", "backward")
+    assert [each["causes"][0]["slug"] for each in (forward, backward)] == ["log_of_zero", "singular_gradient_at_zero"]
     for incident in found.values():
         assert (incident["origin_rank"], incident["bad_ranks"]) == (1, [1])
         assert any("run again by all ranks together" in note for note in incident["notes"])
 
 
-def test_each_fault_is_told_of_its_rank(guarded: Guarded) -> None:
-    folder, said = guarded
-    expected = ["apply", "skip", "skip", "skip", "skip", "apply", "skip", "apply"]
-    assert actions(folder, "night") == [expected] * 2
+def test_split_and_plain_parameters(runs: Runs) -> None:
+    assert runs.actions("mixed") == [["apply", "skip", "apply"]] * 2
+    found = runs.incidents("mixed")
+    assert {each["phase"] for each in found.values()} == {"data"}
+    assert {tuple(each["bad_ranks"]) for each in found.values()} == {(0, 1)}
+
+
+def test_the_guilty_micro_batch_of_one_rank(runs: Runs) -> None:
+    assert runs.actions("accumulated") == [["apply", "skip", "apply", "apply"]] * 2
+    (incident,) = runs.incidents("accumulated").values()
+    assert (incident["rank"], incident["phase"], incident["causes"][0]["slug"]) == (1, "data", "bad_input_data")
+
+
+def test_each_fault_is_told_of_its_rank(runs: Runs) -> None:
+    assert runs.actions("night") == [["apply", "skip", "skip", "skip", "skip", "apply", "skip", "apply"]] * 2
     found = {
-        name: (each["origin_rank"], each["bad_ranks"], each["op"]) for name, each in incidents(folder, "night").items()
+        name: (each["origin_rank"], each["bad_ranks"], each["op"]) for name, each in runs.incidents("night").items()
     }
     assert found["000001-r0"] == (0, [0, 1], "aten.log")
     assert found["000001-r1"] == (0, [0, 1], "aten.div")
     assert found["000006-r1"] == (1, [1], "aten.div")
     assert "000006-r0" not in found
-    assert "undiagnosed" not in said[0]
+    assert "undiagnosed" not in runs.ranks[0]["said"]
+
+
+@pytest.mark.slow
+def test_the_same_from_the_command_line(tmp_path: Path, runs: Runs) -> None:
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("NANTRAP_")}
+    environment |= {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "WORLD_SIZE": "2"}
+    command = [sys.executable, "-m", "nantrap", "run", "--run-dir", str(tmp_path / "run"), str(SCRIPT), str(tmp_path)]
+    ranks = [
+        subprocess.Popen([*command, *BAD], env={**environment, "RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=300)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    for number, scenario in enumerate(HEALTHY, start=1):
+        run_dir = tmp_path / "run" if number == 1 else tmp_path / "run" / f"optimizer-{number}"
+        assert [actions_of(run_dir / f"journal-r{rank}.jsonl") for rank in range(2)] == runs.actions(scenario)
+    assert said[0].splitlines()[-1].startswith("nantrap: report: ")
+    assert "38 steps, 25 applied (65.8 %), 13 incidents" in said[0]

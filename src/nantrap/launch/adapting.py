@@ -10,7 +10,7 @@ import atexit
 import contextlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypedDict
 
 from nantrap.errors import UsageError
 from nantrap.guard.policy import Policy
@@ -22,13 +22,29 @@ from nantrap.launch.settings import Settings
 from nantrap.launch.summary import Summary, print_summary
 
 
+class Options(TypedDict, total=False):
+    """The keyword arguments that every adapter takes.
+
+    Attributes:
+        policy: what to check and what to do; see `nantrap.Policy`.
+        run_dir: where the journal and the incidents go; a new folder below `runs/` if it is not given.
+        export: exporters by name, beside the framework's own logger.
+        quiet: print nothing.
+    """
+
+    policy: Policy | None
+    run_dir: str | os.PathLike[str] | None
+    export: Sequence[str]
+    quiet: bool
+
+
 class Adapter:
     """Guards this process between `begin` and `end`. Holds the attachment in between, and the last summary.
 
     Args:
         name: of the framework; names the run's folder if none is given.
-        policy: what to check and what to do.
-        run_dir: where the journal and the incidents go; a new folder below `runs/` if it is not given.
+        policy: as in `Options`, and so are the other arguments.
+        run_dir: where the journal and the incidents go.
         export: exporters by name.
         quiet: print nothing.
     """

@@ -29,7 +29,10 @@ from nantrap.launch.loaders import Batches
 from nantrap.launch.loop import Activity, ScriptLoop
 from nantrap.launch.roots import find_root, innermost, owns_some
 from nantrap.launch.settings import Settings
+from nantrap.launch.torch_private import compiler_listens
+from nantrap.locate.replay import compiled_frames
 from nantrap.locate.step import is_replaying
+from nantrap.locate.wrapping import is_entry
 from nantrap.report import write_line
 
 
@@ -77,6 +80,8 @@ class Loops:
         self.activity = Activity()
         self._plain_call: Any = None
         self._depth = 0
+        self._compiled_unseen = compiled_frames()
+        """Frames that were compiled while no call was watched."""
 
     def say(self, text: str) -> None:
         """Print a line, unless the run is quiet."""
@@ -204,7 +209,7 @@ class Loops:
 
     def close(self) -> None:
         """No module is watched any more, and every guard is closed."""
-        self._unwatch_calls()
+        self._unwatch_calls(at_end=True)
         for loop in self._kept:
             loop.close()
 
@@ -214,7 +219,7 @@ class Loops:
         plain = self._plain_call = nn.Module.__call__
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            if is_compiling():  # inside a compiled step: its backward pass will show it
+            if is_compiling() or compiler_listens():  # inside a compiled step: its backward pass will show it
                 return plain(module, *args, **kwargs)
             if not self.is_own_call():
                 if torch.is_grad_enabled():
@@ -223,13 +228,33 @@ class Loops:
                     self._called_from_outside(module)
             self._depth += 1
             try:
-                return plain(module, *args, **kwargs)
+                return (
+                    self._compiled_call(call, module, args, kwargs)
+                    if is_entry(module)
+                    else plain(module, *args, **kwargs)
+                )
             finally:
                 self._depth -= 1
 
         nn.Module.__call__ = call  # type: ignore[method-assign]
 
-    def _unwatch_calls(self) -> None:
+    def _compiled_call(self, watching: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """The compiler sees `__call__` as it is without us: what it compiles now must still hold when we are gone."""
+        plain, before = self._plain_call, compiled_frames()
+        if plain is None:
+            return module(*args, **kwargs)
+        nn.Module.__call__ = plain  # type: ignore[method-assign]
+        try:
+            return plain(module, *args, **kwargs)
+        finally:
+            self._compiled_unseen += compiled_frames() - before
+            if self._plain_call is not None:
+                nn.Module.__call__ = watching  # type: ignore[method-assign]
+
+    def _unwatch_calls(self, *, at_end: bool = False) -> None:
+        """Modules are called as ever. Code that was compiled while they were watched keeps it so up to the end."""
+        if not at_end and compiled_frames() > self._compiled_unseen:
+            return
         if self._plain_call is not None:
             nn.Module.__call__ = self._plain_call  # type: ignore[method-assign]
             self._plain_call = None

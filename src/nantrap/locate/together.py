@@ -24,6 +24,7 @@ from nantrap.locate.replay import Replay, Sink, autocast_like, backward_from, ea
 from nantrap.locate.source import is_boundary
 from nantrap.locate.step import FailedStep, RootCall
 from nantrap.locate.storage import extremes, tensors_in
+from nantrap.locate.torch_private import schema_of
 from nantrap.locate.trace import Trace
 
 _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
@@ -153,7 +154,7 @@ class SharedTrace(Trace):
 
     def _passed_on(self, func: _Once, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A collective, or a copy for one: values pass through it, and nothing begins in it."""
-        schema = func.func._schema
+        schema = schema_of(func.func)
         named = dict(zip((each.name for each in schema.arguments), args, strict=False)) | kwargs
         tensors = {name: list(tensors_in(value)) for name, value in named.items()}
         copies = func.func.namespace == _COPIES

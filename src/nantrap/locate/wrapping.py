@@ -18,7 +18,9 @@ def unwrap(model: nn.Module) -> nn.Module:
 
 def is_compiled(model: nn.Module) -> bool:
     """Whether a model, or any module in it, was given to `torch.compile`."""
-    return any(
-        hasattr(module, "_orig_mod") or getattr(module, "_compiled_call_impl", None) is not None
-        for module in model.modules()
-    )
+    return any(is_entry(module) for module in model.modules())
+
+
+def is_entry(module: nn.Module) -> bool:
+    """Whether calling this module enters compiled code: `torch.compile(module)` or `module.compile()`."""
+    return "_orig_mod" in module.__dict__["_modules"] or getattr(module, "_compiled_call_impl", None) is not None

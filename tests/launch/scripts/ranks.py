@@ -1,7 +1,7 @@
 """One rank of two, which trains in the ways people do: `ranks.py FOLDER SCENARIO...`, with RANK in the environment.
 
-Each scenario has a model and an optimizer of its own. `bad:SCENARIO` puts a fault into it. What each scenario ends with
-goes to FOLDER/result-RANK.json.
+Each scenario has a model and an optimizer of its own. `bad:SCENARIO` puts a fault into it. The weights that each
+scenario ends with go to FOLDER/result-RANK.json.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-RANK = int(os.environ["RANK"])
+RANK = int(os.environ.get("RANK", "0"))
 NAN = float("nan")
 
 
@@ -189,7 +189,7 @@ def accumulated(bad):
     return weights(model)
 
 
-def main(folder, *scenarios):
+def begin(folder):
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo",
@@ -198,11 +198,20 @@ def main(folder, *scenarios):
         world_size=2,
         timeout=datetime.timedelta(seconds=90),
     )
+
+
+def run(scenarios):
     results = {}
     for scenario in scenarios:
         name = scenario.removeprefix("bad:")
         results[scenario] = globals()[name](scenario != name)
         dist.barrier()
+    return results
+
+
+def main(folder, *scenarios):
+    begin(folder)
+    results = run(scenarios)
     with open(f"{folder}/result-{RANK}.json", "w") as file:
         json.dump(results, file)
     dist.destroy_process_group()

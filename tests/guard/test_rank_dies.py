@@ -1,0 +1,78 @@
+"""A rank that dies in the middle of a diagnosis: what it leaves, what the other one says, and how a restart goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+SCRIPT = str(Path(__file__).parent / "scripts" / "dies.py")
+LAUNCHER = ("MASTER_ADDR", "MASTER_PORT", "RANK", "LOCAL_RANK", "WORLD_SIZE", "TORCHELASTIC_RESTART_COUNT")
+ENVIRONMENT = {name: value for name, value in os.environ.items() if name not in LAUNCHER}
+ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
+
+
+def start(folder: Path, **environment: str) -> list[tuple[int, str]]:
+    """Both ranks without a launcher; their exit codes and what they wrote to stderr."""
+    folder.mkdir(exist_ok=True)
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, SCRIPT, str(folder)],
+            env={**ENVIRONMENT, **environment, "RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    try:
+        said = [rank.communicate(timeout=200)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return [(rank.returncode, words) for rank, words in zip(ranks, said, strict=True)]
+
+
+def results(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
+
+
+def last_line(folder: Path, rank: int) -> dict[str, Any]:
+    line: dict[str, Any] = json.loads((folder / "run" / f"journal-r{rank}.jsonl").read_text().splitlines()[-1])
+    return line
+
+
+def test_a_rank_that_dies_while_it_diagnoses(tmp_path: Path) -> None:
+    (code, said), (died, _) = start(tmp_path / "here")
+    assert died == 9
+    assert code == 1, "the other one ends too, at once and not by a timeout of the test"
+    assert "RankLostError: rank 1 did not answer rank 0: it has died, or took longer than" in said
+    assert "journal-r*.jsonl say what it did" in said
+    begun = last_line(tmp_path / "here", 1)
+    assert (begun["kind"], begun["step"], begun["found"][0]) == ("incident_begins", 5, "loss loss")
+
+
+@pytest.mark.slow
+def test_a_restart_goes_on_from_the_last_good_checkpoint(tmp_path: Path) -> None:
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
+    folder = tmp_path / "restarted"
+    folder.mkdir()
+    ended = subprocess.run(
+        [sys.executable, *launcher, SCRIPT, str(folder)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert ended.returncode == 0, ended.stderr
+    undisturbed = tmp_path / "undisturbed"
+    assert [code for code, _ in start(undisturbed, TORCHELASTIC_RESTART_COUNT="1")] == [0, 0]
+    for restarted, plain in zip(results(folder), results(undisturbed), strict=True):
+        assert (restarted["attempt"], restarted["begun"] in (2, 4), plain["begun"]) == (1, True, 0)
+        assert restarted["weights"] == plain["weights"], "as if nobody had died"
