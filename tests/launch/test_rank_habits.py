@@ -22,7 +22,7 @@ from nantrap.launch.attach import attached
 from nantrap.launch.settings import Settings
 
 SCRIPT = Path(__file__).parent / "scripts" / "ranks.py"
-HEALTHY = ("disabled_scaler", "join", "alone", "apart", "sharded", "mixed", "accumulated", "night")
+HEALTHY = ("disabled_scaler", "scaled", "join", "alone", "apart", "sharded", "mixed", "accumulated", "night")
 BAD = tuple(f"bad:{name}" for name in HEALTHY)
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
 
@@ -86,7 +86,7 @@ def test_no_rank_is_missed_while_all_have_guards(runs: Runs) -> None:
     assert not any("has no guard" in rank["said"] for rank in runs.ranks)
 
 
-@pytest.mark.parametrize("scenario", ["disabled_scaler", "join", "alone", "accumulated", "night"])
+@pytest.mark.parametrize("scenario", ["disabled_scaler", "scaled", "join", "alone", "accumulated", "night"])
 def test_replicas_stay_equal(scenario: str, runs: Runs) -> None:
     zero, one = runs.weights(f"bad:{scenario}")
     assert zero == one
@@ -95,6 +95,13 @@ def test_replicas_stay_equal(scenario: str, runs: Runs) -> None:
 
 def test_a_scaler_that_is_switched_off(runs: Runs) -> None:
     assert runs.actions("disabled_scaler") == [["apply", "apply", "skip", "apply"]] * 2
+
+
+def test_nan_under_a_scaler_is_told_from_its_search(runs: Runs) -> None:
+    assert runs.actions("scaled") == [["apply", "apply", "skip", "skip", "apply"]] * 2
+    (incident,) = runs.incidents("scaled").values()
+    assert (incident["step"], incident["rank"], incident["origin_rank"]) == (2, 1, 1)
+    assert runs.weights("bad:scaled")[0][-1] == (2.0**15).hex(), "the overflow halved the scale, the NaN did not"
 
 
 def test_a_fault_under_join(runs: Runs) -> None:
@@ -178,4 +185,4 @@ def test_the_same_from_the_command_line(tmp_path: Path, runs: Runs) -> None:
         run_dir = tmp_path / "run" if number == 1 else tmp_path / "run" / f"optimizer-{number}"
         assert [actions_of(run_dir / f"journal-r{rank}.jsonl") for rank in range(2)] == runs.actions(scenario)
     assert said[0].splitlines()[-1].startswith("nantrap: report: ")
-    assert "38 steps, 25 applied (65.8 %), 13 incidents" in said[0]
+    assert "43 steps, 28 applied (65.1 %), 14 incidents" in said[0]

@@ -57,6 +57,25 @@ def disabled_scaler(bad):
     return weights(model)
 
 
+def scaled(bad):
+    """A scaler in use; NaN on one rank that no scale would mend, then an overflow that a lower scale mends."""
+    inner = smaller()
+    model = DistributedDataParallel(inner)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
+    for step in range(5):
+        optimizer.zero_grad()
+        loss = model(batch(step)).square().mean()
+        if bad and RANK == 1 and step == 2:
+            loss = loss + torch.sqrt(inner[2].bias * 0.0).sum()
+        if bad and RANK == 1 and step == 3:
+            loss = loss + inner[2].bias.sum() * 1e34
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return [*weights(model), scaler.get_scale().hex()]
+
+
 def join(bad):
     """Uneven data."""
     model = DistributedDataParallel(smaller())
