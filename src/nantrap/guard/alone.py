@@ -1,8 +1,8 @@
 """A part of a step run again by one rank, without the others.
 
 DistributedDataParallel must not average gradients or broadcast buffers then, and any other collective (a loss that
-gathers the features of all ranks, synchronised statistics) would wait for ranks that take no part. So DDP is told to be
-quiet, and every other collective raises `NeedsOthersError` instead of waiting.
+gathers the features of all ranks, synchronised statistics) would wait for ranks that do not take part. So the
+synchronisation of DDP is switched off, and every other collective raises `NeedsOthersError` instead of waiting.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from nantrap.locate.together import is_collective
 
 
 class NeedsOthersError(NantrapError):
-    """What is run again talks to other ranks, which take no part."""
+    """The code that is run again communicates with other ranks, which do not take part."""
 
 
 class Alone:
@@ -79,7 +79,7 @@ def _quiet(wrapper: Any) -> Iterator[None]:
 
 
 class _Refuse(TorchDispatchMode):
-    """Every collective is an error. Holds who is told."""
+    """Every collective is an error. Holds the object that notes it."""
 
     def __init__(self, alone: Alone) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -88,5 +88,5 @@ class _Refuse(TorchDispatchMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if is_collective(func):
             self._alone.met_collective = True
-            raise NeedsOthersError(f"{func} needs the other ranks, which take no part in a replay")
+            raise NeedsOthersError(f"{func} needs the other ranks, which do not take part in a replay")
         return func(*args, **(kwargs or {}))

@@ -129,7 +129,7 @@ class Diagnosis:
             self._hear_the_others(draft, observation.verdict)
             return draft
         if takes_all:
-            words = "not run again: the model talks to the other ranks while it runs, and they are not here"
+            words = "not run again: the model communicates with other ranks while it runs, and they are elsewhere"
             self._explore_graph(draft, observation, words)
         incident = draft.incident
         if not local:

@@ -1,16 +1,16 @@
 """Before the first exchange: does every rank of a process group have a guard?
 
-A collective that one rank does not join hangs all the others, so this is asked through the group's key-value store, in
-which nothing hangs. It costs a healthy run no waiting:
+A collective that one rank does not join blocks all the others, so the ranks use the group's key-value store instead.
+A healthy run does not wait:
 
-1.  Each rank counts itself in the forward pass of its first common step.
-2.  The model then talks to all ranks by itself: it averages gradients, or gathers what is sharded. Whoever has come
-    through that knows that every rank has begun this step, so every guard there is has been counted.
-3.  If the count is short, a rank has no guard. "No" is written, and nobody waits.
-4.  If it is full, each rank counts itself once more and the last one writes "yes".
+1.  Each rank adds itself to a count in the forward pass of its first common step.
+2.  The model then communicates with all ranks: it averages gradients, or gathers sharded weights. A rank that has
+    completed this knows that every rank has begun the step, so the count includes every guard.
+3.  If the count is smaller than the group, a rank has no guard. The answer "no" is stored, and no rank waits.
+4.  If the count is complete, each rank adds itself to a second count, and the last one stores "yes".
 
-The first answer that is written holds for all ranks. Only guards that were made in different steps on different ranks
-can make a rank wait in vain, and then for `SECONDS` at most.
+The first answer that is stored is valid for all ranks. A rank waits without success only if guards were created in
+different steps on different ranks, and then for `SECONDS` at most.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import nn
 from nantrap.guard.torch_private import default_store
 
 SECONDS = 20.0
-"""How long a rank waits for guards of which it knows that they are there."""
+"""How long a rank waits for the other guards to answer, once it knows that they exist."""
 
 _begun: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
 """How many handshakes this process began, by process group and by what they are for."""
@@ -38,7 +38,7 @@ class Handshake:
     Args:
         group: the process group.
         members: its ranks.
-        model: what they train together; a guard for another model is none for this one.
+        model: what they train together; guards of other models are counted separately.
     """
 
     def __init__(self, group: Any, members: tuple[int, ...], *, model: nn.Module) -> None:

@@ -1,8 +1,8 @@
-"""A step that all ranks run again at once: they agree on it, and each reads its own part.
+"""A failed step that all ranks run again at the same time, each its own part.
 
-Models that talk to other ranks while they run (sharded weights, synchronised statistics, a loss that gathers features)
-cannot be run again by the guilty rank alone. Right after a failure every rank is at the same place, so they can do it
-together, if each of them is able to.
+Models that communicate with other ranks while they run (sharded weights, synchronised statistics, a loss that gathers
+features) cannot be run again by the guilty rank alone. Right after a failure every rank is at the same place in the
+program, so the ranks can do it together, if each of them is able to.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
-"""The failed step once more, by all ranks together: for models that talk to other ranks while they run.
+"""The failed step run again by all ranks together, for models that communicate with other ranks while they run.
 
 Sharded weights are gathered in the forward pass, their gradients scattered in the backward pass; a loss may gather the
 features of all ranks. One rank alone would wait for ever. So every rank runs its part of the same step again under a
 trace, with the same collectives in the same order. Three things differ from a replay by one rank:
 
-*   A collective is never an origin. What is bad in it and came from here keeps its origins; what came from another
-    rank has none, because that rank finds it.
-*   What goes bad into a collective counts as reached, even if all of it goes to another rank's shard.
-*   Nothing that goes wrong in the trace may end the replay on one rank while the others go on: the trace then stops
-    looking, and the step runs to its end.
+*   A collective is never an origin. A bad value that this rank sent keeps its origins; one that came from another rank
+    has no origin here, because the other rank finds it.
+*   A bad value that enters a collective is a sink, even if all of it goes to another rank's shard.
+*   An error in the trace itself must not end the replay on one rank while the others go on: the trace then stops
+    recording, and the step runs to its end.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _TARGETS = ("out", "all_gather_output")
 
 
 def is_collective(func: Any) -> bool:
-    """Whether an operation talks to other ranks."""
+    """Whether an operation communicates with other ranks."""
     return getattr(func, "namespace", "") in _NAMESPACES
 
 
@@ -47,7 +47,7 @@ def can_run_together(failed: FailedStep) -> str:
     if failed.repeatable:
         return ""
     if failed.root_call is None:
-        return "the call of the model was not seen"
+        return "no call of the model was recorded"
     if not all(call.cotangents for call in failed.root_call.chain()):
         return "the gradients that came back to the model's outputs were not kept"
     return ""
@@ -121,7 +121,7 @@ class SharedTrace(Trace):
         self.sent: frozenset[int] = frozenset()
         """The origins of bad values that went into a collective."""
         self.trouble = ""
-        """Why the trace stopped looking; empty if it did not."""
+        """Why the trace stopped recording; empty if it did not."""
         self._pending: dict[int, frozenset[int]] = {}
 
     def __torch_dispatch__(
@@ -130,7 +130,7 @@ class SharedTrace(Trace):
         kwargs = kwargs or {}
         names = {each.__name__ for each in types}
         if "DTensor" in names or "AsyncCollectiveTensor" in names:
-            return NotImplemented  # what it does with its local parts comes here again
+            return NotImplemented  # its operations on local tensors arrive here afterwards
         if self.trouble or "FakeTensor" in names:
             return func(*args, **kwargs)
         once = _Once(func)
