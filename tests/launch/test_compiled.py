@@ -70,6 +70,15 @@ def test_a_bad_compiled_step_is_contained(tmp_path: Path) -> None:
     assert all(bool(p.isfinite().all()) for p in model.parameters())
 
 
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 8), nn.Linear(8, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(torch.relu(self.first(x)))
+
+
 @pytest.mark.parametrize("how", ["compile(model)", "model.compile()"])
 def test_a_compiled_model_is_compiled_once(how: str, tmp_path: Path) -> None:
     """What the compiler saw of a module's call is still true when nothing is watched any more."""
@@ -79,7 +88,7 @@ def test_a_compiled_model_is_compiled_once(how: str, tmp_path: Path) -> None:
         torch._dynamo.reset()
         counters.clear()
         torch.manual_seed(0)
-        model: nn.Module = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+        model: nn.Module = Net()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         if how == "model.compile()":
             model.compile(backend="eager")
