@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import signal
@@ -52,3 +53,9 @@ def load_benchmark() -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture
+def graph_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loss cannot be computed again from its source: the two-line form has its graph and the model's calls only."""
+    monkeypatch.setattr(importlib.import_module("nantrap.locate.locate"), "compute_again", lambda failed: None)

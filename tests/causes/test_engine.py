@@ -123,7 +123,7 @@ def test_unknown_says_that_nothing_fits(ask_only: AskOnly) -> None:
     assert text == f"the inputs of the operation fit no rule; {rest}"
 
 
-def test_unknown_asks_for_attempt_in_the_two_line_form() -> None:
+def test_unknown_asks_for_attempt_in_the_two_line_form(graph_only: None) -> None:
     model = torch.nn.Linear(3, 1)
     guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), max_grad_norm=None, quiet=True)
     guard.backward(torch.lgamma(model(torch.zeros(4, 3)) * 0).mean())

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from nantrap.locate.losspart import note_loss_part
 from nantrap.locate.step import RootCall
 
+pytestmark = pytest.mark.usefixtures("graph_only")
+
 
 class Scale(nn.Module):
     """The identity with a parameter: what goes in comes out, with a gradient."""

@@ -87,7 +87,14 @@ def test_data_set_indices(key: str, attempt: Any) -> None:
     assert incident.dataset_indices == (101, 104)
 
 
-def test_the_two_line_form_does_not_search(twoline: Any) -> None:
+def test_the_two_line_form_searches_where_the_loss_can_be_computed_again(twoline: Any) -> None:
+    model = nn.Linear(2, 1)
+    incident = twoline(model, lambda b: model(b.log()).mean(), [values * torch.arange(1, 3)])
+    assert (incident.phase, incident.module, incident.op) == ("forward", "loss", "aten.log")
+    assert incident.samples == (1, 4)
+
+
+def test_elsewhere_the_two_line_form_does_not_search(twoline: Any, graph_only: None) -> None:
     model = nn.Linear(2, 1)
     incident = twoline(model, lambda b: model(b.log()).mean(), [values * torch.arange(1, 3)])
     assert (incident.phase, incident.module) == ("data", "data")  # the model was given -Inf

@@ -6,6 +6,7 @@ import gc
 import weakref
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -13,6 +14,8 @@ from torch.nn import functional as F
 import nantrap
 from nantrap import Policy
 from nantrap.locate.step import RootCall
+
+pytestmark = pytest.mark.usefixtures("graph_only")
 
 good = torch.tensor([[0.2, 0.4, 0.6], [0.3, 0.5, 0.7]])
 zeros = torch.zeros(2, 3)

@@ -1,7 +1,8 @@
 """One call of the user's, replaced by a stable one at its own source line, for one run.
 
 A function mode sees the call above autograd, so the replacement brings its own gradient. Only calls made from the
-guilty line are replaced; the same function elsewhere runs unchanged.
+guilty line are replaced; the same function elsewhere runs unchanged. In a step that is run from a tape, the
+operations that were recorded at that line are replaced.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from nantrap import ops
 from nantrap.causes.facts import USUAL_EPS
 from nantrap.incident import Source
 from nantrap.locate.source import user_place
+from nantrap.locate.tape import substituting
+from nantrap.locate.trace import Op
 
 
 class Replacement(TorchFunctionMode):
@@ -42,6 +45,31 @@ class Replacement(TorchFunctionMode):
                 self.hits += 1
                 return stable(*args, **given)
         return func(*args, **given)
+
+    def __enter__(self) -> Replacement:
+        self._recorded = substituting(self._for_recorded)
+        self._recorded.__enter__()
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        self._recorded.__exit__(*exception)
+
+    def _for_recorded(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The stable form of an operation that was recorded at one of the lines."""
+        if op.place is None or (op.place.code.co_filename, op.place.line) not in self._lines:
+            return NotImplemented
+        name = op.name.removeprefix("aten.")
+        stable = self._functions.get(_RECORDED.get(name, name))
+        if stable is None:
+            return NotImplemented
+        self.hits += 1
+        return stable(*(args[:2] if name in _RECORDED else args), **kwargs)
+
+
+_RECORDED = {"_softmax": "softmax", "_log_softmax": "log_softmax"}
+"""Operations that people call by another name, and of which only the first two arguments matter."""
 
 
 def _sqrt(x: Tensor) -> Tensor:

@@ -1,10 +1,12 @@
 """Armed steps: steps that run under a trace while they happen.
 
-The two-line form and `nantrap run` cannot call the loss again. After an incident whose cause was not proven, the next
-steps are therefore traced while the user's own code runs, so that the next failure comes with its operands and with the
-lines of the loss function. A trace begins with the model's call and ends with the backward pass: what the loop computes
-before the call is not seen, and no trace is left running when the loop ends. It costs about a fifth of a step of usual
-size, and more on a tiny one; so it ends with the next incident, or after `Policy.armed_steps` steps.
+In the two-line form and under `nantrap run` the loss can be computed again only where its source has no side effects
+(`locate/rerun.py`). After an incident whose loss could not be computed again and whose cause was not proven, the next
+steps are therefore traced while the user's own code runs. The next failure then comes with its operands, with the lines
+of the loss function, and with trials: the recorded operations are run again (`locate/tape.py`). A trace begins with the
+model's call and ends with the backward pass: what the loop computes before the call is not seen, and no trace is left
+running when the loop ends. It costs about a fifth of a step of usual size, and more on a tiny one; so it ends with the
+next incident, or after `Policy.armed_steps` steps. A healthy run is never traced.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from nantrap.guard.members import Members
 from nantrap.guard.policy import Policy
 from nantrap.incident import Incident
 from nantrap.locate.replay import compiled_frames
+from nantrap.locate.tape import Tape
 from nantrap.locate.trace import Registered, Trace
 
 _MOST_OPERATIONS = 200_000
@@ -30,13 +33,19 @@ class LiveTrace(Trace):
     def __init__(self, root: nn.Module, registered: Registered) -> None:
         super().__init__(root, registered)
         self._process = os.getpid()
+        self.tape = Tape(iter(registered.buffers.values()))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         if len(self.ops) >= _MOST_OPERATIONS or os.getpid() != self._process:
             return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+        if not self.tape.wanted:
+            return super().__torch_dispatch__(func, types, args, kwargs)
+        given = self.tape.before(func, args, kwargs or {})
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        self.tape.after(self.ops[-1], func, given, result)
+        return result
 
 
 class Armed:

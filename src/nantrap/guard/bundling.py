@@ -71,7 +71,8 @@ def _material(failed: FailedStep, location: Location, *, data: bool, limit_bytes
         }
         if data or location.phase == "optimizer":  # activations show the data they were made from
             material.tensors["origin"] = origin
-    if data and failed.repeatable:  # otherwise only the model's inputs are known, from which no loss can be computed
+    known = not (isinstance(failed.batch, tuple) and not failed.batch)
+    if data and failed.repeatable and known:  # otherwise only the model's inputs are known: no loss can be computed
         batch: dict[str, Tensor] = {}
         material.values["batch"] = flatten(failed.batch, batch, "batch")
         material.tensors["batch"] = batch

@@ -70,6 +70,7 @@ class Collector:
         self._together = parts.ranks.together
         self._parts_watched = False
         self._handles: list[Any] = []
+        self._stream = torch.get_rng_state()  # at the end of the last step: the loss function may draw before the model
         weakref.finalize(self, parts.armed.stop)  # a step that ended with an exception leaves its trace running
         self._watch(model)
 
@@ -107,7 +108,7 @@ class Collector:
             frame = frame.f_back
         place = None if frame is None else Place(frame.f_code, frame.f_lasti, frame.f_lineno)
         rng = RngState.capture(self._parts.protected.note_program())
-        call = RootCall(args, kwargs, rng, autocast, module=module, place=place)
+        call = RootCall(args, kwargs, rng, autocast, module=module, place=place, stream=self._stream)
         if earlier is not None:
             call.after(earlier)
         self.root_call = call
@@ -217,6 +218,8 @@ class Collector:
         """The step is over, applied or not."""
         self.window = None
         self.begun = False
+        if not self.attempting:
+            self._stream = torch.get_rng_state()
         self._parts.protected.end()
         if self._together:
             self._parts.ranks.end_step()

@@ -90,7 +90,7 @@ class Policy:
     rollback_rng: Literal["restore", "continue"] = "restore"
     diagnose: Diagnose = "full"
     diagnose_seconds: float = 60.0
-    armed: Literal["after", "always", "off"] = "off"
+    armed: Literal["after", "always", "off"] = "after"
     armed_steps: int = 100
     repeat_diagnoses: int = 3
     sync: Sync = "step"

@@ -46,6 +46,11 @@ def batch_of_caller() -> dict[str, Tensor]:
     }
 
 
+def names_of_loop(frame: FrameType) -> set[str]:
+    """The names that the loop around the frame's current line takes from its iterable, and does not assign again."""
+    return _names_of_loop(frame.f_code, frame.f_lineno)
+
+
 def given_by_loop() -> list[Tensor]:
     """The tensors that the caller's loop took from its iterable: `for batch in loader`, or `batch = next(it)`.
 

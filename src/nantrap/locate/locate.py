@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+import os
 import traceback
 from collections.abc import Iterator
 from dataclasses import replace
@@ -18,9 +19,11 @@ from nantrap.locate.autopsy import Evidence
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.location import Location, evidence_location, location_of
 from nantrap.locate.probes import clear_probes, read_probes
-from nantrap.locate.replay import judge_tape, replay_norm, replay_step, replay_update
+from nantrap.locate.replay import Replay, judge_tape, replay_norm, replay_step, replay_update
+from nantrap.locate.rerun import compute_again
 from nantrap.locate.samples import find_samples
 from nantrap.locate.step import FailedStep
+from nantrap.locate.tape import Tape
 from nantrap.locate.torch_private import version_of
 from nantrap.locate.trace import Trace
 from nantrap.locate.twoline import locate_without_function
@@ -47,7 +50,7 @@ def _locate(failed: FailedStep, seconds: float) -> Location:
             location.witnesses = tuple(replay_step(failed).trace.witnesses.values())
         return location
     if not failed.repeatable:
-        return _from_tape(failed) or locate_without_function(failed)
+        return _from_source(failed, seconds) or _from_tape(failed) or locate_without_function(failed)
     if _is_used_up(failed.batch):
         note = "the batch is an iterator and used up, so the step cannot be run again; pass what it yields instead"
         if isinstance(failed.evidence, Evidence):
@@ -55,9 +58,13 @@ def _locate(failed: FailedStep, seconds: float) -> Location:
             location.notes.append(note)
             return location
         return Location(phase=failed.symptom, notes=[note])
-    changed = _changed_in_place(failed)
     clear_probes()
-    replay = replay_step(failed)
+    return _from_replay(failed, replay_step(failed), seconds)
+
+
+def _from_replay(failed: FailedStep, replay: Replay, seconds: float) -> Location:
+    """What a replay of the whole step shows, and which samples are guilty."""
+    changed = _changed_in_place(failed)
     location = location_of(replay, fallback=failed.symptom)
     if replay.origin is None and isinstance(failed.evidence, Evidence):
         shown = evidence_location(failed.evidence, failed, replay=replay)
@@ -77,6 +84,30 @@ def _locate(failed: FailedStep, seconds: float) -> Location:
     return location
 
 
+def _from_source(failed: FailedStep, seconds: float) -> Location | None:
+    """The loss computed again from its own source lines; `None` if that cannot be done, or does not fail as it did."""
+    again = compute_again(failed)
+    if again is None:
+        return None
+    failed.forward, failed.batch, failed.rng = again.forward, again.batch, again.rng
+    probes = read_probes()
+    clear_probes()
+    replay = replay_step(failed)
+    if not (replay.failed and replay.alike and replay.error is None):
+        failed.forward, failed.batch, failed.rng = None, None, None
+        return None
+    if not replay.exact:  # gradients of several micro-batches were added up: the values cannot be compared
+        replay.exact, replay.differences = None, ()
+    location = _from_replay(failed, replay, seconds)
+    location.probes = location.probes or probes
+    file, first, last = again.lines
+    lines = f"line {first}" if first == last else f"lines {first} to {last}"
+    location.notes.append(
+        f"the loss was computed again from its source ({lines} of {os.path.basename(file)}), without side effects"
+    )
+    return location
+
+
 def _from_tape(failed: FailedStep) -> Location | None:
     """The location from the trace of the step itself; `None` if it did not run under a trace, or its trace does not
     show it."""
@@ -88,7 +119,30 @@ def _from_tape(failed: FailedStep) -> Location | None:
     location = location_of(replay, fallback=failed.symptom)
     location.probes = read_probes()
     location.notes.append("the step ran under a trace (armed), so place and operands are those of the failure itself")
+    reason = _run_from_tape(failed, replay)
+    if reason:
+        location.notes.append(f"no trial was run on the recorded operations: {reason}")
     return location
+
+
+def _run_from_tape(failed: FailedStep, then: Replay) -> str:
+    """Make the step repeatable by its recorded operations, if they fail as it did. Otherwise: why not."""
+    tape = getattr(failed.tape, "tape", None)
+    if not isinstance(tape, Tape) or failed.loss is None or failed.root_call is None:
+        return "the loss is not known"
+    forward = tape.forward(failed.loss)
+    if forward is None:
+        return tape.reason or "the loss is not among their results"
+    failed.forward, failed.batch, failed.rng = forward, (), failed.root_call.chain()[0].rng
+    now = replay_step(failed)
+    guilty = (then.op.name, then.op.phase) if then.op is not None else None
+    again = (now.op.name, now.op.phase) if now.op is not None else None
+    if now.failed and now.alike and now.error is None and again == guilty:
+        return ""
+    failed.forward, failed.batch, failed.rng = None, None, None
+    if now.error is not None:
+        return f"they ended with {type(now.error).__name__}"
+    return "they do not fail as the step did" if now.failed else "they are finite when they are run again"
 
 
 def _is_used_up(batch: Any) -> bool:

@@ -61,6 +61,7 @@ class RootCall:
         loaded: its inputs are a batch as a data loader gave it.
         passed: the program's loop has moved on, so its variables belong to a later batch.
         alive: weak references to the outputs: whether any of them is still in use.
+        stream: torch's random stream on the CPU when the step before ended.
     """
 
     args: tuple[Any, ...]
@@ -76,6 +77,7 @@ class RootCall:
     place: Place | None = None
     loaded: bool = False
     passed: bool = False
+    stream: Tensor | None = None
     alive: list[weakref.ref[Tensor]] = field(default_factory=list)
 
     def watch_output(self, output: Any) -> None:

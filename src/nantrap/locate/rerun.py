@@ -1,0 +1,341 @@
+"""The loss computed again in the two-line form: from its own source lines, without side effects.
+
+The frame that called `backward` or `step` is still on the stack. Its statements between the head of the loop and the
+backward pass are read from the source; those on which the loss depends are kept (a slice), compiled as they are, and
+run by `Guarded`. The result counts only if it is the loss of the failed step again: the same graph of operations over
+the same parameters, and the same value. Then the step can be traced and tried like one of `guard.attempt`.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import functools
+import math
+import operator
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nantrap.finite import any_nonfinite
+from nantrap.locate.caller import caller, names_in, names_of_loop
+from nantrap.locate.guarded import Guarded, NotRepeatable, compiled, definition_of, guarded_tree, tree_of
+from nantrap.locate.nodes import ACCUMULATE
+from nantrap.locate.replay import autocast_like, eagerly
+from nantrap.locate.rng import RngState
+from nantrap.locate.source import is_user_code
+from nantrap.locate.step import FailedStep, RootCall
+
+_RESULT = "__nantrap_loss__"
+_MOST_FRAMES = 4
+_MOST_NODES = 20_000
+_DEEPEST = 4
+_PLAIN = (int, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, nn.Module, type, types.ModuleType)
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The way to compute the loss again.
+
+    Attributes:
+        forward: computes it from a batch.
+        batch: the batch of the failed step, or an empty tuple where the statements do not show what it was.
+        rng: the random streams at which it begins.
+        lines: the first and the last line that were run, and their file.
+    """
+
+    forward: Callable[[Any], Tensor]
+    batch: Any
+    rng: RngState
+    lines: tuple[str, int, int]
+
+
+def compute_again(failed: FailedStep) -> Again | None:
+    """Find a way to compute the failed loss again; `None` where none gives the same loss. Never raises."""
+    call = failed.root_call
+    if call is None or call.passed or failed.loss is None or failed.loss.grad_fn is None:
+        return None
+    calls = call.chain()
+    for frame in _user_frames():
+        for statements, expression in _candidates(frame, failed.loss):
+            for follows_all in (True, False):
+                with contextlib.suppress(NotRepeatable, Exception):
+                    part = _Slice.of(frame, statements, expression, follows_all=follows_all)
+                    for ambient, begin in _settings(calls[0]):
+                        again = _verified(_Rerun(part, failed, calls, ambient, begin))
+                        if again is not None:
+                            return again
+    return None
+
+
+def _settings(call: RootCall) -> Iterator[tuple[tuple[str, torch.dtype] | None, RngState]]:
+    """The autocast region around the statements, and the random streams at which they began: what is possible.
+
+    Numbers may be drawn before the model is called (noise, time steps), from the end of the step before on. Whether
+    they were is seen when the model is called: its streams are known.
+    """
+    for ambient in dict.fromkeys((None, call.autocast)):
+        yield ambient, call.rng
+        if call.stream is not None:
+            yield ambient, replace(call.rng, torch_cpu=call.stream)
+
+
+def _verified(run: _Rerun) -> Again | None:
+    with contextlib.suppress(NotRepeatable, Exception):
+        return run.verified()
+    return None
+
+
+def _user_frames() -> Iterator[types.FrameType]:
+    frame = caller()
+    count = 0
+    while frame is not None and count < _MOST_FRAMES:
+        if is_user_code(frame.f_code):
+            count += 1
+            yield frame
+        frame = frame.f_back
+
+
+# ---- which statements
+
+
+def _candidates(frame: types.FrameType, loss: Tensor) -> Iterator[tuple[list[ast.stmt], ast.expr]]:
+    """Statements of a frame, in order, and an expression after them that may be the loss."""
+    with contextlib.suppress(NotRepeatable):
+        statements, current = _before(frame)
+        held = names_in(frame)
+        for name, value in held.items():
+            if isinstance(value, Tensor) and (value is loss or value.grad_fn is loss.grad_fn):
+                yield [*statements, current], ast.copy_location(ast.Name(name, ast.Load()), current)
+        for statement in (current, *reversed(statements)):
+            for call in ast.walk(statement):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
+                    given = call.args[0] if call.args else call.func.value
+                    until = statements[: statements.index(statement)] if statement is not current else statements
+                    if isinstance(given, ast.Call) and getattr(given.func, "attr", "") == "scale" and given.args:
+                        yield until, given.args[0]
+                    yield until, given
+                    return
+
+
+def _before(frame: types.FrameType) -> tuple[list[ast.stmt], ast.stmt]:
+    """The statements that ran before the current one in this round of the innermost loop, and the current one."""
+    code = frame.f_code
+    tree: Any = tree_of(code.co_filename) if code.co_name == "<module>" else definition_of(code)
+    body: list[ast.stmt] = tree.body if isinstance(tree.body, list) else []
+    before: list[ast.stmt] = []
+    line = frame.f_lineno
+    while True:
+        position = next((i for i, s in enumerate(body) if s.lineno <= line <= (s.end_lineno or s.lineno)), None)
+        if position is None:
+            raise NotRepeatable("no statement at this line")
+        same_line = [s for s in body[position:] if s.lineno <= line <= (s.end_lineno or s.lineno)]
+        current = same_line[-1]  # `guard.backward(loss); guard.step()`: the last one is running
+        before += [*body[:position], *same_line[:-1]]
+        inner = [
+            block
+            for name in ("body", "orelse", "finalbody")
+            if isinstance(block := getattr(current, name, None), list)
+            and block
+            and isinstance(block[0], ast.stmt)
+            and block[0].lineno <= line <= max(s.end_lineno or 0 for s in block)
+        ]
+        if not inner or isinstance(current, (ast.FunctionDef, ast.ClassDef)):
+            return before, current
+        if isinstance(current, (ast.For, ast.While, ast.AsyncFor)) and inner[0] is current.body:
+            before = []
+        body = inner[0]
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """The statements on which a loss depends, compiled, with the names they start from."""
+
+    code: types.CodeType
+    names: dict[str, Any]
+    batch_names: tuple[str, ...]
+    lines: tuple[str, int, int]
+
+    @classmethod
+    def of(
+        cls, frame: types.FrameType, statements: Sequence[ast.stmt], expression: ast.expr, *, follows_all: bool
+    ) -> _Slice:
+        held = names_in(frame)
+        needed = _loads(expression)
+        kept: list[ast.stmt] = []
+        complete = True
+        for statement in reversed(statements):
+            bound = _stores(statement) & needed
+            loaded = _loads(statement)
+            wanted = set()
+            for name in bound:
+                value = held.get(name)
+                given = name in held and _is_given(value)
+                if not given or (follows_all and name not in loaded) or _is_bad(value):
+                    wanted.add(name)
+                else:
+                    complete = False
+            if wanted:
+                kept.insert(0, statement)
+                needed = needed | loaded
+        if not kept and isinstance(expression, ast.Name):
+            raise NotRepeatable("the loss is not computed in this function")
+        result = ast.copy_location(ast.Assign([ast.Name(_RESULT, ast.Store())], expression), expression)
+        ast.fix_missing_locations(result)
+        once = ast.For(
+            ast.Name("__nantrap_once__", ast.Store()),
+            ast.Tuple([ast.Constant(0)], ast.Load()),
+            [guarded_tree(s) for s in (*kept, result)],
+            [],
+        )
+        ast.copy_location(once, kept[0] if kept else expression)
+        code = frame.f_code
+        loop = names_of_loop(frame)
+        starting = loop or {n for n in code.co_varnames[: code.co_argcount] if _holds_tensors(held.get(n))}
+        batch = tuple(sorted(n for n in starting & needed if n in held)) if complete else ()
+        shown: Sequence[ast.stmt | ast.expr] = kept or [expression]
+        first = min(node.lineno for node in shown)
+        last = max(node.end_lineno or node.lineno for node in shown)
+        return cls(compiled([once], code), {**frame.f_globals, **held}, batch, (code.co_filename, first, last))
+
+
+def _loads(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} | {
+        n.target.id for n in ast.walk(node) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)
+    }
+
+
+def _stores(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _is_given(value: Any, depth: int = 0) -> bool:
+    """Whether a value needs no computing again: it carries no graph."""
+    if isinstance(value, Tensor):
+        return value.grad_fn is None
+    if isinstance(value, (*_PLAIN, float)) or callable(value):
+        return True
+    if isinstance(value, Mapping) and depth < _DEEPEST:
+        return all(_is_given(each, depth + 1) for each in value.values())
+    if isinstance(value, (list, tuple)) and depth < _DEEPEST:
+        return all(_is_given(each, depth + 1) for each in value)
+    return False
+
+
+def _is_bad(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    return isinstance(value, Tensor) and value.is_floating_point() and any_nonfinite([value])
+
+
+def _holds_tensors(value: Any) -> bool:
+    if isinstance(value, Mapping):
+        value = tuple(value.values())
+    return isinstance(value, Tensor) or (isinstance(value, (list, tuple)) and any(map(_holds_tensors, value)))
+
+
+# ---- running them
+
+
+class _Rerun:
+    def __init__(
+        self,
+        part: _Slice,
+        failed: FailedStep,
+        calls: list[RootCall],
+        ambient: tuple[str, torch.dtype] | None,
+        begin: RngState,
+    ) -> None:
+        self._part = part
+        self._failed = failed
+        self._calls = calls
+        self._ambient = ambient
+        self._begin = begin
+        self._called = 0
+        self._checks_streams = True
+
+    def verified(self) -> Again | None:
+        """The way to compute it again, if it gives the loss of the failed step."""
+        names = self._part.names
+        chosen = self._part.batch_names
+        batch = names[chosen[0]] if len(chosen) == 1 else {name: names[name] for name in chosen} if chosen else ()
+        failed = self._failed
+        assert failed.loss is not None
+        try:
+            with failed.rewound(), eagerly():
+                self._begin.restore()
+                loss = self.forward(batch)
+                if not _same_graph(failed.loss, loss) or not _same_value(failed, float(loss.detach())):
+                    return None
+        finally:
+            self._checks_streams = False
+        return Again(self.forward, batch, self._begin, self._part.lines)
+
+    def forward(self, batch: Any) -> Tensor:
+        """The loss of a batch."""
+        self._called = 0
+        names = dict(self._part.names)
+        chosen = self._part.batch_names
+        if len(chosen) == 1:
+            names[chosen[0]] = batch
+        elif chosen:
+            names.update(batch)
+        guarded = Guarded(self._failed.root, self._call_model)
+        try:
+            with torch.enable_grad(), autocast_like(self._ambient):
+                found = guarded.run(self._part.code, names)[_RESULT]
+        except NotRepeatable as reason:
+            if self._checks_streams:
+                raise
+            raise RuntimeError(str(reason)) from reason  # a changed batch may take another way through the code
+        if isinstance(found, Mapping):
+            terms = [term if isinstance(term, Tensor) else torch.tensor(float(term)) for term in found.values()]
+            found = functools.reduce(operator.add, [term if term.dim() == 0 else term.sum() for term in terms])
+        if not isinstance(found, Tensor):
+            raise NotRepeatable("a loss that is no tensor")
+        return found
+
+    def _call_model(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """The model as it was called: with the random streams of that call."""
+        if self._checks_streams and self._called == 0 and torch.is_grad_enabled():
+            then, now = self._calls[0].rng, RngState.capture()
+            same = torch.equal(then.torch_cpu, now.torch_cpu)
+            if not (same and all(map(torch.equal, then.torch_cuda, now.torch_cuda))):
+                raise NotRepeatable("random numbers that were drawn before the model was called")
+        self._called += 1
+        return module(*args, **kwargs)
+
+
+def _same_value(failed: FailedStep, now: float) -> bool:
+    then = failed.loss_value
+    return now == then or (math.isnan(now) and math.isnan(then))
+
+
+def _same_graph(then: Tensor, now: Tensor) -> bool:
+    """Whether two losses were computed by the same operations, from the same parameters, and not from each other."""
+    pairs: list[tuple[Any, Any]] = [(then.grad_fn, now.grad_fn)]
+    seen: set[Any] = set()
+    for a, b in pairs:  # grows while it is walked
+        if a is None or b is None:
+            if a is not b:
+                return False
+            continue
+        if a in seen:
+            continue
+        seen.add(a)
+        if a.name() != b.name() or len(a.next_functions) != len(b.next_functions):
+            return False
+        if a.name() == ACCUMULATE:
+            if a.variable is not b.variable:
+                return False
+            continue
+        if a is b:
+            return False
+        if len(seen) > _MOST_NODES:
+            break
+        pairs += [(x, y) for (x, _), (y, _) in zip(a.next_functions, b.next_functions, strict=True)]
+    return True
