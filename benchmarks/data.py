@@ -4,17 +4,21 @@ Writes a float32 array (`--gb`, rows of 1,000 values) as .npy into a temporary f
 process of its own, and deletes it. The rivals: a plain read of all bytes with as many threads, and the line everybody
 writes, `np.isnan(np.load(path, mmap_mode="r")).any()`, which looks for NaN only. `nantrap` finds NaN, Inf, outliers,
 constant samples and copies in the same pass. `--cold` takes the file out of the page cache before each read.
+`--format csv` or `jsonl` writes a table of ten numbers and a label, or records with token ids; there the rivals
+are the plain read, and Python's `csv` or `json` with `math.isnan` on each value, on one core.
 
 On a machine that others use too, wall time says how busy they were: the ways run in turns, and the median and the
 least wall time are shown, and the CPU time of all threads (of this process: Ray's workers are others).
 
     python benchmarks/data.py --gb 0.6
     python benchmarks/data.py --gb 4 --cold --ray
+    python benchmarks/data.py --gb 0.6 --format csv
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import platform
 import statistics
@@ -37,6 +41,17 @@ _WAYS = {
         "with ThreadPoolExecutor(os.cpu_count()) as pool: list(pool.map(read, range(0, size, part)))\n"
     ),
     "numpy isnan": "import numpy as np\nnp.isnan(np.load(path, mmap_mode='r')).any()\n",
+    "csv and isnan": (
+        "import csv, math\n"
+        "with open(path, newline='') as file:\n"
+        "    rows = csv.reader(file); next(rows)\n"
+        "    any(math.isnan(float(cell)) for row in rows for cell in row)\n"
+    ),
+    "json and isnan": (
+        "import json, math\n"
+        "with open(path) as file:\n"
+        "    any(math.isnan(value) for line in file for value in json.loads(line)['x'])\n"
+    ),
     "nantrap data": "from nantrap.doctor.data import check_data\ncheck_data(path)\n",
     "nantrap data, Ray": (
         "import ray\n"
@@ -72,6 +87,30 @@ def write_array(path: Path, gigabytes: float) -> None:
     array.flush()
 
 
+def write_table(path: Path, gigabytes: float) -> None:
+    """Ten normal values and a label per row; one empty cell near the end."""
+    rng = np.random.default_rng(0)
+    with path.open("w") as file:
+        file.write(",".join([*(f"x{number}" for number in range(10)), "label"]) + "\n")
+        while file.tell() < gigabytes * 1e9:
+            values, labels = rng.normal(size=(20_000, 10)), rng.integers(0, 10, 20_000)
+            np.savetxt(file, np.column_stack([values, labels]), fmt=["%.6g"] * 10 + ["%d"], delimiter=",")
+        file.write("1,2,,4,5,6,7,8,9,10,3\n")
+
+
+def write_records(path: Path, gigabytes: float) -> None:
+    """64 token ids and ten values per line."""
+    rng = np.random.default_rng(0)
+    with path.open("w") as file:
+        while file.tell() < gigabytes * 1e9:
+            ids, values = rng.integers(0, 30_000, (2000, 64)).tolist(), rng.normal(size=(2000, 10)).round(4).tolist()
+            file.writelines(json.dumps({"input_ids": i, "x": v}) + "\n" for i, v in zip(ids, values, strict=True))
+
+
+_WRITERS = {"npy": write_array, "csv": write_table, "jsonl": write_records}
+_RIVALS = {"npy": "numpy isnan", "csv": "csv and isnan", "jsonl": "json and isnan"}
+
+
 def forget(path: Path) -> None:
     """Take the file out of the page cache."""
     descriptor = os.open(path, os.O_RDONLY)
@@ -95,14 +134,15 @@ def measure(way: str, path: Path) -> tuple[float, float, float]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gb", type=float, default=0.6)
+    parser.add_argument("--format", choices=list(_WRITERS), default="npy")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cold", action="store_true", help="read from disk, not from the page cache")
     parser.add_argument("--ray", action="store_true", help="measure a local Ray cluster, too")
     arguments = parser.parse_args()
-    ways = [way for way in _WAYS if arguments.ray or "Ray" not in way]
+    ways = ["plain read", _RIVALS[arguments.format], "nantrap data"] + (["nantrap data, Ray"] if arguments.ray else [])
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "data.npy")
-        write_array(path, arguments.gb)
+        path = Path(folder, f"data.{arguments.format}")
+        _WRITERS[arguments.format](path, arguments.gb)
         found: dict[str, list[tuple[float, float, float]]] = {way: [] for way in ways}
         for _ in range(arguments.rounds):
             for way in ways:

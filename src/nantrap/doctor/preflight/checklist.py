@@ -32,6 +32,7 @@ def preflight(
     batch: Any = None,
     loss: LossFunction | None = None,
     expected_loss: float | None = None,
+    guard: bool = True,
     ranks: bool = False,
     on_check: Callable[[Check], None] | None = None,
 ) -> PreflightReport:
@@ -45,6 +46,7 @@ def preflight(
         batch: instead of the factory's.
         loss: instead of the factory's.
         expected_loss: what the first loss should be, where it does not follow from the loss itself.
+        guard: also find the margins, and show that the guard holds in this loop and what it costs: the longest part.
         ranks: also run the factory in two processes that average their gradients, with a fault on one of them; only
             for `"module:factory"`.
         on_check: called with each check as soon as it is made.
@@ -64,7 +66,8 @@ def preflight(
         given = {"optimizer": optimizer, "batch": batch, "loss": loss, "expected_loss": expected_loss}
         subject = make_subject(target, given)
         checks = []
-        for check in _all_checks(subject, drilled=target if ranks and isinstance(target, str) else ""):
+        drilled = target if ranks and isinstance(target, str) else ""
+        for check in _all_checks(subject, guard=guard, drilled=drilled):
             checks.append(check)
             if on_check is not None:
                 on_check(check)
@@ -73,7 +76,7 @@ def preflight(
     return PreflightReport(subject.name, subject.describe(), tuple(checks), time.perf_counter() - begin)
 
 
-def _all_checks(subject: Subject, *, drilled: str) -> Iterable[Check]:
+def _all_checks(subject: Subject, *, guard: bool, drilled: str) -> Iterable[Check]:
     for text in subject.defaults:
         yield Check("default", "skip", f"not given, so: {text}")
     weights = list(_safely("initialisation", lambda: [check_weights(subject)]))
@@ -94,7 +97,7 @@ def _all_checks(subject: Subject, *, drilled: str) -> Iterable[Check]:
     for name, dtype in _HALVES:
         yield from _new_failures(_safely(name, functools.partial(_half, subject, name, dtype)), first)
     yield from _new_failures(_safely("edges", lambda: check_edges(subject)), first)
-    if first.finite:
+    if first.finite and guard:
         yield from _safely("margins", lambda: check_margins(subject))
         yield from _safely("guard", lambda: check_guard(subject))
         if drilled:
