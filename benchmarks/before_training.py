@@ -1,8 +1,8 @@
 """Which historic faults of the five systems are seen before training begins, by `nantrap data` or `nantrap preflight`?
 
 Every fault of every system is switched on, its first batches go through the data check as `module:dataset`, and model
-and loss through the checks of the preflight. What the repaired system shows as well does not count. The result is a
-Markdown table, as in docs/before-training.md.
+and loss through the checks of the preflight. What the repaired system shows under the same settings does not count. The
+result is a Markdown table, as in docs/before-training.md.
 
     python benchmarks/before_training.py
     python benchmarks/before_training.py --systems temi radiodiff
@@ -54,22 +54,25 @@ def preflight_complaints(make: Any) -> dict[str, str]:
     return found
 
 
-def seen_before_training(name: str, fault: str | None, batches: int) -> tuple[dict[str, str], dict[str, str]]:
-    """What both say about a system with one fault, or without any."""
+Seen = tuple[dict[str, str], dict[str, str]]
+
+
+def seen_before_training(name: str, fault: str, batches: int, *, repaired: bool) -> Seen:
+    """What both say about a system with one fault, or about the repaired system under the same settings."""
     system = load_system(name)
-    chosen = system.fault(fault) if fault else None
+    chosen = system.fault(fault)
 
     def make() -> dict[str, Any]:
-        run = system.run(fault=chosen)
+        run = system.run(fault=chosen, repaired=repaired)
         return {"model": run.model, "optimizer": run.optimizer, "batch": run.window(0)[0], "loss": run.loss}
 
-    return data_findings(system.run(fault=chosen), batches), preflight_complaints(make)
+    return data_findings(system.run(fault=chosen, repaired=repaired), batches), preflight_complaints(make)
 
 
-def row(name: str, fault: Any, healthy: tuple[dict[str, str], dict[str, str]], batches: int) -> tuple[str, bool]:
+def row(name: str, fault: Any, healthy: Seen, batches: int) -> tuple[str, bool]:
     """A line of the table, and whether anything was seen."""
     cells = []
-    for found, known in zip(seen_before_training(name, fault.name, batches), healthy, strict=True):
+    for found, known in zip(seen_before_training(name, fault.name, batches, repaired=False), healthy, strict=True):
         new = [text for key, text in found.items() if key not in known]
         cells.append("<br>".join(new[:3]) + (f"<br>and {len(new) - 3} more" if len(new) > 3 else ""))
     return f"| {name} | `{fault.name}`: {fault.title} | {cells[0]} | {cells[1]} |", any(cells)
@@ -85,9 +88,12 @@ def main(arguments: Iterable[str] | None = None) -> None:
     seen = total = 0
     print("| system | fault | `nantrap data` | `nantrap preflight` |\n| --- | --- | --- | --- |", flush=True)
     for name in chosen.systems:
-        healthy = seen_before_training(name, None, chosen.batches)
+        healthy: dict[str, Seen] = {}
         for fault in load_system(name).faults:
-            text, found = row(name, fault, healthy, chosen.batches)
+            settings = repr(sorted(fault.settings.items()))
+            if settings not in healthy:
+                healthy[settings] = seen_before_training(name, fault.name, chosen.batches, repaired=True)
+            text, found = row(name, fault, healthy[settings], chosen.batches)
             print(text, flush=True)
             seen, total = seen + found, total + 1
     print(f"\n{seen} of {total} faults are seen before training; {time.perf_counter() - begin:.0f} s")
