@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(start_text(COMMANDS), file=sys.stderr)
         return 2
     names = (given[0],) if given[0] in COMMANDS else () if given == ["--version"] else COMMANDS
-    parser = _parser(names)
+    parser = make_parser(names)
     parsed = parser.parse_args(given)
     try:
         if parsed.print_completion:
@@ -87,7 +87,8 @@ def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:
     return 0
 
 
-def _parser(names: Sequence[str]) -> argparse.ArgumentParser:
+def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
+    """The parser of the command line, with these commands."""
     parser = argparse.ArgumentParser(
         prog="nantrap",
         description="Stops NaN and Inf before they reach the weights, names the guilty operation, proves the cause.",

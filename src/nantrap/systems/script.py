@@ -22,7 +22,7 @@ from nantrap.systems.training import guard_of, train
 
 def main(system: System, arguments: Sequence[str] | None = None) -> int:
     """Train, evaluate, save. Exit code 0; 2 wrong use; 3 the guard stopped the run."""
-    options = _parser(system).parse_args(arguments)
+    options = make_parser(system).parse_args(arguments)
     torch.set_num_threads(options.threads)
     try:
         return _main(system, options)
@@ -168,7 +168,8 @@ def _evaluate(system: System, run: Run, step: int) -> None:
         _say(f"  averaged weights: loss {averaged.loss:.4f}, {system.quality} {averaged.quality:.1%}")
 
 
-def _parser(system: System) -> argparse.ArgumentParser:
+def make_parser(system: System) -> argparse.ArgumentParser:
+    """The options of a system's `train.py`."""
     parser = argparse.ArgumentParser(
         prog=f"python -m nantrap.systems.{system.name}.train", description=f"{system.name}: {system.title}."
     )
