@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -55,8 +56,9 @@ def test_an_epsilon_that_float32_holds_is_not() -> None:
 
 def test_a_weight_norm_of_zeros_is_a_division_by_zero() -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), weight_norm(nn.Linear(8, 3, bias=False)))
-    nn.init.zeros_(model[2].parametrizations.weight.original1)
+    normed: Any = weight_norm(nn.Linear(8, 3, bias=False))
+    model = nn.Sequential(nn.Linear(4, 8), nn.GELU(), normed)
+    nn.init.zeros_(normed.parametrizations.weight.original1)
     cause = incident_of(model, lambda b: model(b).square().mean(), torch.randn(4, 4)).causes[0]
     assert cause.slug == "division_by_zero"
     assert cause.proven

@@ -65,7 +65,6 @@ def test_nearly_every_cause_stands_in_the_index_of_symptoms() -> None:
     assert len(causes - linked) <= 5, f"give these a symptom in docs/index.md: {sorted(causes - linked)}"
 
 
-
 def test_the_api_page_has_every_name_and_every_field_of_the_policy() -> None:
     text = script("api").api_text()
     for name in nantrap.__all__:

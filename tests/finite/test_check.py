@@ -90,7 +90,7 @@ def test_complex(dtype: torch.dtype, value: complex) -> None:
     clean = torch.ones(5, dtype=dtype)
     assert not finite.any_nonfinite([clean])
     bad = clean.clone()
-    bad[3] = value
+    bad[3] = torch.tensor(value)
     assert finite.any_nonfinite([bad])
     assert finite.any_nonfinite([bad.conj()])
     assert finite.any_nonfinite([bad.view(1, 5).mH])
@@ -111,7 +111,7 @@ def test_sparse(layout: str) -> None:
         dense = torch.zeros(4, 4)
         dense[1, 2], dense[3, 0] = 1.0, value
         if layout == "uncoalesced":
-            return torch.sparse_coo_tensor([[1, 1], [2, 2]], [1.0, value], (4, 4))
+            return torch.sparse_coo_tensor(torch.tensor([[1, 1], [2, 2]]), [1.0, value], (4, 4))
         if layout == "coo":
             return dense.to_sparse()
         if layout == "bsr":

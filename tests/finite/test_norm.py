@@ -62,7 +62,7 @@ def test_no_gradients_at_all() -> None:
 def test_sparse_gradients_are_clipped_too() -> None:
     dense, sparse = nn.Parameter(torch.zeros(3)), nn.Parameter(torch.zeros(4, 2))
     dense.grad = torch.tensor([3.0, 0.0, 0.0])
-    sparse.grad = torch.sparse_coo_tensor([[1, 1]], [[1.0, 0.0], [3.0, 0.0]], (4, 2))  # the same row twice: 4
+    sparse.grad = torch.sparse_coo_tensor(torch.tensor([[1, 1]]), [[1.0, 0.0], [3.0, 0.0]], (4, 2))  # one row twice: 4
     norm = finite.gradient_norm([dense.grad, sparse.grad])
     assert float(norm) == 5.0
     finite.clip_with_norm([dense, sparse], max_norm=1.0, total=norm, known=5.0)

@@ -61,7 +61,7 @@ def test_layouts_and_dtypes() -> None:
     assert finite.tensor_stats(torch.tensor([True, False])).zeros == 1
     bad = finite.tensor_stats(torch.tensor([complex(math.nan, 1), complex(0, math.inf)]))
     assert (bad.shape, bad.nan, bad.posinf) == ((2,), 1, 1)
-    sparse = finite.tensor_stats(torch.sparse_coo_tensor([[1]], [math.nan], (5,)))
+    sparse = finite.tensor_stats(torch.sparse_coo_tensor(torch.tensor([[1]]), [math.nan], (5,)))
     assert (sparse.shape, sparse.nan) == ((5,), 1)
     assert finite.tensor_stats(torch.zeros(6, 4).T).shape == (4, 6)
     parameter = torch.nn.Parameter(torch.ones(2))
@@ -85,7 +85,7 @@ def test_first_bad_place(a: int, b: int, c: int, data: st.DataObject) -> None:
 def test_first_bad_place_of_other_layouts() -> None:
     assert finite.first_nonfinite_index(torch.tensor(math.nan)) == ()
     assert finite.first_nonfinite_index(torch.tensor([1 + 0j, complex(0, math.nan)])) == (1,)
-    sparse = torch.sparse_coo_tensor([[0, 3], [1, 2]], [1.0, math.nan], (5, 4))
+    sparse = torch.sparse_coo_tensor(torch.tensor([[0, 3], [1, 2]]), [1.0, math.nan], (5, 4))
     assert finite.first_nonfinite_index(sparse) == (3, 2)
     assert finite.first_nonfinite_index(torch.arange(3)) is None
 

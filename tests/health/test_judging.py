@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,10 @@ RNG = np.random.default_rng(0)
 FALLING = 8 * np.exp(-np.arange(400) / 80) + 2 + RNG.normal(0, 0.2, 400)
 
 
-def log(folder: Path, losses: Sequence[float], **columns: Sequence[float]) -> record.Run:
+Values = Sequence[float] | np.ndarray[Any, Any]
+
+
+def log(folder: Path, losses: Values, **columns: Values) -> record.Run:
     path = folder / "log.jsonl"
     rows = [
         {"step": i, "loss": float(loss), **{name: float(values[i]) for name, values in columns.items()}}

@@ -304,9 +304,10 @@ def test_batch_norm_statistics_are_a_sink(first_incident: Any) -> None:
 
 
 def test_bad_weights_name_the_operation_that_computes_with_them(first_incident: Any) -> None:
-    model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 1))
+    last = nn.Linear(3, 1)
+    model = nn.Sequential(nn.Linear(3, 3), last)
     with torch.no_grad():
-        model[1].weight[0, 0] = float("nan")
+        last.weight[0, 0] = float("nan")
     incident = first_incident(model, lambda batch: model(batch).mean(), [good])
     assert place(incident) == (0, "state", "1", "aten.addmm")
 

@@ -162,4 +162,4 @@ def test_masked_attention_has_a_second_derivative_with_the_math_kernel() -> None
     q, k, v = (torch.randn(1, 3, 2, dtype=torch.float64, requires_grad=True) for _ in range(3))
     mask = torch.tensor([[True, True, False], [False, False, False], [True, False, True]])
     with sdpa_kernel(SDPBackend.MATH):
-        assert torch.autograd.gradgradcheck(lambda *x: ops.masked_attention(*x, mask), (q, k, v))
+        assert torch.autograd.gradgradcheck(lambda q, k, v: ops.masked_attention(q, k, v, mask), (q, k, v))

@@ -161,7 +161,7 @@ FAULTS = [
     ),
     Fault(
         "ctc without room",
-        lambda z: F.ctc_loss(z.log_softmax(-1), torch.tensor([[1, 1]]), (2,), (2,)),
+        lambda z: F.ctc_loss(z.log_softmax(-1), torch.tensor([[1, 1]]), torch.tensor([2]), torch.tensor([2])),
         lambda z: ops.ctc_loss(z.log_softmax(-1), torch.tensor([[1, 1]]), (2,), (2,)),
         (torch.ones(2, 1, 3),),
     ),

@@ -156,7 +156,14 @@ def test_json_lines_of_other_tools(tmp_path: Path) -> None:
     run = open_run(path)
     assert run.main["loss"].step.tolist() == [5]
     assert run.evaluations["val/loss"].value.tolist() == [math.inf]
-    odd = [{"loss": 10**400}, {"loss": "1.5"}, {"loss": True}, {"loss": [3.0]}, {"loss": "n/a"}, {"x": 1}]
+    odd: list[dict[str, object]] = [
+        {"loss": 10**400},
+        {"loss": "1.5"},
+        {"loss": True},
+        {"loss": [3.0]},
+        {"loss": "n/a"},
+        {"x": 1},
+    ]
     assert open_run(lines(tmp_path / "odd.jsonl", odd)).main["loss"].value.tolist() == [math.inf, 1.5, 1.0, 3.0]
 
 

@@ -9,7 +9,7 @@ from nantrap.record import downsample, envelope
 
 def test_few_points_are_all_kept() -> None:
     step = np.arange(10)
-    assert downsample(step, step * 1.0, points=10).tolist() == list(range(10))
+    assert downsample(step, step.astype(np.float64), points=10).tolist() == list(range(10))
 
 
 def test_a_spike_a_dip_a_gap_and_a_lone_value_survive() -> None:

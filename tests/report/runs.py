@@ -154,7 +154,11 @@ def usual_run(folder: Path, steps: int = 300) -> Path:
     """A run with skips of one cause, a rollback, terms, a scale, a watched value and evaluations."""
     lines: list[dict[str, Any]] = []
     for step in range(steps):
-        more = {"terms": {"pixel": 0.7, "kl": 0.0}, "scale": 1024.0, "watch": {"blocks.0.alpha": step / steps}}
+        more: dict[str, Any] = {
+            "terms": {"pixel": 0.7, "kl": 0.0},
+            "scale": 1024.0,
+            "watch": {"blocks.0.alpha": step / steps},
+        }
         if step in (7, 40, 41):
             lines.append(skipped(step, **more))
         elif step == 42:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -68,7 +69,7 @@ def test_nothing_finite_is_a_picture_too(tmp_path: Path) -> None:
 
 def test_a_name_is_no_formula(tmp_path: Path) -> None:
     odd = r"$\frac{1}{$ _x"
-    picture = plot_runs([run(tmp_path, **{odd: 1.0})], form="png", options=PlotOptions(columns=(odd,)))
+    picture = plot_runs([run(tmp_path, **{odd: cast(Any, 1.0)})], form="png", options=PlotOptions(columns=(odd,)))
     assert picture.startswith(b"\x89PNG")
 
 

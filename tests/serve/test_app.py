@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import quote
 
 import pytest
@@ -24,7 +25,7 @@ def served(root: Path, token: str | None = None) -> TestClient:
     index.discover()
     index.scan()
     app = Live(index).application(hosts=("127.0.0.1", "localhost"), token=token)
-    return TestClient(app, base_url="http://127.0.0.1:8765", follow_redirects=False)
+    return TestClient(cast(Any, app), base_url="http://127.0.0.1:8765", follow_redirects=False)
 
 
 @pytest.fixture
