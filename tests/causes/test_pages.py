@@ -188,6 +188,15 @@ def test_committed_documentation_is_up_to_date() -> None:
     assert files == build.rendered(), "run `make docs`"
 
 
+@pytest.mark.parametrize("each", ALL, ids=_code)
+def test_page_shows_the_output_of_its_example(each: Page) -> None:
+    build = _docs_build()
+    output = build.shown_output(build.CAUSES / f"{each.code}.md")
+    assert each.code in output, "run `make outputs`"
+    assert "Traceback" not in output
+    assert not re.search(r"(^|[\s(])/\w", output), "a path of the machine that wrote it"
+
+
 _SAMPLE = ("softmax_fully_masked_row", "state_overwritten")
 """One example that is completed by the page, and one that has its own guard. `make test-all` runs the others."""
 
