@@ -31,6 +31,7 @@ class Call(NamedTuple):
     function: Callable[..., Tensor]
     inputs: tuple[Tensor, ...]  # float64, inside the domain, smooth there
     ulps: float = 4.0  # of the result's dtype, from the float64 result on the same inputs
+    roundings: float = 32.0  # of the largest gradient, in its dtype, from the float64 gradient
     loss: bool = False  # the result of half precision is float32
     whole: bool = True  # torch's CTC kernel has no second derivative and cannot be compiled
 
@@ -97,7 +98,9 @@ def calls() -> list[Call]:
         Call("temperature_softmax", ops.temperature_softmax, (normal(3, 4), positive(3, 1))),
         Call("temperature_log_softmax", lambda z: ops.temperature_log_softmax(z, 0.5), (normal(3, 4),)),
         Call("normalize_weights", ops.normalize_weights, (positive(3, 4),)),
-        Call("sinkhorn", lambda z: ops.sinkhorn(z, iterations=3), (normal(2, 3, 3),), ulps=8),
+        Call(
+            "sinkhorn", lambda z: ops.sinkhorn(z, iterations=3), (normal(2, 3, 3),), ulps=8, roundings=256
+        ),  # its gradient cancels
         Call(
             "modulate", lambda *a: ops.modulate(*a, limit=30.0), (normal(2, 3, 4), normal(2, 1, 4), normal(2, 1, 4)), 8
         ),
@@ -180,13 +183,13 @@ def test_value_is_that_of_float64(call: Call, dtype: torch.dtype, ulps) -> None:
 @every_call
 @every_dtype
 def test_gradient_is_that_of_float64(call: Call, dtype: torch.dtype) -> None:
-    """Within the rounding of a handful of operations, relative to the largest gradient."""
+    """Within the rounding of its operations, relative to the largest gradient; other CPUs round otherwise."""
     inputs = leaves(call, dtype)
     ours = gradients(call.function, inputs)
     exact = gradients(call.function, [x.detach().double().requires_grad_() for x in inputs])
     for gradient, reference in zip(ours, exact, strict=True):
         assert gradient.dtype == dtype
-        tolerance = 32 * torch.finfo(dtype).eps * float(reference.abs().max()) + torch.finfo(dtype).tiny
+        tolerance = call.roundings * torch.finfo(dtype).eps * float(reference.abs().max()) + torch.finfo(dtype).tiny
         torch.testing.assert_close(gradient.double(), reference, rtol=0, atol=tolerance)
 
 
