@@ -59,7 +59,7 @@ coverage: $(TOOLS)
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --sort cover --skip-covered
 
-# Every reader fed with changed files for so many seconds; what reached new code is kept in build/fuzz.
+# Every reader gets damaged files for SECONDS seconds; inputs that reach new code are kept in build/fuzz.
 SECONDS ?= 600
 fuzz: $(TOOLS)
 	$(PIP) -e '.[fuzz]'

@@ -1,9 +1,9 @@
 """How fast is `nantrap audit`, and how much memory does it take?
 
 Writes a checkpoint of model and Adam state (`--gb`, default 1.6) into a temporary folder, reads it several ways, each
-in a process of its own, and deletes it. Shown are whole commands, with the start of Python and imports: the rival is
-the line everybody writes (`torch.load`, then `isnan` over the model, a third of the data). Then the scan alone, without
-imports, beside `read`: the bandwidth of plain reads with as many threads as the audit has workers.
+in a separate process, and deletes it. It measures whole commands, with the start of Python and imports, against the
+usual line (`torch.load`, then `isnan` over the model, a third of the data). Then the scan alone, without imports, next
+to `read`: the bandwidth of plain reads with as many threads as the audit has workers.
 
 On a machine that others use too, wall time says how busy they were. CPU time (of all threads) says what the work
 costs; the ways run in turns, and medians are shown, and the least wall time, which comes nearest to an idle machine.
@@ -118,7 +118,7 @@ def measure_here(way: str, path: str, small: str, *, cold: bool) -> None:
 
 
 def environment() -> dict[str, str]:
-    """As after `pip install`: with compiled modules, whatever this process was told about writing them."""
+    """As after `pip install`: with compiled modules, whatever this process is configured to write."""
     return {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 

@@ -1,11 +1,11 @@
 """How fast is `nantrap data`, and how much memory does it take?
 
 Writes a float32 array (`--gb`, rows of 1,000 values) as .npy into a temporary folder, reads it several ways, each in a
-process of its own, and deletes it. The rivals: a plain read of all bytes with as many threads, and the line everybody
-writes, `np.isnan(np.load(path, mmap_mode="r")).any()`, which looks for NaN only. `nantrap` finds NaN, Inf, outliers,
-constant samples and copies in the same pass. `--cold` takes the file out of the page cache before each read.
-`--format csv` or `jsonl` writes a table of ten numbers and a label, or records with token ids; there the rivals
-are the plain read, and Python's `csv` or `json` with `math.isnan` on each value, on one core.
+separate process, and deletes it. Compared with a plain read of all bytes with as many threads, and with the line that
+most people writes, `np.isnan(np.load(path, mmap_mode="r")).any()`, which looks for NaN only. `nantrap` finds NaN, Inf,
+outliers, constant samples and copies in the same pass. `--cold` takes the file out of the page cache before each read.
+`--format csv` or `jsonl` writes a table of ten numbers and a label, or records with token ids; there the rivals are the
+plain read, and Python's `csv` or `json` with `math.isnan` on each value, on one core.
 
 On a machine that others use too, wall time says how busy they were: the ways run in turns, and the median and the
 least wall time are shown, and the CPU time of all threads (of this process: Ray's workers are others).
@@ -120,7 +120,7 @@ def forget(path: Path) -> None:
 
 
 def measure(way: str, path: Path) -> tuple[float, float, float]:
-    """Seconds, seconds of CPU and megabytes of one way, in a process of its own."""
+    """Seconds, seconds of CPU and megabytes of one way, in a separate process."""
     imports = "nantrap.doctor.data.check" if "nantrap" in way else "os"
     done = subprocess.run(
         [sys.executable, "-c", _FRAME.format(body=_WAYS[way], imports=imports), str(path)],

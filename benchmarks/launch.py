@@ -4,8 +4,8 @@
 
 One process, one thread. The guarded loop and the plain one take turns, each on its own copy of the model; the plain one
 calls PyTorch's own functions, taken before the wrappers were put in their place. The journal is on, the policy is the
-default one. The A/A line pits the plain loop against itself. A start is a whole process: `nantrap run` of a script that
-only imports torch, against `python` with the same script, in turns.
+default one. The A/A line compares the plain loop with itself. A start is a whole process: `nantrap run` of a script
+that only imports torch, against `python` with the same script, in turns.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How well and how fast a failure is located: nantrap in both forms beside anomaly mode and a module-hook detector.
+"""How well and how fast a failure is located: nantrap in both forms, anomaly mode and a module-hook detector.
 
     python benchmarks/locate.py [FOLDER ...]        default: tests/zoo and tests/zoo_held_back
 
@@ -8,7 +8,7 @@ answer is a bad tensor and no operation (`data`, `state`, `aten.empty`), phase a
 say all of that and are judged kindly: anomaly mode by the node alone, the hook detector by the module alone.
 
 A diagnosis is what the failed step takes longer than a healthy one, in milliseconds and in plain steps of the program.
-Most of these programs take well under a millisecond a step, so fixed costs dominate; `--large` adds a transformer.
+Most of these programs take well under a millisecond per step, so fixed costs dominate; `--large` adds a transformer.
 """
 
 from __future__ import annotations
@@ -259,7 +259,7 @@ def large() -> None:
             extra = max(alarm.seconds - statistics.median(taken[1:]), 0.0)
             tally.milliseconds.append(extra * 1e3)
             tally.steps.append(extra / step_seconds)
-    show(f"a transformer, {step_seconds * 1e3:.0f} ms a step", tallies)
+    show(f"a transformer, {step_seconds * 1e3:.0f} ms per step", tallies)
 
 
 def main() -> None:

@@ -1,9 +1,9 @@
 """What a safe operation costs, next to the line that people write: forward and backward, CPU, one thread.
 
 Each round times the naive form, the safe form and the naive form again, next to each other, so that a slow moment of
-the machine meets all three. Reported are medians over rounds: of the naive time, of safe/naive, and of naive/naive,
-the control, which says how far from 1 a ratio must be to mean anything. Times are CPU times of the process, so that
-neighbours on the machine count less.
+the machine affects all three alike. It reports medians over rounds: of the naive time, of safe/naive, and of
+naive/naive, the control, which says how far from 1 a ratio must be to mean anything. Times are CPU times of the
+process, so that neighbours on the machine count less.
 
     python benchmarks/ops.py [--rounds 41] [--only softmax]
 """

@@ -4,8 +4,8 @@
 
 One process, one thread. A contestant and the plain loop take turns, each on its own copy of the model, so that every
 ratio is of two adjacent measurements; the median over all pairs is printed, with the spread of the middle half. The
-A/A line pits the plain loop against itself: what it shows beyond 1.000 is the noise of the machine. The journal is on,
-the policy is the default one. Peers stand beside us in the same run.
+A/A line compares the plain loop with itself: what it shows beyond 1.000 is the noise of the machine. The journal is on,
+the policy is the default one. Other tools are measured in the same run.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ LINE = '{"step":%d,"loss":%.16g,"grad_norm":%.16g,"lr":[0.001],"action":"apply",
 
 
 def write_journal(folder: Path, *, steps: int | None = None, size: float | None = None) -> Path:
-    """A journal of so many steps, or of so many bytes."""
+    """A journal of a number of steps, or of a number of bytes."""
     folder.mkdir(parents=True)
     path, rng, step, written = folder / "journal-r0.jsonl", random.Random(0), 0, 0
     (folder / "run.json").write_text('{"schema": "nantrap.run/1"}')

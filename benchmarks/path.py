@@ -1,4 +1,4 @@
-"""How many hands a healthy step passes: calls of nantrap's own functions, the files they are in, by `sys.setprofile`.
+"""How long the path of a healthy step is: calls of nantrap's own functions, the files they are in, by `sys.setprofile`.
 
     python benchmarks/path.py [--calls] [--json]
 

@@ -1,4 +1,4 @@
-"""Checkpoints that are never poisoned: the store refuses a non-finite state; the run goes on from the last good one.
+"""Checkpoints without NaN: the store refuses a non-finite state; the run continues from the last good one.
 
 Run it: python examples/resume.py
 """
