@@ -393,7 +393,8 @@ _PLAIN_BASES: Final = frozenset(f"builtins.{name}" for name in _BUILTINS) | _wor
     "collections.abc.MutableMapping collections.abc.Sequence collections.abc.MutableSequence collections.abc.Set "
     "collections.abc.Iterator collections.abc.Iterable collections.abc.Callable collections.abc.Hashable "
     "collections.UserDict collections.UserList contextlib.ContextDecorator contextlib.AbstractContextManager "
-    "json.JSONEncoder numpy.ndarray torch.Tensor torch.nn.Module torch.nn.Parameter torch.autograd.Function"
+    "json.JSONEncoder pydantic.BaseModel pydantic.main.BaseModel numpy.ndarray torch.Tensor torch.nn.Module "
+    "torch.nn.Parameter torch.autograd.Function"
 )
 _PLAIN_BUILTINS: Final = _BUILTINS | _words(
     "super len isinstance issubclass hasattr getattr setattr delattr zip enumerate range sorted reversed min max sum "
@@ -410,8 +411,8 @@ _PLAIN_CALLS: Final = _words(
 _PLAIN_METHODS: Final = _words(
     "update get pop popitem items keys values setdefault append extend add insert copy clear discard remove index "
     "count sort reverse startswith endswith split rsplit join format lower upper strip lstrip rstrip replace partition "
-    "rpartition encode decode isdigit union intersection difference issubset issuperset register_buffer "
-    "register_parameter add_module requires_grad_ set_extra_state info debug warning error"
+    "rpartition removesuffix removeprefix encode decode isdigit union intersection difference issubset issuperset "
+    "register_buffer register_parameter add_module requires_grad_ set_extra_state info debug warning warning_once error"
 )
 _SYSTEM_METHODS: Final = _words(
     "system popen Popen check_call check_output unlink rmtree rmdir mkdir makedirs removedirs rename write write_text "

@@ -169,6 +169,13 @@ CLASSES: Final = _pairs({
         "SageMakerDistributedType DataLoaderConfiguration ProjectConfiguration GradientAccumulationPlugin "
         "TorchDynamoPlugin DeepSpeedPlugin FullyShardedDataParallelPlugin DDPCommunicationHookType"
     ),
+    "transformers.tokenization_utils_tokenizers": "TokenizersBackend",
+    "transformers.tokenization_utils_fast": "PreTrainedTokenizerFast",
+    "tokenizers": "Tokenizer AddedToken",
+    "tokenizers.models": "Model BPE WordPiece WordLevel Unigram",
+    "deepspeed.utils.tensor_fragment": "fragment_address tensor_fragment",
+    "deepspeed.runtime.fp16.loss_scaler": "LossScaler LossScalerBase DynamicLossScaler",
+    "deepspeed.runtime.zero.config": "ZeroStageEnum",
     "omegaconf.dictconfig": "DictConfig",
     "omegaconf.listconfig": "ListConfig",
     "omegaconf.base": "Metadata ContainerMetadata SCMode",

@@ -358,6 +358,13 @@ def _new_with_keywords(call: Call) -> Call | None:
     return None
 
 
+def _file_system(call: Call) -> Outcome:
+    """`fsspec.spec.make_instance(LocalFileSystem, (), {})`: in callbacks of Lightning that were pickled whole."""
+    given = call.arguments
+    fits = len(given) == 3 and given[0] == _LOCAL_FILES and given[1] in ((), []) and given[2] == {}
+    return _DATA if fits else _WRONG
+
+
 def _index(call: Call) -> Outcome:
     """`pandas.core.indexes.base._new_Index(class, values)`."""
     first = call.arguments[0] if call.arguments else None
@@ -365,6 +372,7 @@ def _index(call: Call) -> Outcome:
     return _DATA if fits else _WRONG
 
 
+_LOCAL_FILES = Name("fsspec.implementations.local", "LocalFileSystem")
 _BASES = frozenset(
     Name("builtins", kind) for kind in ("object", "dict", "list", "int", "float", "str", "tuple", "set", "bytes")
 )
@@ -394,6 +402,7 @@ _CLOSER: Final[Mapping[Name, Callable[[Call], Outcome]]] = {
     Name("_codecs", "encode"): _encodes,
     Name("collections", "defaultdict"): _defaults,
     Name("pandas.core.indexes.base", "_new_Index"): _index,
+    Name("fsspec.spec", "make_instance"): _file_system,
     **{
         Name("numpy.random._pickle", kind): _generator
         for kind in ("__generator_ctor", "__bit_generator_ctor", "__randomstate_ctor")
@@ -408,7 +417,7 @@ _CLOSER: Final[Mapping[Name, Callable[[Call], Outcome]]] = {
 }
 """Callables whose arguments decide."""
 
-_NAMED_WITH_THEM: Final = frozenset((Name("builtins", "type"),)) | _ARRAYS
+_NAMED_WITH_THEM: Final = frozenset((Name("builtins", "type"), _LOCAL_FILES)) | _ARRAYS
 
 
 # ---- names
@@ -454,7 +463,7 @@ def _judge_name(name: Name) -> str:
     return "named"
 
 
-_ENUMS = re.compile(r"(Strategy|Type|Names|Option|Mode|Backend|Environment)$")
+_ENUMS = re.compile(r"(Strategy|Type|Names|Option|Mode|Backend|Environment|Enum)$")
 """The enums among the known classes of other packages: the only ones that a pickler calls with a value."""
 
 
