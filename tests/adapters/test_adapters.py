@@ -262,7 +262,7 @@ def accelerator() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_accelerate_tells_that_a_step_was_refused(accelerator: Any, tmp_path: Path) -> None:
+def test_accelerate_knows_that_a_step_was_refused(accelerator: Any, tmp_path: Path) -> None:
     adapter = importlib.import_module("nantrap.accelerate")
     accelerator = adapter.guard(accelerator, run_dir=tmp_path / "run", quiet=True)
     plain = net()
@@ -293,7 +293,7 @@ def test_accelerate_tells_that_a_step_was_refused(accelerator: Any, tmp_path: Pa
 # ---- all of them
 
 
-def test_under_nantrap_run_an_adapter_stands_back(tmp_path: Path) -> None:
+def test_under_nantrap_run_an_adapter_does_nothing(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
         "import torch, nantrap.accelerate\n"

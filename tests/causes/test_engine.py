@@ -46,7 +46,7 @@ def ask_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[
 AskOnly = Callable[[dict[str, Ask]], Incident]
 
 
-def test_a_rule_that_raises_is_noted_and_passed_over(ask_only: AskOnly) -> None:
+def test_a_rule_that_raises_is_noted_and_skipped(ask_only: AskOnly) -> None:
     def broken(case: Case) -> Claim | None:
         raise ZeroDivisionError("by design")
 

@@ -256,7 +256,7 @@ def test_adam_eps(incident_of: IncidentOf) -> None:
     ]
 
 
-def test_loss_scale_is_told_exactly(incident_of: IncidentOf) -> None:
+def test_loss_scale_is_reported_exactly(incident_of: IncidentOf) -> None:
     assert first(incident_of("loss_scale_misuse")).summary == "a loss scale of 1.04858e+06 overflows the gradients"
 
 
@@ -271,7 +271,7 @@ def test_rate(incident_of: IncidentOf) -> None:
     assert evidence(cause)[2] == "the same batches with a tenth of the learning rate stay finite (trial 1)"
 
 
-def test_a_rate_that_diverges_later_is_not_called_stable(incident_of: IncidentOf) -> None:
+def test_a_learning_rate_that_diverges_later_is_not_called_stable(incident_of: IncidentOf) -> None:
     fix = first(incident_of("lr_too_high")).fix
     assert fix is not None
     assert "a tenth, 5, is stable here" not in fix.text

@@ -160,7 +160,7 @@ def test_budget(budget: dict[str, Any], inspect_case: InspectCase) -> None:
     inspect_case(FORWARD, look)
 
 
-def test_loss_is_told(inspect_case: InspectCase) -> None:
+def test_loss_is_reported(inspect_case: InspectCase) -> None:
     def look(case: Case) -> None:
         assert case.lab.again().loss == float("-inf")
         replaced = case.lab.replaced(_line(case), "log", "safe_log")
@@ -196,7 +196,7 @@ def test_single_precision_widens_every_operation(inspect_case: InspectCase) -> N
     inspect_case(page("fp16_forward_overflow").example, look)
 
 
-def test_another_rate_from_an_older_state(inspect_case: InspectCase) -> None:
+def test_another_learning_rate_from_an_older_state(inspect_case: InspectCase) -> None:
     def look(case: Case) -> None:
         before = state(case)
         rates: list[tuple[int, float]] = []

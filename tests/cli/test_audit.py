@@ -216,7 +216,7 @@ def test_show_prints_the_values_of_named_tensors(folder: Path, capsys: pytest.Ca
     assert "no tensor is named like *.beta" in capsys.readouterr().err
 
 
-def test_only_what_holds_a_model_is_gone_back_to(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_only_what_holds_a_model_is_resumed_from(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.save({"torch": torch.get_rng_state(), "cuda": []}, folder / "rng_state_0.pt")
     torch.save({"images": torch.ones(3, 2), "labels": torch.tensor([0.0, 1.0])}, folder / "batch.pt")
     assert run(folder, "--last-good") == 1

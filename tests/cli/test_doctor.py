@@ -130,7 +130,7 @@ def test_fix_writes_after_a_backup(
     assert capsys.readouterr().out.splitlines()[-1] == f"{name} changed; the old one is {name}.bak1"
 
 
-def test_fix_alone_mends_findings(radiodiff: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_fix_alone_fixes_findings(radiodiff: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = radiodiff / "radio.yaml"
     path.write_text("lr: 1e-5\nmin_lr: 1e-4 # floor\nmax_grad_norm: 1000\n")
     assert main(["doctor", "radio.yaml", "--fix"]) == 0
@@ -138,7 +138,7 @@ def test_fix_alone_mends_findings(radiodiff: Path, capsys: pytest.CaptureFixture
     capsys.readouterr()
 
 
-def test_a_lower_rate_would_freeze_bfloat16(radiodiff: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_lower_learning_rate_would_freeze_bfloat16(radiodiff: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (radiodiff / "radio.yaml").write_text("precision: bf16-true\noptimizer: {name: adamw, lr: 2e-4}\n")
     main(["doctor", "radio.yaml", "--suggest", "very-conservative"])
     out = capsys.readouterr().out

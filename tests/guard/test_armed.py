@@ -42,7 +42,7 @@ def train(policy: nantrap.Policy, *, steps: int = 6, bad: tuple[int, ...] = (1, 
     return found, model
 
 
-def test_the_second_failure_is_told_in_full() -> None:
+def test_the_second_failure_is_reported_in_full() -> None:
     (first, second), _ = train(nantrap.Policy())
     assert first.causes[0].slug == "unknown"
     assert any(note.startswith("armed: the next 100 steps are traced while they run") for note in first.notes)
@@ -57,7 +57,7 @@ def test_the_second_failure_is_told_in_full() -> None:
     assert not any(note.startswith("armed: the next") for note in second.notes)
 
 
-def test_always_tells_the_first_failure_after_a_first_step() -> None:
+def test_always_reports_the_first_failure_after_a_first_step() -> None:
     (first,), _ = train(nantrap.Policy(armed="always"), bad=(2,))
     assert (first.op, first.causes[0].slug) == ("aten.reciprocal", "division_by_zero")
 

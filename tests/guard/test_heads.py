@@ -118,7 +118,7 @@ def test_a_micro_batch_keeps_its_good_heads(form: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_with_a_scaler_the_head_is_told_from_an_overflow_of_the_scale(form: str) -> None:
+def test_with_a_scaler_the_head_is_not_taken_for_an_overflow_of_the_scale(form: str) -> None:
     run = run_of(loss_of(named), scaler=torch.amp.GradScaler("cpu", init_scale=1024.0))
     FORMS[form](run, run.guard(policy=Policy(bad_terms="drop")))
     assert all(outcome.applied for outcome in run.outcomes)

@@ -63,7 +63,7 @@ def test_skips_in_a_window_then_stop() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_rollback_puts_the_whole_state_back_and_lowers_the_rate(form: str) -> None:
+def test_rollback_puts_the_whole_state_back_and_lowers_the_learning_rate(form: str) -> None:
     run = make_run(
         data=batches(12),
         scheduler=lambda o: CosineAnnealingLR(o, T_max=100),
@@ -99,7 +99,7 @@ def test_rollback_puts_the_whole_state_back_and_lowers_the_rate(form: str) -> No
     ],
     ids=["cosine", "one_cycle", "lambda", "none"],
 )
-def test_the_lower_rate_stays_lower_under_a_scheduler(scheduler: Any) -> None:
+def test_the_lower_learning_rate_stays_lower_under_a_scheduler(scheduler: Any) -> None:
     parts = {} if scheduler is None else {"scheduler": scheduler}
     clean, run = make_run(**parts), make_run(**parts)
     clean_guard = clean.guard()
@@ -115,7 +115,7 @@ def test_the_lower_rate_stays_lower_under_a_scheduler(scheduler: Any) -> None:
         guard.attempt(run.forward, batch)
 
 
-def test_each_rollback_lowers_the_rate_further_until_they_are_used_up() -> None:
+def test_each_rollback_lowers_the_learning_rate_further_until_they_are_used_up() -> None:
     run = make_run()
     guard = run.guard(policy=Policy(max_consecutive_skips=1, max_rollbacks=2, anchor_every=2, **QUICK))
     FORMS["attempt"](run, guard, run.windows(run.batches[:5]))
@@ -144,7 +144,7 @@ def test_a_state_that_was_bad_is_no_anchor() -> None:
         FORMS["attempt"](run, guard)
 
 
-def test_going_back_does_not_mend_the_data() -> None:
+def test_a_rollback_does_not_repair_the_data() -> None:
     run = make_run()
     guard = run.guard(policy=Policy(check_batch=True, max_consecutive_skips=1))
     with pytest.raises(nantrap.NonFiniteError, match="and the batch is at fault, not the state"):

@@ -168,7 +168,7 @@ def test_two_optimizers_on_one_model() -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_compiled_model_that_meets_a_fault(form: str) -> None:
+def test_a_compiled_model_with_a_fault(form: str) -> None:
     run = make_run()
     user_model = run.model
     run.model = torch.compile(user_model, backend="eager")
@@ -197,7 +197,7 @@ def test_evaluation_between_steps_is_not_part_of_a_step() -> None:
     assert all(outcome.applied for outcome in run.outcomes)
 
 
-def test_buffers_that_an_evaluation_poisoned_are_healed_by_going_back() -> None:
+def test_buffers_that_an_evaluation_poisoned_are_repaired_by_a_rollback() -> None:
     run = make_run(data=make_run().batches * 3)
     guard = run.guard(policy=Policy(max_consecutive_skips=2, anchor_every=2, diagnose="off"))
     FORMS["attempt"](run, guard, run.windows(run.batches[:5]))

@@ -51,7 +51,7 @@ def train(**options: object) -> tuple[list[float], torch.Tensor]:
     return losses, model.weight.detach().clone()
 
 
-def test_an_exporter_is_told_steps_incidents_and_evaluations() -> None:
+def test_an_exporter_gets_steps_incidents_and_evaluations() -> None:
     kept = Kept()
     train(export=[kept])
     assert [(kind, step) for kind, step, _ in kept.got if kind != "values"] == [("incident", 2), ("close", -1)]
@@ -74,7 +74,7 @@ def test_training_is_the_same_with_an_exporter_that_fails() -> None:
     assert str(losses) == str(plain)
 
 
-def test_event_files_stand_in_the_run_folder(tmp_path: Path) -> None:
+def test_event_files_are_in_the_run_folder(tmp_path: Path) -> None:
     train(export="tensorboard", run_dir=tmp_path)
     run = record.open_run(tmp_path / "tensorboard")
     journal = record.open_run(tmp_path)

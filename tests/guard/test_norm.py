@@ -24,7 +24,7 @@ def step(prepare: Callable[[torch.optim.Optimizer], Any] = lambda optimizer: Non
         return guard.attempt(lambda batch: (model(batch) * UNIT).square().mean(), torch.randn(8, 4))
 
 
-def test_where_nobody_clips_the_step_is_taken_and_its_norm_is_known() -> None:
+def test_where_nothing_clips_the_step_is_applied_and_its_norm_is_known() -> None:
     outcome = step(max_grad_norm=None)
     assert outcome.applied
     assert outcome.incident is None
@@ -43,14 +43,14 @@ def _clip_by_hook(optimizer: torch.optim.Optimizer) -> None:
     [(lambda optimizer: None, {"max_grad_norm": 1.0}), (_clip_by_hook, {"max_grad_norm": None})],
     ids=["guard", "hook"],
 )
-def test_where_somebody_clips_the_step_is_refused(prepare: Any, guarded: dict[str, Any]) -> None:
+def test_where_something_clips_the_step_is_refused(prepare: Any, guarded: dict[str, Any]) -> None:
     outcome = step(prepare, **guarded)
     assert not outcome.applied
     assert outcome.incident is not None
     assert outcome.incident.causes[0].slug == "grad_norm_overflow"
 
 
-def test_a_gradient_that_is_infinite_is_no_matter_of_the_norm() -> None:
+def test_a_gradient_that_is_infinite_is_not_about_the_norm() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
     with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-30), max_grad_norm=None, quiet=True) as guard:

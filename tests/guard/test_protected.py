@@ -30,7 +30,7 @@ class Centred(nn.Module):
         return (self.scale * (y - self.mean)).square().mean()
 
 
-def test_a_loss_module_beside_the_model() -> None:
+def test_a_loss_module_next_to_the_model() -> None:
     torch.manual_seed(0)
     model, loss = nn.Linear(6, 3), Centred()
     guard = Guard(model, torch.optim.SGD([*model.parameters(), *loss.parameters()], lr=0.1), also=[loss], quiet=True)

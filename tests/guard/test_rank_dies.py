@@ -58,7 +58,7 @@ def test_a_rank_that_dies_while_it_diagnoses(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_restart_goes_on_from_the_last_good_checkpoint(tmp_path: Path) -> None:
+def test_a_restart_continues_from_the_last_good_checkpoint(tmp_path: Path) -> None:
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
     folder = tmp_path / "restarted"
     folder.mkdir()

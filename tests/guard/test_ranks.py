@@ -593,7 +593,7 @@ Ranks = Callable[[str], list[dict[str, Any]]]
 
 
 @pytest.mark.parametrize("form", ["two_line", "attempt"])
-def test_ddp_where_one_rank_meets_a_bad_batch(ranks: Ranks, form: str) -> None:
+def test_ddp_where_one_rank_gets_a_bad_batch(ranks: Ranks, form: str) -> None:
     zero, one = ranks(form)
     assert zero["actions"] == one["actions"] == ["apply", "skip", "apply", "skip", "skip", "apply"]
     assert zero["ranks"] == one["ranks"] == [None, 1, None, 0, 1, None]
@@ -741,7 +741,7 @@ def test_nan_in_one_shard_under_a_scaler_is_no_search(ranks: Ranks) -> None:
     assert zero["scale"] == one["scale"] == 1024.0
 
 
-def test_each_fault_is_told_of_the_rank_where_it_began(ranks: Ranks) -> None:
+def test_each_fault_names_the_rank_where_it_began(ranks: Ranks) -> None:
     zero, one = ranks("night")
     assert zero["actions"] == one["actions"] == ["apply", *["skip"] * 6, "apply"]
     assert zero["origins"] == one["origins"] == [0, 0, 0, 0, 0, 1]
@@ -756,7 +756,7 @@ def test_each_fault_is_told_of_the_rank_where_it_began(ranks: Ranks) -> None:
     assert "000006-r0" not in folders
 
 
-def test_nan_under_a_scaler_is_told_from_its_search(ranks: Ranks) -> None:
+def test_nan_under_a_scaler_is_not_taken_for_its_search(ranks: Ranks) -> None:
     zero, one = ranks("genuine_nan")
     assert zero == one
     assert zero["actions"] == ["apply", "apply", "skip", "skip", "apply"]

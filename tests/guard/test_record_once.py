@@ -155,7 +155,7 @@ def test_the_summary_is_printed_without_close() -> None:
     assert "nantrap: 3 steps, 2 applied (66.7 %)\n1 incident, 1 skipped step" in ended.stderr
 
 
-def test_the_first_cause_has_a_name_of_its_own() -> None:
+def test_the_first_cause_has_its_own_name() -> None:
     run = make_run()
     incident = run.guard().attempt(run.forward, poison(run.batches[0])).incident
     assert incident is not None

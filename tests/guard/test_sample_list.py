@@ -83,7 +83,7 @@ def test_what_the_guard_finds_is_left_out_in_the_next_run(tmp_path: Path) -> Non
     assert nantrap.without_samples(dataset, path, rules=["bad_input_data"]).indices == kept.indices  # type: ignore[union-attr]
 
 
-def test_a_sample_that_breaks_the_loss_is_to_blame(tmp_path: Path) -> None:
+def test_a_sample_that_breaks_the_loss_is_the_cause(tmp_path: Path) -> None:
     path = tmp_path / "bad-samples.json"
     x = rows()
     x[11] = 0.0

@@ -67,7 +67,7 @@ def test_everything_is_as_before(form: str, name: str, when: int) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("diagnose", ["full", "off"])
-def test_the_random_streams_go_on_as_if_only_the_one_forward_had_drawn(form: str, diagnose: str) -> None:
+def test_the_random_streams_continue_as_if_only_the_one_forward_had_drawn(form: str, diagnose: str) -> None:
     run = full_run()
     guard = run.guard(policy=Policy(diagnose=diagnose))
     FORMS[form](run, guard, run.windows(run.batches[:2]))
@@ -112,7 +112,7 @@ def test_the_schedule_on_a_skip_follows_the_policy(form: str, policy: str) -> No
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_the_scaler_keeps_its_scale_when_the_forward_pass_is_to_blame(form: str) -> None:
+def test_the_scaler_keeps_its_scale_when_the_forward_pass_is_the_cause(form: str) -> None:
     run = full_run(autocast=torch.float16, scaler=lambda: torch.amp.GradScaler("cpu", init_scale=256.0))
     guard = run.guard()
     FORMS[form](run, guard, run.windows(run.batches[:2]))

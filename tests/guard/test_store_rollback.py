@@ -107,7 +107,7 @@ def test_after_progress_newer_checkpoints_count_again(tmp_path: Path) -> None:
     assert run.optimizer.param_groups[0]["lr"] == pytest.approx(0.0025)
 
 
-def test_a_damaged_checkpoint_is_passed_over_for_an_older_one(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped_for_an_older_one(tmp_path: Path) -> None:
     run = make_run()
     store = CheckpointStore(tmp_path)
     guard = run.guard(policy=Policy(anchor_every=0, **QUICK), store=store, save_every=2)
@@ -141,7 +141,7 @@ def test_nothing_whole_to_go_back_to_stops_with_everything_as_before(tmp_path: P
     assert_same_state(before, state_of(run, rng=False))
 
 
-def test_the_rate_climbs_back_if_asked_to() -> None:
+def test_the_learning_rate_recovers_if_asked_to() -> None:
     run = make_run(data=batches(40), scheduler=lambda o: CosineAnnealingLR(o, T_max=1000))
     clean = make_run(data=batches(40), scheduler=lambda o: CosineAnnealingLR(o, T_max=1000))
     guard = run.guard(policy=Policy(anchor_every=1, lr_recover_steps=10, **QUICK))
@@ -164,7 +164,7 @@ def test_the_rate_climbs_back_if_asked_to() -> None:
     assert run.scheduler.base_lrs == pytest.approx([0.01])
 
 
-def test_a_second_rollback_lowers_the_rate_further_from_whatever_state() -> None:
+def test_a_second_rollback_lowers_the_learning_rate_further_from_whatever_state() -> None:
     run = make_run(data=batches(16))
     guard = run.guard(policy=Policy(anchor_every=4, max_rollbacks=5, **QUICK))
     FORMS["attempt"](run, guard, run.windows(run.batches[:10]))  # anchors at 4 and 8
@@ -174,7 +174,7 @@ def test_a_second_rollback_lowers_the_rate_further_from_whatever_state() -> None
 
 
 @pytest.mark.parametrize("choice", ["restore", "continue"])
-def test_the_random_streams_go_back_too_unless_told_otherwise(choice: Any) -> None:
+def test_the_random_streams_are_restored_too_unless_configured_otherwise(choice: Any) -> None:
     run = make_run()
     guard = run.guard(policy=Policy(anchor_every=100, rollback_rng=choice, **QUICK))
     at_start = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())
@@ -190,7 +190,7 @@ def test_the_random_streams_go_back_too_unless_told_otherwise(choice: Any) -> No
 # ---- saving through the guard
 
 
-def test_save_and_load_go_on_bit_for_bit(tmp_path: Path) -> None:
+def test_save_and_load_continue_bit_for_bit(tmp_path: Path) -> None:
     run = whole_run()
     guard = run.guard()
     FORMS["attempt"](run, guard, run.windows(run.batches[:5]))
@@ -231,14 +231,14 @@ class Masked(Net):
         self.register_buffer("lowest", torch.tensor([float("inf")]))
 
 
-def test_buffers_that_were_nonfinite_from_the_start_are_no_obstacle(tmp_path: Path) -> None:
+def test_buffers_that_were_nonfinite_from_the_start_do_not_matter(tmp_path: Path) -> None:
     run = make_run(model=Masked, ema=lambda m: AveragedModel(m, use_buffers=True))
     guard = run.guard()
     FORMS["attempt"](run, guard, run.windows(run.batches[:1]))
     assert guard.save(tmp_path / "x.safetensors") is not None
 
 
-def test_the_store_of_a_run_lies_in_its_folder(tmp_path: Path) -> None:
+def test_the_store_of_a_run_is_in_its_folder(tmp_path: Path) -> None:
     run = make_run()
     with run.guard(run_dir=tmp_path, save_every=3) as guard:
         FORMS["attempt"](run, guard, run.windows(run.batches[:7]))
@@ -296,7 +296,7 @@ def test_a_full_disk_does_not_end_the_training(tmp_path: Path, monkeypatch: pyte
     assert guard.tally.applied == 3
 
 
-def test_wrong_use_is_told(tmp_path: Path) -> None:
+def test_wrong_use_is_reported(tmp_path: Path) -> None:
     run = make_run()
     with pytest.raises(nantrap.UsageError, match=r"Guard\(save_every=\.\.\.\): where to\?"):
         run.guard(save_every=10)

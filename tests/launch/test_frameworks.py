@@ -301,7 +301,7 @@ def _is_placed(incident: Incident, name: str) -> None:
         assert incident.dataset_indices == (BAD,)
 
 
-def test_a_schedule_of_epochs_goes_on(tmp_path: Path) -> None:
+def test_a_schedule_of_epochs_continues(tmp_path: Path) -> None:
     """Lightning moves it once an epoch, after the last batch, whatever became of that one."""
     torch.manual_seed(7)
     last = list(loader(None).batch_sampler)  # type: ignore[arg-type]

@@ -133,7 +133,7 @@ def training(net: nn.Module, data: Batches) -> Iterator[tuple[Tensor, torch.opti
         yield F.mse_loss(net(x), y), optimizer
 
 
-def test_a_script_that_skips_by_itself_gets_its_buffers_back(
+def test_a_script_that_skips_on_its_own_gets_its_buffers_back(
     settings: Settings, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     net = Net()
@@ -302,7 +302,7 @@ def test_a_scaler_that_searches_holds_no_schedule(settings: Settings) -> None:
         assert searched() == plain
 
 
-def test_rollback_goes_back_to_memory(tmp_path: Path) -> None:
+def test_rollback_restores_from_memory(tmp_path: Path) -> None:
     net = Net()
     good = batches(40)
     bad = [(torch.full((8, 6), math.nan), torch.zeros(8, 1))] * 3
@@ -375,7 +375,7 @@ def test_a_copy_of_the_model_is_free_and_a_pickle_needs_no_nantrap(settings: Set
     assert b"nantrap" not in (tmp_path / "net.pt").read_bytes()
 
 
-def test_an_optimizer_with_a_guard_of_its_own_is_left_alone(settings: Settings, tmp_path: Path) -> None:
+def test_an_optimizer_with_its_own_guard_is_left_alone(settings: Settings, tmp_path: Path) -> None:
     import nantrap
 
     with attached(settings) as attachment:

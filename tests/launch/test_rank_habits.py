@@ -97,7 +97,7 @@ def test_a_scaler_that_is_switched_off(runs: Runs) -> None:
     assert runs.actions("disabled_scaler") == [["apply", "apply", "skip", "apply"]] * 2
 
 
-def test_nan_under_a_scaler_is_told_from_its_search(runs: Runs) -> None:
+def test_nan_under_a_scaler_is_not_taken_for_its_search(runs: Runs) -> None:
     assert runs.actions("scaled") == [["apply", "apply", "skip", "skip", "apply"]] * 2
     (incident,) = runs.incidents("scaled").values()
     assert (incident["step"], incident["rank"], incident["origin_rank"]) == (2, 1, 1)
@@ -154,7 +154,7 @@ def test_the_guilty_micro_batch_of_one_rank(runs: Runs) -> None:
     assert (incident["rank"], incident["phase"], incident["causes"][0]["slug"]) == (1, "data", "bad_input_data")
 
 
-def test_each_fault_is_told_of_its_rank(runs: Runs) -> None:
+def test_each_fault_names_its_rank(runs: Runs) -> None:
     assert runs.actions("night") == [["apply", "skip", "skip", "skip", "skip", "apply", "skip", "apply"]] * 2
     found = {
         name: (each["origin_rank"], each["bad_ranks"], each["op"]) for name, each in runs.incidents("night").items()

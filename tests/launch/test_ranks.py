@@ -137,7 +137,7 @@ def test_all_ranks_stop_together(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_processes_that_are_no_ranks_have_folders_of_their_own(tmp_path: Path, method: str) -> None:
+def test_processes_that_are_no_ranks_have_their_own_folders(tmp_path: Path, method: str) -> None:
     (tmp_path / "program.py").write_text(PROCESSES)
     ended = start(tmp_path, sys.executable, "-m", "nantrap", "run", "--run-dir", "run", "program.py", method)
     assert ended.returncode == 0, ended.stderr

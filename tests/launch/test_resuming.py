@@ -18,7 +18,7 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
     optimizer.step()
 
 
-def test_a_restored_rate_that_overrides_the_configured_one_is_said_once(
+def test_a_restored_learning_rate_that_overrides_the_configured_one_is_reported_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     old = nn.Linear(3, 2)
@@ -38,7 +38,7 @@ def test_a_restored_rate_that_overrides_the_configured_one_is_said_once(
     assert err.count(words) == 1
 
 
-def test_the_rate_of_a_schedule_is_no_surprise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_learning_rate_of_a_schedule_is_no_surprise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def made() -> tuple[nn.Module, torch.optim.Optimizer, OneCycleLR]:
         model = nn.Linear(3, 2)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -31,7 +31,7 @@ def poison(model: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("kind", ["state_dict", "nested", "module", "optimizer", "wrapped"])
-def test_a_bad_state_is_saved_beside_and_the_last_good_file_stays(
+def test_a_bad_state_is_saved_under_another_name_and_the_last_good_file_stays(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "model.pt"
@@ -125,7 +125,7 @@ def test_a_stream_is_written_with_a_warning_or_refused(tmp_path: Path, capsys: p
     assert "nantrap: a checkpoint is being saved with non-finite values: weight" in capsys.readouterr().err
 
 
-def test_what_the_gate_cannot_look_at_is_saved_all_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_gate_cannot_look_at_is_saved_anyway(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Odd:
         def state_dict(self) -> dict[str, int]:
             raise LookupError("not now")

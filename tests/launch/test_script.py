@@ -530,7 +530,7 @@ def test_the_summary_as_json_is_the_last_line(shell: Shell) -> None:
     assert ended.out.splitlines()[0].startswith("epoch 0 loss ")
 
 
-def test_a_script_that_swallows_every_exception_is_stopped_all_the_same(shell: Shell) -> None:
+def test_a_script_that_swallows_every_exception_is_stopped_anyway(shell: Shell) -> None:
     shell.write(
         "program.py",
         """
@@ -553,7 +553,7 @@ def test_a_script_that_swallows_every_exception_is_stopped_all_the_same(shell: S
     assert "nantrap: the guard stopped the run (exit code 3)" in ended.summary
 
 
-def test_diagnostics_stand_on_lines_of_their_own_beside_a_progress_bar(shell: Shell) -> None:
+def test_diagnostics_are_on_separate_lines_next_to_a_progress_bar(shell: Shell) -> None:
     shell.write(
         "program.py",
         """
@@ -621,7 +621,7 @@ def test_a_setting_that_cannot_be_right_is_refused(
     assert ended.err.count("\n") == 1
 
 
-def test_a_project_without_our_table_is_no_matter(shell: Shell) -> None:
+def test_a_project_without_our_table_does_not_matter(shell: Shell) -> None:
     shell.write("here.py", "print('run')")
     for project in ("", "tool = 3", "[tool]\nnantrap = 3", "[project]\nname = 'x'"):
         shell.write("pyproject.toml", project)

@@ -115,7 +115,7 @@ def names(folder: Path, policy: str) -> list[str]:
 Saved = tuple[Path, list[dict[str, Any]]]
 
 
-def test_a_bad_checkpoint_goes_beside_on_all_ranks(saved: Saved) -> None:
+def test_a_bad_checkpoint_is_renamed_on_all_ranks(saved: Saved) -> None:
     folder, results = saved
     assert names(folder, "skip") == ["good", "good.nonfinite", "later.nonfinite", "plain", "plain.nonfinite"]
     said = results[0]["skip"]["said"]

@@ -23,7 +23,7 @@ class Scaled(nn.Module):
         return x * self.alpha
 
 
-def test_a_limit_that_is_crossed_is_said_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_limit_that_is_crossed_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Scaled()
     with attached(Settings(run_dir=str(tmp_path), watch="al*<1, beta")):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.25)

@@ -312,7 +312,7 @@ def test_bad_weights_name_the_operation_that_computes_with_them(first_incident: 
     assert place(incident) == (0, "state", "1", "aten.addmm")
 
 
-def test_a_failure_inside_locating_harms_nobody(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_inside_locating_does_no_harm(attempt: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module = importlib.import_module("nantrap.locate.locate")
 
     def broken(*_: Any, **__: Any) -> Any:

@@ -46,7 +46,7 @@ def test_everything_is_put_back() -> None:
     assert loss(torch.ones(2, 3)).item() == first
 
 
-def test_a_program_without_state_of_its_own_is_quiet() -> None:
+def test_a_program_without_its_own_state_is_quiet() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
     program = Program([model])
 

@@ -45,7 +45,7 @@ def test_tensors_without_a_strided_storage_have_an_identity() -> None:
     assert memory.key(coordinates) == memory.key(coordinates.values())
 
 
-def test_freed_memory_convicts_nobody() -> None:
+def test_freed_memory_blames_nothing() -> None:
     """Between operations memory is freed and taken by tensors that no operation of the trace made."""
     root = nn.Linear(2, 2)
     trace = Trace(root, Registered())

@@ -104,7 +104,7 @@ def test_only_the_events_asked_for(server: Received) -> None:
     assert [document["event"] for _, document in server.got] == ["stop"]
 
 
-def test_a_stall_is_told_once_and_again_after_the_run_went_on(server: Received) -> None:
+def test_a_stall_is_reported_once_and_again_after_the_run_continued(server: Received) -> None:
     clock = Clock()
     alerter = Alerter(Alerts(webhook=server.address("x"), every=0, stalled_after=3600), clock=clock)
     for now, step in ((3000, False), (3700, False), (7400, False), (7500, True), (12_000, False)):
@@ -131,7 +131,7 @@ def test_a_command_gets_the_alert(tmp_path: Path) -> None:
     assert text == "nantrap: incident exp1: words; $(touch /tmp/never) `x`"
 
 
-def test_what_fails_is_told_once_without_the_address(server: Received) -> None:
+def test_what_fails_is_reported_once_without_the_address(server: Received) -> None:
     server.status = 403
     alerts = Alerts(webhook=server.address("secret-token"), command="no-such-command-here", every=0, stalled_after=0)
     assert "secret" not in repr(alerts)

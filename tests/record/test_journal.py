@@ -140,7 +140,7 @@ def test_written_every_few_seconds_and_every_few_lines(tmp_path: Path, monkeypat
     assert journal.path.read_text().count("\n") == 514
 
 
-def test_written_when_nobody_closes_it(tmp_path: Path) -> None:
+def test_written_when_it_is_never_closed(tmp_path: Path) -> None:
     code = f"from nantrap.record import Journal; j = Journal({str(tmp_path)!r}); j.append({{'step': 7}})"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
     assert [line.step for line in read_journal(tmp_path)] == [7]

@@ -116,7 +116,7 @@ def test_only_what_was_appended_is_read_and_half_a_line_waits(tmp_path: Path) ->
     assert run.ranks == (0, 1)
 
 
-def test_a_file_written_anew_is_read_anew(tmp_path: Path) -> None:
+def test_a_file_rewritten_is_read_again(tmp_path: Path) -> None:
     path = lines(tmp_path / "log.jsonl", [{"loss": 1.0}, {"loss": 2.0}])
     run = open_run(path)
     lines(path, [{"loss": 3.0}])
@@ -124,7 +124,7 @@ def test_a_file_written_anew_is_read_anew(tmp_path: Path) -> None:
     assert run.main["loss"].value.tolist() == [3.0]
 
 
-def test_a_torn_line_in_the_middle_is_passed_over_and_named(tmp_path: Path) -> None:
+def test_a_torn_line_in_the_middle_is_skipped_and_named(tmp_path: Path) -> None:
     path = tmp_path / "journal-r0.jsonl"
     good = [json.dumps({"step": step, "loss": 1.0}) for step in range(200)]
     path.write_text("\n".join([*good[:150], '{"step": 150, "lo', "[1]", *good[150:]]) + "\n")

@@ -70,7 +70,7 @@ def test_trouble_is_noted_with_its_place() -> None:
     ]
 
 
-def test_steps_counted_anew_in_every_epoch_become_one_count() -> None:
+def test_steps_counted_again_in_every_epoch_become_one_count() -> None:
     log = TextLog()
     lines = [f"Epoch {epoch} Step {step} Loss 1.0" for epoch in (1, 2, 3) for step in (0, 10, 20)]
     assert [record["step"] for record in log.records(lines)] == [0, 10, 20, 21, 31, 41, 42, 52, 62]

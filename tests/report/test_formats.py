@@ -107,7 +107,7 @@ def test_sarif(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "locations" not in result
 
 
-def test_the_page_goes_beside_what_it_reports_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_page_goes_next_to_what_it_reports_on(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["report", str(run)]) == 0
     captured = capsys.readouterr()
     assert captured.out == ""
@@ -145,7 +145,7 @@ def test_what_cannot_be_reported_on_is_named(
     assert len(captured.err.splitlines()) == 1
 
 
-def test_a_log_of_somebody_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_of_another_tool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_run(tmp_path, [line(0), line(1)])
     (tmp_path / "journal-r0.jsonl").rename(tmp_path / "train.jsonl")
     assert main(["report", str(tmp_path / "train.jsonl")]) == 0

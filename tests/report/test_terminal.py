@@ -338,7 +338,7 @@ def marks(source: Source, width: int | None = None) -> tuple[str, str]:
     return lines[at], lines[at + 1]
 
 
-def test_the_mark_stands_under_the_expression_whatever_stands_before_it() -> None:
+def test_the_mark_is_under_the_expression_whatever_is_before_it() -> None:
     line = '\tx = f("größe") + torch.log(p)'  # a tab, and letters that take two bytes each
     column = line.encode().index(b"torch")
     shown, mark = marks(Source("m.py", 7, text=line, column=column, end_column=len(line.encode())))

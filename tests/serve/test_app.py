@@ -201,7 +201,7 @@ def test_metrics(client: TestClient) -> None:
     assert sum(text.startswith('nantrap_state{run="exp2"') and text.endswith(" 1.0") for text in lines) == 1
 
 
-def test_results_beside_a_run_are_shown(tmp_path: Path) -> None:
+def test_results_in_a_run_folder_are_shown(tmp_path: Path) -> None:
     run = write_run(tmp_path / "exp1", [line(0)])
     (run / "audit.json").write_text(
         '{"schema": "nantrap.audit/1", "files": [{"path": "step-5.pt", '

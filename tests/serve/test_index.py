@@ -101,7 +101,7 @@ def test_only_what_was_appended_is_read_again(tmp_path: Path) -> None:
     assert second.counts(only(second)).steps == 102, "half a line waits until it is whole"
 
 
-def test_a_journal_that_was_replaced_is_read_anew(tmp_path: Path) -> None:
+def test_a_journal_that_was_replaced_is_read_again(tmp_path: Path) -> None:
     run = write_run(tmp_path / "exp1", [line(step) for step in range(50)])
     index = opened(tmp_path)
     index.scan()
@@ -137,7 +137,7 @@ def test_the_end_and_the_middle_of_a_journal(tmp_path: Path) -> None:
     assert offset <= journal.stat().st_size
 
 
-def test_lines_that_are_no_steps_are_passed_over(tmp_path: Path) -> None:
+def test_lines_that_are_no_steps_are_skipped(tmp_path: Path) -> None:
     journal = tmp_path / "journal-r0.jsonl"
     journal.write_text('{"kind": "eval", "step": 3}\n[1]\n{"step": "x"}\nnonsense\n{"step": 1, "loss": "inf"}\n{"st')
     (row,) = tail(journal)

@@ -111,7 +111,7 @@ def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     assert err.splitlines()[-1].startswith("report: ")
 
 
-def test_the_report_tells_story_table_and_diagnosis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_has_story_table_and_diagnosis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("temi", "--fault", FAULT, "--steps", "6", "--run-dir", str(tmp_path)) in (0, 1)
     report = (tmp_path / "temi" / FAULT / "report.md").read_text()
     system = load_system("temi")
@@ -141,7 +141,7 @@ def test_all_of_them_are_shown_in_order_with_a_process_each(tmp_path: Path) -> N
         assert (tmp_path / "temi" / picture.fault / "report.md").is_file()
 
 
-def test_a_process_that_dies_is_told_with_its_last_words(tmp_path: Path) -> None:
+def test_a_process_that_dies_is_reported_with_its_last_output(tmp_path: Path) -> None:
     picture = Picture("temi", "x", output="", errors="working\nSegmentation fault\n", code=139, document={}, seconds=2)
     report, text = write_summary([picture], tmp_path)
     first, second = text.splitlines()

@@ -165,7 +165,7 @@ TEMI = ["--set=num_heads=1", "--set=samples_per_cluster=10", "--set=knn=3", "--s
 
 
 @pytest.mark.parametrize("guard", [[], ["--guard"]], ids=["plain", "guarded"])
-def test_a_resume_says_which_learning_rate_is_in_force(
+def test_a_resume_says_which_learning_rate_is_used(
     guard: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     system, where = load_system("temi"), ["--run-dir", str(tmp_path / "run"), f"--set=cache_dir={tmp_path}", *TEMI]
@@ -190,7 +190,7 @@ def test_a_resume_says_which_learning_rate_is_in_force(
         assert steps[-1] == 5, "the journal goes on at the real step"
 
 
-def test_a_cache_is_checked_and_made_anew(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cache_is_checked_and_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [f"--set=cache_dir={tmp_path}", "--steps=1", *TEMI]
     assert main(load_system("temi"), options) == 0
     assert "200 embeddings: NaN 0, Inf 0, min -" in capsys.readouterr().err

@@ -30,7 +30,7 @@ def test_the_table_of_faults_is_what_the_code_says(name: str, pictures: ModuleTy
     assert (DOCS / "pictures" / f"{name}.svg").is_file()
 
 
-def test_a_fault_that_nobody_tells_is_called_so(pictures: ModuleType) -> None:
+def test_a_fault_without_any_report_is_listed_as_such(pictures: ModuleType) -> None:
     system = load_system("restran_mhc")
     assert pictures.cause_of(system.fault("no_mixing")) == "not diagnosed"
     assert pictures.cause_of(system.fault("stale_rate")) == "none: told by `check_resume`"

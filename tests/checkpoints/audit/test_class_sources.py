@@ -243,7 +243,7 @@ def test_no_class_on_this_machine_that_runs_code_is_called_ok(
     assert checkpoint.problems[0].message == "the pickle names attacklib.Plain, and runs none of their code"
 
 
-def test_code_that_cannot_be_judged_is_told_and_not_moved_away(
+def test_code_that_cannot_be_judged_is_reported_and_not_moved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "unclearlib.py").write_text("class Kept:\n    def __setstate__(self, state):\n        self.go(state)\n")

@@ -175,7 +175,7 @@ def test_a_file_that_is_being_written(tmp_path: Path) -> None:
     )
 
 
-def test_a_file_that_is_saved_anew_while_it_is_read_ends_nothing(tmp_path: Path) -> None:
+def test_a_file_that_is_saved_again_while_it_is_read_ends_nothing(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     torch.save({"model": {"w": torch.zeros(2_000_000)}}, path)
     report = audit(path, progress=Progress(on_bytes=lambda _: os.truncate(path, 100)))

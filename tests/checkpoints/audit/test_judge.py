@@ -102,7 +102,7 @@ def test_a_mask_of_minus_inf_is_a_warning(tmp_path: Path) -> None:
     assert only({"model": {"attn.weight": weight}}, tmp_path / "a.pt").severity == "error"
 
 
-def test_a_nan_score_beside_good_weights_is_a_warning(tmp_path: Path) -> None:
+def test_a_nan_score_next_to_good_weights_is_a_warning(tmp_path: Path) -> None:
     state = lightning_state()
     state["callbacks"]["ModelCheckpoint"]["best_model_score"] = torch.tensor(torch.nan)
     assert only(state, tmp_path / "a.ckpt").severity == "warning"

@@ -125,7 +125,7 @@ def test_every_dtype_of_safetensors(tmp_path: Path, dtype: str, good: bytes, bad
         assert bool(errors) is not healthy, report.problems
 
 
-def test_an_unknown_dtype_is_told(tmp_path: Path) -> None:
+def test_an_unknown_dtype_is_reported(tmp_path: Path) -> None:
     entry = {"w": {"dtype": "F7_NEW", "shape": [2], "data_offsets": [0, 2]}}
     (problem,) = audit_bytes(tmp_path, safetensors(entry, b"ab")).problems
     assert problem.message == "w has the dtype F7_NEW, which is not known here: it was not read"

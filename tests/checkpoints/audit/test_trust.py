@@ -139,7 +139,7 @@ def test_what_would_be_called_is_an_error(raw: bytes) -> None:
         ),
     ],
 )
-def test_an_instance_of_somebodys_class_is_a_warning(raw: bytes) -> None:
+def test_an_instance_of_an_unknown_class_is_a_warning(raw: bytes) -> None:
     assert verdict(raw) == "made"
 
 

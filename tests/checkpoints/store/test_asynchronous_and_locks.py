@@ -19,7 +19,7 @@ from nantrap.checkpoints.store import store as store_module
 from nantrap.checkpoints.store.catalogue import locked
 
 
-def test_training_goes_on_while_the_old_state_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_continues_while_the_old_state_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     real = store_module.write_checkpoint
 
@@ -65,7 +65,7 @@ def test_a_program_that_ends_without_waiting_loses_nothing(tmp_path: Path) -> No
     assert CheckpointStore(tmp_path).load().step == 5
 
 
-def test_a_lock_that_is_held_is_told_by_whom(tmp_path: Path) -> None:
+def test_a_lock_that_is_held_names_its_holder(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path, lock_seconds=0)
     with locked(tmp_path, seconds=0), pytest.raises(nantrap.UsageError) as caught:
         store.save(step=1, model={"w": torch.ones(1)})

@@ -49,7 +49,7 @@ def test_a_flipped_bit_is_found_and_the_older_one_is_loaded(tmp_path: Path) -> N
     assert audit(tmp_path).healthy  # the quarantine is out of sight
 
 
-def test_a_step_or_a_path_falls_back_too_or_raises_if_told_so(tmp_path: Path) -> None:
+def test_a_step_or_a_path_falls_back_too_or_raises_if_asked_to(tmp_path: Path) -> None:
     store = filled(tmp_path)
     damage(path_of(store, 200))
     with pytest.raises(
@@ -88,7 +88,7 @@ def test_a_lost_manifest_is_made_again_from_the_files(tmp_path: Path) -> None:
     assert all(saved.sha256 for saved in store.checkpoints())
 
 
-def test_a_damaged_manifest_is_told_and_replaced(tmp_path: Path) -> None:
+def test_a_damaged_manifest_is_reported_and_replaced(tmp_path: Path) -> None:
     store = filled(tmp_path)
     (tmp_path / "manifest.json").write_text('{"schema": "nantrap.manif')
     with pytest.warns(RuntimeWarning, match="cannot be read .* listed by their own headers instead"):
@@ -98,7 +98,7 @@ def test_a_damaged_manifest_is_told_and_replaced(tmp_path: Path) -> None:
     assert [saved.step for saved in store.checkpoints()] == [400, 300, 200]
 
 
-def test_a_file_of_somebody_else_in_our_place(tmp_path: Path) -> None:
+def test_a_file_of_another_program_in_our_place(tmp_path: Path) -> None:
     from safetensors.torch import save_file
 
     store = filled(tmp_path, (1,))

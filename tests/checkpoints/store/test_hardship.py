@@ -54,7 +54,7 @@ def rest(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return hardship("rest", tmp_path_factory.mktemp("rest"))
 
 
-def test_two_writers_at_once_lose_nothing(rest: Any) -> None:
+def test_two_parallel_writers_lose_nothing(rest: Any) -> None:
     two = rest["two"]
     assert two["codes"] == [0, 0]
     assert two["steps"] == [*range(1000, 1025), *range(2000, 2025)]
@@ -62,7 +62,7 @@ def test_two_writers_at_once_lose_nothing(rest: Any) -> None:
     assert two["damaged"] == []
 
 
-def test_a_full_disk_is_told_and_harms_nothing(rest: Any) -> None:
+def test_a_full_disk_is_reported_and_harms_nothing(rest: Any) -> None:
     limit, data, manifest, pointer, afterwards = rest["full"]
     assert limit["message"] == (
         "OSError: [Errno 27] the checkpoint of step 3 was not saved: File too large; "

@@ -137,7 +137,7 @@ def test_lambda_computes_from_its_own_base_rates() -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_take_the_configured_rate(schedule: str) -> None:
+def test_take_the_configured_learning_rate(schedule: str) -> None:
     optimizer, scheduler = resumed(schedule)
     expected, expected_scheduler = SCHEDULES[schedule](NEW)
     advance(expected, expected_scheduler)
@@ -152,7 +152,7 @@ def test_take_the_configured_rate(schedule: str) -> None:
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_a_resume_with_the_same_rate_is_silent(schedule: str) -> None:
+def test_a_resume_with_the_same_learning_rate_is_silent(schedule: str) -> None:
     optimizer, scheduler = resumed(schedule, rate=OLD)
     assert check_resume(optimizer=optimizer, scheduler=scheduler, lr=OLD, step=30) == []
 
@@ -179,7 +179,7 @@ def test_without_a_schedule_and_with_several_groups() -> None:
     assert [group["lr"] for group in optimizer.param_groups] == pytest.approx([0.1, 0.01])
 
 
-def test_a_rate_that_rollbacks_lowered_is_told_as_such() -> None:
+def test_a_learning_rate_that_rollbacks_lowered_is_reported_as_such() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.05)
     (finding,) = check_resume(optimizer=optimizer, lr=0.1, lowered_by=0.5)
     assert finding.text.endswith("(param_groups[0]: lr 0.05); rollbacks had multiplied the learning rate by 0.5")
@@ -195,7 +195,7 @@ class Odd:
         raise RuntimeError("needs a metric")
 
 
-def test_a_scheduler_of_ones_own_is_no_obstacle() -> None:
+def test_a_custom_scheduler_works() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=OLD)
     finding = rate_finding(optimizer, Odd())
     assert finding.data["sources"] == ("optimizer", "scheduler")
@@ -229,7 +229,7 @@ def test_keys_of_a_wrapper(prefix: str, writer: str) -> None:
     assert f"key.removeprefix({prefix!r})" in finding.help
 
 
-def test_values_that_nobody_filled() -> None:
+def test_values_that_were_never_filled() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     model.register_buffer("mask", torch.full((2, 2), float("-inf")).triu(1))
     assert check_resume(model=model) == []
@@ -284,7 +284,7 @@ def test_steps_that_do_not_fit_together() -> None:
     assert check_resume(optimizer=plain, step=30) == []
 
 
-def test_wrong_use_is_told() -> None:
+def test_wrong_use_is_reported() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     with pytest.raises(nantrap.UsageError, match=r"take='new'\): choose restored or configured"):
         check_resume(optimizer=optimizer, take="new")
@@ -321,7 +321,9 @@ def test_through_the_guard() -> None:
         ("a.yaml", "model:\n  head:\n    lr: 0.5", ("model.head.lr", 0.5)),
     ],
 )
-def test_the_rate_of_a_configuration(tmp_path: Path, name: str, text: str, expected: tuple[str, float]) -> None:
+def test_the_learning_rate_of_a_configuration(
+    tmp_path: Path, name: str, text: str, expected: tuple[str, float]
+) -> None:
     (tmp_path / name).write_text(text)
     assert configured_rate(tmp_path / name) == expected
 
@@ -336,7 +338,7 @@ def test_the_rate_of_a_configuration(tmp_path: Path, name: str, text: str, expec
         ("a.yaml", "a: [", "not YAML"),
     ],
 )
-def test_a_configuration_without_a_rate(tmp_path: Path, name: str, text: str, words: str) -> None:
+def test_a_configuration_without_a_learning_rate(tmp_path: Path, name: str, text: str, words: str) -> None:
     (tmp_path / name).write_text(text)
     with pytest.raises(nantrap.UsageError, match=words):
         configured_rate(tmp_path / name)

@@ -23,7 +23,7 @@ from nantrap.checkpoints import CheckpointStore
 from nantrap.checkpoints.audit import audit
 
 
-def test_a_resumed_run_goes_on_as_if_nothing_had_happened(tmp_path: Path) -> None:
+def test_a_resumed_run_continues_as_if_nothing_had_happened(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path / "checkpoints")
     run = make_run()
     run.train(7)
@@ -260,7 +260,7 @@ def test_the_same_step_twice_overwrites_nothing(tmp_path: Path) -> None:
     assert store.load(100).state["model"]["weight"].sum() == 0
 
 
-def test_a_suspect_one_is_passed_over_but_not_removed(tmp_path: Path) -> None:
+def test_a_suspect_one_is_skipped_but_not_removed(tmp_path: Path) -> None:
     store = filled(tmp_path, keep=1)
     assert files_of(store.folder) == {"step-000300.safetensors"}
     store.mark_suspect(store.checkpoints()[0], "the run diverged from it twice")
@@ -309,7 +309,7 @@ def test_the_last_good_one_is_kept_beyond_the_number(tmp_path: Path) -> None:
 # ---- wrong use
 
 
-def test_wrong_use_is_told(tmp_path: Path) -> None:
+def test_wrong_use_is_reported(tmp_path: Path) -> None:
     with pytest.raises(nantrap.UsageError, match=r"CheckpointStore\(keep=0\): at least 1"):
         CheckpointStore(tmp_path, keep=0)
     file = tmp_path / "file"
@@ -358,7 +358,7 @@ class Sharded(torch.Tensor):
         return torch.ones(1)
 
 
-def test_sharded_state_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_sharded_state_is_refused_with_a_remedy(tmp_path: Path) -> None:
     sharded = torch.ones(2).as_subclass(Sharded)
     with pytest.raises(nantrap.UsageError, match=r"model\.w is a Sharded: .*torch\.distributed\.checkpoint"):
         CheckpointStore(tmp_path).save(step=1, model={"w": sharded})

@@ -168,7 +168,7 @@ def test_a_full_disk_costs_neither_the_report_nor_an_old_list(tmp_path: Path) ->
     ("target", "words"),
     [("nowhere/bad.json", "there is no folder nowhere"), (".", "is not a file"), ("/dev/null", "is not a file")],
 )
-def test_a_list_that_cannot_be_written_is_said_at_once(
+def test_a_list_that_cannot_be_written_is_reported_immediately(
     target: str, words: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     np.save(folder / "x.npy", np.full((4, 4), np.nan))

@@ -279,7 +279,7 @@ def test_an_image_folder(tmp_path: Path) -> None:
     assert check_data(tmp_path).samples == 27
 
 
-def test_masks_beside_images_look_alike(tmp_path: Path) -> None:
+def test_masks_next_to_images_look_alike(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     for folder in ("images", "masks"):
         (tmp_path / folder).mkdir()

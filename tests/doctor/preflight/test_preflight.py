@@ -196,7 +196,7 @@ def test_a_plain_module_has_defaults(model: nn.Module) -> None:
     assert torch.isfinite(made.loss(made.model, made.batch))
 
 
-def test_a_failure_of_the_batch_itself_is_said_once() -> None:
+def test_a_failure_of_the_batch_itself_is_reported_once() -> None:
     def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         return functional.cross_entropy(model(batch[0] / batch[0].sub(batch[0]).sum()), batch[1])
 

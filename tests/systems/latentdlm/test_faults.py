@@ -72,7 +72,7 @@ def test_clean_is_healthy_and_plain_ends_in_nan(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAN_FAULTS)
-def test_lowering_the_rate_and_clipping_harder_touches_nothing(name: str) -> None:
+def test_lowering_the_learning_rate_and_clipping_harder_touches_nothing(name: str) -> None:
     careful, plain = shown(name).result("lower learning rate and clip"), shown(name).result("plain")
     assert not careful.state_finite
     assert careful.first_bad is not None
@@ -186,7 +186,7 @@ def test_clipping_spreads_one_nan_to_every_gradient() -> None:
     assert all(bool(p.grad is not None and p.grad.isnan().all()) for p in run.model.parameters())
 
 
-def test_an_epsilon_beside_a_clamped_sum_changes_no_bit() -> None:
+def test_an_epsilon_next_to_a_clamped_sum_changes_no_bit() -> None:
     logits, tokens = torch.randn(2, 8, 257), torch.randint(256, (2, 8))
     for masked in (torch.rand(2, 8) < 0.5, torch.zeros(2, 8, dtype=torch.bool)):
         without = (F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none") * masked.flatten()).sum()
@@ -218,7 +218,7 @@ def test_zeroed_gradients_still_move_the_weights() -> None:
 # ---- zero_attention_mask
 
 
-def test_nan_to_num_mends_the_value_and_not_the_gradient() -> None:
+def test_nan_to_num_repairs_the_value_and_not_the_gradient() -> None:
     filled, incident = shown("zero_attention_mask").result("nan_to_num"), shown("zero_attention_mask").incident
     assert incident is not None
     assert filled.first_bad == incident.step + 1, "the loss of the fatal step looks fine"
@@ -281,7 +281,7 @@ def unmoved(rate: float, *, dtype: str, steps: int = 10) -> float:
     return (flat(run.model) == before)[seen > 0].float().mean().item()
 
 
-def test_a_lower_rate_freezes_more_of_a_bfloat16_model() -> None:
+def test_a_lower_learning_rate_freezes_more_of_a_bfloat16_model() -> None:
     """Of the weights with a gradient, 69 % never move at a rate of 5e-5 and 61 % at 1e-4; in float32 all do."""
     low, high = unmoved(5e-5, dtype="pure_bf16"), unmoved(1e-4, dtype="pure_bf16")
     assert low == pytest.approx(0.69, abs=0.05)

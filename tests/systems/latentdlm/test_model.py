@@ -175,7 +175,7 @@ def most_frequent_byte(held_out: Batch) -> float:
     return float(counts.max() / counts.sum())
 
 
-def test_the_rate_follows_a_cosine_after_the_warm_up() -> None:
+def test_the_learning_rate_follows_a_cosine_after_the_warm_up() -> None:
     settings = SYSTEM.settings().training
     assert [settings.lr_factor(step) for step in (0, 9, 5000)] == pytest.approx([0.1, 1.0, 1.0])
     cosine = replace(settings, lr_schedule="cosine", warmup_steps=10, num_train_steps=110)

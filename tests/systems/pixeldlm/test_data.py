@@ -37,7 +37,7 @@ def test_text_round_trips_through_the_image(text: str) -> None:
 
 
 @given(ids)
-def test_pixels_stand_row_by_row(tokens: list[int]) -> None:
+def test_pixels_are_stored_row_by_row(tokens: list[int]) -> None:
     image, mask = encode(torch.tensor(tokens, dtype=torch.int64))
     for position, token in list(enumerate(tokens[:256]))[:20]:
         pixel = image[position // 16, position % 16]

@@ -62,7 +62,7 @@ def test_clean_is_healthy_and_plain_ends_in_nan(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAN_FAULTS)
-def test_lowering_the_rate_and_clipping_harder_touches_nothing(name: str) -> None:
+def test_lowering_the_learning_rate_and_clipping_harder_touches_nothing(name: str) -> None:
     careful, plain = shown(name).result("lower learning rate and clip"), shown(name).result("plain")
     assert not careful.state_finite
     assert careful.first_bad == plain.first_bad
@@ -121,7 +121,7 @@ def test_a_test_of_the_whole_batch_sees_nothing() -> None:
     assert tested.first_bad == plain.first_bad
 
 
-def test_nan_to_num_mends_the_value_and_not_the_gradient_where_the_mask_is_added() -> None:
+def test_nan_to_num_repairs_the_value_and_not_the_gradient_where_the_mask_is_added() -> None:
     run = SYSTEM.run(fault=SYSTEM.fault("short_text"), remedy=ADDED_MASK, changes=SHORT)
     plain = shown("short_text").result("plain")
     assert plain.first_bad is not None
@@ -181,7 +181,7 @@ def test_nan_to_num_behind_the_norm_is_a_step_late() -> None:
     assert not filled.state_finite
 
 
-def test_the_epsilon_of_the_project_was_innocent() -> None:
+def test_the_epsilon_of_the_project_was_not_the_cause() -> None:
     zeros = torch.zeros(1, 8, dtype=torch.float16, requires_grad=True)
     assert HalfAdaLN(8, condition_dim=8).normalise(zeros).isnan().all()
     normed = ProjectAdaLN(8, condition_dim=8).normalise(zeros)
@@ -226,7 +226,7 @@ def test_a_new_scaler_each_epoch_loses_most_steps() -> None:
     assert guarded.held_out_loss < clean.held_out_loss + 0.05
 
 
-def test_clipping_before_unscaling_stands_still() -> None:
+def test_clipping_before_unscaling_does_not_move() -> None:
     clean, plain = shown("clip_before_unscale").result("clean"), shown("clip_before_unscale").result("plain")
     careful = shown("clip_before_unscale").result("lower learning rate and clip")
     guarded = shown("clip_before_unscale").result("nantrap")

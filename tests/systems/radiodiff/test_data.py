@@ -9,7 +9,7 @@ import torch
 from nantrap.systems.radiodiff.data import FALL, DataSettings, Maps, radio_maps, scaled
 
 
-def test_a_building_is_0_and_the_transmitter_stands_free() -> None:
+def test_a_building_is_0_and_the_transmitter_is_in_the_open() -> None:
     towns = radio_maps(20)
     assert towns.gains.shape == (20, 64, 64)
     assert towns.gains.dtype == torch.uint8

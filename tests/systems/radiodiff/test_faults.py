@@ -60,7 +60,7 @@ def test_clean_is_healthy_and_plain_ends_in_nan(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NAN_FAULTS)
-def test_lowering_the_rate_and_clipping_harder_touches_nothing(name: str) -> None:
+def test_lowering_the_learning_rate_and_clipping_harder_touches_nothing(name: str) -> None:
     careful, plain = shown(name).result("lower learning rate and clip"), shown(name).result("plain")
     assert not careful.state_finite
     assert careful.first_bad == plain.first_bad

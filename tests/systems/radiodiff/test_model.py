@@ -143,7 +143,7 @@ def test_the_scale_of_the_first_batch() -> None:
     assert SYSTEM.run(changes={**SMALL, "model.scale_by_std": False}).model.scale_factor == pytest.approx(0.3)
 
 
-def test_the_dtype_follows_both_files_and_the_floor_is_a_rate() -> None:
+def test_the_dtype_follows_both_files_and_the_floor_is_a_learning_rate() -> None:
     accelerate = AccelerateSettings()
     assert read_settings(AccelerateSettings, SYSTEM.config.with_name("accelerate.yaml")) == accelerate
     assert dtype_of_both_files(TrainerSettings(), accelerate) is None

@@ -24,7 +24,7 @@ def plates(**changes: float) -> Plates:
     return Plates(**{**SETTINGS, **changes})
 
 
-def test_every_character_has_a_drawing_of_its_own() -> None:
+def test_every_character_has_its_own_drawing() -> None:
     drawn = torch.stack([glyphs()[character].flatten() for character in CHARACTERS])
     assert drawn.shape == (36, 35)
     assert torch.cdist(drawn, drawn, p=1).add(100 * torch.eye(36)).min() >= 2

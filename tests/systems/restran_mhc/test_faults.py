@@ -76,7 +76,7 @@ def test_clean_is_healthy_and_plain_ends_in_nan(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*NAN_FAULTS, "poisoned_checkpoint"])
-def test_lowering_the_rate_and_clipping_harder_does_not_help(name: str) -> None:
+def test_lowering_the_learning_rate_and_clipping_harder_does_not_help(name: str) -> None:
     assert not shown(name).result("lower learning rate and clip").state_finite
 
 
@@ -188,7 +188,7 @@ def test_the_watch_warns_an_epoch_before_it_happens(capsys: pytest.CaptureFixtur
     assert "watched value mhc.0.alpha_res: 2 is above 1" in capsys.readouterr().err
 
 
-def test_the_guard_goes_back_to_the_state_before_alpha_res_had_grown() -> None:
+def test_the_guard_rolls_back_to_the_state_before_alpha_res_had_grown() -> None:
     guarded = shown("sinkhorn_overflow").result("nantrap")
     assert guarded.skipped == [10, 11, 12, 13, 14, 15]
     assert guarded.applied == 14, "and the last steps are good ones"
@@ -318,14 +318,14 @@ def load_optimizer(run: Any, folder: Path, rate: float) -> None:
     run.optimizer.load_state_dict(state["optimizer"])
 
 
-def test_the_optimizer_state_brings_the_rate_and_the_scheduler_state_does_not() -> None:
+def test_the_optimizer_state_restores_the_learning_rate_and_the_scheduler_state_does_not() -> None:
     """The optimizer's state alone is enough: OneCycleLR keeps its learning rates in the parameter groups."""
     assert resumed(load_everything) > 0.9
     assert resumed(load_optimizer) > 0.9
     assert resumed(load_schedule) < 0.21
 
 
-def test_a_stale_rate_cannot_be_lowered_in_the_config() -> None:
+def test_a_stale_learning_rate_cannot_be_lowered_in_the_config() -> None:
     fault = SYSTEM.fault("stale_rate")
     _, changes = CASES["stale_rate"]
     caution = next(remedy for remedy in fault.remedies if remedy.name == "lower learning rate and clip")
@@ -367,7 +367,7 @@ def test_a_gain_that_leaves_float16_is_a_dead_run() -> None:
 
 
 @pytest.mark.slow
-def test_without_mixing_it_learns_more_slowly_and_nobody_sees_it() -> None:
+def test_without_mixing_it_learns_more_slowly_and_nothing_shows_it() -> None:
     clean, plain, guarded = (shown("no_mixing").result(name) for name in ("clean", "plain", "nantrap"))
     assert plain.state_finite
     assert plain.first_bad is None

@@ -143,7 +143,7 @@ def test_five_probes_a_block_and_nine_watched_alphas(batch: Batch) -> None:
 # ---- loss and evaluation
 
 
-def test_the_best_path_is_read_and_nan_says_nothing() -> None:
+def test_the_best_path_is_read_and_nan_gives_nothing() -> None:
     path = torch.tensor([0, 5, 5, 0, 5, 7, 7])
     log_probs = torch.nn.functional.one_hot(path, 37).float().log_softmax(-1)[:, None].repeat(1, 2, 1)
     log_probs[3, 1, 2] = math.nan

@@ -78,7 +78,7 @@ def test_a_bad_row_is_named_on_load(tmp_path: Path, value: float) -> None:
     assert Pairs(settings, check=unchecked).training.isfinite().logical_not().sum() == 1
 
 
-def test_a_file_that_is_no_cache_is_an_error_with_the_way_out(tmp_path: Path) -> None:
+def test_a_file_that_is_no_cache_is_an_error_with_a_remedy(tmp_path: Path) -> None:
     settings = in_folder(tmp_path)
     path = Cache.of(settings, "gaussian_embeddings").path
     path.write_bytes(b"PK\x03\x04 cut off")

@@ -83,7 +83,7 @@ def test_the_guard_keeps_the_run_alive_and_close_to_clean(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", STOPPED)
-def test_the_guard_stops_a_run_that_cannot_go_on(name: str) -> None:
+def test_the_guard_stops_a_run_that_cannot_continue(name: str) -> None:
     guarded = shown(name).result("nantrap")
     assert guarded.stopped
     assert guarded.state_finite
@@ -116,7 +116,7 @@ def test_the_guard_points_at_the_line_that_is_wrong(name: str, line: str) -> Non
 
 
 @pytest.mark.parametrize("name", NAN_FAULTS)
-def test_lowering_the_rate_and_clipping_harder_touches_nothing(name: str) -> None:
+def test_lowering_the_learning_rate_and_clipping_harder_touches_nothing(name: str) -> None:
     careful = shown(name).result("lower learning rate and clip")
     assert not careful.state_finite
     assert careful.first_bad is not None
@@ -171,7 +171,7 @@ def test_the_loss_of_the_fatal_step_looks_fine() -> None:
     assert plain.first_bad == FAR_STEP + 1
 
 
-def test_the_clamp_holds_and_the_other_remedies_do_not_mend() -> None:
+def test_the_clamp_holds_and_the_other_remedies_do_not_help() -> None:
     showcase = shown("underflow")
     clean, clamped = showcase.result("clean"), showcase.result("clamp(1e-8)")
     assert clamped.state_finite
@@ -202,7 +202,7 @@ def test_ordinary_embeddings_stay_far_from_the_threshold_and_the_far_one_beyond_
 # ---- nan_row
 
 
-def test_a_poisoned_p_k_reads_zero_for_ever() -> None:
+def test_a_poisoned_p_k_stays_zero() -> None:
     run = SYSTEM.run(fault=SYSTEM.fault("nan_row"), changes={"num_heads": 2})
     before: list[Tensor] = []
     losses = []

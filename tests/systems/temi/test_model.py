@@ -156,7 +156,7 @@ def test_purity() -> None:
     assert purity(torch.full((4, 2), math.nan), labels) == 0.0
 
 
-def test_the_rate_rises_and_falls() -> None:
+def test_the_learning_rate_rises_and_falls() -> None:
     settings = Settings(warmup_steps=4, schedule_steps=104, learning_rate=1e-2, min_lr=1e-5)
     factors = [warmup_and_cosine(step, settings) for step in (0, 3, 54, 104, 500)]
     assert factors == pytest.approx([0.25, 1.0, 0.5005, 1e-3, 1e-3])
