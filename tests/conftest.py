@@ -16,12 +16,12 @@ import pytest
 import torch
 
 # Under nohup, or in the background of a script, Ctrl-C is ignored, and every child inherits that: the tests that
-# interrupt a child would wait for ever. A handler of our own is reset to the default in each child.
+# interrupt a child would never end. A handler of our own is reset to the default in each child.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 torch.set_num_threads(int(os.environ.get("NANTRAP_TEST_THREADS", "1")))
-# torch warns once, in whichever test comes first, unless it is told
+# torch warns once, in whichever test comes first, unless it is disabled
 torch.sparse.check_sparse_tensor_invariants.disable()
 # derandomize: a red test is red again tomorrow; no deadline: the machine may be busy
 hypothesis.settings.register_profile(
@@ -43,7 +43,7 @@ def load_benchmark() -> Callable[[str], ModuleType]:
     folder = Path(__file__).resolve().parent.parent / "benchmarks"
 
     def load(name: str) -> ModuleType:
-        sys.path.insert(0, str(folder))  # what the benchmarks share stands beside them
+        sys.path.insert(0, str(folder))  # what the benchmarks share is in their folder
         spec = importlib.util.spec_from_file_location(f"benchmark_{name}", folder / f"{name}.py")
         assert spec is not None
         assert spec.loader is not None

@@ -1,4 +1,4 @@
-"""The tests under settings that stand in for other CPUs: `make test-portable`, or `python tests/portable.py PATHS...`.
+"""The tests under settings that imitate other CPUs: `make test-portable`, or `python tests/portable.py PATHS...`.
 
 oneDNN, ATen and MKL choose their kernels by what the CPU offers, and another kernel rounds differently. Environment
 variables make them choose as on an older CPU. No test may change its outcome between any two settings.
@@ -29,7 +29,7 @@ PATHS = ("tests/systems", "tests/guard", "tests/locate", "tests/causes")
 
 
 def outcomes(report: Path) -> dict[str, str]:
-    """What became of every test, by its name."""
+    """The result of every test, by its name."""
     found = {}
     for case in ElementTree.parse(report).iter("testcase"):
         kinds = {child.tag for child in case} & {"failure", "error", "skipped"}

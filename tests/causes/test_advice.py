@@ -1,4 +1,4 @@
-"""The help speaks of the call that stands there, not of another one of its family."""
+"""The help names the call in the code, not another one of its family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trials: what each tells, and that it leaves everything as it found it, bit for bit."""
+"""Trials: what each shows, and that it leaves everything as it found it, bit for bit."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_another_learning_rate_from_an_older_state(inspect_case: InspectCase) ->
 
 
 def test_earlier_steps_are_driven_exactly(inspect_case: InspectCase) -> None:
-    """With the rates as they were, the steps since the anchor lead to the very weights of the failed step."""
+    """With the old learning rates, the steps since the anchor lead to exactly the weights of the failed step."""
 
     def look(case: Case) -> None:
         wanted = {name: _bits(p) for name, p in case.failed.parameters.items()}

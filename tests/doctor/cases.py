@@ -1,4 +1,4 @@
-"""The cases beside this file: small files as people write them, and what the doctor should say about them."""
+"""The cases in this folder: small files as people write them, and what the doctor should say about them."""
 
 from __future__ import annotations
 

@@ -47,7 +47,9 @@ def test_one_value_planted_anywhere(size: int, seed: int, value: float, dtype: t
     generator = torch.Generator().manual_seed(seed)
     values = torch.randn(size, generator=generator, dtype=torch.float32).to(dtype)
     if strided:
-        values = torch.stack([values, torch.full_like(values, NAN)], dim=1)[:, 0]  # the NaN beside it is not ours
+        values = torch.stack([values, torch.full_like(values, NAN)], dim=1)[
+            :, 0
+        ]  # the NaN next to it is not part of the tensor
     assert not finite.any_nonfinite([values])
     values = values.clone() if not strided else values
     values[seed % size] = value

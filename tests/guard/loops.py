@@ -98,7 +98,7 @@ def train_two_line(run: Run, guard: nantrap.Guard, windows: Iterable[tuple[Any, 
 
 
 def train_attempt(run: Run, guard: nantrap.Guard, windows: Iterable[tuple[Any, ...]] | None = None) -> Run:
-    """The same loop with everything in the guard's hands."""
+    """The same loop, run by the guard."""
     for window in run.windows() if windows is None else windows:
         outcome = guard.attempt(run.forward, *window)
         run.outcomes.append(outcome)

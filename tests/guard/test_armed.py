@@ -14,7 +14,7 @@ from nantrap.incident import Incident
 
 
 class Seen:
-    """A loss function with an effect of its own, so that it is not computed again from its source."""
+    """A loss function with a side effect, so that it is not computed again from its source."""
 
     losses = 0
 

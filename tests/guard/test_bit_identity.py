@@ -282,7 +282,7 @@ def test_observing_is_bit_identical_even_through_nan() -> None:
     for form in FORMS.values():
         guarded = through_nan()
         form(guarded, guarded.guard(policy=Policy.observe()))
-        # the sign and payload of a NaN are not ours to keep; where NaN stands is
+        # the sign and payload of a NaN are not kept; its place is
         left, right = state_of(plain), state_of(guarded)
         assert left.keys() == right.keys()
         for name, value in left.items():

@@ -38,7 +38,7 @@ def test_what_is_done(verdict: Verdict, policy: Policy, kind: Kind, harmless: bo
         ({0: Flags(), 1: Flags(careful=True)}, Verdict(careful=True)),
         ({0: Flags(), 1: BAD}, Verdict(bad=True, harmful=True, bad_ranks=(1,))),
         ({0: BAD, 1: BAD}, Verdict(bad=True, harmful=True, bad_ranks=(0, 1))),
-        # averaging spreads a bad gradient to all ranks: the one with a bad loss of its own is named
+        # averaging spreads a bad gradient to all ranks: the one with its own bad loss is named
         (
             {0: SPREAD, 1: Flags(origin=True, symptom=True, harmful=True)},
             Verdict(bad=True, harmful=True, bad_ranks=(1,)),

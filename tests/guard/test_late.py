@@ -54,7 +54,7 @@ def test_a_bad_step_never_happened_and_is_reported_one_step_later(form: str, nam
     FORMS[form](run, guard, run.windows(run.batches[:3]))
     before = state_of(run, rng=False)
     FORMS[form](run, guard, [(poison(run.batches[3], value),)])
-    assert run.outcomes[-1].incident is None  # nobody has looked yet
+    assert run.outcomes[-1].incident is None  # it has not been read yet
     unread = {
         k: v for k, v in state_of(run, rng=False).items() if k.startswith(("parameter", "buffer", "optim", "ema"))
     }

@@ -39,7 +39,7 @@ def test_close_removes_every_hook(form: str) -> None:
     )
     assert not torch.nn.modules.module._global_forward_hooks
     assert not torch.nn.modules.module._global_forward_pre_hooks
-    mse(run.model, run.batches[0])  # and the model goes on without us
+    mse(run.model, run.batches[0])  # and the model continues without the guard
 
 
 def test_close_removes_every_hook_of_a_model_whose_parts_are_called() -> None:

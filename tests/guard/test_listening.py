@@ -1,4 +1,4 @@
-"""Exporters and alerts of a guard: what they are told, and that they change nothing."""
+"""Exporters and alerts of a guard: what they get, and that they change nothing."""
 
 from __future__ import annotations
 

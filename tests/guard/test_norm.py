@@ -1,4 +1,4 @@
-"""A gradient norm that overflows though every gradient is finite: a fault only where somebody clips by it."""
+"""A gradient norm that overflows though every gradient is finite: a fault only where something clips by it."""
 
 from __future__ import annotations
 

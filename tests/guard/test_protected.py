@@ -1,4 +1,4 @@
-"""What a refused step puts back beside the model's own state."""
+"""What a refused step restores in addition to the model's own state."""
 
 from __future__ import annotations
 
@@ -180,7 +180,7 @@ def test_a_teacher_that_the_loop_writes_belongs_to_the_loop(form: str) -> None:
 
 
 class NoMembers(nn.Module):
-    """A code that nobody chose becomes 0/0, in a parameter without a gradient. The loss does not read it."""
+    """A code that no sample uses becomes 0/0, in a parameter without a gradient. The loss does not read it."""
 
     def __init__(self) -> None:
         super().__init__()

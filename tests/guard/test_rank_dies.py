@@ -1,4 +1,4 @@
-"""A rank that dies in the middle of a diagnosis: what it leaves, what the other one says, and how a restart goes on."""
+"""A rank that dies in the middle of a diagnosis: what it leaves, what the other reports, how a restart continues."""
 
 from __future__ import annotations
 

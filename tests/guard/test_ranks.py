@@ -1,4 +1,4 @@
-"""Two real processes of which only one meets a fault: no hang, the same decisions, equal weights, the right rank named.
+"""Two real processes of which only one has a fault: no hang, the same decisions, equal weights, the right rank named.
 
 The group has a timeout, so that a disagreement ends as an error and not as a hang.
 """
@@ -41,7 +41,7 @@ class Net(nn.Module):
 
 
 def _worker(rank: int, folder: str) -> None:
-    """Every scenario in turn, each in a process group of its own, so that one that fails does not disturb the next."""
+    """Every scenario in turn, each in its own process group, so that one that fails does not disturb the next."""
     torch.set_num_threads(1)
     for name, (scenario, options) in SCENARIOS.items():
         place = Path(folder, name)
@@ -374,7 +374,7 @@ def _unguarded(rank: int, folder: str) -> dict[str, Any]:
 
     inner, model = build(rank, ddp=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
-    handshake.SECONDS = 3600.0  # whoever waited would end with the group's timeout
+    handshake.SECONDS = 3600.0  # a rank that waited would end with the group's timeout
     guard = nantrap.Guard(model, optimizer, quiet=True) if rank == 0 else None
     for step in range(3):
         x, y = batch_of(rank, step, bad=False)
@@ -433,7 +433,7 @@ def _sharded_scaler(rank: int, folder: str, *, value: float = float("inf")) -> d
 
 
 def _night(rank: int, folder: str) -> dict[str, Any]:
-    """Both ranks fail at once, each in its own way; then rank 0 alone four times, and rank 1 in another way."""
+    """Both ranks fail in one step, each in its own way; then rank 0 alone four times, and rank 1 in another way."""
     _, model = build(rank, ddp=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     policy = Policy(max_consecutive_skips=20)
@@ -471,7 +471,7 @@ def _night(rank: int, folder: str) -> dict[str, Any]:
 
 
 def _genuine_nan(rank: int, folder: str) -> dict[str, Any]:
-    """A GradScaler, and a NaN gradient on rank 1 that no scale would mend; then an overflow that a scale mends."""
+    """A GradScaler, and a NaN gradient on rank 1 that no scale would repair; then an overflow that a scale repairs."""
     inner, model = build(rank, ddp=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**16)
@@ -604,7 +604,7 @@ def test_ddp_where_one_rank_gets_a_bad_batch(ranks: Ranks, form: str) -> None:
 
 @pytest.mark.parametrize("form", ["two_line", "attempt"])
 def test_ddp_where_the_fault_is_in_one_ranks_backward(ranks: Ranks, form: str) -> None:
-    """Averaging spreads it to all gradients of all ranks at once; only running each part alone tells whose it was."""
+    """Averaging spreads it to all gradients of all ranks; only running each part alone shows whose it was."""
     zero, one = ranks(f"backward_{form}")
     assert zero["actions"] == one["actions"] == ["apply", "skip", "skip", "apply"]
     assert zero["ranks"] == one["ranks"] == [None, 1, 0, None]
@@ -629,7 +629,7 @@ def test_independent_models_are_not_coupled(ranks: Ranks) -> None:
 
 
 def test_one_rank_alone_needs_a_careful_step(ranks: Ranks) -> None:
-    """Each rank has a norm of its own: one must be able to undo its update where the other need not."""
+    """Each rank has its own norm: one must be able to undo its update where the other need not."""
     zero, one = ranks("huge")
     assert zero["actions"] == one["actions"]
     assert zero["finite"]

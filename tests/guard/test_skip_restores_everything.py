@@ -141,7 +141,7 @@ def test_probing_has_a_limit() -> None:
 
 
 def test_a_nan_gradient_is_not_taken_for_a_search() -> None:
-    """`attempt` runs an overflow once more without the scale: what is bad then, the scaler cannot mend."""
+    """`attempt` runs an overflow once more without the scale: what is bad then, the scaler cannot repair."""
     run = make_run(
         scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**10),
         loss=lambda m, b: mse(m, b) + (m.head.weight * INF).sum().nan_to_num(0.0, 0.0, 0.0),
@@ -155,7 +155,7 @@ def test_a_nan_gradient_is_not_taken_for_a_search() -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_fused_sgd_with_momentum_whose_first_step_is_skipped(form: str) -> None:
-    """PyTorch leaves the momentum buffer uninitialised when a scaler's overflow meets the very first step."""
+    """PyTorch leaves the momentum buffer uninitialised when a scaler overflows in the first step."""
     run = make_run(
         optimizer=lambda m: torch.optim.SGD(m.parameters(), lr=1e-2, momentum=0.9, fused=True),
         scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**100, backoff_factor=2.0**-90),

@@ -302,7 +302,7 @@ def _is_placed(incident: Incident, name: str) -> None:
 
 
 def test_a_schedule_of_epochs_continues(tmp_path: Path) -> None:
-    """Lightning moves it once an epoch, after the last batch, whatever became of that one."""
+    """Lightning moves it once per epoch, after the last batch, whether that one was applied or not."""
     torch.manual_seed(7)
     last = list(loader(None).batch_sampler)  # type: ignore[arg-type]
     bad = last[-1][0]

@@ -1,4 +1,4 @@
-"""Which samples of the data set a bad batch was made of."""
+"""Which samples of the dataset a bad batch was made of."""
 
 from __future__ import annotations
 

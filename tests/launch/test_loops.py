@@ -70,7 +70,7 @@ def test_a_bad_batch_is_contained(name: str, settings: Settings) -> None:
 
 @pytest.mark.parametrize("name", ["plain", "closure_of_adam", "third_party_optimizer", "averaged"])
 def test_after_a_refused_step_all_is_as_if_the_batch_had_not_been(name: str, settings: Settings) -> None:
-    """Everything but the random stream, which goes on: so the loops are run without dropout."""
+    """Everything but the random stream, which continues: so the loops are run without dropout."""
     data = batches(bad=5)
     without = [batch for number, batch in enumerate(data) if number != 5]
     with pytest.MonkeyPatch.context() as patch:

@@ -1,4 +1,4 @@
-"""Two real ranks under `nantrap run`, of which one meets a bad sample: no hang, one decision, equal weights.
+"""Two real ranks under `nantrap run`, of which one has a bad sample: no hang, one decision, equal weights.
 
 Started as people start them: torchrun around nantrap, and a script that spawns its ranks itself.
 """

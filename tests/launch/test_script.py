@@ -1,4 +1,4 @@
-"""`nantrap run` as people use it, in processes of its own, against plain `python`.
+"""`nantrap run` as people use it, in separate processes, against plain `python`.
 
 Most cases go through a process that has imported torch already and forks (`scripts/server.py`); those in which the
 start itself matters are started from nothing.
@@ -463,7 +463,7 @@ def test_a_bad_batch_is_contained(shell: Shell) -> None:
     assert not plain.facts["finite"]
     assert ended.code == 0
     assert ended.facts["finite"]
-    assert ended.facts["drawn"] == plain.facts["drawn"]  # the random stream went on as it would have
+    assert ended.facts["drawn"] == plain.facts["drawn"]  # the random stream continued as it would have
     incidents = shell.incidents()
     assert [each["dataset_indices"] for each in incidents] == [[10], [10]]
     assert {each["causes"][0]["slug"] for each in incidents} == {"bad_input_data"}

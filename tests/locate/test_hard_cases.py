@@ -21,7 +21,7 @@ ones = torch.ones(2, 3)
 
 
 class Part(nn.Module):
-    """A module that runs the function it is given, beside a parameter."""
+    """A module that runs the function it is given, and has a parameter."""
 
     def __init__(self, function: Any) -> None:
         super().__init__()

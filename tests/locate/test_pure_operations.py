@@ -47,7 +47,7 @@ def test_operations_that_compute_are_run(name: str, args: tuple[Any, ...]) -> No
 )
 def test_the_rest_is_refused_with_words(name: str, args: tuple[Any, ...], words: str) -> None:
     if not words:
-        assert pure_operation(name, (args, {})) is not None  # a view takes no memory of its own
+        assert pure_operation(name, (args, {})) is not None  # a view takes no memory
         return
     with pytest.raises(FormatError, match=words) as caught:
         pure_operation(name, (args, {}))

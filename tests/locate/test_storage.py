@@ -1,4 +1,4 @@
-"""Memory is told apart also when addresses are used again."""
+"""Memory is identified also when addresses are used again."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_views_share_an_identity() -> None:
 def test_an_identity_is_never_given_twice() -> None:
     memory = Memory()
     seen = set()
-    for _ in range(500):  # the allocator hands the same addresses out again and again
+    for _ in range(500):  # the allocator returns the same addresses repeatedly
         seen.add(memory.key(torch.empty(8)))
     assert len(seen) == 500
 

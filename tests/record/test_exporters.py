@@ -1,4 +1,4 @@
-"""Exporters: what arrives in the real tools, offline, and that a failing one harms nobody."""
+"""Exporters: what arrives in the real tools, offline, and that a failing one does no harm."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ def test_readable_while_the_run_lives(tmp_path: Path) -> None:
         guard.attempt(lambda x: loss_of(model, x), torch.ones(4, 3))
     assert list(read_journal(tmp_path)) == []  # not yet due: a healthy run writes every few seconds
     guard.attempt(lambda x: loss_of(model, x), torch.full((4, 3), math.nan))
-    assert [line.step for line in read_journal(tmp_path)] == [0, 1, 2, 3]  # an incident is there at once
+    assert [line.step for line in read_journal(tmp_path)] == [0, 1, 2, 3]  # an incident is written immediately
     guard.attempt(lambda x: loss_of(model, x), torch.ones(4, 3))
     guard.close()
     assert len(list(read_journal(tmp_path))) == 5

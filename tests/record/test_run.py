@@ -110,7 +110,7 @@ def test_only_what_was_appended_is_read_and_half_a_line_waits(tmp_path: Path) ->
         file.write('ss":0.2,"action":"apply"}\n')
     assert run.refresh()
     assert run.main["loss"].value.tolist() == [1.0, 0.5, 0.25, 0.2]
-    assert first.tolist() == [1.0, 0.5]  # an array handed out does not change
+    assert first.tolist() == [1.0, 0.5]  # an array that was returned does not change
     journal(tmp_path, range(1), rank=1)
     assert run.refresh()
     assert run.ranks == (0, 1)
@@ -195,7 +195,7 @@ def test_a_table(tmp_path: Path) -> None:
     assert (run.path, run.kind) == (path, "csv")
     assert run.main["loss"].step.tolist() == [9, 19]
     assert run.evaluations["val_loss"].value.tolist() == [1.25]
-    path.write_text("epoch,step,train_loss,val_loss,new\n0,9,1.5,,1\n")  # Lightning writes it anew for a new column
+    path.write_text("epoch,step,train_loss,val_loss,new\n0,9,1.5,,1\n")  # Lightning rewrites it for a new column
     assert run.refresh()
     assert run.main["new"].value.tolist() == [1.0]
     assert len(run.main) == 1

@@ -269,7 +269,7 @@ def test_any_width_breaks_lines_between_words_only(incident: Incident, width: in
     ("action", "restored", "said"),
     [
         (Action.SKIP, True, "step skipped, everything as before"),
-        (Action.SKIP, None, "step skipped"),  # not checked: a claim that nobody made
+        (Action.SKIP, None, "step skipped"),  # not checked, so not claimed
         (Action.SKIP, False, "step skipped, but not everything is as before (see the note)"),
         (Action.STOP, True, "run stopped, everything as before the step"),
         (Action.STOP, None, "run stopped"),

@@ -106,7 +106,7 @@ def _pickles() -> dict[str, bytes]:
 def _zip(records: list[tuple[str, bytes]]) -> bytes:
     buffer = io.BytesIO()
     with warnings.catch_warnings(), zipfile.ZipFile(buffer, "w") as archive:
-        warnings.simplefilter("ignore")  # a name that stands twice is the point
+        warnings.simplefilter("ignore")  # a name that appears twice is the point
         for label, data in records:
             archive.writestr(zipfile.ZipInfo(label), data)
     return buffer.getvalue()

@@ -1,4 +1,4 @@
-"""Load every file of a folder with `torch.load(weights_only=False)`, each in a child of its own, and say what it left.
+"""Load every file of a folder with `torch.load(weights_only=False)`, each in its own process, and report what it left.
 
     python loading.py FOLDER SECONDS     prints {"file": ["what", "it", "made"], ...}
 

@@ -198,7 +198,7 @@ def test_an_archive_that_can_be_read_in_two_ways(tmp_path: Path, change: Any, wo
 
 
 def peak_of(path: Path) -> int:
-    """Megabytes that the audit takes over what its imports take, in a process of its own."""
+    """Megabytes that the audit takes in addition to its imports, in a separate process."""
     script = (
         "import sys, numpy\nfrom nantrap.checkpoints.audit import audit\nimport nantrap.checkpoints.audit.auditing\n"
         "peak = lambda: int(next(l for l in open('/proc/self/status') if l.startswith('VmHWM')).split()[1])\n"

@@ -159,7 +159,7 @@ def test_one_error_one_warning_and_one_note_say_what_was_wanted() -> None:
 
 
 class Shares:
-    """A function kept beside the data, as a configuration does."""
+    """A function kept with the data, as a configuration does."""
 
     def __reduce__(self) -> Any:
         return dict, ([("key", len)],)

@@ -1,4 +1,4 @@
-"""Runs as a program of its own: forks writers, kills them, fills their disk, takes their rights, looks what is left.
+"""Runs as a separate program: forks writers, kills them, fills their disk, takes their rights, looks what is left.
 
     python hardship.py MODE FOLDER      prints one JSON document
 
@@ -71,7 +71,7 @@ def count_said(pipe: int) -> int:
 
 
 def kill_at_random_moments(folder: Path, trials: int = 50) -> list[dict[str, Any]]:
-    """One store, many lives: each child goes on from where the last one was killed."""
+    """One store, many lives: each child continues where the last one was killed."""
     chance = random.Random(20_240)
     results = []
     step = 0
@@ -179,7 +179,7 @@ def _die_at(point: int, *, half: bool) -> None:
 
 
 def two_writers(folder: Path, each: int = 25) -> dict[str, Any]:
-    """Two processes save into one folder at once."""
+    """Two processes save into one folder in parallel."""
 
     def work_from(first: int) -> Callable[[int], None]:
         def work(pipe: int) -> None:
@@ -248,7 +248,7 @@ def full_disk(folder: Path) -> list[dict[str, Any]]:
 
 
 def read_only(folder: Path) -> dict[str, Any]:
-    """Without the right to write: saving says so, loading works, a damaged one is passed over where it is."""
+    """Without the right to write: saving reports it, loading works, a damaged one is skipped and not moved."""
     for step in (1, 2):
         save(CheckpointStore(folder), step)
 

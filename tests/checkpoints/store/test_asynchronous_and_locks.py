@@ -1,4 +1,4 @@
-"""Writing beside the training, and one writer at a time."""
+"""Writing during the training, and one writer at a time."""
 
 from __future__ import annotations
 

@@ -134,7 +134,7 @@ def test_bytes_in_front_are_as_safe_as_bytes_behind(tmp_path: Path) -> None:
 
 
 def test_a_file_without_a_manifest_checks_itself(tmp_path: Path) -> None:
-    """`guard.save(path)` stands alone: no manifest knows its hash."""
+    """`guard.save(path)` writes a single file: no manifest knows its hash."""
     store = filled(tmp_path / "store", (1,))
     original = path_of(store, 1).read_bytes()
     alone = tmp_path / "alone.safetensors"

@@ -39,7 +39,7 @@ def test_the_refusal_names_the_tensors_and_writes_nothing(tmp_path: Path) -> Non
     ]
     assert files_of(tmp_path) == {"step-000002.safetensors"}
     with pytest.raises(nantrap.NonFiniteError):
-        store.save(step=3, **run.parts, asynchronous=True)  # at once, not in the thread
+        store.save(step=3, **run.parts, asynchronous=True)  # immediately, not in the thread
 
 
 @pytest.mark.parametrize("part", ["ema", "buffers", "scaler", "rate"])

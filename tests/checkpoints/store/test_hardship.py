@@ -1,4 +1,4 @@
-"""Kill -9 at any moment, a full disk, a read-only folder, two writers at once: really done, nothing lost."""
+"""Kill -9 at any moment, a full disk, a read-only folder, two parallel writers: really done, nothing lost."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def rate_finding(optimizer: Optimizer, scheduler: Any, **options: Any) -> Any:
 
 
 def test_the_historic_case_word_for_word() -> None:
-    """Optimizer and scheduler state restored: the old rate stays though the configuration says another one."""
+    """Optimizer and scheduler state restored: the old learning rate stays though the configuration has another one."""
     finding = rate_finding(*resumed("one_cycle"))
     assert finding.text == (
         "the learning rate is 0.0004997, the configuration says 0.0001: the restored optimizer state overrides it "
@@ -99,7 +99,7 @@ def test_the_historic_case_word_for_word() -> None:
     [
         ("one_cycle", True, True, ("optimizer",)),
         ("one_cycle", True, False, ("optimizer",)),
-        ("one_cycle", False, True, None),  # the scheduler's state alone does not bring a rate
+        ("one_cycle", False, True, None),  # the scheduler's state alone does not hold a learning rate
         ("cosine", True, True, ("optimizer",)),
         ("cosine", True, False, ("optimizer",)),
         ("cosine", False, True, ()),
@@ -116,7 +116,7 @@ def test_which_state_overrides(
     made = resumed(schedule, optimizer_state=optimizer_state, scheduler_state=scheduler_state)
     finding = rate_finding(*made)
     assert (None if finding is None else finding.data["sources"]) == sources
-    # and it is true: the next rate of the run, beside that of one in which the configured rate was taken
+    # and it is true: the next learning rate of the run, compared with a run in which the configured one was set
     other = resumed(schedule, optimizer_state=optimizer_state, scheduler_state=scheduler_state)
     rate_finding(*other, take="configured")
     for_good = bool(sources) and "for the next step only" not in finding.text

@@ -1,4 +1,4 @@
-"""Two ranks with a store. Rank 1 dies in the middle of a diagnosis; started again, both go on from the last good step.
+"""Two ranks with a store. Rank 1 dies in the middle of a diagnosis; restarted, both continue from the last good step.
 
 `dies.py FOLDER`, with RANK in the environment; under torchrun the second start is the one after its restart.
 """

@@ -58,7 +58,7 @@ def disabled_scaler(bad):
 
 
 def scaled(bad):
-    """A scaler in use; NaN on one rank that no scale would mend, then an overflow that a lower scale mends."""
+    """A scaler in use; NaN on one rank that no scale would repair, then an overflow that a lower scale repairs."""
     inner = smaller()
     model = DistributedDataParallel(inner)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -112,7 +112,7 @@ def alone(bad):
 
 
 def apart(bad):
-    """Every rank has a model of its own; nothing is averaged."""
+    """Every rank has its own model; nothing is averaged."""
     model = net()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for step in range(4):
@@ -172,7 +172,7 @@ def mixed(bad):
 
 
 def night(bad):
-    """Both ranks fail at once in their own ways, then rank 0 four times alike, then rank 1 in its backward pass."""
+    """Both ranks fail in one step in their own ways, then rank 0 four times alike, then rank 1 in its backward pass."""
     inner = net()
     model = DistributedDataParallel(inner)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)

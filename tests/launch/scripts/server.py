@@ -1,4 +1,4 @@
-"""`nantrap run` in a process of its own, without waiting for torch each time: imports it once and forks for each line.
+"""`nantrap run` in a separate process, without waiting for torch each time: imports it once and forks for each line.
 
 A line on stdin is the request (arguments, folder, environment, files for stdout and stderr), a line on stdout the exit
 code. What a child does is what `python -m nantrap` does, or plain `python`.

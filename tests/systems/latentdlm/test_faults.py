@@ -1,4 +1,4 @@
-"""Every fault: the damage is as described, the remedies fail or hold as described, the guard names it and goes on.
+"""Every fault: the damage is as described, the remedies fail or hold as described, the guard names it and continues.
 
 The models are smaller than in the demo, the steps fewer, and seeds are chosen so that the rare thing happens early.
 """
@@ -127,7 +127,7 @@ def test_a_scale_that_never_fits_is_nan_or_a_dead_run() -> None:
 
 def test_one_weight_alone_has_a_gradient_of_inf() -> None:
     run = SYSTEM.run(fault=SYSTEM.fault("isnan_only"), changes=SMALL)
-    for _ in train(run, steps=2):  # at the very start the head of the latent is 0, and so is what it sends back
+    for _ in train(run, steps=2):  # at the start the head of the latent is 0, and so is what it sends back
         pass
     batch = next(b for step in range(100) for b in run.window(step) if (b.tokens.sum(-1) % 331 == 7).any())
     loss = total(run.loss(batch))
@@ -282,7 +282,7 @@ def unmoved(rate: float, *, dtype: str, steps: int = 10) -> float:
 
 
 def test_a_lower_learning_rate_freezes_more_of_a_bfloat16_model() -> None:
-    """Of the weights with a gradient, 69 % never move at a rate of 5e-5 and 61 % at 1e-4; in float32 all do."""
+    """Of the weights with a gradient, 69 % never move at a learning rate of 5e-5, 61 % at 1e-4; in float32 all do."""
     low, high = unmoved(5e-5, dtype="pure_bf16"), unmoved(1e-4, dtype="pure_bf16")
     assert low == pytest.approx(0.69, abs=0.05)
     assert high == pytest.approx(0.61, abs=0.05)

@@ -1,4 +1,4 @@
-"""Every fault: the damage is as described, the remedies fail as described, the guard names it and the run goes on.
+"""Every fault: the damage is as described, the remedies fail as described, the guard names it and the run continues.
 
 The models and images are smaller than in the demo.
 """
@@ -35,7 +35,7 @@ SYSTEM = load_system("pixeldlm")
 NAN_FAULTS = ("short_text", "mask_product", "half_epsilon", "rmsnorm_zero_rows", "rmsnorm_large_values")
 SILENT_FAULTS = ("adaln_scale", "new_scaler", "clip_before_unscale")
 
-# torch's own warning when a GradScaler skips the very first step and the schedule advances all the same
+# torch's own warning when a GradScaler skips the first step and the schedule still advances
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 
 

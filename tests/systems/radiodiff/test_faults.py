@@ -1,4 +1,4 @@
-"""Every fault: the damage is as described, the remedies fail as described, the guard names it and the run goes on.
+"""Every fault: the damage is as described, the remedies fail as described, the guard names it and the run continues.
 
 The maps are smaller than in the demo: 32x32, batches of 4, 15 steps.
 """
@@ -32,7 +32,7 @@ SYSTEM = load_system("radiodiff")
 NAN_FAULTS = ("log_zero_time", "amp_without_scaler", "empty_first_batch", "nan_pixel")
 SILENT_FAULTS = ("png_scale", "min_lr_factor")
 
-# torch's own warning when a GradScaler skips the very first step and the schedule advances all the same
+# torch's own warning when a GradScaler skips the first step and the schedule still advances
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 
 

@@ -1,4 +1,4 @@
-"""Every fault: the damage is as described, the remedies fail as described, the guard names it and the run goes on.
+"""Every fault: the damage is as described, the remedies fail as described, the guard names it and the run continues.
 
 The models are smaller than in the demo and make fewer steps.
 """
@@ -49,7 +49,7 @@ CASES: Mapping[str, tuple[int, Mapping[str, Any]]] = {
 """Steps and settings."""
 NAN_FAULTS = ("sinkhorn_overflow", "black_frames", "rmsnorm_epsilon", "ctc_short_input")
 
-# torch's own warning when a GradScaler skips the very first step and the schedule advances all the same
+# torch's own warning when a GradScaler skips the first step and the schedule still advances
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 
 

@@ -90,7 +90,7 @@ def test_the_gain_of_a_block_that_keeps_its_skip(n: int, right: float, claimed: 
 
 
 def test_between_an_expansion_and_a_mean_one_block_does_not_feel_its_mixing() -> None:
-    """H_res of the first block meets equal streams, that of the last one is averaged away: only those between learn."""
+    """H_res of the first block gets equal streams, that of the last one is averaged away: only those between learn."""
     x = torch.rand(2, 1, 8, 4, 4)
     blocks = [HyperConnection(8, n=2, sublayer=nn.Conv2d(8, 8, 1), alpha=1.0, alpha_res=1.0) for _ in range(3)]
     streams = x.expand(-1, 2, -1, -1, -1)
