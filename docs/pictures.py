@@ -15,8 +15,8 @@ import torch
 
 from nantrap.report import render_incident
 from nantrap.systems import SYSTEMS, load_system
-from nantrap.systems.paper import picture_of
 from nantrap.systems.showcase import Showcase, show
+from nantrap.systems.showcase_files import picture_of
 from nantrap.systems.system import Fault, System
 
 HERE = Path(__file__).parent
@@ -40,7 +40,7 @@ def cause_of(fault: Fault) -> str:
     if fault.cause is not None:
         return f"`{fault.cause}`"
     return {"guard": "none: prevented, or a clear error", "resume check": "none: told by `check_resume`"}.get(
-        fault.told or "", "not diagnosed"
+        fault.reported_by or "", "not diagnosed"
     )
 
 

@@ -86,8 +86,8 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
 
     from nantrap.report import write_run_report
     from nantrap.systems.job import processors
-    from nantrap.systems.paper import write_report
     from nantrap.systems.showcase import show
+    from nantrap.systems.showcase_files import write_report
 
     torch.set_num_threads(1)  # the systems are small: more threads would only wait for each other
     console.print(f"{system.name}, {fault.name}: {fault.title}", style="bold")
@@ -112,7 +112,7 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
     out.print(f"{system.name}, {fault.name}: {arguments.steps} steps each, seed {arguments.seed}", style="bold")
     out.print(shown.table(), soft_wrap=False)
     out.print()
-    for name, what in shown.told():
+    for name, what in shown.stories():
         out.print(f"{name}: {what}", markup=False)
     report = write_report(shown, run_dir, steps=arguments.steps, seed=arguments.seed)
     if arguments.json:

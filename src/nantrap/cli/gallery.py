@@ -24,7 +24,7 @@ from typing import Any
 
 from nantrap.record import write_atomically
 from nantrap.systems.job import start_method
-from nantrap.systems.paper import DOCUMENT, REPORT
+from nantrap.systems.showcase_files import DOCUMENT, REPORT
 from nantrap.systems.system import Fault, System
 
 
@@ -99,7 +99,7 @@ def write_summary(pictures: Sequence[Picture], folder: Path) -> tuple[Path, str]
     ]
     for each in pictures:
         document = each.document
-        cause = document.get("cause") or (document.get("told") or "not diagnosed" if document else "")
+        cause = document.get("cause") or (document.get("reported_by") or "not diagnosed" if document else "")
         proven = "yes" if document.get("proven") else ""
         expected = "died" if each.died else "yes" if each.code == 0 else f"no: {document['expected_cause'] or 'none'}"
         link = f"[{each.fault}]({each.system}/{each.fault}/{REPORT})" if document else each.fault

@@ -1,4 +1,4 @@
-"""`nantrap.explain` and `nantrap explain`: the page of a code or a slug, whoever reported it. Needs no torch.
+"""`nantrap.explain` and `nantrap explain`: the page of a code or a slug of any command. Needs no torch.
 
 Three commands report codes: the guard names causes (NT203), `nantrap doctor` checks (NT851), `nantrap data` rules
 (NT151). A user who reads a code need not know which one it was.

@@ -23,7 +23,7 @@ _TYPES: dict[str, np.dtype[Any]] = {
     "bfloat16": np.dtype("<u2"),
 }
 _CHUNK = 1 << 22
-"""Values at once, so that a checkpoint larger than the memory can be read."""
+"""Values read together, so that a checkpoint larger than the memory can be read."""
 
 
 @dataclass(frozen=True, slots=True)

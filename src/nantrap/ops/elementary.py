@@ -141,7 +141,7 @@ def safe_divide(numerator: float | Tensor, denominator: Tensor, *, floor: float 
     """a / b, and 0 with slope 0 in both where |b| is at or below the floor (the smallest normal number).
 
     The denominator's zeros become infinities, so a/b, 1/b and a/b² are all 0 there. Adding an epsilon instead shifts
-    every quotient, gives 1e8 at zero, meets a negative b exactly at -eps, and vanishes in half precision.
+    every quotient, gives 1e8 at zero, is 0 for a negative b of exactly -eps, and vanishes in half precision.
     Inf/0 is NaN: it has no meaning, and it is not hidden.
 
     Args:

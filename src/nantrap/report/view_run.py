@@ -301,10 +301,10 @@ def _first(groups: Sequence[Group], skipped: int) -> tuple[str, str, str]:
 
 
 def _groups(events: Sequence[Event], incidents: Mapping[str, Incident]) -> tuple[Group, ...]:
-    told: dict[tuple[str | None, ...], list[Event]] = {}
+    groups: dict[tuple[str | None, ...], list[Event]] = {}
     for event in events:
         if event.phase is not None or event.cause is not None or event.action != "apply":
-            told.setdefault((event.cause, event.phase, event.module), []).append(event)
+            groups.setdefault((event.cause, event.phase, event.module), []).append(event)
     folders: dict[tuple[str | None, ...], tuple[str, Incident]] = {}
     for name, incident in sorted(incidents.items()):
         slug = incident.causes[0].slug if incident.causes else None
@@ -312,8 +312,8 @@ def _groups(events: Sequence[Event], incidents: Mapping[str, Incident]) -> tuple
         kept = folders.get(key)
         if kept is None or (not kept[1].trials and incident.trials):
             folders[key] = (name, incident)
-        told.setdefault(key, [Event(incident.step, -1, incident.action.value, slug, incident.phase, incident.module)])
-    ordered = sorted(told.items(), key=lambda item: (-len(item[1]), item[1][0].step))
+        groups.setdefault(key, [Event(incident.step, -1, incident.action.value, slug, incident.phase, incident.module)])
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1][0].step))
     return tuple(_group(number, key, found, folders.get(key)) for number, (key, found) in enumerate(ordered, start=1))
 
 

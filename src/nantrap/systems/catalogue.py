@@ -43,7 +43,7 @@ def _entry(system: System) -> dict[str, Any]:
             "story": fault.story,
             "remedies": [remedy.name for remedy in fault.remedies],
             "cause": fault.cause,
-            "told": fault.told,
+            "reported_by": fault.reported_by,
         }
         for fault in system.faults
     ]

@@ -47,7 +47,8 @@ def processors() -> int:
 
 
 def start_method() -> str:
-    """Processes are forked off one that has imported torch and done nothing more; where that cannot be, begun anew."""
+    """Processes are forked off one that has imported torch and done nothing more; where that is not possible, they are
+    started separately."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return "spawn"
     multiprocessing.get_context("forkserver").set_forkserver_preload(["nantrap.systems.warm"])
@@ -55,7 +56,8 @@ def start_method() -> str:
 
 
 class Apart:
-    """Runs of one process each, beside this one; `results` waits for them, in the order in which they were given."""
+    """Runs of one process each, in parallel with this one; `results` waits for them, in the order in which they were
+    given."""
 
     def __init__(self, jobs: Sequence[Job], at_a_time: int) -> None:
         self._pool = ProcessPoolExecutor(at_a_time, mp_context=multiprocessing.get_context(start_method()))

@@ -13,7 +13,7 @@ _PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def precision(name: str, *, setting: str = "training.mixed_precision") -> torch.dtype | None:
-    """The dtype of autocast, `None` for none; `setting` is where the word stands, for the error."""
+    """The dtype of autocast, `None` for none; `setting` names the setting, for the error."""
     if name not in _PRECISIONS:
         raise UsageError(f"{setting} is {name!r}: choose {', '.join(_PRECISIONS)}")
     return _PRECISIONS[name]

@@ -1,4 +1,4 @@
-"""A progress line with loss and learning rate: rewritten in place on a terminal, a line now and then elsewhere.
+"""A progress line with loss and learning rate: rewritten in place on a terminal, a line at intervals elsewhere.
 
 Ep 15/80:  45% step 145/800, 2.37 it/s, loss=2.341, lr=1.23e-04
 """

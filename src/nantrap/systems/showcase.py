@@ -78,8 +78,8 @@ class Showcase:
             table.add_row(*row, style="" if result.state_finite else "red")
         return table
 
-    def told(self) -> list[tuple[str, str]]:
-        """What is said of each run below the table."""
+    def stories(self) -> list[tuple[str, str]]:
+        """What is printed about each run below the table."""
         fault = self.fault
         remedies = [(remedy.name, remedy.result) for remedy in fault.remedies]
         return [*self.remarks(), ("plain", fault.damage), *remedies, ("nantrap", fault.answer)]
@@ -94,7 +94,7 @@ class Showcase:
             "results": [{key: _plain(value) for key, value in asdict(result).items()} for result in self.results],
             "cause": self.incident.causes[0].slug if self.incident and self.incident.causes else None,
             "expected_cause": self.fault.cause,
-            "told": self.fault.told,
+            "reported_by": self.fault.reported_by,
             "named": self.named,
             "proven": self.proven,
             "incident": self.incident.to_dict() if self.incident else None,
@@ -128,7 +128,7 @@ class Showcase:
 
     def _verdict(self) -> tuple[str, str]:
         if self.incident is None:
-            return ("-" if self.fault.told else "not diagnosed"), ""
+            return ("-" if self.fault.reported_by else "not diagnosed"), ""
         if not self.incident.causes:
             return "not diagnosed", ""
         return self.incident.causes[0].code, "yes" if self.proven else "no"

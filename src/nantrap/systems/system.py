@@ -162,8 +162,8 @@ class Fault:
         cause: the slug the guard must name first; `None` if the guard prevents the fault or cannot see it.
         module: where it must say that the fault began, as a pattern.
         op: the operation it must name.
-        told: for a fault without a cause, what reports it instead: "guard" if the guard prevents it or gives a clear
-            error, "resume check", or `None`: it is not diagnosed.
+        reported_by: for a fault without a cause, what reports it instead: "guard" if the guard prevents it or gives a
+            clear error, "resume check", or `None`: it is not diagnosed.
         notice: a pattern that must be among the notes of the guarded run.
         policy: settings of the guard's policy for this fault.
         processes: how many train together; then every run is made in a group of real processes.
@@ -180,14 +180,14 @@ class Fault:
     cause: str | None = None
     module: str | None = None
     op: str | None = None
-    told: str | None = None
+    reported_by: str | None = None
     notice: str | None = None
     policy: Mapping[str, Any] = field(default_factory=dict)
     processes: int = 1
 
 
 class Flag(NamedTuple):
-    """A flag of a system's `train.py`: what it sets, and whether it stands alone."""
+    """A flag of a system's `train.py`: what it sets, and whether it takes no value."""
 
     name: str
     setting: str
@@ -208,7 +208,7 @@ class System:
         build: makes a run from settings, replaced parts and a seed.
         faults: its faults, the most telling one first.
         lr_setting: the setting that is the learning rate.
-        flags: flags of its `train.py` beside those of all.
+        flags: flags of its `train.py` in addition to the common ones.
     """
 
     name: str

@@ -78,7 +78,7 @@ def audit(
             number and the size of the files (`None`).
         workers: Threads that read a file; by default one per core, at most four.
         ranks: Share the files with other processes that make the same call.
-        engine: Read the files elsewhere, each as a task of its own; one after the other in this process by default.
+        engine: Read the files elsewhere, each as a separate task; one after the other in this process by default.
         progress: Called with the number of bytes in total and the number that was read.
 
     Example:
@@ -92,11 +92,11 @@ def audit(
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not given:
         raise UsageError("no path was given; give a file, a folder, a glob or a URL")
-    team, told = ranks or Ranks(), progress or Progress()
+    team, listener = ranks or Ranks(), progress or Progress()
     if engine is not None and team.size > 1:
         raise UsageError("several ranks share the files already; leave out --engine, or start it without torchrun")
     checkpoints = _found_by_rank_0([os.fspath(path) for path in given], team)
-    reader = _Reader(verify=verify, workers=workers, team=team, progress=told, engine=engine)
+    reader = _Reader(verify=verify, workers=workers, team=team, progress=listener, engine=engine)
     families: dict[str, list[Checkpoint]] = {}
     for checkpoint in checkpoints:
         families.setdefault(family_of(checkpoint.path), []).append(checkpoint)
@@ -175,7 +175,7 @@ class _Reader:
         return done
 
     def _files(self, units: Sequence[Unit]) -> list[_FileAudit]:
-        """What each file gave, in order, whoever read it."""
+        """The result of each file, in order."""
         if self.engine is None:
             return [self._file(unit) for unit in units]
         from nantrap.engines import in_order  # only who uses an engine pays for its import

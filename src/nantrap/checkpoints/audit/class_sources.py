@@ -1,4 +1,4 @@
-"""What making an instance of somebody's class would run, found by reading its source. Nothing is imported.
+"""What making an instance of an unknown class would run, found by reading its source. Nothing is imported.
 
 `torch.load` makes an instance with `cls.__new__`, fills it through `__setstate__` where there is one, and the garbage
 collector calls `__del__` later. Most classes have none of these, or ones that only set attributes. Four answers:
@@ -31,7 +31,7 @@ _DEEPEST = 8
 
 
 class Seen(NamedTuple):
-    """The effect, and for anything but `nothing` what was met."""
+    """The effect, and for anything but `nothing` what was found."""
 
     effect: Effect
     why: str = ""
@@ -145,7 +145,7 @@ def _file_of(module: str) -> str | None:
 
 
 def _search_path() -> list[str]:
-    """Installed packages first: a file beside a stranger's checkpoint must not stand for one of them."""
+    """Installed packages first: a file next to an untrusted checkpoint must not be taken for one of them."""
     entries = dict.fromkeys((*(part or os.getcwd() for part in sys.path), os.getcwd()))
     return sorted(entries, key=lambda entry: "site-packages" not in entry and "dist-packages" not in entry)
 

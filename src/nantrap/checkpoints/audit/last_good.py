@@ -1,8 +1,9 @@
 """The newest healthy checkpoint of a run, with as few reads as possible.
 
-A run with NaN in its weights does not recover: once a save holds NaN, all later ones do. So the search goes back from
-the newest in growing strides (1, 2, 4, …) until it finds a healthy one, then bisects the range between. The result is
-healthy and its successor is not, whatever happened in between; a single damaged file cannot hide an older good one.
+A run with NaN in its weights does not recover: once a save holds NaN, all later ones do. So the search starts at the
+newest and steps back in growing strides (1, 2, 4, …) until it finds a healthy one, then bisects the range between. The
+result is healthy and its successor is not, whatever happened in between; one damaged file cannot hide an older good
+one.
 """
 
 from __future__ import annotations

@@ -67,8 +67,8 @@ def scan(
     Args:
         extents: where they lie.
         verify: also check each CRC-32 the file keeps, which needs every byte.
-        workers: threads; by default one a core, at most four.
-        on_bytes: told how many bytes were read, from several threads.
+        workers: threads; by default one per core, at most four.
+        on_bytes: called with the number of bytes read, from several threads.
         rough: the tensors whose extremes need not be exact; see `Tally`.
     """
     wanted = (part for extent in extents for part in _simplified(extent) if _must_be_read(part, verify=verify))
@@ -95,7 +95,7 @@ def scan(
 def _in_threads(
     look: Callable[[list[Job], Bytes], list[_Seen]], batches: list[list[Job]], count: int, room: int
 ) -> list[list[_Seen]]:
-    """The results of all batches, in their order, by so many threads; of several errors, that of the first batch."""
+    """The results of all batches, in their order, by this many threads; of several errors, that of the first batch."""
     results: list[list[_Seen]] = [[] for _ in batches]
     waiting = iter(range(len(batches)))
     errors: dict[int, BaseException] = {}

@@ -43,7 +43,7 @@ class Tally:
 
     With `rough`, most chunks of a large tensor are only filtered, in one pass: known to be finite and of ordinary size,
     and not negative if nothing before them was. `is_rough` says that this happened; `low` and `high` do not include
-    those chunks. Exact all the same: whether the tensor is constant, whether a value is negative, and any magnitude
+    those chunks. Still exact: whether the tensor is constant, whether a value is negative, and any magnitude
     beyond `ROOT`. `rough="positive"` filters only until a value is negative: then the least one is wanted.
     """
 

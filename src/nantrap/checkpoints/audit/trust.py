@@ -6,7 +6,7 @@ data     an exact pair of module and name, known to build data and nothing else,
 named    something unknown that is only named, or a class that runs none of its code when it is made, by its source.
          A note
 made     a class whose source is not on this machine: an instance is made and filled. A warning
-unclear  a class whose source is here, and runs code that cannot be judged. A warning of its own, and exit code 1
+unclear  a class whose source is here, and runs code that cannot be judged. A separate warning, and exit code 1
 run      everything else that would be called, and what a checkpoint never needs to name. An error
 
 A name is judged by its module and its whole qualified name: `random._os.system` is not `random`. Names that pass
@@ -48,7 +48,7 @@ class Imports:
         run: what must not run, and how each was judged.
         made: classes whose source is not here.
         named: what is only named, and classes whose source is here and shows that making them runs nothing.
-        unclear: classes whose code would run and cannot be judged, and what was met in it.
+        unclear: classes whose code would run and cannot be judged, and what was found in it.
     """
 
     __slots__ = ("made", "named", "run", "unclear")

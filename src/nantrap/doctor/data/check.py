@@ -77,15 +77,15 @@ def check_data(
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     names = [os.fspath(path) for path in given]
     chosen = options or DataOptions()
-    told = progress or Progress(lambda _: None, lambda _: None)
+    listener = progress or Progress(lambda _: None, lambda _: None)
     factories = [name for name in names if factory.is_factory(name)]
     datasets = [(name, factory.make_dataset(name)) for name in factories]
     findings: list[DataFinding] = []
     files = _files([name for name in names if name not in factories], findings)
     if not files and not findings and not datasets:
         raise UsageError(f"{', '.join(names)}: no data file of a known kind was found")
-    told.total(sum(file.size for file in files))
-    run = _Run(chosen, engine or Threads(), told, findings, {})
+    listener.total(sum(file.size for file in files))
+    run = _Run(chosen, engine or Threads(), listener, findings, {})
     run.images([file for file in files if file.format == "image"])
     run.tables([file for file in files if file.format != "image"])
     for name, dataset in datasets:

@@ -108,7 +108,7 @@ _TABLE: Final = (
         "NT164",
         "unreadable_file",
         "a file is cut, empty, damaged, not what its name says, or changed while it was read; a dataset that raises",
-        "download or write the file again; where a dataset of your own raised, repair it or leave these samples out",
+        "download or write the file again; where your own dataset raised, repair it or leave these samples out",
     ),
 )
 RULES: Final = MappingProxyType({rule.slug: rule for rule in _TABLE})

@@ -1,6 +1,6 @@
 """From measures to findings: every rule of the data check, one function each, in the order of their codes.
 
-A rule sees all measures of a field at once. Rules that compare fields (lengths, CTC) see all fields of a file.
+A rule sees all measures of a field together. Rules that compare fields (lengths, CTC) see all fields of a file.
 """
 
 from __future__ import annotations

@@ -130,7 +130,7 @@ class Rows:
 def line_digests(data: Array, starts: Array, ends: Array) -> Array:
     """A hash of each piece of some bytes: equal pieces have equal digests, others practically never.
 
-    Multilinear hashing of words of 8 bytes, for many pieces at once: a call per piece would cost more than reading it.
+    Multilinear hashing of words of 8 bytes, for many pieces together: a call per piece would cost more than reading it.
 
     Args:
         data: the bytes.
@@ -139,7 +139,7 @@ def line_digests(data: Array, starts: Array, ends: Array) -> Array:
     """
     made = np.empty(len(starts), dtype=np.uint64)
     first = 0
-    while first < len(starts):  # what is worked on at once stays in the processor's cache
+    while first < len(starts):  # what is processed together stays in the processor's cache
         last = max(first + 1, int(np.searchsorted(ends, starts[first] + _AT_ONCE, side="right")))
         begin = int(starts[first])
         part = data[begin : int(ends[last - 1])]

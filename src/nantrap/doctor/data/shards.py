@@ -57,7 +57,7 @@ class Plan:
 
     Attributes:
         shards: the pieces.
-        shapes: the shape of each field's samples, where the file states it for all samples at once.
+        shapes: the shape of each field's samples, where the file states it for all samples.
         problems: what could not be read already now.
     """
 
@@ -76,7 +76,7 @@ class Scanned:
         samples: how many samples were seen, for readers that see whole samples.
         bad: samples that are no samples: lines that are not JSON.
         stopped: why reading ended before the end of the piece.
-        open_quote: a piece of CSV with an odd number of quotes: a cell goes on in the next piece.
+        open_quote: a piece of CSV with an odd number of quotes: a cell continues in the next piece.
     """
 
     measures: list[Measures] = field(default_factory=list)

@@ -27,7 +27,7 @@ _NAME = "guard on two ranks"
 
 
 def check_ranks(target: str, *, seconds: float = 180.0) -> Check:
-    """Run the drill in processes of its own.
+    """Run the drill in separate processes.
 
     Args:
         target: `module:factory`; only what can be imported can be run in another process.

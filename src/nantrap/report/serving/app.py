@@ -347,8 +347,8 @@ def _feed(rows: list[Row], run: Path) -> list[dict[str, Any]]:
         found = read_json(folder / "incident.json")
         causes = found.get("causes")
         first = causes[0] if isinstance(causes, list) and causes and isinstance(causes[0], dict) else {}
-        told = {"cause": first.get("slug"), "module": found.get("module"), "op": found.get("op")}
-        events.append(_event(Row(step, str(found.get("action", "skip")), {}, incident=told), folder.name))
+        summary = {"cause": first.get("slug"), "module": found.get("module"), "op": found.get("op")}
+        events.append(_event(Row(step, str(found.get("action", "skip")), {}, incident=summary), folder.name))
     return sorted(events, key=lambda event: -int(event["step"]))[:40]
 
 

@@ -1,11 +1,11 @@
 """The data: texts of a grammar as bytes, and a latent of each piece.
 
-A text is cut into pieces of 64 bytes, the last one padded; one more token, MASK, stands for a byte that is to be
+A text is cut into pieces of 64 bytes, the last one padded; one more token, MASK, is a byte that is to be
 guessed. The latent of a piece is a fixed random projection of its byte frequencies to 32 numbers, brought to mean 0 and
 variance 1: what a frozen encoder would give, but made on the spot.
 
 pieces          a text cut up
-frequencies     how often each byte stands in a piece
+frequencies     how often each byte occurs in a piece
 Batch           what a step trains on
 Texts           all pieces, split in two, with batches by the number of the step
 """
@@ -44,7 +44,7 @@ class DataSettings:
 
 
 def pieces(text: str, length: int) -> list[bytes]:
-    """The bytes of a text, cut up. Behind a text whose length is a multiple of `length` stands an empty piece."""
+    """The bytes of a text, cut up. A text whose length is a multiple of `length` is followed by an empty piece."""
     data = text.encode()
     return [data[start : start + length] for start in range(0, len(data) + 1, length)]
 

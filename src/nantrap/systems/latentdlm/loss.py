@@ -78,7 +78,7 @@ LatentLoss = Callable[[Tensor, Batch, Noised, str], Tensor]
 
 
 def random_times(batch: Batch) -> tuple[Tensor, Tensor]:
-    """Times of text and latent, each by itself; those of the latent end a little before 1."""
+    """Times of text and latent, each drawn separately; those of the latent end a little before 1."""
     text_t, latent_t = torch.rand(2, len(batch.tokens))
     return text_t, latent_t.clamp(max=LAST_TIME)
 

@@ -1,4 +1,4 @@
-"""The model: a transformer over text tokens and one latent token, with weights of its own for each of the two.
+"""The model: a transformer over text tokens and one latent token, with separate weights for each of the two.
 
     tokens [B, L]  ─► embedding + positions ─┐                                  ┌─► RMSNorm ─► logits [B, L, 257]
                                              ├─► blocks, modulated by the times ┤
@@ -32,7 +32,7 @@ class ModelSettings:
 
 
 class JointAttention(nn.Module):
-    """Attention over the tokens of both modalities, each projected by weights of its own."""
+    """Attention over the tokens of both modalities, each projected by its own weights."""
 
     def __init__(self, dim: int, *, heads: int) -> None:
         super().__init__()

@@ -395,7 +395,7 @@ FAULTS = (
         parts={"begin_epoch": new_scaler},
         settings={**_HALF, "training.loss_weight": 1024.0, "model.known_frequencies": False},
         remedies=(CAUTION,),
-        told="guard",
+        reported_by="guard",
     ),
     Fault(
         name="clip_before_unscale",
@@ -415,6 +415,6 @@ FAULTS = (
             "model.known_frequencies": False,
         },
         remedies=(caution(0.3),),
-        told="guard",
+        reported_by="guard",
     ),
 )

@@ -2,7 +2,7 @@
 
     x_t = α·x + (1-α)·ε,  α = 1 - t/T or a cosine        loss = Σ m·w·(x̂ - x)² / Σ m,  w = 1/max(1-α, 0.05)²
 
-The error counts in units of the noise, and times are drawn as T·u²: at much noise nobody can read a text, and without
+The error counts in units of the noise, and times are drawn as T·u²: at much noise a text cannot be read, and without
 the weight those times decide the gradient. `weighting: none` and `time_power: 1` leave both out, as the project did.
 and the evaluation: the same on held-out texts at fixed times, and the share of tokens that come back right.
 """

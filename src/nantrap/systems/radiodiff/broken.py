@@ -196,7 +196,7 @@ def filled_pixel(batch: Batch, step: int) -> Batch:
 
 
 def sixteen_bits(batch: Batch, step: int) -> Batch:
-    """One batch of the run comes from 16-bit PNGs, and nobody divides: buildings and transmitter are 65,535."""
+    """One batch of the run comes from 16-bit PNGs, and nothing divides: buildings and transmitter are 65,535."""
     return batch._replace(condition=65_535 * batch.condition) if step == BAD_STEP else batch
 
 

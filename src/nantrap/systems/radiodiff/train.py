@@ -38,7 +38,7 @@ from nantrap.systems.system import Run, System, standard_update
 class TrainerSettings:
     """`trainer:` in the config. `amp` is autocast, `fp16` a GradScaler.
 
-    `resume_milestone: 10` goes on from the tenth checkpoint in `--run-dir`, as `--resume` with its step does.
+    `resume_milestone: 10` continues from the tenth checkpoint in `--run-dir`, as `--resume` with its step does.
     """
 
     gradient_accumulate_every: int = 1
@@ -82,7 +82,7 @@ class Settings:
 
 
 def dtype_of_both_files(trainer: TrainerSettings, accelerate: AccelerateSettings) -> torch.dtype | None:
-    """The dtype of autocast: with `amp` the one of `accelerate config`, with `fp16` beside it float16."""
+    """The dtype of autocast: with `amp` the one of `accelerate config`, with `fp16` as well float16."""
     if not trainer.amp:
         return None
     return precision("fp16" if trainer.fp16 else accelerate.mixed_precision, setting="accelerate.yaml mixed_precision")

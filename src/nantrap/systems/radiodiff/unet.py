@@ -1,4 +1,4 @@
-"""The denoiser: a U-Net that meets the condition at every level, with two decoders.
+"""The denoiser: a U-Net that gets the condition at every level, with two decoders.
 
     x_t ─► conv ─► level 16² ─► level 8² ─► middle ─► FFT filter 1 ─► decoder 1 ─► u₁
                       ▲            ▲           └────► FFT filter 2 ─► decoder 2 ─► u₂

@@ -131,7 +131,7 @@ def draw(labels: Tensor) -> Tensor:
 def _photograph(
     drawings: Tensor, size: tuple[int, int], count: int, bounds: Augmentation, generator: torch.Generator
 ) -> Tensor:
-    """Frames [B, count, H, W] of drawings, each moved, blurred, lit and disturbed by itself."""
+    """Frames [B, count, H, W] of drawings, each moved, blurred, lit and disturbed separately."""
     total = len(drawings) * count
 
     def uniform(bound: float) -> Tensor:

@@ -31,7 +31,7 @@ class HyperConnection(nn.Module):
     Args:
         channels: of a stream.
         n: how many streams.
-        sublayer: what is wrapped, [B, C, H, W] to the same; without a skip of its own.
+        sublayer: what is wrapped, [B, C, H, W] to the same; without its own skip.
         alpha: where α_pre and α_post begin.
         alpha_res: where α_res begins.
         name: of its probes.
@@ -88,7 +88,7 @@ class HyperConnection(nn.Module):
 
 
 class Residual(nn.Module):
-    """A sublayer beside a plain skip, for a model without hyper-connections: every stream is the same."""
+    """A sublayer with a plain skip, for a model without hyper-connections: every stream is the same."""
 
     def __init__(self, channels: int, *, sublayer: nn.Module, **unused: object) -> None:
         super().__init__()

@@ -3,7 +3,7 @@
     frames [B, 3, 16, 72] ─► contrast ─► spatial transformer ─► stem, block ─► mHC blocks over n streams, mean
       ─► mean over height ─► attention over frames ─► transformer layer ─► 37 classes at each of 18 columns
 
-Every frame goes through the ResNet by itself, as [B·F, ...]; frames that are missing are zeros behind the first block
+Every frame goes through the ResNet separately, as [B·F, ...]; frames that are missing are zeros behind the first block
 and are left out by the attention.
 """
 

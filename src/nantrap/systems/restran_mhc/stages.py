@@ -1,7 +1,7 @@
 """The stages of a run, judged by its training log: `python -m nantrap.systems.restran_mhc.stages RUN_DIR`.
 
 1  epochs 1 to 5: the loss falls, no step is skipped, every α stays below 0.1
-2  epochs 6 to 30: the loss goes on falling or stays, no step is skipped, every α stays below 1
+2  epochs 6 to 30: the loss keeps falling or stays, no step is skipped, every α stays below 1
 3  then scale up: twice the streams, 1.5 times the learning rate and the batch
 """
 

@@ -116,7 +116,7 @@ def _user() -> str:
 
 
 def nearest(embeddings: Tensor, k: int) -> Tensor:
-    """The k nearest other points of every point by their cosine, [N, k]; NaN is nobody's neighbour."""
+    """The k nearest other points of every point by their cosine, [N, k]; NaN is never a neighbour."""
     unit = safe_divide(embeddings, safe_norm(embeddings, -1, keepdim=True))
     cosine = (unit @ unit.T).nan_to_num(nan=-1.0)
     return cosine.fill_diagonal_(-torch.inf).topk(k).indices

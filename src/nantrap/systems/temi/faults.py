@@ -361,7 +361,7 @@ HALF_CLAMP = Fault(
     story=(
         "The clamp that helps in float32, in mixed precision: in float16 1e-8 is 0 and the product underflows at a gap "
         "sum of 17 already, so that x^0.6 is taken at 0 in the first step. The GradScaler takes the NaN gradient "
-        "for an overflow of its own, skips the step and halves its scale, again and again."
+        "for an overflow, skips the step and halves its scale, repeatedly."
     ),
     damage="Finite loss, finite weights, and not one step is applied; the loss scale falls towards 0.",
     answer="Stops after its budget, names the power, the head and the floor that is 0, proves it by a run in float32.",

@@ -117,7 +117,7 @@ class Temi(nn.Module):
         settings: sizes, temperatures, β.
         pmi: the mutual information of a pair.
         pmi_of: the same by the number of the head, where heads differ.
-        unit: makes what stands before the heads if `l2_norm`.
+        unit: makes the layer before the heads if `l2_norm`.
         initialise: gives a head its first weights.
     """
 

@@ -54,7 +54,7 @@ def _ambiguous(what: str) -> UnreadableError:
 
 
 def _directory(source: Source) -> tuple[int, int, int]:
-    """Begin, size and number of entries, by the one end record at the very end of the file."""
+    """Begin, size and number of entries, by the one end record at the end of the file."""
     at = source.size - _END.size
     tail = source.read(at, _END.size) if at >= 0 else b""
     if len(tail) < _END.size or not tail.startswith(b"PK\x05\x06"):

@@ -23,7 +23,7 @@ from nantrap.doctor.data.rows import Array, Rows, digest
 from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
 
 _PIECE = 4 << 20
-"""Bytes read and measured at once: within the second-level cache or near it."""
+"""Bytes read and measured together: within the second-level cache or near it."""
 _SHARD = 64 << 20
 """Bytes of one piece of work."""
 _LONG = 1 << 20

@@ -119,7 +119,7 @@ def csv_table(data: bytes, names: list[str], delimiter: str, empty: list[str]) -
         data: the rows, without a header.
         names: of the columns.
         delimiter: between cells.
-        empty: texts that stand for a missing number.
+        empty: texts that mean a missing number.
     """
     try:
         import pyarrow.csv

@@ -41,7 +41,7 @@ _OTHER_WIDTH = ("another number of cells",)
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How a file is to be read: told by its beginning."""
+    """How a file is to be read, found from its first bytes."""
 
     names: list[str]
     has_header: bool
@@ -127,7 +127,7 @@ def _reader(text: str, delimiter: str) -> Iterator[list[str]]:
     return (row for row in csv.reader(stream, delimiter=delimiter, skipinitialspace=True) if row)
 
 
-# ---- a whole piece at once
+# ---- a whole piece together
 
 
 def _scan_table(data: bytes, layout: _Layout, options: DataOptions, *, first: bool) -> Scanned | None:
@@ -230,7 +230,7 @@ def _measure_batch(
 
 
 def _row_measures(marks: Array, first: int) -> Measures:
-    """What stands for whole rows: their digests."""
+    """Whole rows, as their digests."""
     return Measures(ROW, "identifier", "int", rows=len(marks), entries=len(marks), marks=marks, start=first)
 
 
@@ -268,7 +268,7 @@ def _column(name: str, cells: list[str | None], indices: Array) -> Block:
 
 
 def _number_block(name: str, kind: Any, numbers: Array, filled: Array, missing: Array, foreign: Array) -> Block:
-    """The block holds the numbers only; the indices of the others are handed over beside them."""
+    """The block holds the numbers only; the indices of the others are passed separately."""
     if not len(numbers):
         return _text_block(name, missing, foreign)
     rows = Rows(numbers, len(numbers), 1)

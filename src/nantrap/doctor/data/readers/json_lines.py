@@ -59,7 +59,7 @@ def combine(path: str, pieces: Sequence[Scanned], options: DataOptions) -> Scann
 
 
 def _scan_table(data: bytes, options: DataOptions) -> Scanned | None:
-    """All lines at once; `None` if they have to be looked at one by one."""
+    """All lines together; `None` if they have to be read one by one."""
     table = whole_json_table(data, deep=_DEEP)
     if table is None:
         return None

@@ -47,7 +47,7 @@ def blocks_of_column(name: str | None, values: Sequence[tuple[int, Any]], *, tab
 
 
 def _grouped(name: str | None, arrays: list[tuple[int, Any]], *, table: bool) -> list[Block]:
-    """One block of all arrays, in their common type; scalars are a column of their own shape."""
+    """One block of all arrays, in their common type; scalars are one column."""
     made = [array for _, (array, _) in arrays]
     indices = np.array([index for index, _ in arrays], dtype=np.int64)
     shapes = tuple(shape for _, (_, shape) in arrays)

@@ -107,5 +107,5 @@ NO_MASKED_TOKEN = Fault(
         ),
         caution(),
     ),
-    told="guard",
+    reported_by="guard",
 )

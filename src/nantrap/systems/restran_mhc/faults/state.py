@@ -122,7 +122,7 @@ STALE_RATE = Fault(
         ),
         CAUTION,
     ),
-    told="resume check",
+    reported_by="resume check",
     notice="the learning rate is *, the configuration says 0.02: the restored optimizer state overrides it*",
 )
 
@@ -139,5 +139,5 @@ SCALER_ALARM = Fault(
     parts={"update": halve_rate_on_overflow},
     settings={**HALF, "loss_scale": 2.0**22},
     remedies=(CAUTION,),
-    told="guard",
+    reported_by="guard",
 )

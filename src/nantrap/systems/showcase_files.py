@@ -40,7 +40,7 @@ def report_of(shown: Showcase, *, steps: int, seed: int) -> str:
     lines += ["| " + " | ".join(headings) + " |", "| " + " | ".join("---" for _ in headings) + " |"]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in shown.rows()]
     lines += ["", f"![the loss of each run over its steps]({PICTURE})"]
-    lines += ["", *(f"- **{name}**: {what}" for name, what in shown.told())]
+    lines += ["", *(f"- **{name}**: {what}" for name, what in shown.stories())]
     if shown.incident is not None:
         lines += ["", "## The diagnosis", "", "```text", render_incident(shown.incident), "```"]
         if shown.incident.bundle:
