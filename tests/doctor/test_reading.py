@@ -168,4 +168,4 @@ def test_a_report_of_nantrap_is_no_configuration(folder: Path) -> None:
     (folder / "doctor.json").write_text(
         '{"schema": "nantrap.doctor/1", "status": {"a.yaml": {"lr": 1.0, "fp16": true}}}'
     )
-    assert examine([folder]).status == {}
+    assert examine([str(folder)]).status == {}

@@ -154,7 +154,7 @@ SILENT: dict[str, tuple[Arrays, dict[str, Any]]] = {
     "one label among many": ({"labels": with_values(np.ones(30, int), {3: 900})}, {}),
     "a tenth is constant": ({"x": constant_rows(1, 2, 3, 4)}, {}),
     "constant but short": ({"x": with_values(normal(40, 15), {4: 0.5})}, {}),
-    "constant mask row": ({"mask": with_values(np.float32(np.arange(640).reshape(40, 16) % 3 > 0), {4: 1.0})}, {}),
+    "constant mask row": ({"mask": with_values((np.arange(640).reshape(40, 16) % 3 > 0).astype("f4"), {4: 1.0})}, {}),
     "15 equal samples": ({"x": np.full(15, 3.0, "f4")}, {}),
     "two values": ({"x": with_values(np.full(20, 3.0, "f4"), {4: 3.5})}, {}),
     "mask of ones": ({"attention_mask": np.ones((30, 8), int)}, {}),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -190,7 +191,8 @@ def test_a_learned_schedule_is_trained_and_safe_at_time_zero() -> None:
     assert rate.item() != before
     (batch, *_) = run.window(0)
     zero = torch.zeros(len(batch.tokens))
-    seen = noise(batch, zero, zero, torch.rand(batch.tokens.shape), torch.randn(batch.latent.shape), run.model.schedule)
+    schedule = cast(Any, run.model).schedule
+    seen = noise(batch, zero, zero, torch.rand(batch.tokens.shape), torch.randn(batch.latent.shape), schedule)
     seen.latent.sum().backward()
     assert rate.grad is not None
     assert rate.grad.isfinite()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any, cast
 
 import pytest
 import torch
@@ -112,7 +113,7 @@ def test_32_characters_have_no_patch_and_33_have_one() -> None:
     for length, patches in ((32, 0), (33, 1), (256, 16)):
         pixels = torch.zeros(1, 256, dtype=torch.bool)
         pixels[:, :length] = True
-        assert majority(run.model._to_patches(pixels.reshape(1, 16, 16, 1))).sum() == patches
+        assert majority(cast(Any, run.model)._to_patches(pixels.reshape(1, 16, 16, 1))).sum() == patches
 
 
 def test_a_test_of_the_whole_batch_sees_nothing() -> None:

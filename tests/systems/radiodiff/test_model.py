@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -116,10 +117,10 @@ def test_a_sampler_of_many_steps_has_no_negative_step() -> None:
 def test_a_negative_step_samples_nan() -> None:
     run = SYSTEM.run(changes={**SMALL, "model.sampling_timesteps": 12, "model.eps": 0.1})
     list(train(run, steps=1))
-    run.model.eval()
+    model: Any = run.model.eval()
     condition = torch.zeros(1, 3, 32, 32)
-    good = run.model.sample(condition, generator=torch.Generator().manual_seed(0))
-    bad = run.model.sample(condition, generator=torch.Generator().manual_seed(0), steps=time_steps_below_zero)
+    good = model.sample(condition, generator=torch.Generator().manual_seed(0))
+    bad = model.sample(condition, generator=torch.Generator().manual_seed(0), steps=time_steps_below_zero)
     assert good.isfinite().all()
     assert bad.isnan().all()
 
@@ -170,7 +171,7 @@ def test_it_learns() -> None:
     maps = Maps(DataSettings())
     image, values = maps.held_out.image, torch.linspace(-1, 1, 41).tolist()
     constant = max(within(torch.full_like(image, value), maps.held_out) for value in values)
-    noisy = noisy_latent(run.model, maps.held_out)
+    noisy = noisy_latent(cast(Any, run.model), maps.held_out)
     assert 0.3 < constant < 0.5
     assert 0.4 < noisy < 0.6
     assert after.quality > max(constant, noisy) + 0.05
@@ -219,7 +220,7 @@ def test_evaluation_leaves_the_random_stream_and_the_mode_alone() -> None:
     assert run.evaluate() == run.evaluate()
     assert torch.equal(torch.get_rng_state(), before)
     assert run.model.training
-    assert not run.model.first_stage.training
+    assert not cast(Any, run.model).first_stage.training
 
 
 def test_guarded_and_plain_are_the_same_run() -> None:
