@@ -81,6 +81,32 @@ def detached_then_break(data: Batches) -> nn.Module:
     return net
 
 
+def data_then_continue(data: Batches) -> nn.Module:
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(x), y)
+        if math.isnan(loss.data):
+            continue
+        loss.backward()
+        optimizer.step()
+    return net
+
+
+def unequal_then_continue(data: Batches) -> nn.Module:
+    net = Net()
+    optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+    for x, y in data:
+        optimizer.zero_grad()
+        loss = F.mse_loss(net(x), y)
+        if loss != loss:
+            continue
+        loss.backward()
+        optimizer.step()
+    return net
+
+
 def norm_then_zero_grad(data: Batches) -> nn.Module:
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -103,6 +129,8 @@ SKIPPING: dict[str, Loop] = {
         method_then_continue,
         item_then_continue,
         detached_then_break,
+        data_then_continue,
+        unequal_then_continue,
         norm_then_zero_grad,
     )
 }
@@ -273,7 +301,7 @@ def test_a_run_that_learns_nothing_is_said(settings: Settings, capsys: pytest.Ca
         summary = Summary.of(attachment)
     err = capsys.readouterr().err
     assert "step 29: no gradient has reached any parameter for 20 steps, since step 10" in err
-    assert "no gradient from step 10 to the end: nothing was learned (dead_training)" in summary.lines(0)
+    assert "no gradient from step 10 to the end: nothing was learned (NT505 dead_training)" in summary.lines(0)
 
 
 class Centred(nn.Module):
@@ -302,6 +330,53 @@ def test_a_loss_module_with_a_buffer_is_put_back(bad: int, settings: Settings) -
     tally = only(attachment).tally
     assert (tally.incidents, tally.applied) == (1, 11)
     assert bool(criterion.centre.isfinite())
+
+
+class Teacher(nn.Module):
+    """A network with running statistics that is never trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(6)
+        self.head = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.norm(x))
+
+
+@pytest.mark.parametrize("bad", [0, BAD], ids=["first step", "later"])
+def test_a_teacher_that_is_called_before_the_model_is_put_back(bad: int, settings: Settings) -> None:
+    with attached(settings) as attachment:
+        net, teacher, second = Net(), Teacher(), Teacher()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        counts: list[int] = []
+        for x, _ in batches(bad=bad):
+            optimizer.zero_grad()
+            with torch.no_grad():
+                wanted = teacher(x) + second(x)
+            F.mse_loss(net(x), wanted).backward()
+            optimizer.step()
+            counts.append(int(teacher.norm.num_batches_tracked))
+    tally = only(attachment).tally
+    assert (tally.incidents, tally.applied) == (1, 11)
+    assert all(bool(t.isfinite().all()) for t in (*state(teacher), *state(second), *state(net)))
+    assert counts == [number + (number < bad) for number in range(12)], "the bad batch is not counted"
+
+
+def test_an_evaluation_of_a_teacher_between_steps_stays(settings: Settings) -> None:
+    with attached(settings):
+        net, teacher = Net(), Teacher()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        for number, (x, _) in enumerate(batches(bad=BAD)):
+            optimizer.zero_grad()
+            with torch.no_grad():
+                if number == BAD:
+                    teacher(batches(1)[0][0])  # on other data: no step follows
+                wanted = teacher(x)
+            F.mse_loss(net(x), wanted).backward()
+            optimizer.step()
+    assert int(teacher.norm.num_batches_tracked) == 12
+    assert all(bool(t.isfinite().all()) for t in state(teacher))
 
 
 def test_a_second_step_after_a_refused_one_stays_refused(
@@ -336,7 +411,7 @@ def test_gradients_that_are_never_cleared_are_said(settings: Settings, capsys: p
             optimizer.step()
         summary = Summary.of(attachment)
     assert capsys.readouterr().err.count("the gradients are not cleared between steps") == 1
-    assert "the gradients were not cleared in the last 11 steps (zero_grad_missing)" in summary.lines(0)
+    assert "the gradients were not cleared in the last 11 steps (NT871 zero_grad_missing)" in summary.lines(0)
 
 
 def test_gradients_cleared_by_hand_are_cleared(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
 
 from nantrap.incident import Incident
 from nantrap.launch.attach import attached
@@ -110,3 +111,71 @@ def test_a_stream_has_no_indices(tmp_path: Path) -> None:
     incident = incident_of(DataLoader(Stream(), batch_size=8), tmp_path)
     assert incident.dataset_indices == ()
     assert incident.samples == (7,)
+
+
+class Short(Dataset[Tensor]):
+    """Four samples."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.full((3,), float(index))
+
+
+def epochs_of(loaders: Callable[[], Iterator[Any]], tmp_path: Path) -> list[int]:
+    """The epoch of each step, by the journal."""
+    model = nn.Linear(3, 1)
+    with attached(Settings(run_dir=str(tmp_path), quiet=True)):
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        for loader in loaders():
+            for batch in loader:
+                optimizer.zero_grad()
+                model(batch).sum().backward()
+                optimizer.step()
+    lines = map(json.loads, (tmp_path / "journal-r0.jsonl").read_text().splitlines())
+    return [line["epoch"] for line in lines if "action" in line]
+
+
+def test_a_new_dataset_in_the_memory_of_an_old_one_begins_at_epoch_0(tmp_path: Path) -> None:
+    """Python gives the `id` of an object that is gone to the next one of its size."""
+
+    def loaders() -> Iterator[Any]:
+        for _ in range(6):
+            yield DataLoader(Short(), batch_size=4)
+
+    assert epochs_of(loaders, tmp_path) == [0] * 6
+
+
+def test_epochs_of_a_list_are_counted_by_its_loader(tmp_path: Path) -> None:
+    def loaders() -> Iterator[Any]:
+        data = [torch.full((3,), float(index)) for index in range(4)]
+        loader = DataLoader(data, batch_size=4)  # type: ignore[arg-type]
+        yield from (loader, loader, DataLoader(list(data), batch_size=4))  # type: ignore[arg-type]
+
+    assert epochs_of(loaders, tmp_path) == [0, 1, 0]
+
+
+def test_a_new_loader_of_the_same_dataset_is_the_next_epoch(tmp_path: Path) -> None:
+    def loaders() -> Iterator[Any]:
+        data = Short()
+        for _ in range(3):
+            yield DataLoader(data, batch_size=4)
+
+    assert epochs_of(loaders, tmp_path) == [0, 1, 2]
+
+
+def test_a_sampler_that_was_told_its_epoch_is_believed(tmp_path: Path) -> None:
+    """As a script does that resumes: `sampler.set_epoch(7)`."""
+
+    def loaders() -> Iterator[Any]:
+        data = Short()
+        sampler: Any = DistributedSampler(data, num_replicas=1, rank=0)
+        loader = DataLoader(data, batch_size=4, sampler=sampler)
+        yield loader
+        for epoch in (7, 8):
+            sampler.set_epoch(epoch)
+            yield loader
+        yield loader  # not told: counted
+
+    assert epochs_of(loaders, tmp_path) == [0, 7, 8, 9]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,10 +70,11 @@ def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     monkeypatch.delenv("VIRTUAL_ENV", raising=False)  # of the shell around the tests, which IPython would warn of
     displayhook, excepthook, main = sys.displayhook, sys.excepthook, sys.modules["__main__"]
-    made = interactiveshell.InteractiveShell()
+    made = interactiveshell.InteractiveShell.instance()
     yield Shell(made)
     made.run_cell("%unload_ext nantrap")
     made.history_manager.end_session()
+    interactiveshell.InteractiveShell.clear_instance()
     sys.displayhook, sys.excepthook, sys.modules["__main__"] = displayhook, excepthook, main
 
 
@@ -110,6 +114,10 @@ def test_a_notebook_is_guarded_from_load_to_unload(
     shell(BEFORE)
     before = everything()
     shell("%load_ext nantrap")
+    assert capsys.readouterr().err == (
+        "nantrap: every optimizer of this notebook is guarded from here on (policy skip); reports go to runs/; "
+        "%unload_ext nantrap ends it\n"
+    )
     assert {name for name, value in everything().items() if value is not before[name]}
     assert shell("train(old_model, old)") is True, "made and used before"
     assert shell("train(scheduled_model, scheduled, schedule)") is True, "made before, with a schedule"
@@ -150,3 +158,65 @@ def test_an_error_in_a_cell_leaves_the_guard_in_place(shell: Shell, monkeypatch:
     assert shell("all(bool(p.isfinite().all()) for p in model.parameters())") is True
     shell("model, optimizer = make()")
     assert shell("train(model, optimizer, bad=())") is True
+
+
+FAILING = """
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Linear(3, 1)
+    def forward(self, x):
+        return self.inner(x).sum() / x.abs().sum()
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    optimizer.zero_grad()
+    model(torch.full((2, 3), float(step != 2))).backward()
+    optimizer.step()
+"""
+
+
+def test_a_diagnostic_names_the_cell_and_its_line(
+    shell: Shell, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shell("import torch; from torch import nn")
+    shell("%load_ext nantrap")
+    capsys.readouterr()
+    shell(FAILING)
+    shown = capsys.readouterr().err
+    assert "  --> Cell In[1], line 6 in Net.forward\n" in shown
+    assert "6 |         return self.inner(x).sum() / x.abs().sum()\n" in shown
+    assert "ipython-input" not in shown
+    (path,) = tmp_path.glob("runs/notebook-*/incidents/*/incident.json")
+    assert json.loads(path.read_text())["source"]["file"] == "Cell In[1]"
+
+
+def test_a_real_kernel_shows_cells_and_colours(tmp_path: Path) -> None:
+    client = pytest.importorskip("jupyter_client")
+    pytest.importorskip("ipykernel")
+    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+    environment |= {"IPYTHONDIR": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    manager = client.KernelManager(kernel_cmd=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
+    manager.start_kernel(cwd=str(tmp_path), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    channels = manager.blocking_client()
+    try:
+        channels.start_channels()
+        channels.wait_for_ready(timeout=120)
+        shown: list[str] = []
+
+        def show(message: Any) -> None:
+            if message["header"]["msg_type"] == "stream":
+                shown.append(message["content"]["text"])
+
+        for cell in ("import torch; from torch import nn", "%load_ext nantrap", FAILING, "%unload_ext nantrap"):
+            reply = channels.execute_interactive(cell, timeout=180, output_hook=show)
+            assert reply["content"]["status"] == "ok", reply["content"]
+    finally:
+        channels.stop_channels()
+        manager.shutdown_kernel(now=True)
+    text = "".join(shown)
+    assert text.startswith("nantrap: every optimizer of this notebook is guarded from here on")
+    assert "\x1b[1;31merror[NT202]\x1b[0m" in text
+    assert "Cell In[3], line 6 in Net.forward" in text
+    assert "ipykernel_" not in text
+    assert "nantrap: 4 steps, 3 applied (75.0 %), 1 incident" in text

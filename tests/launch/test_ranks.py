@@ -14,10 +14,12 @@ from typing import Any
 
 import pytest
 
-from nantrap.launch.processes import as_environment, guarded_command
-from nantrap.launch.settings import Settings, read_settings
+from nantrap.launch.processes import guarded_command
+from nantrap.launch.settings import Settings, as_environment, read_settings
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "ddp.py")
+MISTAKES = ("Right", "Ensemble", "Bare", "Half", "ByHand")
+REPLICAS = str(Path(__file__).parent / "scripts" / "replicas.py")
 ENVIRONMENT = {k: v for k, v in os.environ.items() if not k.startswith("NANTRAP_")}
 ENVIRONMENT |= {"OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
 BAD = 9  # odd, so rank 1's: its fifth sample, in the second step
@@ -113,8 +115,28 @@ def test_which_commands_are_ranks() -> None:
 
 
 def test_settings_travel_in_the_environment(tmp_path: Path) -> None:
-    settings = Settings(policy_name="strict", max_skips=0, rollback=True, run_dir="/there", alert="command:true")
+    settings = Settings(
+        policy_name="strict", max_skips=0, rollback=True, run_dir="/there", alert="command:true", clip=0.5,
+        save_every=10, watch="scale<2", check_state="epoch", quiet=True,
+    )  # fmt: skip
     assert read_settings({}, environment=as_environment(settings), folder=tmp_path) == settings
+
+
+def test_ranks_that_drift_apart_are_told(tmp_path: Path) -> None:
+    """Every loss is finite; what is wrong is that the gradients of something are not averaged."""
+    ended = start(tmp_path, sys.executable, "-m", "nantrap", "run", "--run-dir", "run", REPLICAS)
+    assert ended.returncode == 0, ended.stderr
+    said = {mistake: [line for line in ended.stderr.splitlines() if mistake in line] for mistake in MISTAKES}
+    assert not said["Right"]
+    assert not said["Ensemble"]
+    told = "\n".join(said["Bare"])
+    assert "Bare is called without its DistributedDataParallel wrapper, so its gradients are not averaged over" in told
+    assert "(NT867 ddp_bypassed)" in told
+    differing = [line for line in ended.stderr.splitlines() if "hold different values after 1 step although" in line]
+    assert len([line for line in differing if "bare_body.weight, bare_body.bias" in line]) >= 1
+    assert len([line for line in differing if ": linear.weight (NT701 rank_divergence)" in line]) >= 1
+    assert len([line for line in differing if ": byhand_head.bias (NT701 rank_divergence)" in line]) >= 1
+    assert not [line for line in differing if "right_" in line or "ensemble_" in line]
 
 
 @pytest.mark.slow

@@ -6,6 +6,11 @@ import argparse
 import os
 from pathlib import Path
 
+_SAME_NAMES = (
+    "clip", "save_every", "resume_lr", "diagnose", "bundle", "check_state", "batch_range", "quiet", "json", "inject",
+    "bad_samples",
+)  # fmt: skip
+
 
 class Run:
     """Run a training script under guard: nantrap run train.py --lr 1e-4, or nantrap run -m package.train.
@@ -20,7 +25,7 @@ class Run:
     name = "run"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
-        from nantrap.launch.settings import BATCH_RANGES, BUNDLES, DIAGNOSES, POLICIES, STATE_CHECKS
+        from nantrap.launch.settings import BATCH_RANGES, BUNDLES, DIAGNOSES, POLICIES, RESUME_RATES, STATE_CHECKS
         from nantrap.record.exporters import NAMES as EXPORTERS
 
         parser.usage = "nantrap run [OPTIONS] (SCRIPT | -m MODULE) [ARGUMENTS ...]"
@@ -37,6 +42,19 @@ class Run:
             action="store_true",
             default=None,
             help="instead of stopping, roll back to a state in memory with half the learning rate",
+        )
+        add("--clip", type=float, metavar="NORM", help="clip the gradients of each step to this total norm")
+        add(
+            "--save-every",
+            type=int,
+            metavar="N",
+            help="save a checkpoint every N steps, if it is finite, in checkpoints/ of the run's folder",
+        )
+        add(
+            "--resume-lr",
+            choices=RESUME_RATES,
+            help="when the script restores another learning rate than it configures: which one counts "
+            "(default: restored, with a message)",
         )
         add("--diagnose", choices=DIAGNOSES, help="how far a bad step is diagnosed (default: full)")
         add("--bundle", choices=BUNDLES, help="what an incident leaves on disk (default: light)")
@@ -77,10 +95,7 @@ class Run:
 
         program = Program(arguments.script, arguments.arguments, is_module=arguments.module)
         names = {"run_dir": "run_dir", "policy": "policy_name", "max_skips": "max_skips", "rollback": "rollback"}
-        names |= {
-            name: name
-            for name in ("diagnose", "bundle", "check_state", "batch_range", "quiet", "json", "inject", "bad_samples")
-        }
+        names |= {name: name for name in _SAME_NAMES}
         given = {
             field: getattr(arguments, name) for name, field in names.items() if getattr(arguments, name) is not None
         }

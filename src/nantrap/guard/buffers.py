@@ -17,7 +17,7 @@ is dropped, to the `mark` set after the last good one.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,17 +86,27 @@ class BufferShadow:
     def __bool__(self) -> bool:
         return bool(self._slots or self._frozen)
 
-    def add(self, prefix: str, module: nn.Module) -> bool:
-        """Follow the buffers of one more module from now on. Returns whether it has any that were not followed yet."""
+    def add(self, prefix: str, module: nn.Module, *, earlier: Mapping[str, Tensor] | None = None) -> bool:
+        """Follow the buffers of one more module from now on. Returns whether it has any that were not followed yet.
+
+        Args:
+            prefix: its name.
+            module: the module.
+            earlier: copies of its buffers from the beginning of the step, by name, if the module was called already.
+        """
         before = len(self._slots)
+        begins = len(prefix) + 1
         self._find(prefix, module)
-        for holder, name, _ in self._slots[before:]:
+        for holder, name, full in self._slots[before:]:
             tensor = holder.get(name)
             index = len(self._tensors)
             self._tensors.append(tensor)
-            self._copies.append(None if tensor is None else tensor.detach().clone())
-            self._versions.append(version(tensor))
-            if tensor is not None and finite.any_nonfinite([tensor]):
+            copy = None if earlier is None else earlier.get(full[begins:])
+            if copy is None and tensor is not None:
+                copy = tensor.detach().clone()
+            self._copies.append(copy)
+            self._versions.append(version(tensor) if earlier is None else -1)  # -1: written since the copy
+            if copy is not None and finite.any_nonfinite([copy]):
                 self._exempt.add(index)
         return len(self._slots) > before
 

@@ -69,10 +69,13 @@ class Collector:
         self._graphs_kept: bool | None = None
         self._together = parts.ranks.together
         self._parts_watched = False
+        self._early: set[int] = set()
         self._handles: list[Any] = []
         self._stream = torch.get_rng_state()  # at the end of the last step: the loss function may draw before the model
         weakref.finalize(self, parts.armed.stop)  # a step that ended with an exception leaves its trace running
         self._watch(model)
+        for _, module in parts.protected.members.also:
+            self.watch_beside(module)
 
     def close(self) -> None:
         """Remove every hook, and end a trace that is running."""
@@ -136,7 +139,10 @@ class Collector:
         parts = self._parts
         if parts.armed.on and not self.attempting:
             parts.armed.start()
-        parts.protected.begin()
+        if self._early:
+            self._early.clear()
+        else:
+            parts.protected.begin()
         step = parts.progress.step
         if parts.headroom is not None:
             parts.headroom.begin(step)
@@ -145,6 +151,25 @@ class Collector:
         # after bad steps in a row an anchor would hold the state that the run must leave
         if step >= parts.recovery.anchors.due and not parts.ladder.in_a_row:
             parts.recovery.anchors.begin_step(step)
+
+    def watch_beside(self, module: nn.Module) -> None:
+        """A module beside the model takes part in the step. One that is called first (a teacher) begins the step."""
+        self._handles.append(module.register_forward_pre_hook(Hook(self._before_beside)))
+
+    def _before_beside(self, module: nn.Module, args: Any) -> None:
+        """What is there now is what a refused step goes back to, unless the step has begun.
+
+        A module that is called once more before the model is not part of a step: the first call was an evaluation.
+        """
+        if not (is_compiling() or self.begun or self.attempting or active_replays) and module.training:
+            self.begin_early(module)
+
+    def begin_early(self, module: nn.Module) -> None:
+        """The step begins with the call of a module beside the model."""
+        if not self._early or id(module) in self._early:
+            self._early.clear()
+            self._parts.protected.begin()
+        self._early.add(id(module))
 
     def open(self) -> Window:
         """The window of the step, made now if this is its first backward pass.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from nantrap.guard.judge import Verdict
 from nantrap.guard.progress import Progress
 from nantrap.incident import Action, Cause, Finding, Incident, Phase
+from nantrap.locate.source import with_cell_name
 from nantrap.record import Material
 
 
@@ -40,6 +41,7 @@ class Draft:
         return replace(
             self.incident,
             action=action,
+            source=with_cell_name(self.incident.source),
             restored=None if restored is None else not restored,
             notes=(*notes, *self.notes),
         )

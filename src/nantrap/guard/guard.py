@@ -380,7 +380,9 @@ class Guard:
             rng: put the random streams back.
             strict: the keys of the model must fit exactly.
         """
-        return self._parts.recovery.load(resume, rng=rng, strict=strict)
+        loaded = self._parts.recovery.load(resume, rng=rng, strict=strict)
+        self._parts.recorder.note_resume(loaded.step)
+        return loaded
 
     def check_resume(
         self,

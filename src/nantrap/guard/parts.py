@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -106,8 +106,9 @@ def make_parts(
     export: Iterable[str | Exporter] = (),
     alerts: Alerts | None = None,
     bad_samples: str | os.PathLike[str] | SampleList | None = None,
+    schedules: Callable[[], Sequence[Any]] = tuple,
 ) -> Parts:
-    """The parts of a guard for one model and one optimizer; see `Guard` for the arguments."""
+    """The parts of a guard for one model and one optimizer; see `Guard` and `Recovery` for the arguments."""
     drives = by == "guard"
     protected = Protected(
         model,
@@ -161,6 +162,7 @@ def make_parts(
         store=store,
         save_every=save_every,
         run_dir=recorder.run_dir,
+        schedules=schedules,
     )
     armed = Armed(protected.members, policy, alone=not ranks.together, compiled=is_compiled(model))
     diagnosis = Diagnosis(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -92,9 +92,15 @@ class Protected:
         """Every module whose buffers belong to the state: the model, further ones, averages."""
         return [self.root, *(module for _, module in self.members.also), *self.averages]
 
-    def add(self, name: str, module: nn.Module) -> None:
-        """One more module takes part in the step: its buffers are put back like the model's."""
-        if self.buffers.add(name, module):
+    def add(self, name: str, module: nn.Module, *, earlier: Mapping[str, Tensor] | None = None) -> None:
+        """One more module takes part in the step: its buffers are put back like the model's.
+
+        Args:
+            name: what to call it.
+            module: the module.
+            earlier: copies of its buffers before the step, by name, if it was called already.
+        """
+        if self.buffers.add(name, module, earlier=earlier):
             self.members.also.append((name, module))
             self.has_buffers = True
 

@@ -23,6 +23,11 @@ def scale_rates(optimizer: Optimizer, scheduler: Any, factor: float) -> None:
                 group[key].mul_(factor)
             elif isinstance(group.get(key), (int, float)):
                 group[key] *= factor
+    scale_bases(scheduler, factor)
+
+
+def scale_bases(scheduler: Any, factor: float) -> None:
+    """Multiply the rates from which a scheduler computes the next ones, and those of the schedulers inside it."""
     for inner in _schedulers(scheduler):
         if hasattr(inner, "base_lrs"):
             inner.base_lrs = [rate * factor for rate in inner.base_lrs]

@@ -29,7 +29,7 @@ from nantrap.guard.sample_list import SampleList
 from nantrap.guard.watch import Watch
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding, Incident
-from nantrap.record import RUN_ENDS, History, Journal, Listener, StepRecord, write_run_info
+from nantrap.record import RUN_ENDS, RUN_RESUMES, RUN_STARTS, History, Journal, Listener, StepRecord, write_run_info
 from nantrap.report import fingerprint, one_line, render_incident, write_line, write_run_report
 
 _KEPT = 256
@@ -90,6 +90,8 @@ class Recorder:
         self._shown: set[tuple[object, ...]] = set()
         self._journal = None if run_dir is None else Journal(run_dir, rank=rank)
         self._listeners: tuple[Listener, ...] = ()
+        if self._journal is not None and self._journal.used_before:
+            self._note(RUN_STARTS, progress.step)
 
     def describe_run(self, facts: Mapping[str, Any]) -> None:
         """Write `run.json`. A folder that cannot be written gives a warning and never stops the run."""
@@ -211,6 +213,15 @@ class Recorder:
         for listener in self._listeners:
             listener.append(line)
 
+    def note_resume(self, step: int) -> None:
+        """A state was restored, and the steps are counted from its step on."""
+        self._note(RUN_RESUMES, step)
+
+    def _note(self, kind: str, step: int) -> None:
+        """A line that is no step: where another start of the run begins, so that readers can tell the two apart."""
+        if self._journal is not None:
+            self._journal.append({"step": step, "kind": kind, "time": round(time.time(), 3)})
+
     def say(self, text: str) -> None:
         """One line of the guard's own."""
         if self._prints:
@@ -239,8 +250,8 @@ class Recorder:
             tally.still_since = self._progress.step - STILL_STEPS + 1
             self.say(
                 f"step {self._progress.step:,}: no gradient has reached any parameter for {STILL_STEPS} steps, since "
-                f"step {tally.still_since:,}: nothing is learned (dead_training). Possible reasons: a loss that was "
-                "replaced by a constant, frozen parameters, or a graph that is cut by detach()"
+                f"step {tally.still_since:,}: nothing is learned (NT505 dead_training). Possible reasons: a loss that "
+                "was replaced by a constant, frozen parameters, or a graph that is cut by detach()"
             )
         elif not still and tally.still_since is not None:
             self.say(f"step {self._progress.step:,}: there are gradients again")
@@ -396,7 +407,7 @@ def dead_lines(tally: Tally) -> list[str]:
     """The summary's line if no gradient reached a parameter up to the end of the run."""
     if tally.still_since is None:
         return []
-    return [f"no gradient from step {tally.still_since:,} to the end: nothing was learned (dead_training)"]
+    return [f"no gradient from step {tally.still_since:,} to the end: nothing was learned (NT505 dead_training)"]
 
 
 def stop_message(incident: Incident, reason: str, restart: str = "") -> str:

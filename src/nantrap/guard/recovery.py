@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,7 +24,7 @@ from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress, Tally
 from nantrap.guard.protected import Protected
 from nantrap.guard.ranks import Ranks
-from nantrap.guard.rates import current_rates, scale_rates
+from nantrap.guard.rates import current_rates, scale_bases, scale_rates
 from nantrap.guard.scaling import Scaling
 
 if TYPE_CHECKING:  # imported where they are used: most runs save by other means
@@ -51,6 +51,8 @@ class Recovery:
         store: where `save` saves.
         save_every: number of steps between saves.
         run_dir: where a store is made if there is none.
+        schedules: the schedules that a script steps itself. They are saved, and lowered together with the learning
+            rates, but a rollback does not rewind them: the script's data go on as well.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class Recovery:
         store: CheckpointStore | None = None,
         save_every: int = 0,
         run_dir: str | None = None,
+        schedules: Callable[[], Sequence[Any]] = tuple,
     ) -> None:
         if store is None and save_every:
             if run_dir is None:
@@ -89,6 +92,7 @@ class Recovery:
         self._tally = tally
         self._scaling = scaling
         self._average = average
+        self._schedules = schedules
         self._every = save_every
         self._due = save_every
         self._used: set[str] = set()
@@ -129,7 +133,10 @@ class Recovery:
         if self._ranks.rank:
             return None
         step = self._progress.step
-        state: dict[str, Any] = {"step": step, **capture(self.parts, rng=True)}
+        parts = self.parts
+        if parts["scheduler"] is None:
+            parts["scheduler"] = next(iter(self._schedules()), None)
+        state: dict[str, Any] = {"step": step, **capture(parts, rng=True)}
         state |= {"data_position": data_position, "extras": dict(extras or {})}
         state["guard"] = {"factor": self.anchors.factor}
         allow = self._deliberate()
@@ -179,6 +186,11 @@ class Recovery:
             take=take,
             lowered_by=self.anchors.factor,
         )
+
+    def continue_at(self, step: int) -> None:
+        """The run goes on at another step than it would have counted to: the script restored a state of that step."""
+        self._progress.step = step
+        self._due = self._next_due()
 
     def after_step(self, outcome: Outcome) -> None:
         """A step has ended: lowered learning rates recover, and a checkpoint is saved when one is due."""
@@ -309,6 +321,8 @@ class Recovery:
     def _set_factor(self, factor: float, *, since: float) -> None:
         """Put `factor` in force, in a state whose learning rates carry the factor `since`."""
         scale_rates(self._protected.optimizer, self._protected.scheduler, factor / since)
+        for schedule in self._schedules():  # it was not put back, so it carries the factor that was in force
+            scale_bases(schedule, factor / self.anchors.factor)
         self.anchors.factor = factor
 
 

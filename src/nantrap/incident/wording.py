@@ -11,6 +11,16 @@ def some_of(names: Sequence[str], shown: int = 3) -> str:
     return text if len(names) <= shown else f"{text} and {len(names) - shown:,} more"
 
 
+def place_text(file: str, line: int) -> str:
+    """`model.py:41`, or `Cell In[3], line 41` for a cell of a notebook."""
+    return f"{file}, line {line}" if is_cell(file) else f"{file}:{line}"
+
+
+def is_cell(file: str) -> bool:
+    """Whether this names a cell of a notebook and not a file."""
+    return file.startswith("Cell In[")
+
+
 def escaped(text: str, *, most: int = 300) -> str:
     """Text from a file or a program, fit for a terminal, a log or a page.
 

@@ -13,6 +13,7 @@ from nantrap.launch import (
     loaders,
     optimizers,
     processes,
+    replicas,
     resuming,
     saving,
     scalers,
@@ -51,6 +52,7 @@ class Attachment:
         loaders.install(self._patches, batches)
         children.install(self._patches, self.loops)
         processes.install(self._patches, self.loops)
+        replicas.install(self._patches, self.loops.replicas, self.loops.reduces)
         self._faults = Injector(parse_faults(settings.inject)) if settings.inject else None
         if self._faults is not None:
             self._faults.attach()

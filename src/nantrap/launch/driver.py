@@ -17,16 +17,18 @@ class ScriptDriver:
     """Holds the script's call of this step, what it gave, and the norm that the script's own clipping found."""
 
     owns_gradients = False
-    max_grad_norm: float | None = None
 
-    def __init__(self, protected: Protected, scaling: Scaling) -> None:
+    def __init__(self, protected: Protected, scaling: Scaling, *, max_grad_norm: float | None = None) -> None:
         self.scaling = scaling
+        self.max_grad_norm = max_grad_norm
+        """What nantrap itself clips to (`--clip`), whatever the script does."""
         self.result: Any = None
         """What the script's call gave; `None` if it was not made."""
         self._members = protected.members
         self._optimizer = protected.optimizer
         self._run: Callable[[], Any] | None = None
         self._norm: Tensor | None = None
+        self._own_norm: Tensor | None = None
         self._still_scaled = False
 
     def prepare(self, run: Callable[[], Any], *, scaler: Any, still_scaled: bool) -> None:
@@ -49,14 +51,22 @@ class ScriptDriver:
         """The norm that the script has found already, or the one of the gradients as they are."""
         norm = finite.gradient_norm(self._members.gradients()) if self._norm is None else finite.whole_norm(self._norm)
         scale = self.scaling.scalar() if self._still_scaled else None
-        return norm if scale is None else norm / scale.to(norm.device)
+        norm = norm if scale is None else norm / scale.to(norm.device)
+        if self.max_grad_norm is not None:
+            self._own_norm = norm
+        return norm
 
     def norm_is_used(self) -> bool:
-        """The script clipped by it, or a hook of the optimizer may."""
-        return self._norm is not None or has_pre_hooks(self._optimizer)
+        """The script clipped by it, or `--clip` does, or a hook of the optimizer may."""
+        return self._norm is not None or self.max_grad_norm is not None or has_pre_hooks(self._optimizer)
 
     def clip(self, norm: float) -> None:
-        """The script has clipped, if it clips."""
+        """As `clip_grad_norm_` does; the script may have clipped before, and then the norm is taken again."""
+        limit = self.max_grad_norm
+        if limit is None or norm + 1e-6 < limit * (1 - 1e-6) or self._own_norm is None:
+            return
+        total = self._own_norm if self._norm is None else finite.gradient_norm(self._members.gradients())
+        finite.clip_with_norm(self._members.parameters, max_norm=limit, total=total)
 
     def take_update(self) -> None:
         """The script's own call."""

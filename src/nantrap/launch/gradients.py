@@ -24,6 +24,7 @@ def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
             run()
             return
         loops.notice_backward(loss)
+        loops.replicas.backward()
         for loop in loops.loops_below(loss):
             run = functools.partial(loop.backward, loss, run)
         run()

@@ -46,7 +46,7 @@ class Habits:
         if self.uncleared == _OFTEN:
             self._say(
                 "the gradients are not cleared between steps, so each step adds to all the ones before: "
-                "call optimizer.zero_grad() before each backward pass (zero_grad_missing)"
+                "call optimizer.zero_grad() before each backward pass (NT871 zero_grad_missing)"
             )
 
     def is_repeated_step(self) -> bool:
@@ -65,7 +65,9 @@ class Habits:
         """The lines for the summary of the run."""
         found = []
         if self.uncleared >= _OFTEN:
-            found.append(f"the gradients were not cleared in the last {self.uncleared:,} steps (zero_grad_missing)")
+            found.append(
+                f"the gradients were not cleared in the last {self.uncleared:,} steps (NT871 zero_grad_missing)"
+            )
         if self.repeated >= _OFTEN:
             found.append(f"{self.repeated:,} updates were made twice (double_step)")
         return found

@@ -1,9 +1,9 @@
 """Bad batches that the script handles itself: `if isnan(loss): continue`, a loss replaced by zeros, a head left out.
 
 A script that handles a bad loss looks at it first. So each scalar with a graph that the script asks about (`isnan`,
-`isfinite`, `.item()`, ...) after a forward pass is kept until the backward pass. One that is not finite and never gets
-a backward pass was abandoned by the script: that is an incident like any other, except that the script skipped the
-batch.
+`isfinite`, `.item()`, `.data`, `loss != loss`, ...) after a forward pass is kept until the backward pass. One that is
+not finite and never gets a backward pass was abandoned by the script: that is an incident like any other, except that
+the script skipped the batch.
 
 Nothing is read here that the script did not read itself, until the script abandons a step.
 """
@@ -21,7 +21,7 @@ from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 
 _QUESTIONS = ("isnan", "isinf", "isfinite")
-_ANSWERS = ("item", "__float__", "detach")
+_ANSWERS = ("item", "__float__", "detach", "tolist", "__ne__")
 
 
 def install(patches: Patches, loops: Loops) -> None:
@@ -54,6 +54,14 @@ def install(patches: Patches, loops: Loops) -> None:
             loops.settle()  # an evaluation follows: it must not see what a skipped batch left behind
         return original(self, mode)
 
+    plain_data: Any = Tensor.data
+
+    def get_data(tensor: Any) -> Any:
+        if asked.open and not is_compiling() and tensor.requires_grad and not loops.is_own_call():
+            asked.note(tensor)
+        return plain_data.__get__(tensor)
+
+    patches.put(Tensor, "data", property(get_data, plain_data.__set__, doc=plain_data.__doc__))
     for name in _QUESTIONS:
         patches.put(torch, name, asking(getattr(torch, name)))
     for name in (*_QUESTIONS, *_ANSWERS):

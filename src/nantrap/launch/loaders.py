@@ -15,10 +15,11 @@ from typing import Any
 from torch import Tensor
 
 from nantrap.launch.patches import Patches
-from nantrap.launch.torch_private import LoaderIterator, dataset_of
+from nantrap.launch.torch_private import LoaderIterator, dataset_of, index_sampler_of
 from nantrap.locate import tensors_of
 
 _REMEMBERED = 8
+_MOST_DATASETS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def _same_rows(one: Tensor, other: Tensor) -> bool:
 
 def install(patches: Patches, batches: Batches) -> None:
     """Note the indices of every batch."""
-    begun: dict[int, int] = {}
+    epochs = Epochs()
 
     def next_index(original: Any, self: Any) -> Any:
         index = original(self)
@@ -104,7 +105,7 @@ def install(patches: Patches, batches: Batches) -> None:
             index = drawn.popleft()
             indices = index if isinstance(index, (list, tuple)) else [index]
             if getattr(self, "_in_order", True) and all(isinstance(each, int) for each in indices):
-                epoch, number = _position(self, begun)
+                epoch, number = _position(self, epochs)
                 batches.add(batch, tuple(indices), dataset=dataset_of(self), epoch=epoch, number=number)
         return batch
 
@@ -123,14 +124,44 @@ def _drawn(iterator: Any) -> deque[Any]:
     return queue
 
 
-def _position(iterator: Any, begun: dict[int, int]) -> tuple[int, int]:
-    """Epoch and number of the batch that an iterator gives now. `begun` counts the epochs of each dataset."""
+class Epochs:
+    """How often each dataset was begun. Holds weak references: the `id` of a dataset that is gone may come again.
+
+    A dataset that cannot be referenced weakly, such as a list, is known by the sampler of its loader instead. A sampler
+    that counts epochs itself (`DistributedSampler.set_epoch`) is believed where it is ahead: the script has resumed.
+    """
+
+    def __init__(self) -> None:
+        self._begun: dict[int, tuple[weakref.ref[Any], int]] = {}
+
+    def begin(self, iterator: Any) -> int:
+        """The number of the epoch that an iterator begins, from 0."""
+        sampler = index_sampler_of(iterator)
+        count = 0
+        for owner in (dataset_of(iterator), sampler):
+            try:
+                reference = weakref.ref(owner)
+            except TypeError:
+                continue
+            known = self._begun.get(id(owner))
+            count = max(known[1] + 1 if known is not None and known[0]() is owner else 0, _own_epoch(sampler))
+            if len(self._begun) > _MOST_DATASETS:
+                self._begun = {key: entry for key, entry in self._begun.items() if entry[0]() is not None}
+            self._begun[id(owner)] = reference, count
+            break
+        return count
+
+
+def _own_epoch(sampler: Any) -> int:
+    """The epoch that a sampler was told, or 0."""
+    epoch = getattr(getattr(sampler, "sampler", sampler), "epoch", 0)
+    return epoch if isinstance(epoch, int) else 0
+
+
+def _position(iterator: Any, epochs: Epochs) -> tuple[int, int]:
+    """Epoch and number of the batch that an iterator gives now."""
     known = vars(iterator).get("_nantrap_position")
-    if known is None:
-        dataset = id(dataset_of(iterator))
-        begun[dataset] = begun.get(dataset, -1) + 1
-        known = begun[dataset], -1
-    epoch, number = known
+    epoch, number = (epochs.begin(iterator), -1) if known is None else known
     vars(iterator)["_nantrap_position"] = epoch, number + 1
     return epoch, number + 1
 

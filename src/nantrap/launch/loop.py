@@ -54,6 +54,7 @@ from nantrap.launch.asked import Asked
 from nantrap.launch.driver import ScriptDriver
 from nantrap.launch.habits import Habits
 from nantrap.launch.loaders import LoadedBatch
+from nantrap.launch.replicas import Comparison
 from nantrap.launch.torch_private import hook_tables
 from nantrap.locate.autopsy import examine
 from nantrap.locate.hooks import Hook
@@ -94,6 +95,9 @@ class ScriptLoop:
         bad_samples: the list of bad samples of the run.
         asked: the scalars that the script asked about, shared by all guards.
         activity: whether any guard of the process is at work.
+        max_grad_norm: clip to this total norm before each step, whatever the script does; `None` does not.
+        save_every: save every this many steps; 0 for never.
+        schedules: gives the schedules of the optimizer, which the script steps.
     """
 
     def __init__(
@@ -113,12 +117,17 @@ class ScriptLoop:
         bad_samples: str | None = None,
         asked: Asked | None = None,
         activity: Activity | None = None,
+        max_grad_norm: float | None = None,
+        save_every: int = 0,
+        schedules: Callable[[], Sequence[Any]] = tuple,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.policy = policy
         self.refused = False
         self.stopped: NonFiniteError | None = None
+        self.comparison: Comparison | None = None
+        """Compares the parameters with those of other ranks that hold the same model."""
         self._activity = activity or Activity()
         self._find_batch = find_batch
         self._checks_epochs = checks_epochs
@@ -139,8 +148,11 @@ class ScriptLoop:
             export=export,
             alerts=alerts,
             bad_samples=bad_samples,
+            max_grad_norm=max_grad_norm,
+            save_every=save_every,
+            schedules=schedules,
         )
-        self._driver = ScriptDriver(self.parts.protected, self.parts.scaling)
+        self._driver = ScriptDriver(self.parts.protected, self.parts.scaling, max_grad_norm=max_grad_norm)
         self._collector = Collector(model, self.parts, self._driver, before_pass=self._before_pass)
         self._habits = Habits(self.parts.recorder.say)
         self._micros_last_time = 1
@@ -202,6 +214,26 @@ class ScriptLoop:
         """Whether a forward pass of the model ended in any of these nodes, since the last backward pass."""
         call = self._collector.root_call
         return call is not None and any(not each.nodes.isdisjoint(nodes) for each in call.chain())
+
+    def protect(self, module: nn.Module, *, earlier: Mapping[str, Tensor] | None = None) -> None:
+        """The script calls a module beside the model (a loss with buffers, a teacher): it is put back like the model.
+
+        Args:
+            module: the module.
+            earlier: copies of its buffers from before its call, if it was called before this guard was made.
+        """
+        protected = self.parts.protected
+        if not any(module is each for each in protected.root.modules()):
+            taken = {name for name, _ in protected.members.also}
+            base = name = type(module).__name__.lower()
+            number = 1
+            while name in taken:
+                number += 1
+                name = f"{base}{number}"
+            if earlier is not None:
+                self._collector.begin_early(module)
+            protected.add(name, module, earlier=earlier)
+        self._collector.watch_beside(module)
 
     @property
     def keeps_bad_gradients(self) -> bool:
@@ -290,6 +322,13 @@ class ScriptLoop:
                 self._given_up(given_up, "the script skipped this batch itself")
             break  # several losses of one forward pass are one incident
 
+    def continue_at(self, step: int) -> None:
+        """The script restored a state of this step: journal and messages count on from there."""
+        if step > self.parts.progress.step and not self.tally.attempted:
+            self.parts.recovery.continue_at(step)
+            self.parts.recorder.note_resume(step)
+            self.parts.recorder.say(f"the script resumes at step {step:,}")
+
     def explain(self, error: BaseException) -> Incident | None:
         """The script ended with an exception: report the non-finite value that caused it, if any."""
         return explain_exception(self.parts, self._collector, error)
@@ -304,7 +343,16 @@ class ScriptLoop:
         """What the summary says about the training as a whole."""
         samples = self.parts.recorder.samples
         added = [samples.summary()] if samples is not None and samples.added else []
-        return dead_lines(self.tally) + self._habits.notes() + added
+        differing = []
+        if self.comparison is not None:
+            self.comparison.end()
+            differing = [self.comparison.note] if self.comparison.note else []
+        return dead_lines(self.tally) + self._habits.notes() + differing + added
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether a backward pass was made whose step is still to come."""
+        return self._collector.window is not None and not self._activity.busy
 
     def close(self) -> None:
         """Remove every hook and write the journal. May be called again."""
@@ -494,6 +542,10 @@ class ScriptLoop:
 
     def _ended(self, outcome: Outcome, window: Window) -> None:
         self.refused = not outcome.applied and outcome.incident is not None  # a scaler that probes continues as usual
+        if self.parts.recovery.acts_after_steps:
+            self.parts.recovery.after_step(outcome)
+        if self.comparison is not None:
+            self.comparison.after_step(self.tally.attempted)
         self._habits.after_step(self.parameters)
         self._micros_last_time = len(window.micros) + window.dropped
 

@@ -20,13 +20,17 @@ from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
 from nantrap import finite
+from nantrap.checkpoints.store.resume import steps_made
 from nantrap.errors import NantrapError
 from nantrap.guard.guard import is_guarded
+from nantrap.guard.ranks import is_sharded
+from nantrap.guard.torch_private import inner_schedulers
 from nantrap.guard.watch import Limit
 from nantrap.incident.wording import some_of
 from nantrap.launch.asked import Asked
 from nantrap.launch.loaders import Batches
 from nantrap.launch.loop import Activity, ScriptLoop
+from nantrap.launch.replicas import Comparison, Replicas, several_ranks
 from nantrap.launch.roots import find_root, innermost, owns_some
 from nantrap.launch.settings import Settings
 from nantrap.launch.torch_private import compiler_listens
@@ -56,6 +60,20 @@ class Entry:
     resumed: bool = False
     schedulers: list[weakref.ref[Any]] = field(default_factory=list)
 
+    def schedules(self) -> list[Any]:
+        """The schedules that are alive and are not a part of another one (`SequentialLR`)."""
+        living = [schedule for ref in self.schedulers if (schedule := ref()) is not None]
+        inner = {id(part) for schedule in living for part in inner_schedulers(schedule)}
+        return [schedule for schedule in living if id(schedule) not in inner]
+
+
+@dataclass(frozen=True, slots=True)
+class _Beside:
+    """A module that is called beside the models, and its buffers as they were before its first call."""
+
+    module: weakref.ref[nn.Module]
+    earlier: dict[str, Tensor]
+
 
 class Loops:
     """All optimizers of a script, and their guards.
@@ -72,16 +90,20 @@ class Loops:
         self.cleaned_inputs = 0
         """How many tensors of data the script passed through `nan_to_num` that were not finite."""
         self.run_dir: Path | None = None
+        self.earlier_incidents: frozenset[Path] = frozenset()
+        """The incidents of earlier runs in the same folder."""
         self.has_children = False
         self.loose: list[weakref.ref[Tensor]] = []
         """Tensors that a script without an optimizer trains by hand."""
         self._entries: dict[int, Entry] = {}
         self._kept: list[ScriptLoop] = []
         self.activity = Activity()
+        self.replicas = Replicas(self.say, self.is_own_call)
         self._plain_call: Any = None
         self._depth = 0
         self._compiled_unseen = compiled_frames()
         """Frames that were compiled while no call was watched."""
+        self._beside: dict[int, _Beside] = {}
 
     def say(self, text: str) -> None:
         """Print a line, unless the run is quiet."""
@@ -120,6 +142,12 @@ class Loops:
     def is_own_call(self) -> bool:
         """Whether the guard itself is running now: a replay, a diagnosis, an update."""
         return self.activity.busy or is_replaying()
+
+    def reduces(self) -> None:
+        """The script calls `all_reduce`. Between a backward pass and its step it averages gradients by hand."""
+        for loop in self._kept:
+            if loop.comparison is not None and loop.is_in_step:
+                loop.comparison.averaged_by_hand = True
 
     def loop_of(self, optimizer: Optimizer) -> ScriptLoop | None:
         """The guard of an optimizer, made now if it was not made yet."""
@@ -224,7 +252,7 @@ class Loops:
             if not self.is_own_call():
                 if torch.is_grad_enabled():
                     self._called(module)
-                if not self._depth and self.asked.open and module.training:
+                if not self._depth and module.training:
                     self._called_from_outside(module)
             self._depth += 1
             try:
@@ -258,6 +286,7 @@ class Loops:
         if self._plain_call is not None:
             nn.Module.__call__ = self._plain_call  # type: ignore[method-assign]
             self._plain_call = None
+            self._beside.clear()
 
     def _called(self, module: nn.Module) -> None:
         waiting = [each for each in self.entries() if each.loop is None and not each.unguarded_because]
@@ -271,12 +300,18 @@ class Loops:
             self._unwatch_calls()  # the first step of each has shown which modules take part
 
     def _called_from_outside(self, module: nn.Module) -> None:
-        """The script calls another module between the model and backward: a loss with buffers is protected too."""
-        if next(module.buffers(), None) is None:
+        """The script calls another module beside the model: a loss with buffers or a teacher is protected too.
+
+        A teacher may be called before the model, so before there is a guard. Its buffers are copied until then. After
+        the first step, a module that is called before the model may as well be an evaluation, and is left alone.
+        """
+        if id(module) in self._beside or next(module.buffers(), None) is None:
             return
+        earlier = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
+        self._beside[id(module)] = _Beside(weakref.ref(module), earlier)
         for loop in self._kept:
-            if not any(module is each for each in loop.model.modules()) and not owns_some(module, loop.parameters):
-                loop.parts.protected.add(type(module).__name__.lower(), module)
+            if (self.asked.open or not loop.tally.attempted) and not owns_some(module, loop.parameters):
+                loop.protect(module)
 
     def _make(self, entry: Entry, *, called: nn.Module | None) -> None:
         optimizer = entry.optimizer()
@@ -303,13 +338,44 @@ class Loops:
                 bad_samples=self.settings.bad_samples or None,
                 asked=self.asked,
                 activity=self.activity,
+                max_grad_norm=self.settings.clip or None,
+                save_every=self._save_every(root),
+                schedules=entry.schedules,
             )
             self._kept.append(entry.loop)
+            self._compare_ranks(entry.loop)
+            for each in self._beside.values():
+                beside = each.module()
+                if beside is not None and not owns_some(beside, entry.loop.parameters):
+                    entry.loop.protect(beside, earlier=each.earlier)
+            if entry.resumed:
+                entry.loop.continue_at(steps_made(optimizer) or 0)
         except NantrapError as error:
             entry.unguarded_because = str(error)
             self.say(f"{type(optimizer).__name__} is not guarded: {error}")
         finally:
             self.activity.busy = False
+
+    def _compare_ranks(self, loop: ScriptLoop) -> None:
+        """Where the model's own wrapper does not tell the ranks to agree, their weights are compared now and then."""
+        ranks = loop.parts.ranks
+        if several_ranks() and not ranks.replicated and not is_sharded(loop.model):
+            loop.comparison = Comparison(
+                len(self._kept),
+                lambda: list(loop.parts.protected.members.named()),
+                replicas=self.replicas,
+                say=self.say,
+            )
+
+    def _save_every(self, root: nn.Module) -> int:
+        """How often to save. Of a sharded model each rank holds a part, and one rank alone cannot write the whole."""
+        if self.settings.save_every and is_sharded(root):
+            self.say(
+                "--save-every does nothing for a sharded model: save it in the script with "
+                "torch.distributed.checkpoint, which is guarded as well"
+            )
+            return 0
+        return self.settings.save_every
 
     def _watch(self, root: nn.Module) -> dict[str, Limit | None]:
         """What to follow in this model. A name may be meant for the model of another optimizer."""
@@ -328,8 +394,14 @@ class Loops:
     def _folder(self) -> Path:
         if self.run_dir is None:
             self.run_dir = self.settings.choose_run_dir()
+            self.earlier_incidents = frozenset(incident_folders(self.run_dir))
         number = len(self._kept)
         return self.run_dir if number == 0 else self.run_dir / f"optimizer-{number + 1}"
+
+
+def incident_folders(run_dir: Path) -> list[Path]:
+    """The folders of all incidents below the folder of a run, in the order of their names."""
+    return [path.parent for path in sorted(run_dir.glob("**/incidents/*/incident.json"))]
 
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:

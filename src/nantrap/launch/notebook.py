@@ -25,12 +25,17 @@ def load(shell: Any) -> None:
     attachment = Attachment(settings)
     reached = enter_living(attachment)
     _attached.append((attachment, settings, reached))
+    attachment.loops.say(
+        f"every optimizer of this notebook is guarded from here on (policy {settings.policy_name}); reports go to "
+        f"{settings.run_dir or 'runs/'}; %unload_ext nantrap ends it"
+    )
 
 
 def unload(shell: Any) -> None:
     """Sum up and detach."""
     if _attached:
         attachment, settings, reached = _attached.pop()
+        attachment.loops.settle()
         summary = Summary.of(attachment)
         attachment.detach()
         reached.undo()

@@ -10,11 +10,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import as_environment
 
 _RANKS = ("RANK", "LOCAL_RANK")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
@@ -30,7 +31,8 @@ def install(patches: Patches, loops: Loops) -> None:
             original(self, *given, **kwargs)
             return
         loops.has_children = True
-        kwargs["env"] = {**kwargs["env"], **as_environment(loops.settings)}
+        # the first rank prints the summary, as words
+        kwargs["env"] = {**kwargs["env"], **as_environment(replace(loops.settings, json=False))}
         if given:
             original(self, guarded, *given[1:], **kwargs)
         else:
@@ -63,24 +65,6 @@ def guarded_command(command: Any, environment: Any, *, here: Mapping[str, str]) 
     if not program or program == ["-m"] or (program[0] == "-m" and program[1].partition(".")[0] == "nantrap"):
         return None
     return [*words[:place], "-m", "nantrap", "run", *program]
-
-
-def as_environment(settings: Settings) -> dict[str, str]:
-    """The settings as `nantrap run` reads them. The first rank prints the summary as text."""
-    texts = {
-        "RUN_DIR": settings.run_dir,
-        "POLICY": settings.policy_name,
-        "MAX_SKIPS": str(settings.max_skips),
-        "ROLLBACK": str(settings.rollback).lower(),
-        "DIAGNOSE": settings.diagnose,
-        "BUNDLE": settings.bundle,
-        "QUIET": str(settings.quiet).lower(),
-        "INJECT": settings.inject,
-        "EXPORT": settings.export,
-        "ALERT": settings.alert,
-        "JSON": "false",
-    }
-    return {f"NANTRAP_{name}": text for name, text in texts.items() if text}
 
 
 def _is_this_python(word: str) -> bool:

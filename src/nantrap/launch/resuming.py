@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from nantrap import finite
 from nantrap.incident.wording import some_of
@@ -47,11 +48,24 @@ def look_at_resume(loops: Loops, optimizer: Optimizer) -> None:
     entry = loops.entry(optimizer)
     if entry is None or not entry.resumed or entry.loop is None:
         return
-    from nantrap.checkpoints import check_resume
+    from nantrap.checkpoints.store.resume import check_resume, steps_made
 
     entry.resumed = False
-    scheduler = next((s for ref in entry.schedulers if (s := ref()) is not None), None)
-    model: nn.Module = entry.loop.parts.protected.root
+    loop = entry.loop
+    # one that waits for a metric cannot be asked for its next rate
+    scheduler = next((each for each in entry.schedules() if not isinstance(each, ReduceLROnPlateau)), None)
     rates = entry.configured if len(entry.configured) == len(optimizer.param_groups) else None
-    for found in check_resume(model=model, optimizer=optimizer, scheduler=scheduler, lr=rates):
+    take = loops.settings.resume_lr if rates is not None else "restored"
+    for found in check_resume(
+        model=loop.parts.protected.root, optimizer=optimizer, scheduler=scheduler, lr=rates, take=take
+    ):
+        if found.kind == "rate" and not found.data["taken"]:
+            found = replace(found, help=_USE_FLAG)
         loops.say(f"resume: {found}")
+    loop.continue_at(steps_made(optimizer) or 0)
+
+
+_USE_FLAG = (
+    "start it with `nantrap run --resume-lr configured` to set the configured learning rate; do nothing if you want "
+    "the restored one"
+)

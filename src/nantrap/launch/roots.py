@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,6 +41,21 @@ class Parts(nn.Module):
         """Those of the modules, then the loose ones."""
         yield from super().named_parameters(*args, **kwargs)
         yield from self._loose  # type: ignore[misc]
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> Any:
+        """That of the modules, and the loose tensors by name."""
+        found = super().state_dict(*args, **kwargs)
+        prefix = kwargs.get("prefix", "")
+        found.update({f"{prefix}{name}": tensor.detach() for name, tensor in self._loose})
+        return found
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Into the modules, and into the loose tensors by name."""
+        loose = dict(self._loose)
+        with torch.no_grad():
+            for name, tensor in loose.items():
+                tensor.copy_(state_dict[name])
+        return super().load_state_dict({k: v for k, v in state_dict.items() if k not in loose}, *args, **kwargs)
 
     def _free_name(self, wanted: str) -> str:
         name, number = wanted, 1

@@ -11,6 +11,7 @@ from torch.amp import GradScaler
 
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
+from nantrap.launch.resuming import look_at_resume
 from nantrap.launch.roots import innermost
 from nantrap.launch.torch_private import divides_by_scale, forget_step, has_seen_gradients, is_not_unscaled
 
@@ -49,6 +50,7 @@ def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
         loop = None if not self.is_enabled() or loops.is_own_call() else loops.loop_of(inner)
         if loop is None:
             return run()
+        look_at_resume(loops, inner)
         fused = divides_by_scale(optimizer)
         ready = is_not_unscaled(self, optimizer)
         if ready and not fused:

@@ -10,7 +10,7 @@ import weakref
 from typing import Any
 
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import ChainedScheduler, LRScheduler, ReduceLROnPlateau, SequentialLR
 from torch.optim.swa_utils import AveragedModel
 
 from nantrap.launch.loops import Loops
@@ -42,10 +42,10 @@ def install(patches: Patches, loops: Loops) -> None:
         finally:
             inside.pop()
 
-    def made(original: Any, self: LRScheduler, optimizer: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, optimizer, *args, **kwargs)
+    def made(original: Any, self: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        original(self, *args, **kwargs)
         patches.wrap_all(LRScheduler, "step", step)
-        optimizer = innermost(optimizer)
+        optimizer = innermost(getattr(self, "optimizer", None))
         entry = loops.entry(optimizer) if isinstance(optimizer, Optimizer) else None
         if entry is not None:
             entry.schedulers.append(weakref.ref(self))
@@ -55,6 +55,7 @@ def install(patches: Patches, loops: Loops) -> None:
         if not any(loop.refused and loop.parts.protected.root is source for loop in loops):
             original(self, model)
 
-    patches.wrap(LRScheduler, "__init__", made)
+    for cls in (LRScheduler, SequentialLR, ChainedScheduler, ReduceLROnPlateau):  # these three do not call the first
+        patches.wrap(cls, "__init__", made)
     patches.wrap_all(LRScheduler, "step", step)
     patches.wrap(AveragedModel, "update_parameters", averaged)

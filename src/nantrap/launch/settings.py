@@ -25,12 +25,14 @@ DIAGNOSES = ("full", "locate", "off")
 BUNDLES = ("full", "light", "off")
 STATE_CHECKS = ("off", "epoch")
 BATCH_RANGES = ("off", "warn", "skip")
+RESUME_RATES = ("restored", "configured")
 _CHOICES = {
     "policy_name": POLICIES,
     "diagnose": DIAGNOSES,
     "bundle": BUNDLES,
     "check_state": STATE_CHECKS,
     "batch_range": BATCH_RANGES,
+    "resume_lr": RESUME_RATES,
 }
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
@@ -44,6 +46,10 @@ class Settings:
         policy_name: `skip` a bad step, end the run at the first one (`strict`), or only report (`observe`).
         max_skips: number of bad steps in a row that are skipped.
         rollback: after that, roll back to a state kept in memory with half the learning rate, instead of stopping.
+        clip: clip the gradients of each step to this total norm; 0 leaves them alone.
+        save_every: save a checkpoint every this many steps, into `checkpoints` of the run's folder; 0 for never.
+        resume_lr: which learning rate counts when a script restores one that differs from the one it configures: the
+            `restored` one, which is only reported, or the `configured` one, which is put in force.
         diagnose: how far a bad step is diagnosed.
         bundle: what an incident leaves on disk.
         check_state: check the whole state before each `epoch` of the data loader, and print the result; or `off`.
@@ -64,6 +70,9 @@ class Settings:
     policy_name: str = "skip"
     max_skips: int = 5
     rollback: bool = False
+    clip: float = 0.0
+    save_every: int = 0
+    resume_lr: str = "restored"
     diagnose: str = "full"
     bundle: str = "light"
     check_state: str = "off"
@@ -92,6 +101,10 @@ class Settings:
         check_exporters(self.exporters)
         if self.max_skips < 0:
             raise UsageError(f"max_skips is {self.max_skips}: 0 or more")
+        if not (self.clip >= 0.0 and math.isfinite(self.clip)):
+            raise UsageError(f"clip is {self.clip}: a positive number, the largest norm of the gradients; 0 for none")
+        if self.save_every < 0:
+            raise UsageError(f"save_every is {self.save_every}: a number of steps, or 0 for never")
 
     @property
     def strict(self) -> bool:
@@ -217,6 +230,16 @@ def _from_project(folder: Path) -> dict[str, Any]:
     return found
 
 
+def as_environment(settings: Settings) -> dict[str, str]:
+    """The settings as `read_settings` finds them in the environment of another process; defaults are left out."""
+    found = {}
+    for option in _options():
+        value = getattr(settings, _field(option))
+        if value != getattr(Settings(), _field(option)):
+            found[f"NANTRAP_{option.upper()}"] = str(value).lower() if isinstance(value, bool) else str(value)
+    return found
+
+
 def _options() -> list[str]:
     """The names people use: those of the command line."""
     names = [spec.name for spec in fields(Settings) if spec.name not in ("name", "process", "own_policy")]
@@ -234,12 +257,15 @@ def _typed(option: str, value: Any, *, where: str) -> Any:
             return value if isinstance(value, bool) else _WORDS[str(value).lower()]
         if kind is int and isinstance(value, (int, str)) and not isinstance(value, bool):
             return int(value)
+        if kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
+            return float(value)
         if kind is str and isinstance(value, str):
             return value
     except (KeyError, ValueError):
         pass
     raise FormatError(
-        f"{where} is {value!r}: expected {({bool: 'true or false', int: 'a number', str: 'a text'})[kind]}"
+        f"{where} is {value!r}: expected "
+        f"{({bool: 'true or false', int: 'a number', float: 'a number', str: 'a text'})[kind]}"
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from nantrap.incident.wording import some_of
 from nantrap.launch.attach import Attachment
+from nantrap.launch.loops import Loops, incident_folders
 from nantrap.launch.settings import Settings
 from nantrap.report import write_line
 
@@ -30,6 +31,7 @@ class Summary:
         left_out: bad losses that the script left out of steps it made.
         cleaned_inputs: batches that the script passed through `nan_to_num` and that were not finite.
         notes: what else was found wrong with the training, such as steps without any gradient.
+        checkpoint: with `--save-every`, the last good checkpoint, in words.
         dropped_micro_batches: parts of a step that were left out.
         rollbacks: how often the run was rolled back to an older state.
         incidents: how many there were.
@@ -66,6 +68,7 @@ class Summary:
     left_out: int = 0
     cleaned_inputs: int = 0
     notes: tuple[str, ...] = ()
+    checkpoint: str = ""
 
     @classmethod
     def of(cls, attachment: Attachment) -> Summary:
@@ -91,12 +94,13 @@ class Summary:
             given_up=sum(t.given_up for t in tallies),
             left_out=sum(t.left_out for t in tallies),
             cleaned_inputs=attachment.loops.cleaned_inputs,
-            notes=tuple(note for loop in loops for note in loop.notes()),
+            notes=(*(note for loop in loops for note in loop.notes()), *attachment.loops.replicas.notes()),
             stopped=any(loop.stopped is not None for loop in loops),
             state_finite=not bad,
             bad=tuple(bad),
             run_dir=None if run_dir is None else _shown(run_dir),
-            reports=_reports(run_dir),
+            reports=_reports(attachment.loops),
+            checkpoint=next((text for loop in loops if (text := loop.parts.recovery.where_to_restart())), ""),
             optimizers=len(loops),
             in_children=attachment.loops.has_children,
             rank=loops[0].parts.ranks.rank if loops else 0,
@@ -135,6 +139,8 @@ class Summary:
             found.append(f"the run ends with NON-FINITE weights: {some_of(self.bad)}; the run failed")
         if self.stopped:
             found.append(f"the guard stopped the run (exit code {code})")
+        if self.checkpoint:
+            found.append(self.checkpoint)
         report = None if self.run_dir is None else Path(self.run_dir) / "report.html"
         if report is not None and report.exists():
             found.append(f"report: {_shown(report)}")
@@ -160,10 +166,11 @@ def print_summary(summary: Summary, code: int, settings: Settings) -> None:
         write_line("\n".join(f"nantrap: {line}" for line in summary.lines(code)), sys.stderr)
 
 
-def _reports(run_dir: Path | None) -> tuple[str, ...]:
-    if run_dir is None:
+def _reports(loops: Loops) -> tuple[str, ...]:
+    """The incidents of this run, not those of an earlier one in the same folder."""
+    if loops.run_dir is None:
         return ()
-    return tuple(_shown(path.parent) for path in sorted(run_dir.glob("**/incidents/*/incident.json")))
+    return tuple(_shown(path) for path in incident_folders(loops.run_dir) if path not in loops.earlier_incidents)
 
 
 def _shown(path: Path) -> str:

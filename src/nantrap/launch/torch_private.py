@@ -19,6 +19,11 @@ def dataset_of(iterator: Any) -> Any:
     return getattr(iterator, "_dataset", None)
 
 
+def index_sampler_of(iterator: Any) -> Any:
+    """What tells an iterator of a loader the indices of its batches; the same object in every epoch of the loader."""
+    return getattr(iterator, "_index_sampler", None)
+
+
 def hook_tables(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
     """The module's own tables of hooks before and after its forward pass."""
     return module._forward_pre_hooks, module._forward_hooks

@@ -10,7 +10,7 @@ import linecache
 import os
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
@@ -53,6 +53,19 @@ class Place:
         if positions is None or positions[0] != positions[1]:
             return None, None  # the expression spans several lines
         return positions[2], positions[3]
+
+
+def with_cell_name(source: Source | None) -> Source | None:
+    """A line of a notebook named as the notebook names it, `Cell In[3]`, and not by a temporary file of the kernel.
+
+    For incidents that are finished: while one is being made, lines are compared by the names that Python knows.
+    """
+    shell: Any = None
+    if source is not None and (ipython := sys.modules.get("IPython")) is not None:
+        shell = getattr(ipython, "get_ipython", lambda: None)()
+    name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
+    named = None if name_of is None or source is None else name_of(source.file)
+    return source if named is None or source is None else replace(source, file=" ".join(named))
 
 
 def qualified_name(code: CodeType) -> str:

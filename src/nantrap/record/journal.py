@@ -20,6 +20,10 @@ from typing import Any
 from nantrap.errors import UsageError
 from nantrap.incident.codec import encode as as_json
 
+RUN_STARTS = "run_starts"
+"""The kind of the line with which another run begins in a journal that was used before."""
+RUN_RESUMES = "run_resumes"
+"""The kind of the line that says that a state was restored, and from which step on it is counted."""
 RUN_ENDS = "run_ends"
 """The `kind` of the last line of a run that was not killed: with `time`, and `error` if an exception ended it."""
 
@@ -41,6 +45,8 @@ class Journal:
                 f"run_dir={str(run_dir)!r} cannot be written: {error.strerror or error}. "
                 "Give another folder, or run_dir=None to keep no journal"
             ) from error
+        self.used_before = _size(self.path) > 0
+        """Whether an earlier run has written into this file."""
         self._lines: list[Mapping[str, Any]] = []
         self._due = time.monotonic() + _FLUSH_SECONDS
         self._writer = _Writer(descriptor, self.path)
@@ -111,6 +117,13 @@ def _write_lines(lines: list[Mapping[str, Any]], writer: _Writer) -> None:
 def _finish(lines: list[Mapping[str, Any]], writer: _Writer) -> None:
     _write_lines(lines, writer)
     writer.close()
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return 0
 
 
 def _end_torn_line(path: Path, writer: _Writer) -> None:

@@ -19,6 +19,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from nantrap.incident import Incident
+from nantrap.incident.wording import is_cell
 from nantrap.report.visible import visible
 from nantrap.report.wording import Diagnostic, Excerpt, diagnostic
 from nantrap.report.wrapping import wrapped
@@ -47,13 +48,13 @@ def render_incident(incident: Incident, *, color: bool | None = False, width: in
 
     Args:
         incident: what to show.
-        color: `None` decides by the environment (`NO_COLOR`, a terminal on stderr). On a terminal the lines then also
-            have its width, and files can be clicked where the terminal can do that.
+        color: `None` decides by the environment (`NO_COLOR`, a terminal on stderr, a notebook). On a terminal the
+            lines then also have its width, and files can be clicked where the terminal can do that.
         width: characters of a line; `None` does not wrap, which suits a pipe or a log file.
     """
     on_terminal = color is None and is_terminal()
     if color is None:
-        color = on_terminal and not os.environ.get("NO_COLOR")
+        color = (on_terminal or is_notebook()) and not os.environ.get("NO_COLOR")
     if width is None and on_terminal:
         width = terminal_width()
     lines = lay_out(diagnostic(incident), width=width, bundle=incident.bundle)
@@ -94,6 +95,13 @@ def is_terminal() -> bool:
         return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
     except (AttributeError, ValueError):  # closed, or replaced by something that is no file
         return False
+
+
+def is_notebook() -> bool:
+    """Whether this runs in the kernel of a notebook, whose pages show the colours of a terminal."""
+    ipython = sys.modules.get("IPython")
+    shell = getattr(ipython, "get_ipython", lambda: None)()
+    return hasattr(shell, "kernel")
 
 
 def terminal_width() -> int:
@@ -152,7 +160,8 @@ def _fix_test(bundle: str | None) -> list[Line]:
 def _excerpt_lines(excerpt: Excerpt, width: int | None) -> list[Line]:
     number = str(excerpt.line)
     pad = " " * len(number)
-    lines: list[Line] = [[Segment("  --> ", "frame"), Segment(excerpt.place, "frame", path=excerpt.file)]]
+    path = "" if is_cell(excerpt.file) else excerpt.file
+    lines: list[Line] = [[Segment("  --> ", "frame"), Segment(excerpt.place, "frame", path=path)]]
     if not excerpt.text:
         return lines
     gutter = len(number) + 3
@@ -209,7 +218,14 @@ def _coloured(lines: list[Line], *, links: bool) -> str:
         if number < len(lines) - 1:
             text.append("\n")
     written = io.StringIO()
-    console = Console(file=written, force_terminal=True, highlight=False, soft_wrap=True, legacy_windows=False)
+    console = Console(
+        file=written,
+        force_terminal=True,
+        force_jupyter=False,  # in a notebook it would show the text elsewhere and write nothing here
+        highlight=False,
+        soft_wrap=True,
+        legacy_windows=False,
+    )
     console.print(text)
     return written.getvalue().rstrip("\n")
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from nantrap.health import Expectations, judge
 from nantrap.incident import BY_SLUG, Incident
+from nantrap.incident.wording import place_text
 from nantrap.record import ACTIONS, Column, Event, Run, Series
 from nantrap.report import wording as words
 from nantrap.report.numbers import count, percent, value
@@ -325,7 +326,7 @@ def _group(
     cause = incident.causes[0] if incident is not None and incident.causes else None
     entry = BY_SLUG.get(slug or "unknown") or BY_SLUG["unknown"]
     source = incident.source if incident is not None else None
-    places = [f"{source.file.rpartition('/')[2]}:{source.line}"] if source is not None else []
+    places = [place_text(source.file.rpartition("/")[2], source.line)] if source is not None else []
     if module:
         places.append(f"in {module}")
     if not places and phase:

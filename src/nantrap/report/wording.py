@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nantrap.incident import Action, Cause, Finding, Incident, Probe, TensorStats
-from nantrap.incident.wording import some_of
+from nantrap.incident.wording import place_text, some_of
 from nantrap.report.numbers import shape, value
 from nantrap.report.visible import visible, visible_lines
 
@@ -65,7 +65,7 @@ class Excerpt:
     def place(self) -> str:
         """`model.py:41 in Attention.forward`."""
         inside = f" in {self.function}" if self.function else ""
-        return f"{self.file}:{self.line}{inside}{' (inferred)' if self.inferred else ''}"
+        return f"{place_text(self.file, self.line)}{inside}{' (inferred)' if self.inferred else ''}"
 
 
 @dataclass(frozen=True, slots=True)

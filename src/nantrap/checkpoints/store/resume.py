@@ -256,7 +256,7 @@ def _check_scale(scale: float) -> list[ResumeFinding]:
 
 def _check_steps(optimizer: Optimizer, scheduler: Any, step: int | None) -> list[ResumeFinding]:
     found = []
-    made = _steps_made(optimizer)
+    made = steps_made(optimizer)
     position = getattr(scheduler, "last_epoch", None)
     if step and made is None and not _is_stateless(optimizer):
         text = f"the run continues at step {step:,}, and the optimizer has no state: its moments start at zero"
@@ -285,7 +285,8 @@ def _check_steps(optimizer: Optimizer, scheduler: Any, step: int | None) -> list
     return found
 
 
-def _steps_made(optimizer: Optimizer) -> int | None:
+def steps_made(optimizer: Optimizer) -> int | None:
+    """How many steps an optimizer has made by its own count; `None` if it does not count them."""
     counts = [float(state["step"]) for state in optimizer.state.values() if isinstance(state, dict) and "step" in state]
     if counts:
         return int(max(counts))
