@@ -388,3 +388,19 @@ def test_an_optimizer_with_its_own_guard_is_left_alone(settings: Settings, tmp_p
         assert list(attachment.loops) == []
         assert guard.tally.incidents == 1
     assert isinstance(attachment, Attachment)
+
+
+class Half(nn.Linear):
+    """A model that is named like a method of every module."""
+
+
+def test_a_model_named_like_a_method_of_modules_is_guarded(settings: Settings) -> None:
+    with attached(settings) as attachment:
+        body, head = Half(6, 4), nn.Linear(4, 1)
+        optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
+        for x, y in batches(3, bad=1):
+            optimizer.zero_grad()
+            F.mse_loss(head(body(x)), y).backward()
+            optimizer.step()
+        (loop,) = attachment.loops
+    assert (loop.tally.applied, loop.tally.incidents) == (2, 1)

@@ -122,6 +122,7 @@ def test_settings_travel_in_the_environment(tmp_path: Path) -> None:
     assert read_settings({}, environment=as_environment(settings), folder=tmp_path) == settings
 
 
+@pytest.mark.slow
 def test_ranks_that_drift_apart_are_told(tmp_path: Path) -> None:
     """Every loss is finite; what is wrong is that the gradients of something are not averaged."""
     ended = start(tmp_path, sys.executable, "-m", "nantrap", "run", "--run-dir", "run", REPLICAS)

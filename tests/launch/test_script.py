@@ -710,3 +710,38 @@ def test_a_script_with_its_own_guard_is_left_alone(shell: Shell) -> None:
     contained = shell.nantrap("--run-dir", "run2", *arguments)
     assert contained.code == 0, contained.err
     assert shell.incidents("run2")
+
+
+@pytest.mark.parametrize(
+    ("how", "first", "summary"),
+    [
+        ("optimizer", "step 4 skipped: forward: [NT201]", "5 steps, 4 applied (80.0 %), 1 incident"),
+        ("looks", "step 0 applied: forward: [NT201]", "no optimizer made a step, so nothing was guarded"),
+        ("by-hand", "step 0 applied: forward: [NT201]", "no optimizer made a step, so nothing was guarded"),
+    ],
+)
+def test_plain_tensors_whose_loss_is_looked_at_by_a_helper_that_exits(
+    shell: Shell, how: str, first: str, summary: str
+) -> None:
+    """Neither a module nor, in two of the cases, an optimizer; and two logarithms in one statement."""
+    ended = shell.nantrap("--run-dir", "run", str(HERE / "plain.py"), how)
+    assert ended.code == 0, ended.err
+    assert ended.err.startswith(f"nantrap: {first} the logarithm of zero gave -Inf")
+    assert "plain.py:21 in <module> (inferred)" in ended.err
+    assert "21 |     cost = -(y * torch.log(hypothesis) + (1 - y) * torch.log(1 - hypothesis)).mean()" in ended.err
+    assert f"nantrap: {summary}" in ended.err
+    if how != "optimizer":
+        assert "the script has no optimizer: this value is only reported" in ended.err
+        assert ended.err.splitlines()[-2:] == [
+            "nantrap: 1 value that the script used was not finite",
+            "nantrap: report: run/incidents/000000-r0",
+        ]
+
+
+def test_clip_and_save_every_on_the_command_line(shell: Shell) -> None:
+    ended = shell.nantrap("--run-dir", "run", "--clip", "0.5", "--save-every", "20", TRAIN)
+    assert ended.code == 0, ended.err
+    saved = sorted(path.name for path in (shell.folder / "run" / "checkpoints").glob("*.safetensors"))
+    assert saved
+    assert f"nantrap: last good checkpoint: run/checkpoints/{saved[-1]} (step {int(saved[-1][5:11]):,})" in ended.err
+    assert json.loads((shell.folder / "run" / "run.json").read_text())["max_grad_norm"] == 0.5

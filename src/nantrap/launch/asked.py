@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from typing import Any
 
 from torch import Tensor
@@ -19,16 +20,23 @@ class Asked:
     def __init__(self) -> None:
         self.open = False
         self._tensors: list[Tensor] = []
+        self._trained: weakref.ref[Tensor] | None = None
+
+    def trained(self, loss: Tensor) -> None:
+        """A backward pass runs from this loss: what the script asks about it afterwards is of no interest."""
+        self._trained = weakref.ref(loss)
 
     def note(self, tensor: Any) -> None:
         """The script looks at a tensor; only a scalar with a graph can be a loss."""
         if (
             tensor.grad_fn is not None
             and tensor.numel() == 1
-            and len(self._tensors) < _MOST
             and not any(tensor is each for each in self._tensors)
+            and (self._trained is None or self._trained() is not tensor)
         ):
             self._tensors.append(tensor)
+            if len(self._tensors) > _MOST:  # the last ones: a loss is looked at after whatever is printed on the way
+                del self._tensors[0]
 
     def take(self, *, instead_of: Tensor | None = None) -> list[Tensor]:
         """Those that are not finite; the list is cleared.

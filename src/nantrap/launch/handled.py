@@ -35,11 +35,19 @@ def install(patches: Patches, loops: Loops) -> None:
         def ask(tensor: Any, *args: Any, **kwargs: Any) -> Any:
             if is_compiling():  # a traced tensor has no value yet
                 return original(tensor, *args, **kwargs)
-            if asked.open and isinstance(tensor, Tensor) and tensor.requires_grad and not loops.is_own_call():
-                asked.note(tensor)
+            if asked.open or loops.has_no_guard:
+                look(tensor)
             return original(tensor, *args, **kwargs)
 
         return ask
+
+    def look(tensor: Any) -> None:
+        if not isinstance(tensor, Tensor) or not tensor.requires_grad or loops.is_own_call():
+            return
+        if asked.open:
+            asked.note(tensor)
+        else:
+            loops.look(tensor)
 
     def replaced(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensor, Tensor) and not loops.is_own_call():
@@ -57,8 +65,8 @@ def install(patches: Patches, loops: Loops) -> None:
     plain_data: Any = Tensor.data
 
     def get_data(tensor: Any) -> Any:
-        if asked.open and not is_compiling() and tensor.requires_grad and not loops.is_own_call():
-            asked.note(tensor)
+        if asked.open and not is_compiling():
+            look(tensor)
         return plain_data.__get__(tensor)
 
     patches.put(Tensor, "data", property(get_data, plain_data.__set__, doc=plain_data.__doc__))

@@ -55,6 +55,7 @@ from nantrap.launch.driver import ScriptDriver
 from nantrap.launch.habits import Habits
 from nantrap.launch.loaders import LoadedBatch
 from nantrap.launch.replicas import Comparison
+from nantrap.launch.roots import Parts as PlainParts
 from nantrap.launch.torch_private import hook_tables
 from nantrap.locate.autopsy import examine
 from nantrap.locate.hooks import Hook
@@ -156,6 +157,9 @@ class ScriptLoop:
         self._collector = Collector(model, self.parts, self._driver, before_pass=self._before_pass)
         self._habits = Habits(self.parts.recorder.say)
         self._micros_last_time = 1
+        # without a module no forward pass is seen, so questions are of interest at any time
+        self._always_asks = isinstance(model, PlainParts) and not any(True for _ in model.children())
+        self._asked.open = self._asked.open or self._always_asks
         self._in_backward = False
 
     @property
@@ -190,8 +194,10 @@ class ScriptLoop:
             window = collector.open()
         micro = Micro(Loss(loss, {}), root_call=collector.take_root_call())
         self._note_position(micro)
-        self._asked.open = False
+        self._asked.open = self._always_asks
         left_out = self._asked.take(instead_of=loss)
+        if self._always_asks:
+            self._asked.trained(loss)
         if reads_at_once(loss):
             micro.values = [loss.item()]
             if left_out and not micro.bad:
@@ -306,7 +312,7 @@ class ScriptLoop:
     def settle(self) -> None:
         """A forward pass whose loss the script tested and abandoned is an incident; its buffers are restored
         immediately."""
-        self._asked.open = False
+        self._asked.open = self._always_asks
         for loss in self._asked.take():
             call = self._collector.take_root_call()
             if call is not None:
@@ -497,6 +503,20 @@ class ScriptLoop:
             incident = parts.recorder.finish(draft, Action.SKIP, words, restored=restored)
             parts.recorder.tally.given_up += 1
             parts.recorder.end(window, reading, Action.SKIP, incident)
+        finally:
+            self._activity.busy = False
+            self._collector.end()
+
+    def report_value(self, window: Window, words: str) -> None:
+        """A value that no optimizer makes a step from is not finite: diagnosed and recorded, nothing is prevented."""
+        parts = self.parts
+        (micro,) = window.micros
+        self._activity.busy = True
+        try:
+            draft = parts.diagnosis.draft(self._observed(micro))
+            reading = Reading(math.nan, micro.values[0] if micro.values else math.nan)
+            incident = parts.recorder.finish(draft, Action.APPLY, words)
+            parts.recorder.end(window, reading, Action.APPLY, incident)
         finally:
             self._activity.busy = False
             self._collector.end()

@@ -30,6 +30,7 @@ from nantrap.incident.wording import some_of
 from nantrap.launch.asked import Asked
 from nantrap.launch.loaders import Batches
 from nantrap.launch.loop import Activity, ScriptLoop
+from nantrap.launch.loose import LooseValues, leaves_below, leaves_of, nodes_below
 from nantrap.launch.replicas import Comparison, Replicas, several_ranks
 from nantrap.launch.roots import find_root, innermost, owns_some
 from nantrap.launch.settings import Settings
@@ -98,6 +99,8 @@ class Loops:
         self._entries: dict[int, Entry] = {}
         self._kept: list[ScriptLoop] = []
         self.activity = Activity()
+        self.loose_values = LooseValues(self._make_loose, self.activity)
+        """Values that are not finite in a script without an optimizer."""
         self.replicas = Replicas(self.say, self.is_own_call)
         self._plain_call: Any = None
         self._depth = 0
@@ -149,6 +152,11 @@ class Loops:
             if loop.comparison is not None and loop.is_in_step:
                 loop.comparison.averaged_by_hand = True
 
+    @property
+    def has_no_guard(self) -> bool:
+        """Whether no optimizer has a guard yet: values that the script asks about may belong to plain tensors."""
+        return not self._kept
+
     def loop_of(self, optimizer: Optimizer) -> ScriptLoop | None:
         """The guard of an optimizer, made now if it was not made yet."""
         entry = self.entry(optimizer)
@@ -170,13 +178,23 @@ class Loops:
             return
         if not self._entries:
             if not self.loose:
-                self.loose = [weakref.ref(leaf) for leaf in _leaves_below(loss)]
+                self.loose = [weakref.ref(leaf) for leaf in leaves_below(loss)]
+            self.loose_values.look(loss)
             return
-        reached = {id(leaf) for leaf in _leaves_below(loss)}
+        reached = {id(leaf) for leaf in leaves_below(loss)}
         for entry in waiting:
             optimizer = entry.optimizer()
             if optimizer is not None and any(id(each) in reached for each in _parameters(optimizer)):
                 self._make(entry, called=None)
+
+    def look(self, tensor: Tensor) -> None:
+        """The script asks about a value with a graph before any model was called: is it the loss of plain tensors?"""
+        if not self._entries:
+            self.loose_values.look(tensor)
+        elif not self._kept and tensor.grad_fn is not None:
+            self.notice_backward(tensor)
+            if self._kept and self.asked.open:
+                self.asked.note(tensor)
 
     def bad_loose(self) -> list[str]:
         """The tensors that the script updates by hand and that are not finite now, by shape: they have no names."""
@@ -188,8 +206,8 @@ class Loops:
         """The guards whose parameters a loss reaches; with one optimizer there is nothing to look for."""
         if len(self._kept) <= 1:
             return self._kept
-        nodes = _nodes_below(loss)
-        reached = {id(leaf) for leaf in _leaves_of(nodes)}
+        nodes = nodes_below(loss)
+        reached = {id(leaf) for leaf in leaves_of(nodes)}
         # the graph of a sharded model ends in the gathered weights, which no optimizer knows
         return [
             loop for loop in self._kept if any(id(p) in reached for p in loop.parameters) or loop.made_any_of(nodes)
@@ -240,6 +258,7 @@ class Loops:
         self._unwatch_calls(at_end=True)
         for loop in self._kept:
             loop.close()
+        self.loose_values.close()
 
     def _watch_calls(self) -> None:
         if self._plain_call is not None:
@@ -377,6 +396,29 @@ class Loops:
             return 0
         return self.settings.save_every
 
+    def _make_loose(self, leaves: list[Tensor]) -> ScriptLoop | None:
+        """A loop over tensors that no optimizer owns, to diagnose their values. It never makes a step."""
+        leaves = [leaf for leaf in leaves if leaf.is_floating_point()]
+        try:
+            root = find_root(leaves) if leaves else None
+            if root is None:
+                return None
+            never_steps = torch.optim.SGD(leaves, lr=0.0)
+            return ScriptLoop(
+                root,
+                never_steps,
+                policy=self.settings.policy(),
+                run_dir=self._folder(),
+                quiet=self.settings.quiet,
+                find_batch=self.batches.find,
+                export=self.settings.exporters,
+                alerts=self.settings.alerts(),
+                activity=self.activity,
+            )
+        except NantrapError as error:
+            self.say(f"a value that is not finite cannot be diagnosed: {error}")
+            return None
+
     def _watch(self, root: nn.Module) -> dict[str, Limit | None]:
         """What to follow in this model. A name may be meant for the model of another optimizer."""
         names = [name for name, _ in (*root.named_parameters(), *root.named_buffers())]
@@ -406,25 +448,3 @@ def incident_folders(run_dir: Path) -> list[Path]:
 
 def _parameters(optimizer: Optimizer) -> list[Tensor]:
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
-def _leaves_below(loss: Tensor) -> list[Tensor]:
-    """The leaves in whose gradients a backward pass from here would end."""
-    return _leaves_of(_nodes_below(loss))
-
-
-def _leaves_of(nodes: Iterable[Any]) -> list[Tensor]:
-    found = (getattr(node, "variable", None) for node in nodes)
-    return list({id(leaf): leaf for leaf in found if leaf is not None}.values())
-
-
-def _nodes_below(loss: Tensor) -> dict[Any, None]:
-    """The nodes of the graph that a backward pass from here would visit, in the order of the graph."""
-    waiting = [loss.grad_fn] if loss.grad_fn is not None else []
-    seen = dict.fromkeys(waiting)
-    while waiting:
-        for below, _ in waiting.pop().next_functions:
-            if below is not None and below not in seen:
-                seen[below] = None
-                waiting.append(below)
-    return seen

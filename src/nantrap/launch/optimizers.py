@@ -32,7 +32,7 @@ def install(patches: Patches, loops: Loops) -> None:
         _let_torch_wrap_first(type(self))
         original(self, *args, **kwargs)
         wrap_steps()
-        if innermost(self) is self:
+        if innermost(self) is self and not loops.is_own_call():
             loops.enter(self)
 
     def wrap_steps() -> None:

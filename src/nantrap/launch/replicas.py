@@ -53,7 +53,7 @@ class Replicas:
     def backward(self) -> None:
         """A backward pass begins: of a wrapped model it needs a call of the wrapper before it."""
         for wrapper in self._wrappers:
-            if wrapper.passed_by() == _OFTEN:
+            if wrapper.passed_by() == _OFTEN and dist.get_rank() == 0:
                 self._say(
                     f"{wrapper.name} is called without its DistributedDataParallel wrapper, so its gradients are not "
                     f"averaged over the {dist.get_world_size()} ranks: call the wrapper, not the model inside it "
@@ -191,10 +191,11 @@ class Comparison:
                 f"the ranks hold different values {since} although they train one model: "
                 f"{some_of(differing, _SHOWN)} (NT701 rank_divergence)"
             )
-            self._say(
-                f"{self.note}. Their gradients are not averaged, or their first values were not broadcast: wrap all "
-                "of the model in DistributedDataParallel, and call the wrapper"
-            )
+            if dist.get_rank() == 0:
+                self._say(
+                    f"{self.note}. Their gradients are not averaged, or their first values were not broadcast: wrap "
+                    "all of the model in DistributedDataParallel, and call the wrapper"
+                )
 
     def _key(self, steps: int, rank: int) -> str:
         shapes = zlib.crc32(repr([tuple(parameter.shape) for _, parameter in self._named()]).encode())

@@ -59,7 +59,7 @@ class Parts(nn.Module):
 
     def _free_name(self, wanted: str) -> str:
         name, number = wanted, 1
-        while has_child(self, name):
+        while has_child(self, name) or hasattr(self, name):  # a model may be called Half, like a method of modules
             number += 1
             name = f"{wanted}{number}"
         return name

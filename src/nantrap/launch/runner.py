@@ -15,6 +15,7 @@ from nantrap.launch.children import came_from_guard
 from nantrap.launch.script import NoProgramError, Program
 from nantrap.launch.settings import Settings
 from nantrap.launch.summary import Summary, print_summary
+from nantrap.locate.caller import ended_by
 from nantrap.report import write_line
 
 INTERRUPTED = 130
@@ -44,6 +45,8 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
     try:
         call()
     except SystemExit as error:
+        with ended_by(error):  # a loss that the script looked at before it gave up
+            attachment.loops.settle()
         return _exit_code(error)
     except NoProgramError:
         raise

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -31,6 +32,7 @@ class Summary:
         left_out: bad losses that the script left out of steps it made.
         cleaned_inputs: batches that the script passed through `nan_to_num` and that were not finite.
         notes: what else was found wrong with the training, such as steps without any gradient.
+        loose_values: values that were not finite in a script without an optimizer.
         checkpoint: with `--save-every`, the last good checkpoint, in words.
         dropped_micro_batches: parts of a step that were left out.
         rollbacks: how often the run was rolled back to an older state.
@@ -69,6 +71,7 @@ class Summary:
     cleaned_inputs: int = 0
     notes: tuple[str, ...] = ()
     checkpoint: str = ""
+    loose_values: int = 0
 
     @classmethod
     def of(cls, attachment: Attachment) -> Summary:
@@ -100,7 +103,10 @@ class Summary:
             bad=tuple(bad),
             run_dir=None if run_dir is None else _shown(run_dir),
             reports=_reports(attachment.loops),
-            checkpoint=next((text for loop in loops if (text := loop.parts.recovery.where_to_restart())), ""),
+            loose_values=attachment.loops.loose_values.seen,
+            checkpoint=next(
+                (_relative(text) for loop in loops if (text := loop.parts.recovery.where_to_restart())), ""
+            ),
             optimizers=len(loops),
             in_children=attachment.loops.has_children,
             rank=loops[0].parts.ranks.rank if loops else 0,
@@ -113,6 +119,11 @@ class Summary:
             return ["the training ran in other processes, each of which prints its own summary"]
         if not self.optimizers:
             nothing = ["no optimizer made a step, so nothing was guarded"]
+            if self.loose_values:
+                nothing.append(
+                    f"{_plural(self.loose_values, 'value')} that the script used {_was(self.loose_values)} not finite"
+                )
+                nothing += [f"report: {report}" for report in self.reports[:1]]
             bad = f"the run ends with NON-FINITE values in {some_of(self.bad)}; the run failed"
             return nothing if self.state_finite else [*nothing, bad]
         share = 100.0 * self.applied / self.steps if self.steps else 100.0
@@ -177,6 +188,15 @@ def _shown(path: Path) -> str:
     """As one would type it here."""
     here = Path.cwd()
     return str(path.relative_to(here)) if path.is_absolute() and path.is_relative_to(here) else str(path)
+
+
+def _relative(text: str) -> str:
+    """A text with paths as one would type them here."""
+    return text.replace(f"{Path.cwd()}{os.sep}", "")
+
+
+def _was(count: int) -> str:
+    return "was" if count == 1 else "were"
 
 
 def _plural(count: int, noun: str, several: str = "") -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import inspect
 import linecache
 import sys
+from collections.abc import Iterator
 from types import CodeType, FrameType
 from typing import Any
 
@@ -23,6 +25,38 @@ def caller() -> FrameType | None:
     while frame is not None and not is_user_code(frame.f_code):
         frame = frame.f_back
     return frame
+
+
+def callers() -> Iterator[FrameType]:
+    """The frames of the user's code, the innermost first: a helper that looks at a loss, then who computed it."""
+    if _ended:
+        yield from _ended[-1]
+        return
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if is_user_code(frame.f_code):
+            yield frame
+        frame = frame.f_back
+
+
+_ended: list[list[FrameType]] = []
+
+
+@contextlib.contextmanager
+def ended_by(error: BaseException) -> Iterator[None]:
+    """The program has ended with an exception, mostly `SystemExit`: its frames are those of the traceback."""
+    frames: list[FrameType] = []
+    step = error.__traceback__
+    while step is not None:
+        if is_user_code(step.tb_frame.f_code):
+            frames.insert(0, step.tb_frame)
+        step = step.tb_next
+    _ended.append(frames)
+    try:
+        yield
+    finally:
+        _ended.pop()
+        frames.clear()  # a frame keeps everything in it alive
 
 
 def names_in(frame: FrameType) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 But the caller of the guard is still on the stack, and the functions it calls are known by name. If exactly one
 expression there can have made the guilty operation, it is that one; the source is then marked as inferred. If several
-can, none is named.
+in one statement can, the statement is named. If several in different statements can, none is.
 """
 
 from __future__ import annotations
@@ -19,12 +19,14 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from nantrap.incident import Source
-from nantrap.locate.caller import caller, names_in
+from nantrap.locate.caller import callers, names_in
 from nantrap.locate.source import is_user_code, qualified_name
 from nantrap.locate.torch_private import children_of
 
 _LEVELS = 3
 _MOST_FUNCTIONS = 64
+_OUTWARDS = 4
+"""How many callers are looked at, from the inside: a helper that checks the loss did not compute it."""
 
 _SPELLINGS: dict[str, frozenset[str]] = {
     name: frozenset(words.split())
@@ -94,17 +96,72 @@ def infer_source(operation: str, root: nn.Module, replayed: Collection[nn.Module
         root: the model; its parts may be called by the loss function too (`model.criterion(out, y)`).
         replayed: modules whose calls were run again under a trace: their code cannot be the cause.
     """
-    frame = caller()
-    if frame is None:
-        return None
     parts = _Parts.of(root, {id(root), *map(id, replayed)})
-    found: dict[tuple[str, int, int], Inferred] = {}
-    for unit in _units(frame, parts):
-        for expression in _expressions(unit.code):
-            if _matches(expression, operation, unit):
-                source = _source(unit.code, expression)
-                found[source.file, source.line, source.column or 0] = Inferred(source, parts.name_of(unit.code))
-    return next(iter(found.values())) if len(found) == 1 else None
+    for frame, _ in zip(callers(), range(_OUTWARDS), strict=False):
+        found: dict[tuple[str, int, int], _Candidate] = {}
+        for unit in _units(frame, parts):
+            for expression in _expressions(unit.code):
+                if _matches(expression, operation, unit):
+                    place = unit.code.co_filename, expression.lineno, expression.col_offset
+                    found[place] = _Candidate(unit.code, expression)
+        if found:
+            return _chosen(list(found.values()), frame, parts)
+    return None
+
+
+class _Candidate(NamedTuple):
+    """An expression that can have made the operation."""
+
+    code: types.CodeType
+    expression: ast.Call | ast.BinOp | ast.AugAssign
+
+
+def _chosen(candidates: list[_Candidate], frame: types.FrameType, parts: _Parts) -> Inferred | None:
+    """The line of the candidates, if it is one line or one statement.
+
+    The caller's own code may stand in a loop. What ran before the loop is no candidate if something inside of it is:
+    the value belongs to this round.
+    """
+    if len(candidates) > 1:
+        inside = _loop_around(frame.f_code, frame.f_lineno)
+        in_loop = [each for each in candidates if each.code is not frame.f_code or each.expression.lineno in inside]
+        candidates = in_loop or candidates
+    first = candidates[0]
+    if len(candidates) == 1:
+        return Inferred(_source(first.code, first.expression), parts.name_of(first.code))
+    statements = {_statement_line(each.code, each.expression.lineno) for each in candidates}
+    if len(statements) > 1 or any(each.code is not first.code for each in candidates):
+        return None
+    lines = {each.expression.lineno for each in candidates}
+    line = lines.pop() if len(lines) == 1 else statements.pop()
+    text = linecache.getline(first.code.co_filename, line).rstrip("\n")
+    source = Source(first.code.co_filename, line, qualified_name(first.code), text, inferred=True)
+    return Inferred(source, parts.name_of(first.code))
+
+
+def _loop_around(code: types.CodeType, line: int) -> range:
+    """The lines of the innermost loop around a line; nothing if there is none."""
+    found = range(0)
+    for first, last in _file_loops(code.co_filename):
+        if first <= line <= last and (not found or last - first < len(found)):
+            found = range(first, last + 1)
+    return found
+
+
+@functools.lru_cache(maxsize=64)
+def _file_loops(filename: str) -> tuple[tuple[int, int], ...]:
+    kinds = (ast.For, ast.AsyncFor, ast.While)
+    return tuple((node.lineno, node.end_lineno or node.lineno) for node in _nodes(filename) if isinstance(node, kinds))
+
+
+def _statement_line(code: types.CodeType, line: int) -> int:
+    """The line on which the innermost statement around a line begins."""
+    around = [
+        node
+        for node in _nodes(code.co_filename)
+        if isinstance(node, ast.stmt) and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    return max((node.lineno for node in around), default=line)
 
 
 class _Parts(NamedTuple):
@@ -206,11 +263,15 @@ def _expressions(code: types.CodeType) -> Iterator[ast.Call | ast.BinOp | ast.Au
 
 @functools.lru_cache(maxsize=64)
 def _file_expressions(filename: str) -> tuple[ast.Call | ast.BinOp | ast.AugAssign, ...]:
+    return tuple(node for node in _nodes(filename) if isinstance(node, (ast.Call, ast.BinOp, ast.AugAssign)))
+
+
+def _nodes(filename: str) -> Iterator[ast.AST]:
     try:
         tree = ast.parse("".join(linecache.getlines(filename)))
     except (SyntaxError, ValueError):  # a notebook cell with magics, a generated file
-        return ()
-    return tuple(node for node in ast.walk(tree) if isinstance(node, (ast.Call, ast.BinOp, ast.AugAssign)))
+        return iter(())
+    return ast.walk(tree)
 
 
 def _matches(expression: ast.Call | ast.BinOp | ast.AugAssign, operation: str, unit: _Unit) -> bool:

@@ -1,0 +1,182 @@
+"""Loaded before each program of GRIST: its data, which would be downloaded, and a stand-in for its own search.
+
+The programs import `scripts.utils.torch_utils`. GRIST's own version moves the inputs along a gradient until the loss is
+not finite, writes a file and exits. The stand-in here moves them in the same direction and lets the program go on, so
+that the value reaches the backward pass and the update, where the program has them. GRIST_EXITS=1 makes it look at the
+loss and exit, as the original does.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.util
+import os
+import random
+import sys
+from types import ModuleType
+
+LARGEST_MOVE, MOST_ROUNDS, BAD_ROUNDS = 1.0, 4000, 4
+
+
+def torch_utils():
+    """The module `scripts.utils.torch_utils`."""
+    import torch
+
+    module = ModuleType("scripts.utils.torch_utils")
+    exits = os.environ.get("GRIST_EXITS") == "1"
+
+    class Search:
+        def __init__(self, *names, **options):
+            self.rounds = self.bad = 0
+            self.low = self.high = None
+
+        def build(self, batch_size, min_val=None, max_val=None):
+            pass
+
+        def loss_checker(self, loss_val, log_msg=None):
+            if exits and bool((torch.isnan(loss_val) | torch.isinf(loss_val)).any()):
+                sys.exit(0)
+
+        def check_time(self):
+            pass
+
+        def update_batch_data(self, monitor_var, input_data, clip=True):
+            loss = monitor_var["loss"]
+            self.loss_checker(loss)
+            self.rounds += 1
+            if not exits:
+                # through numpy: what the driver looks at is not what the program looks at
+                values = torch.Tensor.numpy(torch._C.TensorBase.detach(loss))
+                self.bad += not bool((abs(values) < float("inf")).all())
+                if self.bad > BAD_ROUNDS:
+                    sys.exit(0)
+            if self.rounds > MOST_ROUNDS:
+                sys.exit(9)
+            with torch.no_grad():
+                moved = input_data.detach() - LARGEST_MOVE * monitor_var["obj_grad"].sign()
+            return moved, None
+
+        def switch_new_data(self, new_data_dict, old_data_dict, scores_rank):
+            return old_data_dict["x"], old_data_dict.get("y")
+
+    module.GradientSearcher = module.TorchScheduler = Search
+    return module
+
+
+def images(*arguments, train=True, transform=None, **options):
+    """Random pictures in the place of MNIST."""
+    import torch
+    from torch.utils.data import TensorDataset
+
+    generator = torch.Generator().manual_seed(0)
+    return TensorDataset(
+        torch.rand(256, 1, 28, 28, generator=generator), torch.randint(10, (256,), generator=generator)
+    )
+
+
+def table(*arguments, **options):
+    """The same as scikit-learn's table."""
+    import numpy
+
+    rng = numpy.random.default_rng(0)
+
+    class Bunch:
+        data = rng.integers(0, 255, (512, 784)).astype("float32")
+        target = rng.integers(0, 10, 512)
+
+    return Bunch
+
+
+def scatter_add(source, index, dim=0, out=None, dim_size=None, fill_value=0):
+    """What `torch_scatter` does, for one dimension."""
+    import torch
+
+    size = int(index.max()) + 1 if dim_size is None else dim_size
+    return torch.zeros(size, *source.shape[1:]).index_add(0, index, source)
+
+
+class Anything(ModuleType):
+    """A module of which any name can be imported and called, to no effect."""
+
+    __path__ = ()
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return lambda *arguments, **options: None
+
+
+def datasets(name):
+    module = ModuleType(name)
+    module.MNIST = module.FashionMNIST = images
+    return module
+
+
+def vision(name):
+    module = ModuleType(name)
+    module.__path__ = []
+    module.datasets, module.transforms, module.utils = datasets(f"{name}.datasets"), Anything(name), Anything(name)
+    return module
+
+
+def scatter(name):
+    module = Anything(name)
+    module.scatter_add = scatter_add
+    return module
+
+
+MADE = {
+    "scripts.utils.torch_utils": lambda name: torch_utils(),
+    "torchvision": vision,
+    "torchvision.datasets": datasets,
+    "torchvision.transforms": Anything,
+    "torchvision.utils": Anything,
+    "torch_scatter": scatter,
+    "torch_sparse": Anything,
+    "torch_cluster": Anything,
+    "torch_spline_conv": Anything,
+    "pkg_resources": Anything,
+    "plyfile": Anything,
+}
+"""Modules that are made here: the search, the data, and packages that no longer exist for this torch."""
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Serves the modules that are made here, and random numbers in the place of scikit-learn's download."""
+
+    looking = False
+
+    def find_spec(self, name, path=None, target=None):
+        if name in MADE:
+            return importlib.util.spec_from_loader(name, self, is_package=name == "torchvision")
+        if self.looking or name not in ("sklearn.datasets", "sklearn.utils"):
+            return None
+        self.looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self.looking = False
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module):
+            execute(module)
+            if name == "sklearn.datasets":
+                module.fetch_openml = table
+            else:  # removed from scikit-learn since
+                module.safe_indexing = lambda data, indices: data[indices]
+
+        spec.loader.exec_module = exec_module
+        return spec
+
+    def create_module(self, spec):
+        return MADE[spec.name](spec.name)
+
+    def exec_module(self, module):
+        pass
+
+
+if "GRIST_EXITS" in os.environ:
+    random.seed(0)
+    sys.meta_path.insert(0, Finder())
