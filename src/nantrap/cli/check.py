@@ -8,6 +8,8 @@ import os
 import sys
 import time
 
+from nantrap.incident.wording import escaped
+
 _EPILOG = (
     """A plan (--expect) says what the run should do, as a whole and stage by stage: see docs/commands/check.md."""
 )
@@ -60,7 +62,7 @@ class Check:
         else:
             _print(verdict_as_text(verdict, color=_colored()))
         for problem in run.problems:
-            print(f"warning: {problem}", file=sys.stderr)
+            print(f"warning: {escaped(problem, most=1000)}", file=sys.stderr)
         bad = ("fail", "unknown", "warn") if arguments.strict else ("fail", "unknown")
         return 1 if verdict.outcome in bad else 0
 

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nantrap.errors import UsageError
+from nantrap.incident.wording import escaped
 
 if TYPE_CHECKING:
     from nantrap.doctor.findings import Report
@@ -66,7 +67,7 @@ class Doctor:
                 if text:
                     print(text)
             for note in report.notes:
-                console.print(Text(f"note: {note.file}: {note.message}"))
+                console.print(Text(escaped(f"note: {note.file}: {note.message}", most=1000)))
         if arguments.checkpoint and kind == "text":
             _show_frozen(arguments.checkpoint, repository)
         if arguments.suggest or arguments.fix:

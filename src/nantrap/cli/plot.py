@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from nantrap.incident.wording import escaped
+
 
 class Plot:
     """Draw the curves of one or several runs or logs as PNG, SVG or PDF.
@@ -68,6 +70,6 @@ class Plot:
             raise UsageError(f"{output}: cannot be written: {error.strerror or error}") from None
         for run in runs:
             for problem in run.problems:
-                print(f"warning: {run.name}: {problem}", file=sys.stderr)
+                print(escaped(f"warning: {run.name}: {problem}", most=1000), file=sys.stderr)
         print(output)
         return 0

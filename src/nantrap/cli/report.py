@@ -6,6 +6,8 @@ import argparse
 import sys
 from pathlib import Path
 
+from nantrap.incident.wording import escaped
+
 _SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".json": "json", ".xml": "junit", ".sarif": "sarif"}
 
 
@@ -48,5 +50,5 @@ class Report:
             return 0
         place = report.place if output is None else Path(output)
         save(report, place, force=arguments.force)
-        print(f"report on {report.about}: {place}", file=sys.stderr)
+        print(escaped(f"report on {report.about}: {place}", most=4000), file=sys.stderr)
         return 0

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from nantrap.errors import MissingExtraError, UsageError
+from nantrap.incident.wording import escaped
 
 
 class Serve:
@@ -59,7 +60,7 @@ class Serve:
             port = listening.getsockname()[1]
             host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
             address = f"http://{host}:{port}/" + (f"?token={token}" if token else "")
-            print(f"serving {root}, read-only; press Ctrl-C to stop", file=sys.stderr)
+            print(f"serving {escaped(str(root), most=1000)}, read-only; press Ctrl-C to stop", file=sys.stderr)
             print(address, flush=True)
             config = uvicorn.Config(
                 application, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2

@@ -454,7 +454,7 @@ def _finish(recorder: Recorder, recovery: Recovery) -> None:
     """The end of a run, also if its guard was never closed: journal, report, and a summary if anything happened."""
     recorder.close()
     if recorder.tally.incidents or recorder.tally.dropped_micro_batches or recorder.tally.outside:
-        recorder.say(_summary(recorder, recovery))
+        recorder.say(*_summary(recorder, recovery).split("\n"))
 
 
 def _closed_error() -> UsageError:

@@ -29,6 +29,7 @@ from nantrap.guard.sample_list import SampleList
 from nantrap.guard.watch import Watch
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding, Incident
+from nantrap.incident.wording import escaped
 from nantrap.record import RUN_ENDS, RUN_RESUMES, RUN_STARTS, History, Journal, Listener, StepRecord, write_run_info
 from nantrap.report import fingerprint, one_line, render_incident, write_line, write_run_report
 
@@ -36,6 +37,8 @@ _KEPT = 256
 _LARGEST_REPORTED = 32 * 1024 * 1024
 """Up to this many bytes of journal the report is written when the run ends; for a longer one, run `nantrap report`."""
 _MOST_SPIKES = 5
+_LONGEST = 4000
+"""Characters of a line that are printed."""
 STILL_STEPS = 20
 """Steps in a row without any gradient after which a run is called dead."""
 
@@ -101,7 +104,8 @@ class Recorder:
             write_run_info(self.run_dir, dict(facts))
         except OSError as error:
             warnings.warn(
-                f"nantrap: {self.run_dir}/run.json cannot be written: {error.strerror or error}. Training continues",
+                escaped(f"nantrap: {self.run_dir}/run.json cannot be written: {error.strerror or error}", most=_LONGEST)
+                + ". Training continues",
                 RuntimeWarning,
                 stacklevel=5,
             )
@@ -222,10 +226,11 @@ class Recorder:
         if self._journal is not None:
             self._journal.append({"step": step, "kind": kind, "time": round(time.time(), 3)})
 
-    def say(self, text: str) -> None:
-        """One line of the guard's own."""
+    def say(self, text: str, *more: str) -> None:
+        """One line of the guard's own, and more if there are. A name in it can forge no other."""
         if self._prints:
-            write_line(f"nantrap: {text}")
+            lines = [escaped(line, most=_LONGEST) for line in (f"nantrap: {text}", *more)]
+            write_line("\n".join(lines))
 
     def say_spike(self, note: str | None) -> None:
         """A finite value far outside its range: the first few are printed, all are counted."""
@@ -385,7 +390,7 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
     if tally.dropped_micro_batches:
         lines.append(f"{tally.dropped_micro_batches:,} micro-batches dropped")
     if tally.dropped_terms:
-        terms = ", ".join(f"{name} {count:,} ×" for name, count in tally.dropped_terms.most_common(8))
+        terms = ", ".join(f"{escaped(name)} {count:,} ×" for name, count in tally.dropped_terms.most_common(8))
         more = len(tally.dropped_terms) - 8
         lines.append(f"loss terms left out of applied steps: {terms}" + (f" and {more:,} more" if more > 0 else ""))
     if tally.scaler_probes:
@@ -399,7 +404,8 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
     lines += dead_lines(tally)
     if run_dir is not None:
         report = os.path.join(run_dir, "report.html")
-        lines.append(f"report: {report}" if os.path.exists(report) else f"journal: {run_dir}")
+        line = f"report: {report}" if os.path.exists(report) else f"journal: {run_dir}"
+        lines.append(escaped(line, most=_LONGEST))
     return "\n".join(lines)
 
 
@@ -418,7 +424,7 @@ def stop_message(incident: Incident, reason: str, restart: str = "") -> str:
     else:
         lines.append("The step was not applied.")
     if incident.cause is not None and incident.cause.fix is not None:
-        lines.append(f"help: {incident.cause.fix.text}")
+        lines.append(escaped(f"help: {incident.cause.fix.text}", most=_LONGEST))
     return "\n".join([*lines, restart] if restart else lines)
 
 

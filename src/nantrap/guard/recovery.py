@@ -26,6 +26,7 @@ from nantrap.guard.protected import Protected
 from nantrap.guard.ranks import Ranks
 from nantrap.guard.rates import current_rates, scale_bases, scale_rates
 from nantrap.guard.scaling import Scaling
+from nantrap.incident.wording import escaped
 
 if TYPE_CHECKING:  # imported where they are used: most runs save by other means
     from nantrap.checkpoints.store.catalogue import SavedCheckpoint
@@ -260,9 +261,9 @@ class Recovery:
         unused = self._unused_checkpoints()
         good = unused[0] if unused else self.store.last_good()
         if good is None:
-            return f"no checkpoint was saved in {self.store.folder}"
+            return escaped(f"no checkpoint was saved in {self.store.folder}", most=4000)
         note = ", from which the run diverged again" if good.path.name in self._used else ""
-        return f"last good checkpoint: {good.path} (step {good.step:,}){note}"
+        return escaped(f"last good checkpoint: {good.path} (step {good.step:,}){note}", most=4000)
 
     # ---- parts
 
@@ -327,4 +328,4 @@ class Recovery:
 
 
 def _warn(text: str) -> None:
-    warnings.warn(f"nantrap: {text}", RuntimeWarning, stacklevel=4)
+    warnings.warn(escaped(f"nantrap: {text}", most=4000), RuntimeWarning, stacklevel=4)

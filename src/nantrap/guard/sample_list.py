@@ -13,7 +13,7 @@ from typing import Any
 
 from nantrap.errors import NantrapError, UsageError
 from nantrap.incident import Incident
-from nantrap.incident.wording import some_of
+from nantrap.incident.wording import escaped, some_of
 from nantrap.record.bad_samples import DATASET, BadSamples, add_to_list, below, paths_of
 
 _SHOWN = 8
@@ -100,9 +100,8 @@ class SampleList:
             reason = getattr(error, "strerror", None) or str(error)
             if not self._failed:
                 self._failed = True
-                warnings.warn(
-                    f"nantrap: {self.name} cannot be written: {reason}. Training goes on", RuntimeWarning, stacklevel=2
-                )
+                text = escaped(f"nantrap: {self.name} cannot be written: {reason}", most=4000)
+                warnings.warn(f"{text}. Training goes on", RuntimeWarning, stacklevel=2)
             return f"{noun} could not be added to {self.name}: {reason}"
         self.added += count
         return f"{noun} added to the list {self.name}; nantrap.without_samples leaves it out next time"
@@ -112,7 +111,8 @@ class SampleList:
         if not self.added:
             return ""
         noun = f"{self.added:,} sample{'' if self.added == 1 else 's'}"
-        return f"{noun} added to {self.name}: leave out with nantrap.without_samples(dataset, {self.name!r})"
+        text = f"{noun} added to {self.name}: leave out with nantrap.without_samples(dataset, {self.name!r})"
+        return escaped(text, most=4000)
 
 
 def as_sample_list(given: str | os.PathLike[str] | SampleList | None) -> SampleList | None:

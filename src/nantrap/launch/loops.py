@@ -26,7 +26,7 @@ from nantrap.guard.guard import is_guarded
 from nantrap.guard.ranks import is_sharded
 from nantrap.guard.torch_private import inner_schedulers
 from nantrap.guard.watch import Limit
-from nantrap.incident.wording import some_of
+from nantrap.incident.wording import escaped, some_of
 from nantrap.launch.asked import Asked
 from nantrap.launch.loaders import Batches
 from nantrap.launch.loop import Activity, ScriptLoop
@@ -108,10 +108,10 @@ class Loops:
         """Frames that were compiled while no call was watched."""
         self._beside: dict[int, _Beside] = {}
 
-    def say(self, text: str) -> None:
-        """Print a line, unless the run is quiet."""
+    def say(self, text: str, *more: str) -> None:
+        """Print a line, and more if there are, unless the run is quiet. A name in it can forge no other line."""
         if not self.settings.quiet:
-            write_line(f"nantrap: {text}")
+            write_line("\n".join(escaped(line, most=4000) for line in (f"nantrap: {text}", *more)))
 
     # ---- which optimizers there are
 

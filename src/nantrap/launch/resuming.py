@@ -61,7 +61,7 @@ def look_at_resume(loops: Loops, optimizer: Optimizer) -> None:
     ):
         if found.kind == "rate" and not found.data["taken"]:
             found = replace(found, help=_USE_FLAG)
-        loops.say(f"resume: {found}")
+        loops.say(*f"resume: {found}".split("\n"))
     loop.continue_at(steps_made(optimizer) or 0)
 
 

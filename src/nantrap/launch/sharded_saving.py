@@ -22,7 +22,7 @@ import torch.distributed as dist
 from nantrap.checkpoints.store.gate import bad_values
 from nantrap.errors import NonFiniteError
 from nantrap.incident import Action, Finding, Incident
-from nantrap.incident.wording import some_of
+from nantrap.incident.wording import escaped, some_of
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 
@@ -113,7 +113,8 @@ def _options(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any
             findings=tuple(Finding("parameter", name, "state") for name in everywhere),
             action=Action.SKIP,
         )
-        raise NonFiniteError(f"{place} was not saved: these are not finite: {names}", incident=incident)
+        text = escaped(f"{place} was not saved: these are not finite: {names}", most=4000)
+        raise NonFiniteError(text, incident=incident)
     if loops.settings.observes or where is None or (together and not ranks.acquainted):
         loops.say(f"{place} is being saved with non-finite values: {names}")
         return options

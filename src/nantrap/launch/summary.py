@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nantrap.incident.wording import some_of
+from nantrap.incident.wording import escaped, some_of
 from nantrap.launch.attach import Attachment
 from nantrap.launch.loops import Loops, incident_folders
 from nantrap.launch.settings import Settings
@@ -174,7 +174,7 @@ def print_summary(summary: Summary, code: int, settings: Settings) -> None:
         print(json.dumps(summary.to_dict(code)), flush=True)  # noqa: T201
     bad = summary.stopped or not summary.state_finite
     if not settings.quiet or bad:
-        write_line("\n".join(f"nantrap: {line}" for line in summary.lines(code)), sys.stderr)
+        write_line("\n".join(escaped(f"nantrap: {line}", most=4000) for line in summary.lines(code)), sys.stderr)
 
 
 def _reports(loops: Loops) -> tuple[str, ...]:

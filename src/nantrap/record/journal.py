@@ -19,6 +19,7 @@ from typing import Any
 
 from nantrap.errors import UsageError
 from nantrap.incident.codec import encode as as_json
+from nantrap.incident.wording import escaped
 
 RUN_STARTS = "run_starts"
 """The kind of the line with which another run begins in a journal that was used before."""
@@ -89,7 +90,8 @@ class _Writer:
             self.close()
             if not sys.is_finalizing():
                 warnings.warn(
-                    f"nantrap: the journal {self.path} stops here: {error.strerror or error}. Training continues",
+                    escaped(f"nantrap: the journal {self.path} stops here: {error.strerror or error}", most=4000)
+                    + ". Training continues",
                     RuntimeWarning,
                     stacklevel=4,
                 )

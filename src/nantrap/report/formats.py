@@ -311,7 +311,7 @@ def _md(text: str) -> str:
 
 
 def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = ["| " + " | ".join(head) + " |", "|" + " --- |" * len(head)]
+    lines = ["| " + " | ".join(map(_md, head)) + " |", "|" + " --- |" * len(head)]
     return "\n".join([*lines, *("| " + " | ".join(_md(str(cell)) for cell in row) + " |" for row in rows)])
 
 

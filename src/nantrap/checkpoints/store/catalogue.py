@@ -28,6 +28,7 @@ from nantrap.checkpoints.audit.manifest import SCHEMA
 from nantrap.checkpoints.audit.source import LocalSource
 from nantrap.checkpoints.store.storefile import Packed, open_contents, read_file, write_file
 from nantrap.errors import FormatError, UsageError
+from nantrap.incident.wording import escaped
 from nantrap.record.durable import put_in_place, remove_leftovers, sha256_of, temporary_of, write_atomically
 
 POINTER: Final = "last-good.json"
@@ -145,7 +146,8 @@ def _listed(folder: Path) -> dict[str, SavedCheckpoint]:
 def _unreadable(path: Path, reason: str) -> dict[str, SavedCheckpoint]:
     """The files carry step, order and checksum themselves; the next save writes a new manifest."""
     warnings.warn(
-        f"nantrap: {path} cannot be read ({reason}); the checkpoints are listed by their own headers instead",
+        escaped(f"nantrap: {path} cannot be read ({reason})", most=4000)
+        + "; the checkpoints are listed by their own headers instead",
         RuntimeWarning,
         stacklevel=5,
     )

@@ -18,6 +18,7 @@ from torch import Tensor
 from nantrap import finite
 from nantrap.errors import NonFiniteError
 from nantrap.incident import Action, Finding, Incident
+from nantrap.incident.wording import escaped
 
 _NUMBERS = ("lr", "initial_lr", "max_lr", "scale")
 """Plain numbers that must be finite too: the learning rates of an optimizer, the scale of a GradScaler."""
@@ -61,12 +62,12 @@ def refuse_nonfinite(obj: Any, *, what: str, step: int, allow: Sequence[str] = (
     if not bad:
         return
     findings = tuple(_finding(name, value) for name, value in bad)
-    lines = [f"  {f.name}: {f.stats.describe() if f.stats else f.value}" for f in findings[:_SHOWN]]
+    lines = [f"  {escaped(f.name)}: {f.stats.describe() if f.stats else f.value}" for f in findings[:_SHOWN]]
     if len(findings) > _SHOWN:
         lines.append(f"  and {len(findings) - _SHOWN:,} more")
     count = "1 value is" if len(findings) == 1 else f"{len(findings):,} tensors are"
     message = (
-        f"{what} was not saved: {count} not finite\n" + "\n".join(lines) + "\n"
+        f"{escaped(what, most=1000)} was not saved: {count} not finite\n" + "\n".join(lines) + "\n"
         "Nothing was written, earlier checkpoints are untouched. Resume from the last good one; "
         "if a value is meant to be non-finite, name it in allow="
     )

@@ -33,6 +33,7 @@ from nantrap.checkpoints.store.gate import refuse_nonfinite
 from nantrap.checkpoints.store.parts import capture, restore
 from nantrap.checkpoints.store.storefile import NotOursError, Packed, pack_state, read_file
 from nantrap.errors import FormatError, UsageError
+from nantrap.incident.wording import escaped
 from nantrap.record.durable import sha256_of
 
 QUARANTINE = "quarantine"
@@ -299,7 +300,8 @@ class CheckpointStore:
     def _warn(passed: list[str], taken: SavedCheckpoint) -> None:
         if passed:
             warnings.warn(
-                f"nantrap: damaged: {'; '.join(passed)}. Loading {taken.path.name} (step {taken.step:,}) instead",
+                escaped(f"nantrap: damaged: {'; '.join(passed)}", most=4000)
+                + f". Loading {escaped(taken.path.name)} (step {taken.step:,}) instead",
                 RuntimeWarning,
                 stacklevel=3,
             )

@@ -12,6 +12,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 
 from nantrap.errors import MissingExtraError, NantrapError, UsageError
 from nantrap.incident import Incident
+from nantrap.incident.wording import escaped
 from nantrap.record.background import Background
 
 NAMES: Final = ("tensorboard", "wandb", "mlflow", "trackio")
@@ -92,7 +93,8 @@ class Exporters:
         self._warn(exporter.name, f"switched off after {type(error).__name__}: {error}")
 
     def _warn(self, name: str, words: str) -> None:
-        warnings.warn(f"nantrap: export to {name}: {words}. Training continues", RuntimeWarning, stacklevel=3)
+        text = escaped(f"nantrap: export to {name}: {words}", most=4000)
+        warnings.warn(f"{text}. Training continues", RuntimeWarning, stacklevel=3)
 
 
 def open_exporters(
@@ -126,7 +128,8 @@ def open_exporters(
             raise
         except Exception as error:  # no network, no login, a full disk
             warnings.warn(
-                f"nantrap: export to {name} did not start: {type(error).__name__}: {error}. Training continues",
+                escaped(f"nantrap: export to {name} did not start: {type(error).__name__}: {error}", most=4000)
+                + ". Training continues",
                 RuntimeWarning,
                 stacklevel=3,
             )
