@@ -151,7 +151,7 @@ def contestants(make: Any, folder: str) -> dict[str, Step]:
 
 
 def seconds_of(step: Step, count: int) -> float:
-    """So many steps on the clock, by the mean of one."""
+    """The time of a number of steps, as the mean of one."""
     start = time.perf_counter()
     for _ in range(count):
         step()

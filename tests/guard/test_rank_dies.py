@@ -75,4 +75,4 @@ def test_a_restart_continues_from_the_last_good_checkpoint(tmp_path: Path) -> No
     assert [code for code, _ in start(undisturbed, TORCHELASTIC_RESTART_COUNT="1")] == [0, 0]
     for restarted, plain in zip(results(folder), results(undisturbed), strict=True):
         assert (restarted["attempt"], restarted["begun"] in (2, 4), plain["begun"]) == (1, True, 0)
-        assert restarted["weights"] == plain["weights"], "as if nobody had died"
+        assert restarted["weights"] == plain["weights"], "as if no rank had died"

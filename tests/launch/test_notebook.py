@@ -132,7 +132,7 @@ def test_a_notebook_is_guarded_from_load_to_unload(
     assert shown[-1].startswith("nantrap: report: runs/notebook-")
     changed = [name for name, value in everything().items() if value is not before[name]]
     assert changed == []
-    assert shell("train(new_model, new)") is False, "nobody watches any more"
+    assert shell("train(new_model, new)") is False, "nothing watches any more"
     assert len(list(tmp_path.glob("runs/notebook-*/**/incident.json"))) == 3
 
 

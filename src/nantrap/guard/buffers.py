@@ -43,7 +43,8 @@ _SMALL = 4096
 _FROZEN_BYTES = 64 * 2**20
 """Parameters without a gradient are copied beforehand up to this size in all, the small ones first."""
 _COMPARED_STEPS = 2
-"""In so many steps the bits of large buffers are compared, to learn which ones are written uncounted."""
+"""Number of steps in which the bits of large buffers are compared, to find those that are written without being
+counted."""
 
 
 @dataclass(frozen=True, slots=True)

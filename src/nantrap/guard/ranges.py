@@ -29,7 +29,7 @@ from nantrap.locate import tensors_of
 
 _FACTOR = 20.0
 _FEWEST = 8
-"""So many batches are seen before any is called unusual."""
+"""Number of batches that are seen before any is called unusual."""
 _KEPT = 64
 _MOST_SAMPLES = 16
 _MOST_INPUTS = 16

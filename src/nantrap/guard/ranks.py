@@ -12,7 +12,7 @@ A healthy run must never hang because of the guard. Four rules ensure it:
   exchanged. Where no call was seen at all (a whole step inside `torch.compile`), nothing is exchanged either, and the
   averaged gradients decide.
 * Before the first exchange each rank looks in the group's store whether every other rank has a guard (`handshake.py`).
-  If one has none, no rank exchanges anything. Nobody waits for it.
+  If one has none, no rank exchanges anything. No rank waits for it.
 * Under `Join` the ranks that ran out of data answer only the model's own collectives, so nothing is exchanged.
 * Names of folders and the like go through the store, never through a collective.
 

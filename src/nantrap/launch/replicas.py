@@ -147,7 +147,7 @@ class Comparison:
         self._publish(0)
 
     def after_step(self, steps: int) -> None:
-        """So many steps were made."""
+        """Called after `steps` steps were made."""
         if steps < self._next or self.note:
             return
         self._next = steps * 10
@@ -207,7 +207,7 @@ def install(patches: Patches, replicas: Replicas, reduces: Callable[[], None]) -
 
     Args:
         patches: where replaced functions are kept.
-        replicas: who is told of wrappers.
+        replicas: notified of wrappers.
         reduces: called before each `all_reduce`.
     """
 

@@ -1,6 +1,6 @@
 """The user's own functions run again without their side effects.
 
-In the two-line form nobody handed over a function that computes the loss. Its source lines are known, though, and most
+In the two-line form the guard gets no function that computes the loss. Its source lines are known, though, and most
 loss functions are plain arithmetic on tensors. Here such code is compiled again from its source, with its own file name
 and line numbers, and every call in it is checked before it is made:
 

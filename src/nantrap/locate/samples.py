@@ -56,21 +56,21 @@ def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 6
         indices = dataset_indices(failed.batch, (0,), 1)
         return Samples((0,), 1, note="the batch holds a single sample", dataset_indices=indices)
     search = _Search(failed, size, deadline=time.monotonic() + seconds, max_runs=max_runs)
-    everybody = list(range(size))
+    everything = list(range(size))
     note = ""
     try:
-        if not search.fails(everybody):
+        if not search.fails(everything):
             return Samples(
                 size=size,
                 note="the batch does not fail again when it is rebuilt from its samples",
                 runs=search.runs,
             )
-        guilty = search.descend(everybody) or search.leave_out(everybody) or search.one_by_one(everybody)
+        guilty = search.descend(everything) or search.leave_out(everything) or search.one_by_one(everything)
     except _Enough:
         guilty, note = search.found, "the search for the samples was cut short by its budget"
     if not guilty:
         return Samples(size=size, note=note or _nobody_alone(failed, search), runs=search.runs)
-    rest = [i for i in everybody if i not in set(guilty)]
+    rest = [i for i in everything if i not in set(guilty)]
     clean: bool | None = None
     if rest:
         verdict = search.try_fails(rest)
@@ -161,20 +161,20 @@ class _Search:
             self.smallest = samples
         return guilty
 
-    def one_by_one(self, everybody: list[int]) -> list[int]:
+    def one_by_one(self, everything: list[int]) -> list[int]:
         """Where no half fails: the samples that fail alone."""
-        if self.refused or len(everybody) > self.max_runs - self.runs:
+        if self.refused or len(everything) > self.max_runs - self.runs:
             return []
         guilty = []
-        for sample in everybody:
+        for sample in everything:
             if self.fails([sample]):
                 guilty.append(sample)
             self.alone += not self.refused
         return guilty
 
-    def leave_out(self, everybody: list[int]) -> list[int]:
+    def leave_out(self, everything: list[int]) -> list[int]:
         """Where single samples cannot be run (BatchNorm): the one without which the batch is finite."""
         for sample in self.smallest if self.refused and len(self.smallest) <= 8 else []:
-            if self.try_fails([i for i in everybody if i != sample]) is False:
+            if self.try_fails([i for i in everything if i != sample]) is False:
                 return [sample]
         return []

@@ -90,7 +90,7 @@ class Tape:
 
     @property
     def wanted(self) -> bool:
-        """Whether the operation that comes now is to be recorded: not in a backward pass that nobody differentiates."""
+        """Whether the operation that comes now is to be recorded: not in a backward pass that is not differentiated."""
         return not self.reason and (not is_in_backward() or torch.is_grad_enabled())
 
     def before(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:

@@ -1,7 +1,7 @@
 """The failed step run again by all ranks together, for models that communicate with other ranks while they run.
 
 Sharded weights are gathered in the forward pass, their gradients scattered in the backward pass; a loss may gather the
-features of all ranks. One rank alone would wait for ever. So every rank runs its part of the same step again under a
+features of all ranks. One rank alone would never end. So every rank runs its part of the same step again under a
 trace, with the same collectives in the same order. Three things differ from a replay by one rank:
 
 *   A collective is never an origin. A bad value that this rank sent keeps its origins; one that came from another rank

@@ -46,7 +46,7 @@ class _Numbers:
 
 @functools.cache
 def texts(count: int = COUNT, *, seed: int = SEED) -> Mapping[str, str]:
-    """So many texts by name, always the same."""
+    """A number of texts by name, always the same."""
     numbers = _Numbers(seed)
     found: dict[str, str] = {}
     for number in range(count):

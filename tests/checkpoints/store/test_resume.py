@@ -186,7 +186,7 @@ def test_a_learning_rate_that_rollbacks_lowered_is_reported_as_such() -> None:
 
 
 class Odd:
-    """Somebody's own scheduler, which cannot be tried on a copy."""
+    """A scheduler of the user, which cannot be tried on a copy."""
 
     base_lrs = (OLD,)
     last_epoch = 3

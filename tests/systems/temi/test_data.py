@@ -37,7 +37,7 @@ def test_neighbours_mostly_are_of_one_cluster(pairs: Pairs) -> None:
     labels = labels[torch.arange(2000) // 20 % 5 != 0]
     assert pairs.neighbours.shape == (1600, 25)
     assert (labels[pairs.neighbours] == labels[:, None]).float().mean() > 0.85
-    assert (pairs.neighbours != torch.arange(1600)[:, None]).all(), "nobody is a neighbour of himself"
+    assert (pairs.neighbours != torch.arange(1600)[:, None]).all(), "no point is its own neighbour"
 
 
 def test_nearest_is_by_the_cosine_and_leaves_nan_alone() -> None:

@@ -51,7 +51,7 @@ class Batch(NamedTuple):
 
 
 def radio_maps(count: int, *, size: int = 64, seed: int = 0) -> Towns:
-    """So many towns, always the same for the same seed."""
+    """A number of towns, always the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
     cells = torch.arange(size)
     low = torch.randint(0, size - 4, (count, BUILDINGS, 2), generator=generator)
