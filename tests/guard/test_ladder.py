@@ -230,6 +230,32 @@ def test_an_incident_that_looks_the_same_refers_back() -> None:
     assert [incident.same_as for incident in incidents if incident] == [None, None, 0, 0]
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_another_operation_or_another_cause_does_not_look_the_same(form: str) -> None:
+    """The same loss and the same gradients are bad each time; what made them so is not the same."""
+
+    def loss(model: nn.Module, batch: tuple[Tensor, str]) -> Tensor:
+        x, kind = batch
+        y = model(x).square().mean()
+        if kind == "log":
+            return y + (y * 0).log()
+        if kind == "division":
+            return y + y / (y * 0)
+        if kind == "overflow":  # the same operation as "division", on other operands
+            return y + (y * 0 + 1e38) / (y * 0 + 1e-38)
+        return y
+
+    run = make_run(loss=loss)
+    guard = run.guard(policy=Policy(max_consecutive_skips=20, repeat_diagnoses=1))
+    kinds = ["log", "log", "division", "log", "division", "overflow"]
+    FORMS[form](run, guard, [((run.batches[i][0], kind),) for i, kind in enumerate(kinds)])
+    same = [outcome.incident.same_as for outcome in run.outcomes if outcome.incident is not None]
+    assert same == [None, 0, None, 0, 2, None]
+    again = run.outcomes[1].incident
+    assert again is not None
+    assert again.notes[0] == "looks like the incident of step 0 (same place, same evidence): no trials were run"
+
+
 def test_a_skip_prints_one_line_and_the_end_a_summary(capsys: pytest.CaptureFixture[str]) -> None:
     run = make_run()
     guard = run.guard(quiet=False, policy=Policy(**QUICK))

@@ -109,7 +109,7 @@ class Diagnosis:
         self._armed = armed
         self._alone = Alone(model, together=ranks.together)
         self._seen: Counter[tuple[str, ...]] = Counter()
-        self._first: dict[tuple[str, ...], Incident] = {}
+        self._known: dict[tuple[str, ...], list[Incident]] = {}
         self._poisoned_at: int | None = None
 
     # ---- a failed step
@@ -286,21 +286,29 @@ class Diagnosis:
         if policy.diagnose == "off":
             return False
         if self._neighbours is not None and (known := self._neighbours.known_incident(observation.micro)) is not None:
-            draft.incident = _like(draft.incident, known)
+            words = f"the loss is that of the incident of step {known.step:,}, where it was diagnosed"
+            draft.incident = _like(draft.incident, known, words)
             return False
         signature = _signature(draft.incident)
         self._seen[signature] += 1
         repeated = self._seen[signature] > policy.repeat_diagnoses and not observation.verdict.contested
-        if repeated and (known := self._first.get(signature)):
-            draft.incident = _like(draft.incident, known)
-            return False
         if not self.runs_alone:
+            if repeated and (earlier := self._known.get(signature)):
+                draft.incident = _not_compared(draft.incident, earlier[0])
+                return False
             return True
         bare, self._alone.met_collective = draft.incident, False
         try:
             untouched = self._protected.untouched()  # before a replay writes anything
             failed = self._failed_step(observation)
+            if repeated and (known := self._similar(draft.incident, failed, self._known.get(signature, ()))):
+                alike = "(same place, same evidence): no trials were run"
+                words = f"looks like the incident of step {known.step:,} {alike}"
+                draft.incident = _like(draft.incident, known, words)
+                return False
             location = locate(failed, seconds=policy.diagnose_seconds)
+            if observation.micros:
+                observation, failed, location = self._among_micros(draft, observation, failed, location)
             self._explain(draft, observation, failed, location, untouched=untouched)
         except Exception as error:  # a diagnosis is worth less than the run
             note = f"the diagnosis failed with {type(error).__name__}: {error}"
@@ -309,12 +317,51 @@ class Diagnosis:
         if self._alone.met_collective:  # the loss gathers something from all ranks
             draft.incident, draft.material, draft.notes = bare, None, []
             return True
-        self._first.setdefault(signature, draft.incident)
+        self._known.setdefault(signature, []).append(draft.incident)
         if words := self._armed.consider(draft.incident, repeatable=failed.repeatable):
             draft.incident = replace(draft.incident, notes=(*draft.incident.notes, words))
         if self._neighbours is not None:
             self._neighbours.remember_incident(observation.micro, draft.incident)
         return False
+
+    def _among_micros(
+        self, draft: Draft, observation: Observation, failed: FailedStep, location: Location
+    ) -> tuple[Observation, FailedStep, Location]:
+        """Of several micro-batches whose gradients were added up, the one in which it began, by running each again."""
+        micros = observation.micros
+        for micro in [observation.micro, *(m for m in micros if m is not observation.micro)]:
+            if micro is not observation.micro:
+                own = replace(observation, micro=micro, values=micro.values or [])
+                other = self._failed_step(own)
+                found = locate(other, seconds=self._policy.diagnose_seconds / len(micros))
+                if found.op is None:
+                    continue
+                observation, failed, location = own, other, found
+            if location.op is not None:
+                number = next(i for i, m in enumerate(micros) if m is micro) + 1
+                draft.notes.append(f"it began in micro-batch {number} of {len(micros)}")
+                draft.incident = replace(draft.incident, inputs=tuple(inputs_of(micro)))
+                break
+        return observation, failed, location
+
+    def _similar(self, incident: Incident, failed: FailedStep, known: Sequence[Incident]) -> Incident | None:
+        """The earlier incident that this one looks like, if there is one.
+
+        The step is run once more to see where it began: phase, module, operation and rank must be the same, and what
+        is measured there must point to the same cause. Nothing is tried, which is what a diagnosis takes time for.
+        """
+        if not known:
+            return None
+        location = locate(failed, seconds=0.0)
+        place = (location.phase, location.module, location.op, location.node, incident.rank)
+        here = [k for k in known if (k.phase, k.module, k.op, k.node, k.rank) == place]
+        if not here or self._policy.diagnose != "full":
+            return here[0] if here else None
+        from nantrap.causes import explain_case
+
+        case = self._case(failed, location, _with_location(incident, location), untouched=self._protected.untouched())
+        slugs = {cause.slug for cause in explain_case(case, seconds=0.0).causes} or {""}
+        return next((k for k in here if (k.cause.slug if k.cause is not None else "") in slugs), None)
 
     def _explore_together(self, draft: Draft, observation: Observation, *, wanted: bool) -> None:
         """All ranks run the step again at once, if any of them needs that. Each rank calls it."""
@@ -338,7 +385,7 @@ class Diagnosis:
             incident = replace(incident, causes=tuple(cause for cause in found.causes if cause.slug != "unknown"))
         draft.incident = replace(incident, notes=(*incident.notes, joint.words))
         draft.worth_a_bundle = True
-        self._first.setdefault(signature, draft.incident)
+        self._known.setdefault(signature, []).append(draft.incident)
 
     def _explore_graph(self, draft: Draft, observation: Observation, words: str) -> None:
         """What the graph of the failed pass and this rank's own shards tell: nothing is run again."""
@@ -519,7 +566,7 @@ def _signature(incident: Incident) -> tuple[str, ...]:
     return (incident.phase, *sorted({f"{f.kind}:{f.name}" for f in incident.findings})[:8])
 
 
-def _like(incident: Incident, known: Incident) -> Incident:
+def _like(incident: Incident, known: Incident, words: str) -> Incident:
     """An incident that was seen before: its place and causes are taken over, and it refers back."""
     return replace(
         incident,
@@ -531,8 +578,16 @@ def _like(incident: Incident, known: Incident) -> Incident:
         # the summary names another batch's samples and values; the title holds for both
         causes=tuple(replace(cause, proven=False, summary=cause.title) for cause in known.causes),
         same_as=known.step,
-        notes=(f"looks like the incident of step {known.step:,} and was not diagnosed anew",),
+        notes=(words,),
     )
+
+
+def _not_compared(incident: Incident, earlier: Incident) -> Incident:
+    """The same tensors are bad as before, and the ranks do not run the step again to see whether it is the same."""
+    note = (
+        f"the same tensors are bad as in step {earlier.step:,}; the step was not run again, so the cause is not known"
+    )
+    return replace(incident, notes=(*incident.notes, note))
 
 
 def _elsewhere(rank: int | None) -> str:

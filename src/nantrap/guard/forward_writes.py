@@ -32,6 +32,7 @@ class ForwardWrites:
         self._learning = True
         self._copies: list[tuple[int, nn.Parameter, Tensor, int]] = []
         self._uncounted: set[int] = set()
+        self._unexplained = 0
         self.writes_uncounted = False
         """Whether the forward pass writes a parameter in a way that versions do not tell."""
         self.copies_something = True
@@ -44,6 +45,7 @@ class ForwardWrites:
         if self.writes_at_begin is None:
             return
         changed = sum(map(version_of, self._parameters)) != self.writes_at_begin
+        self._unexplained = self._not_explained()
         if self._learning:
             self._uncounted = self._written_uncounted()
             self.writes_uncounted = bool(self._uncounted)
@@ -52,6 +54,11 @@ class ForwardWrites:
         elif changed and not self._accounted_for():
             self._learning = True
         self.copies_something = self._learning or bool(self._copies)
+
+    def forget_update(self) -> None:
+        """The update that followed `learn` was undone: its writes, and those that undid it, are no forward pass's."""
+        if self.writes_at_begin is not None:
+            self.writes_at_begin += self._not_explained() - self._unexplained
 
     def restore(self) -> bool:
         """Put back what the forward pass wrote. Returns whether every parameter is as it was when the step began."""
@@ -91,9 +98,14 @@ class ForwardWrites:
 
     def _accounted_for(self) -> bool:
         """Whether the copied parameters explain every write since the step began."""
+        return self._not_explained() == 0
+
+    def _not_explained(self) -> int:
+        """How many writes since the step began were to parameters that are not copied."""
+        assert self.writes_at_begin is not None
         now = sum(map(version_of, self._parameters))
         copied = sum(version(parameter) - before for _, parameter, _, before in self._copies)
-        return bool(now - copied == self.writes_at_begin)
+        return int(now - copied - self.writes_at_begin)
 
     def copy(self) -> None:
         """Before the first forward pass of a step: copy what it may write."""

@@ -34,6 +34,7 @@ class Observation:
         raised: the forward pass ended with an exception.
         harmless: only the loss is bad.
         agreed: every rank is here, so they may exchange what they find.
+        micros: all micro-batches of the step, where it is not known which of them is at fault.
     """
 
     micro: Micro
@@ -47,6 +48,7 @@ class Observation:
     raised: bool = False
     harmless: bool = False
     agreed: bool = False
+    micros: Sequence[Micro] = ()
 
     @property
     def phase(self) -> Phase:
@@ -118,6 +120,15 @@ def observe(
 def add_findings(observation: Observation, findings: Sequence[Finding]) -> Observation:
     """The same with more findings, which come first."""
     return replace(observation, findings=(*findings, *observation.findings))
+
+
+def micro_at_fault(micros: Sequence[Micro]) -> Micro | None:
+    """The first micro-batch to whose model output a non-finite gradient came back; `None` if that tells nothing."""
+    for micro in micros:
+        calls = micro.root_call.chain() if micro.root_call is not None else []
+        if finite.any_nonfinite([gradient for call in calls for gradient in call.cotangents.values()]):
+            return micro
+    return None
 
 
 def _bad_gradients(protected: Protected, norm: float, *, alone: bool) -> list[Finding]:

@@ -210,6 +210,7 @@ class Protected:
             self._trusted_writes = -1
             if found:
                 self._snapshot.restore()
+                self.forward_writes.forget_update()
             return found
         self._trust()
         self._certificate = certify(self.optimizer)
@@ -221,6 +222,7 @@ class Protected:
         """Take back a careful update that was good here and bad on another rank."""
         assert self._snapshot is not None
         self._snapshot.restore()
+        self.forward_writes.forget_update()
         self._trusted_writes = -1
 
     # ---- containment

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -28,7 +28,7 @@ from nantrap.guard.driver import Driver
 from nantrap.guard.heads import drop_bad_heads, words_for
 from nantrap.guard.judge import APPLY, APPLY_CAREFULLY, Decision, Flags, Kind, Verdict, judge
 from nantrap.guard.micro_batches import merge, settle
-from nantrap.guard.observation import Observation, observe
+from nantrap.guard.observation import Observation, micro_at_fault, observe
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
 from nantrap.guard.ranges import words_for as words_for_batch
@@ -365,9 +365,14 @@ def look(
             found = parts.ranges.findings
         note = f"a spike on rank {verdict.origin_rank}"
         spike = found[0] if found else Finding("spike", "loss", "forward", note=note)
-    return observe(
+    micros = window.micros
+    guilty = reading.guilty
+    several = guilty is None and len(micros) > 1 and not undone and spike is None
+    if several:
+        guilty = micro_at_fault(micros)
+    observation = observe(
         parts.protected,
-        reading.guilty or window.micros[-1],
+        guilty or micros[-1],
         reading.norm,
         verdict=verdict,
         buffers_bad=reading.buffers_bad,
@@ -377,6 +382,7 @@ def look(
         agreed=True,
         copy_gradients=not driver.owns_gradients,
     )
+    return replace(observation, micros=tuple(micros)) if several else observation
 
 
 def contain(parts: Parts, driver: Driver) -> None:

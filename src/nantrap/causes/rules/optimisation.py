@@ -183,7 +183,8 @@ def grad_norm_overflow(case: Case) -> Claim | None:
     """The norm of finite gradients overflowed.
 
     Every gradient is finite, but the sum of their squares is not, so their norm is Inf. `clip_grad_norm_` then
-    multiplies every gradient by 1/Inf = 0: the update vanishes, no number is NaN, and nothing is learned any more.
+    multiplies every gradient by 1/Inf = 0: the update vanishes, no number is NaN, and nothing is learned any more. Adam
+    squares each gradient for its second moment, with the same end: once that is Inf, the weight never moves again.
 
     Example:
         import torch
@@ -217,15 +218,30 @@ def grad_norm_overflow(case: Case) -> Claim | None:
 
     Proof:
         Every gradient is finite, and their norm, computed again with a scale taken out, is a finite number too large
-        for the dtype: a measurement.
+        for the dtype: a measurement. Or: the optimizer multiplied a finite gradient by itself, and the exact square is
+        beyond the dtype.
     """
     finding = next((f for f in case.incident.findings if f.kind == "grad_norm"), None)
-    if finding is None:
+    squared = None if finding is not None else _largest_squared(case)
+    if finding is None and squared is None:
         return None
     slower = case.lab.rate(
         "tenth_of_rate", "a tenth of the learning rate from an older state on", lambda _, lr: lr / 10
     )
     messenger = case.growth >= _GROWTH and case.lab.weights_diverged() and slower.finite
+    if squared is not None:
+        name, largest, limit = squared
+        return Claim(
+            "hint" if messenger else "measured",
+            f"a finite gradient of {largest:.3g} overflows when the optimizer squares it",
+            (
+                f"the gradient of {name} reaches {largest:.4g}; its square, {largest**2:.3g}, is beyond {limit:.3g}",
+                "a second moment that is Inf divides every later update to 0: the weight would never move again",
+            ),
+            help="bring loss and targets to a sensible scale (gradients above 1e19 are never intended), or clip the "
+            "gradients (max_grad_norm=1.0)",
+        )
+    assert finding is not None
     return Claim(
         "hint" if messenger else "measured",
         "every gradient is finite, but their norm overflows: clipping would silently zero the update",
@@ -233,6 +249,26 @@ def grad_norm_overflow(case: Case) -> Claim | None:
         help="bring loss and targets to a sensible scale (gradients above 1e19 are never intended), or take the norm "
         "in float32 for half-precision gradients",
     )
+
+
+_SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq")
+
+
+def _largest_squared(case: Case) -> tuple[str, float, float] | None:
+    """The parameter whose finite gradient overflowed as a square in the optimizer, its size, and the dtype's limit."""
+    import torch
+
+    made = [f.name for f in case.incident.findings if f.kind == "optimizer_state"]
+    if case.phase != "optimizer" or case.made != "inf" or case.half:
+        return None
+    if not any(name.startswith(tuple(f"{key} of " for key in _SECOND_MOMENTS)) for name in made):
+        return None
+    sizes = {n: float(g.detach().abs().max()) for n, g in case.failed.gradients.items() if g.numel()}
+    if not sizes or not all(math.isfinite(size) for size in sizes.values()):
+        return None
+    name = max(sizes, key=lambda n: sizes[n])
+    limit = float(torch.finfo(case.failed.gradients[name].dtype).max)
+    return (name, sizes[name], limit) if sizes[name] ** 2 > limit else None
 
 
 @rule("exploding_gradient")
