@@ -41,6 +41,7 @@ def constant_rows(*rows: int, count: int = 40) -> np.ndarray[Any, Any]:
 
 FIRES: dict[str, tuple[Arrays, dict[str, Any], Found]] = {
     "nan": ({"x": with_values(normal(30, 4), {(7, 2): np.nan})}, {}, {("non_finite", "x", (7,))}),
+    "frames of a video": ({"frames": constant_rows(7).reshape(40, 4, 4)}, {}, {("constant_sample", "frames", (7,))}),
     "inf": ({"x": with_values(normal(30, 4), {(7, 2): -np.inf})}, {}, {("non_finite", "x", (7,))}),
     "nan in a regression target": (
         {"target": with_values(normal(30), {3: np.nan})},

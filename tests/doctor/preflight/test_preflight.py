@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import nantrap
+from nantrap.doctor.preflight.draws import check_draws
 from nantrap.doctor.preflight.edges import check_edges, parts_of
 from nantrap.doctor.preflight.gradients import check_gradients
 from nantrap.doctor.preflight.initialisation import check_activations, check_first_loss, check_weights
@@ -110,6 +111,11 @@ def test_what_a_batch_is_made_of() -> None:
     assert [part for part, _, _ in parts_of((torch.randn(2), torch.randn(2)))] == ["input", "other"]
 
 
+def test_the_frames_of_a_video_are_an_input() -> None:
+    batch = {"frames": torch.randn(2, 3, 4, 4), "frames_length": torch.tensor([3, 2])}
+    assert [part for part, _, _ in parts_of(batch)] == ["input", "other"]
+
+
 def test_weights() -> None:
     model = classifier()["model"]
     with torch.no_grad():
@@ -194,6 +200,19 @@ def test_a_plain_module_has_defaults(model: nn.Module) -> None:
     made = make_subject(model, {})
     assert len(made.defaults) == 3
     assert torch.isfinite(made.loss(made.model, made.batch))
+
+
+def test_a_rare_random_value_is_found() -> None:
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        times = torch.randint(0, 100, (len(batch[0]), 1))
+        return functional.cross_entropy(model(batch[0] + times.float().log()), batch[1])
+
+    check = check_draws(subject(loss=loss))
+    assert (check.status, check.values["cause"]) == ("fail", "log_of_zero")
+    assert f"not finite after torch.manual_seed({check.values['seed']})" in check.message
+    noisy = check_draws(subject(loss=lambda model, batch: model(batch[0] + torch.randn(6, 8)).square().mean()))
+    assert (noisy.status, noisy.values["draws"] >= 3) == ("ok", True)
+    assert check_draws(subject()).message == "the loss draws no random numbers"
 
 
 def test_a_failure_of_the_batch_itself_is_reported_once() -> None:

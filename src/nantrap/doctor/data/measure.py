@@ -72,6 +72,8 @@ def _role(block: Block, name: str, options: DataOptions) -> Role:
         return "feature"
     if role == "identifier" and floats and not block.table:
         return "feature"
+    if role in ("input_length", "target_length") and floats and block.rows.width != 1:  # the frames of a video
+        return "feature"
     if block.field is None and role not in ("feature", "mask", "token"):
         last = name.lower().rpartition("_")[2].rpartition("-")[2]
         if role in ("input_length", "target_length"):

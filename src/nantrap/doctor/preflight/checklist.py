@@ -11,6 +11,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
+from nantrap.doctor.preflight.draws import check_draws
 from nantrap.doctor.preflight.drill import check_guard
 from nantrap.doctor.preflight.edges import check_edges
 from nantrap.doctor.preflight.gradients import check_gradients
@@ -97,6 +98,8 @@ def _all_checks(subject: Subject, *, guard: bool, drilled: str) -> Iterable[Chec
     for name, dtype in _HALVES:
         yield from _new_failures(_safely(name, functools.partial(_half, subject, name, dtype)), first)
     yield from _new_failures(_safely("edges", lambda: check_edges(subject)), first)
+    if first.finite:
+        yield from _safely("random draws", lambda: [check_draws(subject)])
     if first.finite and guard:
         yield from _safely("margins", lambda: check_margins(subject))
         yield from _safely("guard", lambda: check_guard(subject))

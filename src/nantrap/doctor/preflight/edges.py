@@ -73,6 +73,8 @@ def parts_of(batch: Any) -> list[tuple[Part, str, Tensor]]:
     for path, tensor in tensors_of(batch):
         role = role_of(path, DataOptions())
         named = any(character.isalpha() for character in path) and path != "batch"
+        if role in ("input_length", "target_length", "identifier") and tensor.is_floating_point() and tensor.dim() > 1:
+            role = "feature"  # `frames` are a video here, not how many there are
         part: Part = "other"
         if role == "mask" or (tensor.dtype == torch.bool and role != "label"):
             part = "mask"

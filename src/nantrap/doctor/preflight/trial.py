@@ -75,6 +75,7 @@ def try_step(
     *,
     autocast: torch.dtype | None = None,
     diagnose: bool = True,
+    seed: int = 0,
 ) -> StepResult:
     """Make one guarded step on fresh copies.
 
@@ -83,6 +84,7 @@ def try_step(
         batch: another batch than the subject's.
         autocast: run forward and loss in this precision.
         diagnose: locate and explain a failure.
+        seed: of torch's random numbers.
     """
     fresh = subject.fresh()
     used = subject.batch if batch is None else batch
@@ -95,7 +97,7 @@ def try_step(
         with _precision(subject.device.type, autocast):
             return fresh.loss_of(part)
 
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     with quiet(), Guard(fresh.model, fresh.optimizer, max_grad_norm=None, policy=policy, quiet=True) as guard:
         try:
             outcome = guard.attempt(loss, used)
