@@ -59,20 +59,11 @@ def test_a_rank_that_dies_while_it_diagnoses(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_restart_continues_from_the_last_good_checkpoint(tmp_path: Path) -> None:
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "--max-restarts", "1"]
-    folder = tmp_path / "restarted"
-    folder.mkdir()
-    ended = subprocess.run(
-        [sys.executable, *launcher, SCRIPT, str(folder)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=280,
-    )
-    assert ended.returncode == 0, ended.stderr
-    undisturbed = tmp_path / "undisturbed"
-    assert [code for code, _ in start(undisturbed, TORCHELASTIC_RESTART_COUNT="1")] == [0, 0]
-    for restarted, plain in zip(results(folder), results(undisturbed), strict=True):
-        assert (restarted["attempt"], restarted["begun"] in (2, 4), plain["begun"]) == (1, True, 0)
+    """As an elastic launcher does it: both ranks end, and both are started again."""
+    assert [code for code, _ in start(tmp_path / "restarted")] == [1, 9]
+    for folder in (tmp_path / "restarted", tmp_path / "undisturbed"):
+        ended = start(folder, TORCHELASTIC_RESTART_COUNT="1")
+        assert [code for code, _ in ended] == [0, 0], ended
+    for restarted, plain in zip(results(tmp_path / "restarted"), results(tmp_path / "undisturbed"), strict=True):
+        assert (restarted["begun"] in (2, 4), plain["begun"]) == (True, 0)
         assert restarted["weights"] == plain["weights"], "as if no rank had died"

@@ -1,6 +1,7 @@
 """Two ranks with a store. Rank 1 dies in the middle of a diagnosis; restarted, both continue from the last good step.
 
-`dies.py FOLDER`, with RANK in the environment; under torchrun the second start is the one after its restart.
+`dies.py FOLDER`, with RANK in the environment. TORCHELASTIC_RESTART_COUNT says how often the ranks were started before,
+as `torchrun --max-restarts` does, under which this script runs as well.
 """
 
 import datetime
@@ -24,7 +25,7 @@ BAD = 5
 def main(folder):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    how = {} if "MASTER_ADDR" in os.environ else {"init_method": f"file://{folder}/rendezvous"}
+    how = {} if "MASTER_ADDR" in os.environ else {"init_method": f"file://{folder}/rendezvous-{ATTEMPT}"}
     dist.init_process_group("gloo", rank=RANK, world_size=2, timeout=datetime.timedelta(seconds=60), **how)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(4, 2))
