@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor, nn
 
-from nantrap import Guard, probe
+from nantrap import Guard, Policy, probe
 
 
 class Net(nn.Module):
@@ -51,3 +53,26 @@ def test_the_message_of_a_bad_step(form: str, capsys: pytest.CaptureFixture[str]
     assert ", mean " in said
     assert "= risk: medium" in said
     assert "= did: step skipped, everything as before" in said
+
+
+@pytest.mark.parametrize(("form", "kept"), [("attempt", True), ("two_line", False)])
+def test_only_a_batch_that_was_given_to_attempt_is_written(form: str, kept: bool, tmp_path: Path) -> None:
+    """In the two-line form no batch is known with which a function could be called: the replay says so."""
+    model = nn.Linear(4, 1)
+    policy = Policy(bundle="full", bundle_data=True)
+    with Guard(
+        model, torch.optim.SGD(model.parameters(), lr=0.01), run_dir=tmp_path, policy=policy, quiet=True
+    ) as guard:
+        for number in range(2):
+            batch = {"x": torch.ones(3, 4), "count": torch.tensor(float(1 - number))}
+
+            def loss(batch: dict[str, Tensor]) -> Tensor:
+                return model(batch["x"]).sum() / batch["count"]
+
+            if form == "attempt":
+                guard.attempt(loss, batch)
+            else:
+                guard.backward(loss(batch))
+                guard.step()
+    (bundle,) = (tmp_path / "incidents").iterdir()
+    assert (bundle / "batch.safetensors").exists() is kept

@@ -31,16 +31,26 @@ def write_incident(run_dir: str | os.PathLike[str], incident: Incident, draft: D
     return replace(incident, bundle=os.fspath(path))
 
 
-def material_of(failed: FailedStep, location: Location, *, data: bool, limit_bytes: int) -> tuple[Material | None, str]:
-    """What a replay needs, copied before the state changes; `None` and the reason if it is too large."""
-    material = _material(failed, location, data=data, limit_bytes=limit_bytes)
+def material_of(
+    failed: FailedStep, location: Location, *, data: bool, batch_known: bool, limit_bytes: int
+) -> tuple[Material | None, str]:
+    """What a replay needs, copied before the state changes; `None` and the reason if it is too large.
+
+    Args:
+        failed: the step.
+        location: where it began.
+        data: whether data may be written.
+        batch_known: the batch is what was given to `guard.attempt`, so that a function can be called with it.
+        limit_bytes: the largest bundle.
+    """
+    material = _material(failed, location, data=data, batch_known=batch_known, limit_bytes=limit_bytes)
     if material.nbytes > limit_bytes:
         note = f"the bundle would take {material.nbytes:,} bytes, more than bundle_bytes: written without the state"
         return None, note
     return material, ""
 
 
-def _material(failed: FailedStep, location: Location, *, data: bool, limit_bytes: int) -> Material:
+def _material(failed: FailedStep, location: Location, *, data: bool, batch_known: bool, limit_bytes: int) -> Material:
     material = Material()
     with failed.rewound():
         state: dict[str, Tensor] = {f"parameter.{name}": p.detach() for name, p in failed.parameters.items()}
@@ -72,7 +82,9 @@ def _material(failed: FailedStep, location: Location, *, data: bool, limit_bytes
         if data or location.phase == "optimizer":  # activations show the data they were made from
             material.tensors["origin"] = origin
     known = not (isinstance(failed.batch, tuple) and not failed.batch)
-    if data and failed.repeatable and known:  # otherwise only the model's inputs are known: no loss can be computed
+    if (
+        data and batch_known and failed.repeatable and known
+    ):  # otherwise only the model's inputs are known: no loss can be computed
         batch: dict[str, Tensor] = {}
         material.values["batch"] = flatten(failed.batch, batch, "batch")
         material.tensors["batch"] = batch

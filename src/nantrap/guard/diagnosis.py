@@ -423,7 +423,11 @@ class Diagnosis:
             draft.incident = _with_explanation(incident, explain_case(case, seconds=policy.diagnose_seconds))
         if self._keeps_bundles and policy.bundle == "full":
             draft.material, note = material_of(
-                failed, location, data=policy.bundle_data, limit_bytes=policy.bundle_bytes
+                failed,
+                location,
+                data=policy.bundle_data,
+                batch_known=observation.micro.forward is not None,
+                limit_bytes=policy.bundle_bytes,
             )
             draft.notes += [note] if note else []
 
