@@ -49,4 +49,8 @@ class Asked:
         tensors, self._tensors = self._tensors, []
         if len(tensors) == 1 and tensors[0] is instead_of:  # the usual case: the loss was printed
             return []
-        return [each for each in tensors if each is not instead_of and not math.isfinite(float(each.detach()))]
+        was, self.open = self.open, False  # what is read here is not asked by the script
+        try:
+            return [each for each in tensors if each is not instead_of and not math.isfinite(float(each.detach()))]
+        finally:
+            self.open = was

@@ -312,7 +312,7 @@ class ScriptLoop:
     def settle(self) -> None:
         """A forward pass whose loss the script tested and abandoned is an incident; its buffers are restored
         immediately."""
-        self._asked.open = self._always_asks
+        self._asked.open = False
         for loss in self._asked.take():
             call = self._collector.take_root_call()
             if call is not None:
@@ -327,6 +327,7 @@ class ScriptLoop:
                 given_up = Window(time.perf_counter(), whole=True, micros=[micro])
                 self._given_up(given_up, "the script skipped this batch itself")
             break  # several losses of one forward pass are one incident
+        self._asked.open = self._always_asks
 
     def continue_at(self, step: int) -> None:
         """The script restored a state of this step: journal and messages count on from there."""
@@ -524,9 +525,9 @@ class ScriptLoop:
     def _left_out(self, window: Window, micro: Micro, loss: Tensor) -> None:
         """The script trains on another loss than the bad one it looked at: on the other heads, or on a constant."""
         parts = self.parts
-        bad = Micro(Loss(loss, {}), root_call=micro.root_call, values=[float(loss.detach())])
         self._activity.busy = True
         try:
+            bad = Micro(Loss(loss, {}), root_call=micro.root_call, values=[float(loss.detach())])
             bad.evidence = examine(loss, micro.root_call)
             draft = parts.diagnosis.draft(self._observed(bad))
             window.drafts.append((draft, "the script left this non-finite loss out and trained on another one"))
