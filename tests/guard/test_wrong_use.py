@@ -177,6 +177,28 @@ def late(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> 
     Guard(model, optimizer, policy=policy, **options)
 
 
+def test_who_is_told_and_what_is_followed() -> None:
+    model, optimizer = linear()
+    says("Guard(watch=5): names or patterns, or a dict of pattern to Limit", model, optimizer, watch=5)
+    text = "Guard(export=5): names of exporters in a list, such as ['tensorboard']"
+    says(text, model, optimizer, export=5)
+    says("Guard(alerts=5): expected nantrap.Alerts(...)", model, optimizer, alerts=5)
+
+
+def test_what_methods_are_given() -> None:
+    guard = Guard(*linear(), quiet=True)
+    with pytest.raises(
+        nantrap.UsageError, match=r"guard\.attempt\(fn, batch\): fn computes the loss of a batch, got None"
+    ):
+        guard.attempt(None, None)  # type: ignore[arg-type]
+    with pytest.raises(nantrap.UsageError, match=r"guard\.save\(path\): path is a file name, got 5"):
+        guard.save(5)  # type: ignore[arg-type]
+    with pytest.raises(
+        nantrap.UsageError, match=r"check_resume\(lr='x'\): one number, or one for each parameter group"
+    ):
+        guard.check_resume(lr="x")  # type: ignore[arg-type]
+
+
 def test_late_mode_says_who_can() -> None:
     text = (
         "the skip happens inside the optimizer, which only Adam, AdamW, Adagrad and SGD without momentum can, and only "

@@ -121,6 +121,7 @@ class Guard:
         _check_arguments(
             scheduler=scheduler, max_grad_norm=max_grad_norm, policy=policy, run_dir=run_dir, save_every=save_every
         )
+        _check_listeners(watch=watch, export=export, alerts=alerts)
         self.policy = policy or Policy()
         self.model = model
         self.optimizer = optimizer
@@ -237,6 +238,8 @@ class Guard:
         collector, parts = self._collector, self._parts
         if collector.window is not None:
             raise UsageError("guard.attempt inside a step that guard.backward began; call guard.step() first")
+        if not callable(fn):
+            raise UsageError(f"guard.attempt(fn, batch): fn computes the loss of a batch, got {fn!r}")
         collector.attempting = True
         collector.begin()
         rng = RngState.capture(parts.protected.note_program(fn, batch))
@@ -368,6 +371,8 @@ class Guard:
         Raises:
             NonFiniteError: something is not finite; nothing is written.
         """
+        if path is not None and not isinstance(path, (str, os.PathLike)):
+            raise UsageError(f"guard.save(path): path is a file name, got {path!r}")
         return self._parts.recovery.save(path, data_position=data_position, extras=extras, pin=pin)
 
     def load(
@@ -481,6 +486,15 @@ def _modules(also: Any) -> Sequence[nn.Module]:
     if modules is None or not all(isinstance(module, nn.Module) for module in modules):
         raise UsageError(f"Guard(also={also!r}): expected a list of torch.nn.Module, e.g. also=[loss_module]")
     return modules
+
+
+def _check_listeners(*, watch: Any, export: Any, alerts: Any) -> None:
+    if not isinstance(watch, Iterable):
+        raise UsageError(f"Guard(watch={watch!r}): names or patterns, or a dict of pattern to Limit")
+    if not isinstance(export, Iterable):
+        raise UsageError(f"Guard(export={export!r}): names of exporters in a list, such as ['tensorboard']")
+    if alerts is not None and not hasattr(alerts, "stalled_after"):
+        raise UsageError(f"Guard(alerts={alerts!r}): expected nantrap.Alerts(...)")
 
 
 def _check_arguments(*, scheduler: Any, max_grad_norm: Any, policy: Any, run_dir: Any, save_every: Any) -> None:

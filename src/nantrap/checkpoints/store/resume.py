@@ -108,7 +108,10 @@ def check_resume(
 
 def _configured(lr: float | Iterable[float], optimizer: Optimizer) -> list[float]:
     count = len(optimizer.param_groups)
-    rates = [float(lr)] * count if isinstance(lr, (int, float)) else [float(rate) for rate in lr]
+    try:
+        rates = [float(lr)] * count if isinstance(lr, (int, float)) else [float(rate) for rate in lr]
+    except (TypeError, ValueError):
+        raise UsageError(f"check_resume(lr={lr!r}): one number, or one for each parameter group") from None
     if len(rates) != count:
         raise UsageError(
             f"check_resume(lr=...): {len(rates)} learning rates for {count} parameter groups; give one for each"
