@@ -6,6 +6,8 @@ import argparse
 import contextlib
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -291,3 +293,13 @@ def test_pipes_devices_loops_and_closed_files_end_nothing(folder: Path, capsys: 
     err = capsys.readouterr().err
     assert "not read: it is not a regular file (a pipe, a device or a folder)" in err
     assert run(folder / "a.pt") == 1
+
+
+def test_a_reader_that_leaves_early_does_not_make_a_bad_file_good(folder: Path) -> None:
+    """`nantrap audit run 2>&1 | head -1`: the exit code is that of the audit."""
+    script = (
+        "import os, sys\nfrom nantrap.cli import main\n"
+        "read, write = os.pipe()\nos.close(read)\nos.dup2(write, 2)\nos._exit(main(['audit', sys.argv[1]]))"
+    )
+    line = [sys.executable, "-c", script, str(folder)]
+    assert subprocess.run(line, timeout=120, check=False).returncode == 1

@@ -36,6 +36,7 @@ class Audit:
     """
 
     name = "audit"
+    _code = 2
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
         parser.add_argument("paths", nargs="+", metavar="PATH", help="file, folder, glob or URL")
@@ -95,6 +96,10 @@ class Audit:
         with ranks_of_environment() as ranks:
             try:
                 return self._audit(arguments, ranks, printer)
+            except BrokenPipeError:  # `| head` has read enough, and must not make the verdict a good one
+                for stream in (sys.stdout, sys.stderr):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+                return self._code
             except (NantrapError, OSError) as error:
                 if ranks.rank == 0:
                     printer.line((_RED, "error"), f": {escaped(str(error), most=1000)}")
@@ -130,6 +135,8 @@ class Audit:
             from nantrap.checkpoints import compare_with_config
 
             differing = compare_with_config(report, arguments.config)
+        passes = not differing and all(_passes(c, strict=arguments.strict) for c in report.checkpoints)
+        self._code = 0 if passes else 1
         shown = _values(report, arguments.show)
         moves: tuple[Move, ...] = ()
         if arguments.quarantine is not None and speaks:
@@ -150,7 +157,7 @@ class Audit:
                 print(json.dumps(document, indent=2, allow_nan=False))
             elif arguments.last_good and report.last_good is not None:
                 _print_path(report.last_good)
-        return 0 if not differing and all(_passes(c, strict=arguments.strict) for c in report.checkpoints) else 1
+        return self._code
 
 
 def _passes(checkpoint: CheckpointAudit, *, strict: bool) -> bool:
