@@ -119,9 +119,9 @@ def test_a_bad_checkpoint_is_renamed_on_all_ranks(saved: Saved) -> None:
     folder, results = saved
     assert names(folder, "skip") == ["good", "good.nonfinite", "later.nonfinite", "plain", "plain.nonfinite"]
     said = results[0]["skip"]["said"]
-    assert "/good would hold non-finite values (2.weight): saved beside as good.nonfinite" in said
+    assert "/good would hold non-finite values (2.weight): saved as good.nonfinite instead" in said
     assert "the last good checkpoint of that name stays" in said
-    assert "/later would hold non-finite values (2.weight): saved beside as later.nonfinite, nothing of that" in said
+    assert "/later would hold non-finite values (2.weight): saved as later.nonfinite instead, nothing of that" in said
     assert not results[0]["skip"]["raised"]
 
 
