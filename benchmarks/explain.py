@@ -135,7 +135,9 @@ def main() -> None:
     parser.add_argument("folders", nargs="*", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    defaults = [ROOT / "tests" / name for name in ("zoo", "zoo_more", "zoo_third", "zoo_traps", "zoo_held_back")]
+    defaults = [
+        ROOT / "tests" / name for name in ("zoo", "zoo_more", "zoo_third", "zoo_traps", "zoo_blind", "zoo_held_back")
+    ]
     for folder in arguments.folders or defaults:
         measure(folder.resolve(), name_misses=folder.name != "zoo_held_back")
 

@@ -36,6 +36,7 @@ class Case:
     ema_modules: tuple[nn.Module, ...] = ()
     scheduler: Any = None
     state_untouched: bool | None = None
+    loaded: bool = False
     checksums: tuple[float, ...] = ()
     refuted: list[Cause] = field(default_factory=list)
     _kept: dict[int, Capture | None] = field(default_factory=dict)

@@ -40,6 +40,8 @@ def recomputed(case: Case, dtype: str) -> Tensor | None:
 
 
 def _cast(leaf: Any, dtype: torch.dtype) -> Any:
+    if isinstance(leaf, Tensor) and leaf.is_complex():
+        return leaf.detach().to(torch.complex128 if dtype == torch.float64 else leaf.dtype)
     if isinstance(leaf, Tensor):
         return leaf.detach().to(dtype) if leaf.is_floating_point() else leaf
     return dtype if isinstance(leaf, torch.dtype) and leaf.is_floating_point else leaf

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from nantrap.locate.trace import Op, Trace
 
 _FEWEST = 4
+_FEWEST_ACCELERATING = 3
 _MOST_ANCESTORS = 20_000
 _STEADY = 1.3
 _TENFOLD = 10.0
@@ -45,9 +46,9 @@ def _rounds(trace: Trace, like: Op, among: range | list[int]) -> Rounds | None:
     place = _place(like)
     same = [op for index in among if _place(op := trace.ops[index]) == place and op.absmax]
     values = [op.absmax for op in same if op.absmax]
-    if len(values) < _FEWEST or not _repeats(trace, same):
-        return None
     ratios = [after / before for before, after in itertools.pairwise(values)]
+    if len(values) < (_FEWEST_ACCELERATING if _accelerates(ratios) else _FEWEST) or not _repeats(trace, same):
+        return None
     total = values[-1] / values[0]
     tail = sorted(ratios[-7:])
     typical = tail[len(tail) // 2]
@@ -56,6 +57,12 @@ def _rounds(trace: Trace, like: Op, among: range | list[int]) -> Rounds | None:
     fast = typical >= _STEADY and values[-1] / values[max(0, len(values) - 8)] >= _TENFOLD
     slow = total >= _MILLIONFOLD and mean >= _SLOW and rising >= _RISING
     return Rounds(like, tuple(values), typical if fast else mean) if fast or slow else None
+
+
+def _accelerates(ratios: list[float]) -> bool:
+    """Whether each round multiplies by more than the one before (a square, a cube): such a loop overflows after few."""
+    rising = all(later > earlier for earlier, later in itertools.pairwise(ratios))
+    return len(ratios) >= _FEWEST_ACCELERATING - 1 and rising and ratios[0] > 1 and ratios[-1] >= _MILLIONFOLD**0.5
 
 
 def _repeats(trace: Trace, rounds: list[Op]) -> bool:

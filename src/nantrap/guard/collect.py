@@ -76,6 +76,11 @@ class Collector:
         self._watch(model)
         for _, module in parts.protected.members.also:
             self.watch_beside(module)
+        self._handles.append(parts.protected.root.register_load_state_dict_post_hook(Hook(self.after_load)))
+
+    def after_load(self, _: nn.Module, keys: Any) -> None:
+        """A state dict was loaded into the model; one with missing keys does not say what was written."""
+        self._parts.progress.loaded = not keys.missing_keys
 
     def close(self) -> None:
         """Remove every hook, and end a trace that is running."""
@@ -246,6 +251,7 @@ class Collector:
         if not self.attempting:
             self._stream = torch.get_rng_state()
         self._parts.protected.end()
+        self._parts.progress.loaded = False
         if self._together:
             self._parts.ranks.end_step()
         if pending_probes:

@@ -514,6 +514,7 @@ class Diagnosis:
             ema_modules=tuple(self._protected.averages),
             scheduler=self._scheduler,
             state_untouched=untouched,
+            loaded=self._progress.loaded,
         )
 
 

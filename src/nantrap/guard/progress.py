@@ -10,13 +10,15 @@ from dataclasses import dataclass, field
 class Progress:
     """The number of the step that is being made, and the loop's own position where it is given.
 
-    `samples` are the dataset's indices of the samples in the batch.
+    `samples` are the dataset's indices of the samples in the batch; `loaded` tells that the model's weights were loaded
+    since the last step.
     """
 
     step: int = 0
     epoch: int | None = None
     batch: int | None = None
     samples: tuple[int, ...] = ()
+    loaded: bool = False
 
 
 @dataclass(slots=True)

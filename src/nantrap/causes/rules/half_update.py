@@ -218,8 +218,8 @@ def _scale_by_hand(case: Case) -> float | None:
             large = [number for number in op.scalars if number >= 100]
             if large:
                 return large[0]
-            if op.absmax is not None and op.sources and op.sources[0] >= 0:
-                before = case.trace.ops[op.sources[0]].absmax
-                if before and op.absmax / before >= 100:
+            for source in op.sources:  # either factor may be the scale, and a tensor of the program's is not traced
+                before = case.trace.ops[source].absmax if source >= 0 else None
+                if op.absmax is not None and before and op.absmax / before >= 100:
                     return op.absmax / before
     return None

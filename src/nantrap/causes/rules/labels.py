@@ -71,7 +71,7 @@ def label_out_of_range(case: Case) -> Claim | None:
         if float(target.min()) < 0:
             outside = float((target < 0).sum())
             return _label(case, call, target, f"from {float(target.min()):g}", "probabilities >= 0", outside)
-    return _outside_the_domain(case) or _handmade_cross_entropy(case)
+    return _outside_the_domain(case) or _negative_label(case) or _handmade_cross_entropy(case)
 
 
 def _outside_the_domain(case: Case) -> Claim | None:
@@ -104,6 +104,38 @@ def _outside_the_domain(case: Case) -> Claim | None:
                 trial=trial,
                 shows=f"with {shown} clamped to [0, 1] the step is finite",
                 help=f"leave out the places where {shown} is {values} (an ignore value?): a mask",
+            )
+    return None
+
+
+def _negative_label(case: Case) -> Claim | None:
+    """A missing value coded as -1 or -999 among counts: lgamma has no value there."""
+    if case.phase != "forward" or case.op not in ("lgamma", "digamma") or not case.inputs:
+        return None
+    if not case.failed.repeatable or case.output is None or case.output.shape != case.inputs[0].shape:
+        return None
+    from nantrap.locate import tensors_of
+
+    bad = ~case.output.detach().isfinite()
+    given = case.inputs[0][bad]
+    for path, tensor in tensors_of(case.failed.batch):
+        if not tensor.numel() or tensor.numel() != bad.numel() or not integer_valued(tensor):
+            continue
+        negative = tensor[tensor < 0].unique()
+        same = bool((tensor.detach().flatten()[bad.flatten()] < 0).all())
+        if not 0 < negative.numel() <= 2 or not same or float((tensor >= 0).float().mean()) < 0.5:
+            continue
+        shown = f"batch{path}" if path.startswith("[") else path
+        values = " and ".join(f"{float(value):g}" for value in negative)
+        trial = case.lab.with_tensor(path, f"{shown} clamped to 0 and above", tensor, tensor.clamp(min=0))
+        if trial.finite:
+            return Claim(
+                "tried",
+                f"{shown} holds {values} among values of 0 and above, and the loss is written for those",
+                (f"{case.location.op} was given {float(given.max()):g} where {shown} is negative",),
+                trial=trial,
+                shows=f"with {shown} clamped to 0 and above the step is finite",
+                help=f"leave out the places where {shown} is {values} (a missing value?) with a mask",
             )
     return None
 

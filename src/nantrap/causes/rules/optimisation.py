@@ -364,7 +364,7 @@ def bad_initialisation(case: Case) -> Claim | None:
     if case.op in ("div", "log", "sqrt", "rsqrt", "reciprocal", "pow", "acos", "asin") and case.made == "nan":
         return None  # at a pole or outside a domain: no question of size
     suspects = _oversized(case)
-    if not suspects:
+    if not suspects or _is_parameter_itself(case):
         return None
     name, gain = max(suspects.items(), key=lambda item: item[1])
 
@@ -388,6 +388,17 @@ def bad_initialisation(case: Case) -> Claim | None:
         shows="with those weights rescaled the step is finite",
         help="initialise with a gain near 1 (nn.init.kaiming_normal_, std = 1/√fan_in)",
     )
+
+
+def _is_parameter_itself(case: Case) -> bool:
+    """Whether an exponential was given a parameter as it is (a log temperature): it multiplies nothing before that."""
+    from nantrap.locate.storage import share_memory
+
+    if case.op not in ("exp", "expm1", "exp2", "cosh", "sinh") or not case.inputs:
+        return False
+    argument = case.inputs[0]
+    same = [p.detach() for p in case.failed.parameters.values() if p.shape == argument.shape]
+    return any(share_memory(p, argument) or bool((p == argument).all()) for p in same)
 
 
 def _oversized(case: Case) -> dict[str, float]:

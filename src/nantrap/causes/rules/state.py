@@ -127,18 +127,21 @@ def corrupt_checkpoint(case: Case) -> Claim | None:
 
     Proof:
         A parameter or buffer is non-finite before the first step although it was written after it was made, at single
-        places: a loaded value, not empty memory. The counts are a measurement.
+        places: a loaded value, not empty memory. Or it is non-finite in the first step after `load_state_dict`, which
+        found every key. The counts are a measurement.
     """
     external = case.external
-    if external is None or external.kind not in ("parameter", "buffer") or not case.first_step or external.during:
+    if external is None or external.kind not in ("parameter", "buffer") or external.during:
         return None
-    if _never_written(case, external.tensor):
+    if _never_written(case, external.tensor) if case.first_step else not case.loaded:
         return None
     bad = ~external.tensor.detach().isfinite()
+    when = "before the first step" if case.first_step else "before this step"
+    why = "load_state_dict wrote the model since the last step" if case.loaded else _why_loaded(case, bad)
     return Claim(
         "measured",
         f"{external.name} was non-finite when it was loaded",
-        (f"{external.name} {describe(external.tensor)} before the first step", _why_loaded(case, bad)),
+        (f"{external.name} {describe(external.tensor)} {when}", why),
         help="nantrap audit on the checkpoint folder names the newest healthy one; start from that",
     )
 
@@ -451,7 +454,7 @@ def state_overwritten(case: Case) -> Claim | None:
     if external.during:
         text = f"{name} {describe(external.tensor)} inside the forward pass, and no operation that was seen wrote it"
         return _overwritten(name, "measured", text)
-    if case.first_step or external.kind == "overwritten" or case.is_updated_in_forward(external):
+    if case.first_step or case.loaded or external.kind == "overwritten" or case.is_updated_in_forward(external):
         return None
     from nantrap.finite import has_nan_payload
 
