@@ -81,6 +81,7 @@ def row(name: str, fault: Any, healthy: Seen, batches: int) -> tuple[str, bool]:
 def main(arguments: Iterable[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--systems", nargs="*", default=list(SYSTEMS), choices=list(SYSTEMS))
+    parser.add_argument("--faults", nargs="*", help="only these")
     parser.add_argument("--batches", type=int, default=60)
     chosen = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -90,6 +91,8 @@ def main(arguments: Iterable[str] | None = None) -> None:
     for name in chosen.systems:
         healthy: dict[str, Seen] = {}
         for fault in load_system(name).faults:
+            if chosen.faults and fault.name not in chosen.faults:
+                continue
             settings = repr(sorted(fault.settings.items()))
             if settings not in healthy:
                 healthy[settings] = seen_before_training(name, fault.name, chosen.batches, repaired=True)

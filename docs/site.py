@@ -31,6 +31,7 @@ _GUIDES = (
     "ops",
     "exporters",
     "inject",
+    "before-training",
     "pytest",
     "security",
     "compatibility",
