@@ -739,7 +739,7 @@ def test_plain_tensors_whose_loss_is_looked_at_by_a_helper_that_exits(
 
 
 def test_clip_and_save_every_on_the_command_line(shell: Shell) -> None:
-    ended = shell.nantrap("--run-dir", "run", "--clip", "0.5", "--save-every", "20", TRAIN)
+    ended = shell.nantrap("--run-dir", "run", "--clip", "0.5", "--save-every", "2", TRAIN)
     assert ended.code == 0, ended.err
     saved = sorted(path.name for path in (shell.folder / "run" / "checkpoints").glob("*.safetensors"))
     assert saved
