@@ -1,11 +1,15 @@
 """What the guard costs a healthy run: ratio to the plain loop that clips.
 
-    python benchmarks/overhead.py [--pairs 200] [--block 1] [--only transformer|cnn|mlp] [--json]
+    python benchmarks/overhead.py [--pairs 200] [--block 1] [--only transformer|cnn|mlp] [--tensors] [--json]
 
 One process, one thread. A contestant and the plain loop take turns, each on its own copy of the model, so that every
 ratio is of two adjacent measurements; the median over all pairs is printed, with the spread of the middle half. The
 A/A line compares the plain loop with itself: what it shows beyond 1.000 is the noise of the machine. The journal is on,
 the policy is the default one. Other tools are measured in the same run.
+
+`--tensors` measures something else: how the guard's cost grows with the number of parameter tensors (10, 1,000 and
+5,000 of 64 values each), compared with the optimizer's own step. Nothing is clipped, so that the gradient norm is part
+of the guard's cost.
 """
 
 from __future__ import annotations
@@ -189,6 +193,45 @@ def measure(make: Any, pairs: int, *, block: int = 1) -> dict[str, dict[str, flo
     return {}
 
 
+def measure_tensors(count: int, pairs: int) -> dict[str, float]:
+    """Milliseconds of an optimizer step with so many parameter tensors, and what the guard adds to a whole step."""
+    torch.manual_seed(0)
+
+    def fresh() -> tuple[nn.ParameterList, torch.optim.Optimizer, Callable[[], Tensor]]:
+        own = nn.ParameterList([nn.Parameter(torch.randn(64)) for _ in range(count)])
+        parameters = list(own)
+        return own, torch.optim.AdamW(parameters, lr=1e-4), lambda: torch.cat(parameters).square().mean()
+
+    _, optimizer, plain_loss = fresh()
+    model, guarded_optimizer, guarded_loss = fresh()
+    updates: list[float] = []
+
+    def plain() -> None:
+        plain_loss().backward()
+        start = time.perf_counter()
+        optimizer.step()
+        updates.append(time.perf_counter() - start)
+        optimizer.zero_grad()
+
+    with tempfile.TemporaryDirectory() as folder:
+        guard = nantrap.Guard(model, guarded_optimizer, run_dir=folder, quiet=True)
+
+        def guarded() -> None:
+            guard.backward(guarded_loss())
+            guard.step()
+
+        for step in (plain, guarded):
+            seconds_of(step, 10)
+        updates.clear()
+        extra = []
+        for _ in range(pairs):
+            theirs, ours = seconds_of(plain, 1), seconds_of(guarded, 1)
+            extra.append(ours - theirs)
+        guard.close()
+    update, flag = statistics.median(updates) * 1e3, statistics.median(extra) * 1e3
+    return {"optimizer_ms": update, "guard_ms": flag, "ratio": flag / update}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -199,9 +242,23 @@ def main() -> None:
         "--block", type=int, default=1, help="steps in a row of each; 200 shows the cost in a warm cache"
     )
     parser.add_argument("--only", choices=sorted(CASES))
+    parser.add_argument("--tensors", action="store_true", help="the cost for 10, 1,000 and 5,000 parameter tensors")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    if arguments.tensors:
+        by_count = {}
+        for count in (10, 1_000, 5_000):
+            row = by_count[count] = measure_tensors(count, arguments.pairs)
+            if not arguments.json:
+                print(
+                    f"{count:5,d} tensors: the optimizer's step {row['optimizer_ms']:8.3f} ms, "
+                    f"the guard adds {row['guard_ms']:7.3f} ms ({row['ratio']:.3f} of it)",
+                    flush=True,
+                )
+        if arguments.json:
+            print(json.dumps(by_count))
+        return
     results = {}
     for name, make in CASES.items():
         if arguments.only in (None, name):

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nantrap.locate.losspart import note_loss_part
-from nantrap.locate.step import RootCall
+from nantrap.locate.kept import RootCall, note_loss_part
 
 pytestmark = pytest.mark.usefixtures("graph_only")
 

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import nantrap
 from nantrap import Policy
-from nantrap.locate.step import RootCall
+from nantrap.locate.kept import RootCall
 
 pytestmark = pytest.mark.usefixtures("graph_only")
 

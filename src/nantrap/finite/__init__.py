@@ -1,7 +1,16 @@
 """Is it finite, how large, how near the dtype's limit: the only place that reads raw values in bulk."""
 
-from nantrap.finite.check import any_infinite, any_nonfinite, nonfinite_flag, read, readable
-from nantrap.finite.norm import clip_with_norm, exact_norm, gradient_norm, total_norm, whole_norm
+from nantrap.finite.check import (
+    any_infinite,
+    any_nonfinite,
+    nan_if_any_bad,
+    nonfinite_flag,
+    read,
+    readable,
+    value_of,
+    values_of,
+)
+from nantrap.finite.norm import clip_dense, clip_with_norm, exact_norm, gradient_norm, total_norm, whole_norm
 from nantrap.finite.stats import (
     dtype_name,
     first_nonfinite_index,
@@ -14,6 +23,7 @@ from nantrap.finite.stats import (
 __all__ = [
     "any_infinite",
     "any_nonfinite",
+    "clip_dense",
     "clip_with_norm",
     "dtype_name",
     "exact_norm",
@@ -22,10 +32,13 @@ __all__ = [
     "has_nan_payload",
     "headroom_bits",
     "limit_of",
+    "nan_if_any_bad",
     "nonfinite_flag",
     "read",
     "readable",
     "tensor_stats",
     "total_norm",
+    "value_of",
+    "values_of",
     "whole_norm",
 ]

@@ -23,8 +23,13 @@ SMALL = 16_384
 """Below this many values a tensor is joined with others of its dtype before it is read."""
 
 
-def nonfinite_flag(tensors: Iterable[Tensor | None]) -> Tensor:
-    """1.0 if any tensor holds NaN or Inf, else 0.0: a float32 scalar on the tensors' device, not yet read.
+value_of = Tensor.item
+values_of = Tensor.tolist
+"""PyTorch's own methods: under `nantrap run` the names in the class lead to functions that follow the script."""
+
+
+def nan_if_any_bad(tensors: Iterable[Tensor | None]) -> Tensor:
+    """NaN if any tensor holds NaN or Inf, else 0.0: a float32 scalar on the tensors' device, not yet read.
 
     Takes every dtype and layout: integers, empty and meta tensors are finite by nature; complex numbers, sparse
     values, float8 and the local part of a `DTensor` are checked. Tensors on several devices are all checked;
@@ -37,7 +42,12 @@ def nonfinite_flag(tensors: Iterable[Tensor | None]) -> Tensor:
     total = suspects[0]
     for suspect in suspects[1:]:
         total = total + suspect.to(device, non_blocking=True)
-    return total.isnan().float()
+    return total
+
+
+def nonfinite_flag(tensors: Iterable[Tensor | None]) -> Tensor:
+    """1.0 if any tensor holds NaN or Inf, else 0.0: a float32 scalar on the tensors' device, not yet read."""
+    return nan_if_any_bad(tensors).isnan().float()
 
 
 def any_nonfinite(tensors: Iterable[Tensor | None]) -> bool:

@@ -21,13 +21,13 @@ try:
     from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 except ImportError:  # torch < 2.6 has the two halves only inside clip_grad_norm_
 
-    def get_total_norm(tensors: Sequence[Tensor]) -> Tensor:  # type: ignore[misc]
-        """The 2-norm over all tensors, in the order of operations of `clip_grad_norm_`."""
+    def get_total_norm(tensors: Sequence[Tensor], norm_type: float = 2.0) -> Tensor:  # type: ignore[misc]
+        """The norm over all tensors, in the order of operations of `clip_grad_norm_`."""
         if not tensors:
             return torch.tensor(0.0)
-        norms = [torch.linalg.vector_norm(tensor, 2.0) for tensor in tensors]
+        norms = [torch.linalg.vector_norm(tensor, norm_type) for tensor in tensors]
         device = norms[0].device
-        total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]), 2.0)
+        total: Tensor = torch.linalg.vector_norm(torch.stack([norm.to(device) for norm in norms]), norm_type)
         return total
 
     def clip_grads_with_norm_(parameters: Sequence[Tensor], max_norm: float, total: Tensor) -> None:  # type: ignore[misc]
@@ -40,6 +40,8 @@ except ImportError:  # torch < 2.6 has the two halves only inside clip_grad_norm
 
 total_norm = get_total_norm
 """PyTorch's own norm of a list of dense tensors."""
+clip_dense = clip_grads_with_norm_
+"""PyTorch's own clipping of parameters whose gradients are dense: parameters, the largest norm, the norm there is."""
 
 
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:

@@ -10,6 +10,9 @@ A parameter that takes no gradient (a codebook) can be written by a forward pass
 copied once, up to `_FROZEN_BYTES`; the sum of their versions tells whether any was written, and the first write in a
 forward pass makes it one of the buffers here. If the training script writes it between steps it is the script's.
 
+In the usual step only the small buffers are written, and no buffer is replaced. For it a `_Plan` is kept: lists for one
+`foreach` call, instead of a Python call for each buffer.
+
 In gradient accumulation there are two states to restore: to the beginning of the step, and, when only one micro-batch
 is dropped, to the `mark` set after the last good one.
 """
@@ -17,8 +20,10 @@ is dropped, to the `mark` set after the last good one.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, is_
 from typing import Any
 
 import torch
@@ -46,6 +51,30 @@ _COMPARED_STEPS = 2
 """Number of steps in which the bits of large buffers are compared, to find those that are written without being
 counted."""
 
+_PLAIN = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.float64})
+_shape_of = attrgetter("shape")
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """What the usual step does: it writes the small buffers, and no other.
+
+    Attributes:
+        sources: the buffers that are copied in each step.
+        copies: where to.
+        shapes: of both.
+        judged: those of the sources that must be finite.
+        counted: the large buffers, which count their writes.
+        versions: of those.
+    """
+
+    sources: list[Tensor]
+    copies: list[Tensor]
+    shapes: list[torch.Size]
+    judged: list[Tensor]
+    counted: list[Tensor]
+    versions: list[int]
+
 
 @dataclass(frozen=True, slots=True)
 class _Frozen:
@@ -64,6 +93,8 @@ class BufferShadow:
 
     def __init__(self, root: nn.Module, also: Sequence[tuple[str, nn.Module]] = ()) -> None:
         self._slots: list[tuple[dict[str, Tensor | None], str, str]] = []
+        self._holders: list[dict[str, Tensor | None]] = []
+        self._names: list[str] = []
         self._uncounted: list[bool] = []
         self._seen: set[tuple[int, str]] = set()
         self._find("", root)
@@ -81,6 +112,7 @@ class BufferShadow:
         self._frozen_writes = 0
         self.released: list[Any] = []
         """Parameters without a gradient that something other than a forward pass writes: not followed here."""
+        self._plan: _Plan | None = None
         self.adopt()
         self._protect(_frozen_in(root))
 
@@ -96,6 +128,7 @@ class BufferShadow:
             earlier: copies of its buffers from the beginning of the step, by name, if the module was called already.
         """
         before = len(self._slots)
+        self._plan = None
         begins = len(prefix) + 1
         self._find(prefix, module)
         for holder, name, full in self._slots[before:]:
@@ -119,6 +152,8 @@ class BufferShadow:
                     continue
                 self._seen.add((id(holder), name))
                 self._slots.append((holder, name, f"{path}.{name}" if path else name))
+                self._holders.append(holder)
+                self._names.append(name)
                 # an inference tensor has no version to ask for
                 small = buffer is not None and (buffer.numel() <= _SMALL or buffer.is_inference())
                 self._uncounted.append(small or isinstance(module, NormalisationLayer))
@@ -133,18 +168,72 @@ class BufferShadow:
             return
         self._mark = None
         self._lost.clear()
+        plan = self._plan
+        if (
+            plan is not None
+            and self._compared > 2 * _COMPARED_STEPS
+            and all(map(is_, map(dict.get, self._holders, self._names), self._tensors))
+            and list(map(version_of, plan.counted)) == plan.versions
+            and list(map(_shape_of, plan.sources)) == plan.shapes
+        ):
+            if plan.sources:
+                with torch.no_grad():
+                    copy_all(plan.copies, plan.sources)
+            return
         current = self._current()
         if not self._tensors:
             self._tensors = current
             self._copies = [None if t is None else t.detach().clone() for t in current]
             self._versions = [version(t) for t in current]
             self._exempt = {i for i, t in enumerate(current) if t is not None and finite.any_nonfinite([t])}
-            return
-        if self._compared <= 2 * _COMPARED_STEPS:
-            self._compared += 1
-            for i in self._written_uncounted(current):
-                self._uncounted[i] = True
-        self._copy(self._changed(current), current)
+        else:
+            if self._compared <= 2 * _COMPARED_STEPS:
+                self._compared += 1
+                for i in self._written_uncounted(current):
+                    self._uncounted[i] = True
+            self._copy(self._changed(current), current)
+        self._plan = self._make_plan()
+
+    def _make_plan(self) -> _Plan | None:
+        """The lists of the usual step, from the copies that were just made; `None` if a buffer is of a rare kind."""
+        sources: list[Tensor] = []
+        copies: list[Tensor] = []
+        judged: list[Tensor] = []
+        counted: list[Tensor] = []
+        for i, (tensor, copy) in enumerate(zip(self._tensors, self._copies, strict=True)):
+            if tensor is None or copy is None:
+                continue
+            if not self._uncounted[i]:
+                counted.append(tensor)
+                continue
+            sources.append(tensor)
+            copies.append(copy)
+            if i in self._exempt or not (tensor.is_floating_point() or tensor.is_complex()) or not tensor.numel():
+                continue
+            if tensor.__class__ is not Tensor or tensor.layout != torch.strided or tensor.dtype not in _PLAIN:
+                return None
+            judged.append(tensor)
+        if any(tensor.is_inference() for tensor in counted):  # it has no version to ask for
+            return None
+        shapes = list(map(_shape_of, sources))
+        return _Plan(sources, copies, shapes, judged, counted, list(map(version_of, counted)))
+
+    def largest(self) -> Tensor | None:
+        """A scalar that is finite only if every buffer written since the copy is: the largest magnitude, or 0 or NaN.
+
+        Stays on the device. `None` if there is nothing to look at. Buffers that held infinities from the start are
+        left out; one that was created since the copy may be a mask, which `names_of_bad` finds out.
+        """
+        plan = self._plan
+        if (
+            plan is not None
+            and all(map(is_, map(dict.get, self._holders, self._names), self._tensors))
+            and list(map(version_of, plan.counted)) == plan.versions
+            and not (self._frozen and sum(map(version_of, self._frozen_parameters)) != self._frozen_writes)
+        ):
+            return finite.total_norm(plan.judged, math.inf) if plan.judged else None
+        suspects = self.suspects()
+        return finite.nan_if_any_bad(suspects) if suspects else None
 
     def followed(self) -> set[int]:
         """The ids of the parameters that are held here like buffers."""
@@ -194,6 +283,7 @@ class BufferShadow:
             dense = finite.readable(tensor)
             if dense is not None and self._is_new(i, tensor) and not bool((dense.isnan() | dense.isposinf()).any()):
                 self._exempt.add(i)
+                self._plan = None
             else:
                 bad.append((self._slots[i][2], tensor))
         return bad
@@ -221,6 +311,7 @@ class BufferShadow:
         """
         if not keep_mark:
             self._mark = None
+        self._plan = None  # versions change here
         if self._frozen and sum(map(version_of, self._frozen_parameters)) != self._frozen_writes:
             self._follow_written()
         current = self._current()
@@ -289,6 +380,9 @@ class BufferShadow:
             if version(entry.parameter) == entry.version:
                 continue
             self._slots.append((entry.holder, entry.name, entry.path))
+            self._holders.append(entry.holder)
+            self._names.append(entry.name)
+            self._plan = None
             self._uncounted.append(False)
             self._tensors.append(entry.parameter)
             self._copies.append(entry.copy)
@@ -319,6 +413,7 @@ class BufferShadow:
 
     def _put(self, index: int, tensor: Tensor | None, copy: Tensor | None, *, uncounted: bool = False) -> None:
         holder, name, _ = self._slots[index]
+        self._plan = None
         holder[name] = tensor
         if tensor is not None and copy is not None:
             with torch.no_grad():
@@ -339,6 +434,7 @@ class BufferShadow:
     def _copy(self, changed: list[int], current: list[Tensor | None]) -> None:
         targets: list[Tensor] = []
         sources: list[Tensor] = []
+        self._plan = None
         for i in changed:
             tensor, copy = current[i], self._copies[i]
             self._tensors[i] = tensor

@@ -17,7 +17,9 @@ is 0 and 0.999 is 1. An update without a proof here is made carefully: copy, ste
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -36,10 +38,17 @@ _CONSTANTS = ("betas", "eps", "weight_decay", "momentum", "dampening", "alpha", 
 
 @dataclass(frozen=True, slots=True)
 class GroupLimits:
-    """Of one parameter group: up to which learning rate the proof holds, and the constants it was made for."""
+    """Of one parameter group: up to which learning rate the proof holds, and the constants it was made for.
+
+    Attributes:
+        largest_rate: the proof holds up to this learning rate.
+        constants_of: takes the constants from a group.
+        constants: as they were.
+    """
 
     largest_rate: float
-    constants: tuple[tuple[str, Any], ...]
+    constants_of: Callable[[dict[str, Any]], Any]
+    constants: Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +77,8 @@ def certify(optimizer: Optimizer) -> Certificate | None:
             return None
         decay = group.get("weight_decay", 0)
         largest = min(_LARGEST_RATE, _LARGEST_SHRINKAGE / decay) if decay else _LARGEST_RATE
-        constants = tuple((key, group[key]) for key in _CONSTANTS if key in group)
-        limits.append(GroupLimits(largest, constants))
+        constants_of = itemgetter(*(key for key in _CONSTANTS if key in group))
+        limits.append(GroupLimits(largest, constants_of, constants_of(group)))
     return Certificate(tuple(limits))
 
 

@@ -7,11 +7,12 @@ a forward pass again is noted there. `attempt` knows all of it beforehand, and t
 from __future__ import annotations
 
 import contextlib
-import inspect
 import math
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from operator import itemgetter
+from types import FrameType
 from typing import Any
 
 import torch
@@ -31,10 +32,13 @@ from nantrap.locate import RngState, RootCall, clear_probes
 from nantrap.locate.autopsy import examine
 from nantrap.locate.calls import callable_parts
 from nantrap.locate.hooks import Hook
-from nantrap.locate.losspart import note_loss_part
+from nantrap.locate.kept import note_loss_part
 from nantrap.locate.probes import pending_probes
+from nantrap.locate.python_private import current_frame
 from nantrap.locate.source import Place, is_user_code
 from nantrap.locate.step import active_replays
+
+_parameters_of = itemgetter("params")
 
 
 class Collector:
@@ -56,22 +60,27 @@ class Collector:
         before_pass: Callable[[nn.Module], bool] | None = None,
     ) -> None:
         self.window: Window | None = None
+        """The step whose backward passes have begun."""
         self.root_call: RootCall | None = None
+        """The model's last call that has had no backward pass yet."""
         self.begun = False
+        """A forward pass of the step was seen."""
         self.attempting = False
         """A whole step is being attempted: its batch and its function are known, hooks note nothing."""
-        self._parts = parts
+        self.parts = parts
+        self.before_pass = before_pass
         self._driver = driver
-        self._before_pass = before_pass
         self._apart = driver.owns_gradients and parts.drops_micro_batches
         self._reads_losses = parts.policy.sync == "step"
         self._drops_terms = parts.policy.bad_terms == "drop"
         self._graphs_kept: bool | None = None
-        self._together = parts.ranks.together
+        self.together = parts.ranks.together
+        """Other ranks train the same model."""
         self._parts_watched = False
         self._early: set[int] = set()
         self._handles: list[Any] = []
-        self._stream = torch.get_rng_state()  # at the end of the last step: the loss function may draw before the model
+        self.stream = torch.get_rng_state()
+        """torch's random stream at the end of the last step: the loss function may draw before the model."""
         weakref.finalize(self, parts.armed.stop)  # a step that ended with an exception leaves its trace running
         self._watch(model)
         for _, module in parts.protected.members.also:
@@ -80,59 +89,23 @@ class Collector:
 
     def after_load(self, _: nn.Module, keys: Any) -> None:
         """A state dict was loaded into the model; one with missing keys does not say what was written."""
-        self._parts.progress.loaded = not keys.missing_keys
+        self.parts.progress.loaded = not keys.missing_keys
 
     def close(self) -> None:
         """Remove every hook, and end a trace that is running."""
-        self._parts.armed.stop()
+        self.parts.armed.stop()
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     # ---- forward passes
 
-    def before_forward(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """A module is about to be called: note what is needed to call it again."""
-        if self._together and not active_replays:
-            self._parts.ranks.note_forward(module)
-        if self.attempting or active_replays or not torch.is_grad_enabled():
-            if self._parts.armed.on and not active_replays:
-                self._parts.armed.stop()  # an evaluation in the middle of a step is no part of it
-            return
-        earlier = self.root_call
-        if earlier is not None and earlier.running and earlier.module is not module:
-            return  # a part of the model, inside the model's own call
-        if self._before_pass is not None and not self._before_pass(module):
-            return
-        if not self.begun:
-            self.begin()
-        if self._apart and self.window is not None:
-            self.before_micro()
-        if self._parts.ranges is not None:
-            self._parts.ranges.look(arguments_by_name(module, args, kwargs))
-        autocast = _autocast_state() if is_any_autocast_on() else None
-        frame = inspect.currentframe()
-        while frame is not None and not is_user_code(frame.f_code):
-            frame = frame.f_back
-        place = None if frame is None else Place(frame.f_code, frame.f_lasti, frame.f_lineno)
-        rng = RngState.capture(self._parts.protected.note_program())
-        call = RootCall(args, kwargs, rng, autocast, module=module, place=place, stream=self._stream)
-        if earlier is not None:
-            call.after(earlier)
-        self.root_call = call
-
-    def after_forward(self, module: nn.Module, output: Any) -> None:
-        """The call has ended: note where the model's part of the graph ends."""
-        call = self.root_call
-        if call is not None and call.running and call.module is module and not self.attempting and not active_replays:
-            call.watch_output(output)
-
     def take_root_call(self) -> RootCall | None:
         """The model's call that led to a loss, once."""
         call, self.root_call = self.root_call, None
         if call is None and not self._parts_watched:  # the model's parts are called, not the model
             self._parts_watched = True
-            for part in callable_parts(self._parts.protected.root):
+            for part in callable_parts(self.parts.protected.root):
                 self._watch(part)
         return call
 
@@ -141,7 +114,7 @@ class Collector:
     def begin(self) -> None:
         """Before the first forward pass of a step, of which there may be several (real and fake, two views)."""
         self.begun = True
-        parts = self._parts
+        parts = self.parts
         if parts.armed.on and not self.attempting:
             parts.armed.start()
         if self._early:
@@ -173,7 +146,7 @@ class Collector:
         """The step begins with the call of a module beside the model."""
         if not self._early or id(module) in self._early:
             self._early.clear()
-            self._parts.protected.begin()
+            self.parts.protected.begin()
         self._early.add(id(module))
 
     def open(self) -> Window:
@@ -184,10 +157,11 @@ class Collector:
         window = self.window
         if window is None:
             owns = self._driver.owns_gradients
-            members = self._parts.protected.members
-            self._parts.protected.refresh()
+            protected = self.parts.protected
+            if list(map(len, map(_parameters_of, protected.optimizer.param_groups))) != protected.members.sizes:
+                protected.refresh()
             if owns:
-                for parameter in members.parameters:
+                for parameter in protected.members.parameters:
                     parameter.grad = None
             window = self.window = Window(time.perf_counter(), not owns)
         return window
@@ -196,7 +170,7 @@ class Collector:
         """Before the forward pass of another micro-batch: the last one is judged by itself."""
         window = self.window
         if window is not None and self._apart and window.unsettled:
-            settle(self._parts, self._driver, window)
+            settle(self.parts, self._driver, window)
 
     def add(self, micro: Micro, *, given: LossLike, retain_graph: bool = False) -> None:
         """Backward of one micro-batch."""
@@ -205,16 +179,16 @@ class Collector:
             window = self.open()
         elif self._apart and window.unsettled:
             # its forward pass was not seen (a submodule was called instead of the model): the buffers have moved on
-            settle(self._parts, self._driver, window, buffers=False)
+            settle(self.parts, self._driver, window, buffers=False)
         window.micros.append(micro)
         loss = micro.loss
         total = loss.total
         if self._reads_losses and (reads_at_once(total) or (self._drops_terms and loss.terms)):
-            micro.values = values = finite.read(loss.scalars()) if loss.terms else [total.item()]
+            micro.values = values = finite.read(loss.scalars()) if loss.terms else [finite.value_of(total)]
             good = math.isfinite(values[0]) if len(values) == 1 else not micro.bad
             if not good:
                 if self._drops_terms:
-                    drop_bad_terms(self._parts, window, micro, given)
+                    drop_bad_terms(self.parts, window, micro, given)
                 if micro.bad:
                     micro.evidence = examine(micro.loss.total, micro.root_call)
                 total = micro.loss.total
@@ -240,7 +214,7 @@ class Collector:
         Other ranks could not know which terms this one leaves out, and a compiled backward pass frees its memory.
         """
         if self._graphs_kept is None:
-            alone = self._driver.owns_gradients and self._reads_losses and not self._together
+            alone = self._driver.owns_gradients and self._reads_losses and not self.together
             self._graphs_kept = alone and not has_compiled_part(total)
         return self._graphs_kept
 
@@ -249,11 +223,11 @@ class Collector:
         self.window = None
         self.begun = False
         if not self.attempting:
-            self._stream = torch.get_rng_state()
-        self._parts.protected.end()
-        self._parts.progress.loaded = False
-        if self._together:
-            self._parts.ranks.end_step()
+            self.stream = torch.default_generator.get_state()
+        self.parts.protected.end()
+        self.parts.progress.loaded = False
+        if self.together:
+            self.parts.ranks.end_step()
         if pending_probes:
             clear_probes()
 
@@ -263,7 +237,10 @@ class Collector:
 
 
 class _Before(Hook):
-    """A hook that belongs to the guard and not to the model: a copy of the model does not get it."""
+    """Before a module is called: note what is needed to call it again.
+
+    The hook belongs to the guard and not to the model: a copy of the model does not get it.
+    """
 
     __slots__ = ("_collector",)
 
@@ -272,14 +249,47 @@ class _Before(Hook):
         self._collector = weakref.ref(collector)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
-        if is_compiling():  # a compiled step: tracing this would break its graph
-            return
         collector = self._collector()
-        if collector is not None:
-            collector.before_forward(module, args, kwargs)
+        if collector is None or is_compiling():  # a compiled step: tracing this would break its graph
+            return
+        parts = collector.parts
+        if collector.together and not active_replays:
+            parts.ranks.note_forward(module)
+        if collector.attempting or active_replays or not torch.is_grad_enabled():
+            if parts.armed.on and not active_replays:
+                parts.armed.stop()  # an evaluation in the middle of a step is no part of it
+            return
+        earlier = collector.root_call
+        if earlier is not None and earlier.running and earlier.module is not module:
+            return  # a part of the model, inside the model's own call
+        if collector.before_pass is not None and not collector.before_pass(module):
+            return
+        if not collector.begun:
+            collector.begin()
+        if collector.window is not None:
+            collector.before_micro()
+        if parts.ranges is not None:
+            parts.ranges.look(arguments_by_name(module, args, kwargs))
+        autocast = _autocast_state() if is_any_autocast_on() else None
+        frame: FrameType | None = current_frame()
+        while frame is not None and not is_user_code(frame.f_code):
+            frame = frame.f_back
+        place = None if frame is None else Place(frame.f_code, frame.f_lasti, frame.f_lineno)
+        program = parts.protected.program
+        if program.rest:
+            program.rest -= 1
+            rng = RngState.capture()
+        else:
+            rng = RngState.capture(parts.protected.note_program())
+        call = RootCall(args, kwargs, rng, autocast, module=module, place=place, stream=collector.stream)
+        if earlier is not None:
+            call.after(earlier)
+        collector.root_call = call
 
 
 class _After(Hook):
+    """The call has ended: note where the model's part of the graph ends."""
+
     __slots__ = ("_collector",)
 
     def __init__(self, collector: Collector) -> None:
@@ -287,11 +297,12 @@ class _After(Hook):
         self._collector = weakref.ref(collector)
 
     def __call__(self, module: nn.Module, args: Any, output: Any) -> None:
-        if is_compiling():
-            return
         collector = self._collector()
-        if collector is not None:
-            collector.after_forward(module, output)
+        if collector is None or collector.attempting or is_compiling():
+            return
+        call = collector.root_call
+        if call is not None and call.running and call.module is module and not active_replays:
+            call.watch_output(output)
 
 
 def reads_at_once(loss: Tensor) -> bool:

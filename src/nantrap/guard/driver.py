@@ -23,6 +23,9 @@ class Driver(Protocol):
     owns_gradients: bool
     """Whether gradients are the guard's: cleared before and after a step, and filled by its own backward only."""
 
+    advances: bool
+    """Whether `advance` has anything to do."""
+
     max_grad_norm: float | None
     """To what norm `clip` clips; `None` if it does not."""
 
@@ -38,13 +41,14 @@ class Driver(Protocol):
     def clip(self, norm: float) -> None:
         """Clip the gradients, whose norm is known by now."""
 
-    def take_update(self) -> None:
+    @property
+    def take_update(self) -> Callable[[], Any]:
         """The optimizer's step, through the scaler if there is one."""
 
     def probe(self) -> None:
         """The same call in a step whose gradients overflow while the scaler searches its scale: the scaler skips it."""
 
-    def repeat_update(self) -> None:
+    def repeat_update(self) -> Any:
         """Make an update again that was undone to look at it."""
 
     def refuse_update(self) -> None:
@@ -61,6 +65,7 @@ class OwnLoop:
     """The driver of the guard's own forms: it clips, steps, advances the schedule and clears gradients."""
 
     owns_gradients = True
+    advances = True
 
     def __init__(
         self,
@@ -78,19 +83,21 @@ class OwnLoop:
         self._scheduler = scheduler
         self._average = average
         self._norm: Tensor | None = None
+        self._dense = False
 
     def norm(self) -> Tensor:
         """The norm of all gradients, which is also the flag of the step."""
         if self.scaling.enabled:
             self.scaling.scaler.unscale_(self._optimizer)
-        gradients, plain = [], True
+        gradients, dense = [], True
         for parameter in self._members.parameters:
             gradient = parameter.grad
             if gradient is not None:
                 gradients.append(gradient)
                 if gradient.__class__ is not Tensor or gradient.is_sparse:
-                    plain = False
-        self._norm = norm = finite.total_norm(gradients) if plain else finite.gradient_norm(gradients)
+                    dense = False
+        self._dense = dense
+        self._norm = norm = finite.total_norm(gradients) if dense else finite.gradient_norm(gradients)
         return norm
 
     def norm_is_used(self) -> bool:
@@ -101,15 +108,18 @@ class OwnLoop:
         """As `clip_grad_norm_` does, bit for bit."""
         if self.max_grad_norm is None or norm + 1e-6 < self.max_grad_norm * (1 - 1e-6):
             return  # the clamped coefficient is 1.0, and x * 1.0 is x
-        if self._norm is not None:
+        if self._norm is None:
+            return
+        if self._dense:
+            finite.clip_dense(self._members.parameters, self.max_grad_norm, self._norm)
+        else:
             finite.clip_with_norm(self._members.parameters, max_norm=self.max_grad_norm, total=self._norm)
 
-    def take_update(self) -> None:
+    def take_update(self) -> Any:
         """The optimizer's step."""
         if self.scaling.enabled:
-            self.scaling.scaler.step(self._optimizer)
-        else:
-            self._optimizer.step()
+            return self.scaling.scaler.step(self._optimizer)
+        return self._optimizer.step()
 
     def probe(self) -> None:
         """What the scaler does without us: it leaves the weights alone, and lowers its scale in `advance`."""
@@ -117,9 +127,9 @@ class OwnLoop:
         if not self.scaling.would_leave_memory_uninitialised():
             self.scaling.scaler.step(self._optimizer)
 
-    def repeat_update(self) -> None:
+    def repeat_update(self) -> Any:
         """The scaler's own step is done already: only the optimizer's."""
-        self._optimizer.step()
+        return self._optimizer.step()
 
     def refuse_update(self) -> None:
         """Every gradient to `None`: the only value with which no optimizer moves anything."""
@@ -131,8 +141,6 @@ class OwnLoop:
         """Scaler, schedule and averages, and the next step begins without gradients."""
         if self.scaling.enabled:
             self.scaling.scaler.update()
-            if applied:
-                self.scaling.probes_in_a_row = 0
         if self._scheduler is not None:
             self._scheduler.step()
         if applied and self._average is not None:

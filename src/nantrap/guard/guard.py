@@ -52,9 +52,8 @@ PathLike = str | os.PathLike[str]
 _guarded: weakref.WeakSet[Optimizer] = weakref.WeakSet()
 
 
-def is_guarded(optimizer: Optimizer) -> bool:
-    """Whether a `Guard` was made for this optimizer, so that `nantrap run` leaves it alone."""
-    return optimizer in _guarded
+is_guarded = _guarded.__contains__
+"""Whether a `Guard` was made for an optimizer, so that `nantrap run` leaves it alone."""
 
 
 class Guard:
@@ -242,7 +241,12 @@ class Guard:
             raise UsageError(f"guard.attempt(fn, batch): fn computes the loss of a batch, got {fn!r}")
         collector.attempting = True
         collector.begin()
-        rng = RngState.capture(parts.protected.note_program(fn, batch))
+        program = parts.protected.program
+        if program.rest and getattr(fn, "__code__", None) in program.clean:
+            program.rest -= 1
+            rng = RngState.capture()
+        else:
+            rng = RngState.capture(parts.protected.note_program(fn, batch))
         batches = (batch, *more)
         try:
             if self._evaluates_itself:

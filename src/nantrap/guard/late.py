@@ -152,18 +152,18 @@ class LateSteps:
         reading = Reading(norm, loss, NOTHING, pending.rates)
         if not verdict.bad:
             parts.ladder.applied()
-            parts.recorder.end_launched(pending.step, pending.window, reading, Action.APPLY, pending.milliseconds, None)
-            return Outcome(True, Action.APPLY, pending.step, loss, norm)
+            return parts.recorder.end(pending.window, reading, launched=(pending.step, pending.milliseconds))
         action, reason = parts.ladder.decide(
             pending.step, no_way_back=lambda: 'Policy(sync="late") keeps no older state'
         )
         if pending.schedule is not None:
             pending.schedule.restore()
         incident = parts.recorder.finish(self._draft(pending, reading, verdict), action, reason)
-        parts.recorder.end_launched(pending.step, pending.window, reading, action, pending.milliseconds, incident)
+        launched = (pending.step, pending.milliseconds)
+        outcome = parts.recorder.end(pending.window, reading, action, incident, launched=launched)
         if action is Action.STOP:
             raise NonFiniteError(stop_message(incident, reason), incident=incident)
-        return Outcome(False, action, pending.step, loss, norm, incident)
+        return outcome
 
     def _update_average(self, bad: Tensor) -> None:
         """Average, and take it back on the device where the step was bad."""

@@ -26,7 +26,6 @@ from nantrap.guard.snapshot import UpdateSnapshot
 from nantrap.guard.torch_private import count_writes, step_hooks_of, version_of
 from nantrap.incident import Finding, Phase
 from nantrap.locate import Program, ProgramState, finding
-from nantrap.locate.program import RESCAN_EVERY
 
 
 class Protected:
@@ -64,6 +63,8 @@ class Protected:
         self.averages = list(averages)
         self.optimizer = optimizer
         self.scheduler = scheduler
+        self.result: Any = None
+        """What the last update returned."""
         self._policy = policy
         self._snapshot: UpdateSnapshot | None = None
         self._trusted: list[Tensor] = []
@@ -82,9 +83,9 @@ class Protected:
         self.forward_writes = ForwardWrites(self._others, limit_bytes=policy.anchor_bytes)
         self._sums: list[int] | None = None
         self._not_restored: list[str] = []
-        self._program = Program(self.modules)
+        self.program = Program(self.modules)
+        """The generators and attributes of the program itself."""
         self._program_at_begin: ProgramState | None = None
-        self._programs_noted = 0
         self._refused_in_a_row = 0
 
     @property
@@ -125,28 +126,18 @@ class Protected:
     def note_program(self, *reachable: Any) -> ProgramState | None:
         """The program's own generators and attributes before a forward pass. A refused step goes back to the first.
 
+        Not called while `program.rest` says that nothing of the kind is expected.
+
         Args:
             reachable: the function that computes the loss, and the batch, where they are known.
         """
-        program = self._program
-        self._programs_noted += 1
-        known = not reachable or getattr(reachable[0], "__code__", None) in program.clean
-        if program.quiet and known and self._programs_noted % RESCAN_EVERY:
-            return None
-        state = program.capture(*reachable)
+        state = self.program.capture(*reachable)
         if state is not None and self._program_at_begin is None:
             self._program_at_begin = state
         return state
 
     def refresh(self) -> None:
         """Follow an optimizer that got more parameters since; what is new is not trusted yet."""
-        groups, sizes = self.optimizer.param_groups, self.members.sizes
-        if len(groups) == len(sizes):
-            for group, size in zip(groups, sizes, strict=True):
-                if len(group["params"]) != size:
-                    break
-            else:
-                return
         self.members.refresh()
         self._follow_others()
         self._trusted_writes = -1
@@ -172,12 +163,8 @@ class Protected:
                 rate = group["lr"]
                 if rate.__class__ is not float or not 0.0 <= rate <= limits.largest_rate:
                     break
-                for key, value in limits.constants:
-                    if group.get(key) != value:
-                        break
-                else:
-                    continue
-                break
+                if limits.constants_of(group) != limits.constants:
+                    break
             else:
                 if len(optimizer.param_groups) == len(certificate.groups):
                     return False
@@ -192,16 +179,15 @@ class Protected:
         """
         self._steps_since_check += 1
         self._refused_in_a_row = 0
-        if careful:
-            self.forward_writes.learn()
-        else:
-            step()
+        if not careful:
+            self.result = step()
             self._trusted_writes = sum(map(version_of, self._trusted))
             return []
+        self.forward_writes.learn()
         if self._snapshot is None:
             self._snapshot = UpdateSnapshot(self.members.parameters, self.optimizer)
         self._snapshot.take()
-        step()
+        self.result = step()
         self._steps_since_check = 0
         # a hook of the optimizer may write buffers (averaged weights); those of the forward pass were judged before
         if finite.any_nonfinite([*self._everything(), *self.buffers.suspects(by_forward=False)]):

@@ -126,45 +126,86 @@ class Recorder:
     # ---- the end of a step
 
     def end(
-        self, window: Window, reading: Reading, action: Action = Action.APPLY, incident: Incident | None = None
+        self,
+        window: Window,
+        reading: Reading,
+        action: Action = Action.APPLY,
+        incident: Incident | None = None,
+        *,
+        launched: tuple[int, float] | None = None,
     ) -> Outcome:
-        """A step has ended: record it, count it, and begin the next."""
+        """A step has ended: record it, count it, and begin the next.
+
+        Args:
+            window: the step.
+            reading: what was read of it.
+            action: what was done.
+            incident: what went wrong, if anything did.
+            launched: number and milliseconds of a step that was launched earlier and is read now
+                (`Policy(sync="late")`): the next one has begun already.
+        """
         progress, tally = self._progress, self.tally
-        step, applied = progress.step, action is Action.APPLY
-        if window.repeated and incident is None:  # the same update once more: it has its line and its number already
-            return Outcome(applied, action, max(step - 1, 0), reading.loss, reading.norm, None, reading.terms)
-        self._write(step, window, reading, action, (time.perf_counter() - window.started) * 1e3, incident)
-        if self._headroom is not None:
-            for message in self._headroom.end(step, applied=applied):
-                self.say(f"step {step:,}: {message}")
-        if self._watch is not None and reading.watch:
-            for message in self._watch.exceeded(reading.watch, step):
-                self.say(f"step {step:,}: watched value {message}")
-        if self._ranges is not None and (outside := self._ranges.end(applied=applied)):
-            self.say_outside(outside, told=incident is not None and not applied)
-        tally.attempted += 1
+        applied = action is Action.APPLY
+        norm, loss, terms, rates, watched, scale, _, _ = reading
+        if launched is None:
+            step, milliseconds = progress.step, (time.perf_counter() - window.started) * 1e3
+            if window.repeated and incident is None:  # the same update once more: it has its line and number already
+                return Outcome(applied, action, max(step - 1, 0), loss, norm, None, terms)
+        else:
+            step, milliseconds = launched
+        if not self._first_rates:
+            self._first_rates = rates
+        self._records.append(StepRecord(step, loss, norm, rates, applied, scale))
+        if self._journal is not None or self._listeners:
+            line: dict[str, Any] = {
+                "step": step,
+                "loss": loss,
+                "grad_norm": norm,
+                "lr": rates,
+                "action": "apply" if applied else action.value,
+                "by": "guard" if incident is not None and not applied and not window.given_up else self._by,
+                "ms": int(milliseconds * 1e3) / 1e3,
+            }
+            if progress.epoch is not None:
+                line["epoch"] = progress.epoch
+            if progress.batch is not None:
+                line["batch"] = progress.batch
+            if terms:
+                line["terms"] = terms
+            if scale is not None:
+                line["scale"] = scale
+            if watched:
+                line["watch"] = watched
+            if window.dropped:
+                line["dropped"] = window.dropped
+            if self._ranges is not None and self._ranges.findings:
+                line["outside"] = {finding.name: finding.note for finding in self._ranges.findings}
+            if window.left_out:
+                line["dropped_terms"] = window.left_out
+            if incident is not None:
+                line["incident"] = _short(incident)
+            if self._journal is not None:
+                self._journal.append(line)
+                if incident is not None:
+                    self._journal.flush()
+            for listener in self._listeners:
+                listener.append(line)
         if applied:
             tally.applied += 1
         if incident is not None:
             self._count(incident)
-        progress.step = step + 1
-        return Outcome(applied, action, step, reading.loss, reading.norm, incident, reading.terms)
-
-    def end_launched(
-        self,
-        step: int,
-        window: Window,
-        reading: Reading,
-        action: Action,
-        milliseconds: float,
-        incident: Incident | None,
-    ) -> None:
-        """A step that was launched earlier was read now (`Policy(sync="late")`)."""
-        self._write(step, window, reading, action, milliseconds, incident)
-        if action is Action.APPLY:
-            self.tally.applied += 1
-        if incident is not None:
-            self._count(incident)
+        if launched is None:
+            if self._headroom is not None:
+                for message in self._headroom.end(step, applied=applied):
+                    self.say(f"step {step:,}: {message}")
+            if self._watch is not None and watched:
+                for message in self._watch.exceeded(watched, step):
+                    self.say(f"step {step:,}: watched value {message}")
+            if self._ranges is not None and (outside := self._ranges.end(applied=applied)):
+                self.say_outside(outside, told=incident is not None and not applied)
+            tally.attempted += 1
+            progress.step = step + 1
+        return Outcome(applied, action, step, loss, norm, incident, terms)
 
     # ---- incidents
 
@@ -279,57 +320,6 @@ class Recorder:
                 write_run_report(self.run_dir)
 
     # ---- parts
-
-    def _write(
-        self,
-        step: int,
-        window: Window,
-        reading: Reading,
-        action: Action,
-        milliseconds: float,
-        incident: Incident | None,
-    ) -> None:
-        """One line in the journal and one record in the history."""
-        loss, norm, rates, scale = reading.loss, reading.norm, reading.rates, reading.scale
-        if not self._first_rates:
-            self._first_rates = rates
-        self._records.append(StepRecord(step, loss, norm, rates, action is Action.APPLY, scale))
-        journal = self._journal
-        if journal is None and not self._listeners:
-            return
-        applied = action is Action.APPLY
-        line: dict[str, Any] = {
-            "step": step,
-            "loss": loss,
-            "grad_norm": norm,
-            "lr": rates,
-            "action": action.value,
-            "by": "guard" if incident is not None and not applied and not window.given_up else self._by,
-            "ms": round(milliseconds, 3),
-        }
-        progress = self._progress
-        if progress.epoch is not None or progress.batch is not None:
-            line |= self._position()
-        if reading.terms:
-            line["terms"] = reading.terms
-        if scale is not None:
-            line["scale"] = scale
-        if reading.watch:
-            line["watch"] = reading.watch
-        if window.dropped:
-            line["dropped"] = window.dropped
-        if self._ranges is not None and self._ranges.findings:
-            line["outside"] = {finding.name: finding.note for finding in self._ranges.findings}
-        if window.left_out:
-            line["dropped_terms"] = window.left_out
-        if incident is not None:
-            line["incident"] = _short(incident)
-        if journal is not None:
-            journal.append(line)
-            if incident is not None:
-                journal.flush()
-        for listener in self._listeners:
-            listener.append(line)
 
     def _with_samples(self, incident: Incident, draft: Draft) -> Incident:
         """The dataset's own indices, where the loop told them, and what the list of bad samples says of them."""

@@ -19,6 +19,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nantrap import finite
@@ -90,33 +91,38 @@ def read(parts: Parts, driver: Driver, window: Window) -> Reading:
     groups = protected.optimizer.param_groups
     rates = (float(groups[0]["lr"]),) if len(groups) == 1 else current_rates(protected.optimizer)
     judged = window.separate and not window.buffers_unjudged if window.settled else False
-    suspects = protected.buffers.suspects() if protected.has_buffers and not judged else ()
+    largest = protected.buffers.largest() if protected.has_buffers and not judged else None
     micros = window.micros
     if (
-        len(micros) == 1
-        and micros[0].values is not None
-        and not suspects
-        and parts.watch is None
-        and not scaling.enabled
-        and not window.settled
-    ):  # the usual case: nothing but the norm is left to read
-        micro = micros[0]
-        value = norm.item()
-        if not math.isfinite(value):
-            value = confirmed_norm(parts, driver, value)
-        values = micro.values
-        if not values:
-            return Reading(value, math.nan, NOTHING, rates)
-        loss = values[0]
-        if len(values) == 1 and math.isfinite(loss):
-            return Reading(value, loss * micro.factor, NOTHING, rates)
-        guilty = micro if micro.bad else None
-        return Reading(value, loss * micro.factor, window_terms(window), rates, guilty=guilty)
-    return _read_all(parts, driver, window, norm, rates, suspects)
+        len(micros) != 1
+        or micros[0].values is None
+        or parts.watch is not None
+        or scaling.enabled
+        or window.settled
+        or not (largest is None or (largest.dtype is norm.dtype and largest.device == norm.device))
+    ):
+        return _read_all(parts, driver, window, norm, rates, largest)
+    # the usual case: nothing is left to read but the norm and, with buffers, whether they are finite
+    if largest is None:
+        value, buffers_bad = finite.value_of(norm), False
+    else:
+        value, largest_value = finite.values_of(torch.stack((norm, largest)))
+        buffers_bad = not math.isfinite(largest_value) and bool(protected.buffers.names_of_bad())
+    if not math.isfinite(value):
+        value = confirmed_norm(parts, driver, value)
+    micro = micros[0]
+    values = micro.values
+    if not values:
+        return Reading(value, math.nan, NOTHING, rates, NOTHING, None, buffers_bad)
+    loss = values[0]
+    if len(values) == 1 and math.isfinite(loss):
+        return Reading(value, loss * micro.factor, NOTHING, rates, NOTHING, None, buffers_bad)
+    guilty = micro if micro.bad else None
+    return Reading(value, loss * micro.factor, window_terms(window), rates, NOTHING, None, buffers_bad, guilty)
 
 
 def _read_all(
-    parts: Parts, driver: Driver, window: Window, norm: Tensor, rates: tuple[float, ...], suspects: Sequence[Tensor]
+    parts: Parts, driver: Driver, window: Window, norm: Tensor, rates: tuple[float, ...], largest: Tensor | None
 ) -> Reading:
     """The same with watched values, written buffers, a loss scale, and losses that were not read yet."""
     scaling, watch = driver.scaling, parts.watch
@@ -125,7 +131,7 @@ def _read_all(
     scale = scaling.scalar()
     scalars = [norm, *watched]
     scalars += [scale] if scale is not None else []
-    scalars += [finite.nonfinite_flag(suspects).to(norm.device)] if suspects else []
+    scalars += [largest.to(norm.device)] if largest is not None else []
     for micro in unread:
         scalars += micro.loss.scalars()
     values = iter(finite.read(scalars))
@@ -135,7 +141,8 @@ def _read_all(
     named = watch.named([next(values) for _ in watched]) if watch is not None else NOTHING
     if scale is not None:
         scaling.note(next(values))
-    buffers_bad = bool(suspects) and bool(next(values)) and bool(parts.protected.buffers.names_of_bad())
+    buffers_bad = largest is not None and not math.isfinite(next(values))
+    buffers_bad = buffers_bad and bool(parts.protected.buffers.names_of_bad())
     for micro in unread:
         micro.values = [next(values) for _ in micro.loss.scalars()]
     separate = window.separate
@@ -305,7 +312,9 @@ def accept(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Ou
     """After an update that stays: scaler, schedule, averages, statistics, record."""
     if parts.protected.has_buffers:
         parts.protected.buffers.adopt()
-    driver.advance(applied=True)
+    if driver.advances:
+        driver.advance(applied=True)
+    parts.scaling.probes_in_a_row = 0
     if reading.norm == 0.0 or parts.recorder.tally.still:
         parts.recorder.note_still(still=reading.norm == 0.0)
     ladder, spikes = parts.ladder, parts.spikes
@@ -340,12 +349,13 @@ def apply_anyway(parts: Parts, driver: Driver, window: Window, reading: Reading,
     with parts.protected.kept():
         draft = parts.diagnosis.draft(observation)
     if observation.update:
-        driver.repeat_update()
+        parts.protected.result = driver.repeat_update()
     else:
         driver.clip(math.nan)
-        driver.take_update()
+        parts.protected.result = driver.take_update()
     parts.protected.buffers.adopt()
     driver.advance(applied=True)
+    parts.scaling.probes_in_a_row = 0
     incident = parts.recorder.finish(draft, Action.APPLY, "the policy only observes")
     return parts.recorder.end(window, bad_reading(window, reading, observation), Action.APPLY, incident)
 

@@ -50,9 +50,8 @@ def has_pre_hooks(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "_optimizer_step_pre_hooks", None)) or bool(_global_optimizer_pre_hooks)
 
 
-def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """Copy a list of tensors in one call."""
-    torch._foreach_copy_(targets, sources)
+copy_all = torch._foreach_copy_
+"""Copies a list of tensors in one call: targets, then sources."""
 
 
 def add_all(targets: list[Tensor], sources: list[Tensor]) -> None:

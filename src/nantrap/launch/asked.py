@@ -19,7 +19,7 @@ class Asked:
 
     def __init__(self) -> None:
         self.open = False
-        self._tensors: list[Tensor] = []
+        self.tensors: list[Tensor] = []
         self._trained: weakref.ref[Tensor] | None = None
 
     def trained(self, loss: Tensor) -> None:
@@ -31,12 +31,12 @@ class Asked:
         if (
             tensor.grad_fn is not None
             and tensor.numel() == 1
-            and not any(tensor is each for each in self._tensors)
+            and not any(tensor is each for each in self.tensors)
             and (self._trained is None or self._trained() is not tensor)
         ):
-            self._tensors.append(tensor)
-            if len(self._tensors) > _MOST:  # the last ones: a loss is looked at after whatever is printed on the way
-                del self._tensors[0]
+            self.tensors.append(tensor)
+            if len(self.tensors) > _MOST:  # the last ones: a loss is looked at after whatever is printed on the way
+                del self.tensors[0]
 
     def take(self, *, instead_of: Tensor | None = None) -> list[Tensor]:
         """Those that are not finite; the list is cleared.
@@ -44,9 +44,9 @@ class Asked:
         Args:
             instead_of: the loss of the backward pass that comes now, which is not abandoned.
         """
-        if not self._tensors:
+        if not self.tensors:
             return []
-        tensors, self._tensors = self._tensors, []
+        tensors, self.tensors = self.tensors, []
         if len(tensors) == 1 and tensors[0] is instead_of:  # the usual case: the loss was printed
             return []
         was, self.open = self.open, False  # what is read here is not asked by the script

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from nantrap.faults import Injected, Injector, parse_faults
 from nantrap.launch import (
+    calls,
     children,
-    gradients,
     handled,
     loaders,
     optimizers,
@@ -42,7 +42,7 @@ class Attachment:
         self._patches = Patches()
         scaled = scalers.Scaled()
         optimizers.install(self._patches, self.loops)
-        gradients.install(self._patches, self.loops, scaled)
+        calls.install(self._patches, self.loops, scaled)
         scalers.install(self._patches, self.loops, scaled)
         handled.install(self._patches, self.loops)
         schedules.install(self._patches, self.loops)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from torch import Tensor
 
@@ -23,19 +23,11 @@ class Habits:
         """Steps in a row whose gradients were added to those of the step before."""
         self.repeated = 0
         """Steps that were made a second time with the same gradients."""
+        self.parameter: Tensor | None = None
+        self.gradient: Tensor | None = None
+        """The gradient of `parameter` when the last step had ended, and how often it had been written."""
+        self.version = 0
         self._say = say
-        self._parameter: Tensor | None = None
-        self._gradient: Tensor | None = None
-        self._version = 0
-
-    def after_step(self, parameters: Sequence[Tensor]) -> None:
-        """A step has ended: remember one gradient, and how often it was written."""
-        self._gradient = None
-        for parameter in parameters:
-            if parameter.grad is not None:
-                self._parameter, self._gradient = parameter, parameter.grad
-                self._version = version_of(parameter.grad)
-                return
 
     def before_backward(self) -> None:
         """The first backward pass of a step begins: were the last gradients cleared?"""
@@ -74,7 +66,7 @@ class Habits:
 
     def _is_untouched(self) -> bool:
         """Whether the gradient that was remembered is still there and nothing wrote it since."""
-        kept, parameter = self._gradient, self._parameter
+        kept, parameter = self.gradient, self.parameter
         return (
-            kept is not None and parameter is not None and parameter.grad is kept and version_of(kept) == self._version
+            kept is not None and parameter is not None and parameter.grad is kept and version_of(kept) == self.version
         )

@@ -47,7 +47,8 @@ class Batches:
     """The last few batches: their tensors, weakly, and the indices they were made of."""
 
     def __init__(self) -> None:
-        self._last: deque[LoadedBatch] = deque(maxlen=_REMEMBERED)
+        self.last: deque[LoadedBatch] = deque(maxlen=_REMEMBERED)
+        """The last few; empty in a script without a `DataLoader`."""
 
     def add(
         self,
@@ -62,7 +63,7 @@ class Batches:
         rows = [tensor for _, tensor in tensors_of(batch) if tensor.dim() and len(tensor) == len(indices)]
         references = tuple(weakref.ref(tensor) for tensor in rows)
         original = _original(dataset, indices)
-        self._last.append(LoadedBatch(references, indices, original, _weakly(dataset), epoch, number))
+        self.last.append(LoadedBatch(references, indices, original, _weakly(dataset), epoch, number))
 
     def indices(self, inputs: Any) -> tuple[int, ...]:
         """The indices of the batch that these inputs are; nothing if they are a copy, a part, or another's."""
@@ -71,10 +72,10 @@ class Batches:
 
     def find(self, inputs: Any) -> LoadedBatch | None:
         """The batch that these inputs are; `None` if they are a copy, a part, or of another loader."""
-        if not self._last:
+        if not self.last:
             return None
         given = [tensor for _, tensor in tensors_of(inputs)]
-        for batch in reversed(self._last):
+        for batch in reversed(self.last):
             alive = [tensor for ref in batch.tensors if (tensor := ref()) is not None]
             if any(_same_rows(one, other) for one in given for other in alive):
                 return batch

@@ -1,4 +1,4 @@
-"""A script's own training loop: the script calls PyTorch, and a `ScriptLoop` is notified of each call.
+"""A script's own training loop: the script calls PyTorch, and `calls` passes each call on to a `ScriptLoop`.
 
 It uses the same parts and the same `run_step` as a `Guard`. What differs is its driver: it clears no gradient and steps
 no schedule; the script's own `optimizer.step()` runs, or it does not.
@@ -6,7 +6,7 @@ no schedule; the script's own `optimizer.step()` runs, or it does not.
     the script calls           ScriptLoop method             what it does
     model(x)                   (hooks of the collector)      notes inputs and random streams; buffers as before
     loss.backward()            backward(loss, run)           reads the loss, walks the live graph if it is bad
-    clip_grad_norm_(...)       clipped(norm)                 saves a second pass over the gradients
+    clip_grad_norm_(...)       driver.clipped_norm           saves a second pass over the gradients
     optimizer.step()           step(run)                     judges; runs it, or not
     scaler.step(optimizer)     step(run, scaler=...)         the same, and leaves the scaler its search for a scale
     optimizer.step(closure)    step_with_closure(...)        the same, for optimizers that evaluate the loss themselves
@@ -31,48 +31,111 @@ from torch.optim import LBFGS, Optimizer
 from nantrap import finite
 from nantrap.errors import NonFiniteError
 from nantrap.guard.closure import judge_evaluations
-from nantrap.guard.collect import Collector, reads_at_once
+from nantrap.guard.collect import Collector
 from nantrap.guard.exceptions import explain_exception, no_loss
-from nantrap.guard.judge import Verdict
-from nantrap.guard.loss import Loss
-from nantrap.guard.micro_batches import drop
-from nantrap.guard.observation import Observation, observe
+from nantrap.guard.loss import NO_TERMS, Loss
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import make_parts
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Tally
+from nantrap.guard.protected import Protected
 from nantrap.guard.rates import current_rates
-from nantrap.guard.reading import Reading
 from nantrap.guard.recorder import dead_lines
+from nantrap.guard.scaling import Scaling
 from nantrap.guard.snapshot import UpdateSnapshot
 from nantrap.guard.state_check import check_state
 from nantrap.guard.step import run_step
+from nantrap.guard.torch_private import has_pre_hooks, version_of
 from nantrap.guard.watch import Limit
 from nantrap.guard.window import Micro, Window
-from nantrap.incident import Action, Incident
+from nantrap.incident import Incident
+from nantrap.launch.activity import Activity
 from nantrap.launch.asked import Asked
-from nantrap.launch.driver import ScriptDriver
+from nantrap.launch.given_up import GivenUp
 from nantrap.launch.habits import Habits
-from nantrap.launch.loaders import LoadedBatch
+from nantrap.launch.loaders import Batches
 from nantrap.launch.replicas import Comparison
 from nantrap.launch.roots import Parts as PlainParts
 from nantrap.launch.torch_private import hook_tables
+from nantrap.locate import RootCall
 from nantrap.locate.autopsy import examine
 from nantrap.locate.hooks import Hook
-from nantrap.locate.losspart import note_loss_part
+from nantrap.locate.kept import note_loss_part
 from nantrap.record import History
 from nantrap.record.alerts import Alerts
 
 _SHOWN = 16
 
 
-class Activity:
-    """Whether a guard of this process is working: calls that come meanwhile are its own. Shared by all guards."""
+class ScriptDriver:
+    """The driver of a script's own loop: the script's call is made, or it is not, and nothing else is touched.
 
-    __slots__ = ("busy",)
+    Holds the script's call of this step, and the norm that the script's own clipping found.
+    """
 
-    def __init__(self) -> None:
-        self.busy = False
+    owns_gradients = False
+    advances = False
+
+    def __init__(self, protected: Protected, scaling: Scaling, *, max_grad_norm: float | None = None) -> None:
+        self.scaling = scaling
+        self.max_grad_norm = max_grad_norm
+        """What nantrap itself clips to (`--clip`), whatever the script does."""
+        self._own_norm: Tensor | None = None
+        self.take_update: Callable[[], Any] = lambda: None
+        """The script's own call in this step."""
+        self.clipped_norm: Tensor | None = None
+        """The norm before the script clipped; `None` if it did not, or if the gradients have changed since."""
+        self.still_scaled = False
+        """The gradients still carry the loss scale; a fused optimizer divides them itself."""
+        self._protected = protected
+
+    def norm(self) -> Tensor:
+        """The norm that the script has found already, or the one of the gradients as they are."""
+        norm = self.clipped_norm
+        if norm is None:
+            norm = finite.gradient_norm(self._protected.members.gradients())
+        elif norm.__class__ is not Tensor:
+            norm = finite.whole_norm(norm)
+        scale = self.scaling.scalar() if self.still_scaled else None
+        norm = norm if scale is None else norm / scale.to(norm.device)
+        if self.max_grad_norm is not None:
+            self._own_norm = norm
+        return norm
+
+    def norm_is_used(self) -> bool:
+        """The script clipped by it, or `--clip` does, or a hook of the optimizer may."""
+        own = self.clipped_norm is not None or self.max_grad_norm is not None
+        return own or has_pre_hooks(self._protected.optimizer)
+
+    def clip(self, norm: float) -> None:
+        """As `clip_grad_norm_` does; the script may have clipped before, and then the norm is taken again."""
+        limit = self.max_grad_norm
+        if limit is None or norm + 1e-6 < limit * (1 - 1e-6) or self._own_norm is None:
+            return
+        members = self._protected.members
+        total = self._own_norm if self.clipped_norm is None else finite.gradient_norm(members.gradients())
+        finite.clip_with_norm(members.parameters, max_norm=limit, total=total)
+
+    def probe(self) -> None:
+        """The scaler sees the overflow itself and skips."""
+        self.scaling.overflow()
+        if not self.scaling.would_leave_memory_uninitialised():
+            self._protected.result = self.take_update()
+
+    def repeat_update(self) -> Any:
+        """The scaler's own step is behind us: the optimizer's alone."""
+        return self._protected.optimizer.step() if self.scaling.enabled else self.take_update()
+
+    def refuse_update(self) -> None:
+        """Every gradient to 0, in place: the script may still look at them, and clears them itself."""
+        self._protected.members.zero_gradients()
+        self.scaling.forget()
+
+    def advance(self, *, applied: bool) -> None:
+        """The script updates its scaler and steps its schedule itself."""
+
+    def advance_schedule(self) -> None:
+        """The script steps its schedule itself."""
 
 
 class ScriptLoop:
@@ -87,7 +150,7 @@ class ScriptLoop:
         policy: what to check and what to do.
         run_dir: where the journal and the incidents go.
         quiet: print nothing.
-        find_batch: from the inputs of a forward pass to the batch of a data loader that they are, if it is known.
+        batches: what the data loaders gave.
         checks_epochs: check the whole state before each epoch of the data loader, and print the result.
         watch: names of parameters and buffers to follow, with their limits.
         siblings: the guards of the script's other optimizers, which may share a loss with this one.
@@ -109,7 +172,7 @@ class ScriptLoop:
         policy: Policy,
         run_dir: str | os.PathLike[str] | None = None,
         quiet: bool = False,
-        find_batch: Callable[[Any], LoadedBatch | None] | None = None,
+        batches: Batches | None = None,
         checks_epochs: bool = False,
         watch: Mapping[str, Limit | None] | None = None,
         siblings: Sequence[ScriptLoop] = (),
@@ -130,7 +193,7 @@ class ScriptLoop:
         self.comparison: Comparison | None = None
         """Compares the parameters with those of other ranks that hold the same model."""
         self._activity = activity or Activity()
-        self._find_batch = find_batch
+        self._batches = batches or Batches()
         self._checks_epochs = checks_epochs
         self._checked_epoch = -1
         self._siblings = siblings
@@ -153,8 +216,13 @@ class ScriptLoop:
             save_every=save_every,
             schedules=schedules,
         )
-        self._driver = ScriptDriver(self.parts.protected, self.parts.scaling, max_grad_norm=max_grad_norm)
-        self._collector = Collector(model, self.parts, self._driver, before_pass=self._before_pass)
+        self.parameters = self.parts.protected.members.parameters
+        """The guarded parameters; the list grows with the optimizer."""
+        self.driver = ScriptDriver(self.parts.protected, self.parts.scaling, max_grad_norm=max_grad_norm)
+        self.collector = Collector(model, self.parts, self.driver, before_pass=self._before_pass)
+        self.keeps_bad_gradients = policy.on_incident != "observe"
+        """Whether gradients that are not finite are left as they are by the script's clipping: no step follows."""
+        self._given_up = GivenUp(self.parts, self.driver, self.collector, self._activity)
         self._habits = Habits(self.parts.recorder.say)
         self._micros_last_time = 1
         # without a module no forward pass is seen, so questions are of interest at any time
@@ -177,38 +245,41 @@ class ScriptLoop:
         """The last steps, as the journal has them."""
         return self.parts.recorder.history()
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """The guarded parameters."""
-        return self.parts.protected.members.parameters
-
     # ---- what the script does
 
     def backward(self, loss: Tensor, run: Callable[[], None]) -> None:
         """The script's `loss.backward()`; `run` is the call itself. `loss` is without the scale of a scaler."""
-        self._driver.forget_norm()
-        collector = self._collector
+        collector, asked = self.collector, self._asked
+        self.driver.clipped_norm = None
         window = collector.window
         if window is None:
-            self._habits.before_backward()
+            habits = self._habits
+            if habits.uncleared or (habits.parameter is not None and habits.parameter.grad is habits.gradient):
+                habits.before_backward()
             window = collector.open()
-        micro = Micro(Loss(loss, {}), root_call=collector.take_root_call())
-        self._note_position(micro)
-        self._asked.open = self._always_asks
-        left_out = self._asked.take(instead_of=loss)
+        call = collector.root_call
+        if call is None:
+            call = collector.take_root_call()
+        collector.root_call = None
+        if call is not None and self._batches.last:
+            self._note_position(call)
+        micro = Micro(Loss(loss, NO_TERMS), root_call=call)
+        asked.open = self._always_asks
+        left_out = asked.take(instead_of=loss) if asked.tensors else ()
         if self._always_asks:
-            self._asked.trained(loss)
-        if reads_at_once(loss):
-            micro.values = [loss.item()]
-            if left_out and not micro.bad:
-                self._left_out(window, micro, left_out[0])
-            if micro.bad:
-                micro.evidence = examine(loss, micro.root_call)
-                if self._drops(window):
-                    self._drop(window, micro)
-                    return
+            asked.trained(loss)
+        if loss.is_cpu:  # there is no device to wait for: the loss is read before backward frees its graph
+            value = finite.value_of(loss)
+            micro.values = [value]
+            if math.isfinite(value):
+                if left_out:
+                    self._given_up.loss(window, micro, left_out[0])
+                micro.evidence = note_loss_part(loss, call)
             else:
-                micro.evidence = note_loss_part(loss, micro.root_call)
+                micro.evidence = examine(loss, call)
+                if self._drops(window):
+                    self._given_up.micro_batch(window, micro)
+                    return
         window.micros.append(micro)
         self._in_backward = True
         try:
@@ -218,7 +289,7 @@ class ScriptLoop:
 
     def made_any_of(self, nodes: Iterable[Any]) -> bool:
         """Whether a forward pass of the model ended in any of these nodes, since the last backward pass."""
-        call = self._collector.root_call
+        call = self.collector.root_call
         return call is not None and any(not each.nodes.isdisjoint(nodes) for each in call.chain())
 
     def protect(self, module: nn.Module, *, earlier: Mapping[str, Tensor] | None = None) -> None:
@@ -237,46 +308,65 @@ class ScriptLoop:
                 number += 1
                 name = f"{base}{number}"
             if earlier is not None:
-                self._collector.begin_early(module)
+                self.collector.begin_early(module)
             protected.add(name, module, earlier=earlier)
-        self._collector.watch_beside(module)
+        self.collector.watch_beside(module)
 
-    @property
-    def keeps_bad_gradients(self) -> bool:
-        """Whether gradients that are not finite are left as they are by the script's clipping: no step follows."""
-        return self.policy.on_incident != "observe" and not self._activity.busy
-
-    def clipped(self, norm: Tensor) -> None:
-        """The script clipped all gradients, and this was their norm before."""
-        self._driver.note_norm(norm)
-
-    def step(self, run: Callable[[], Any], *, scaler: Any = None, still_scaled: bool = False) -> Any:
+    def step(
+        self,
+        run: Callable[[], Any],
+        *,
+        scaler: Any = None,
+        still_scaled: bool = False,
+        judge: Callable[[Window], Outcome] | None = None,
+    ) -> Any:
         """The script's `optimizer.step()` or `scaler.step(optimizer)`: `run()` if the step is good, else nothing.
 
         Args:
             run: the call itself.
             scaler: the scaler through which it comes.
             still_scaled: the gradients still carry its scale; a fused optimizer divides them itself.
+            judge: what to do instead of `run_step`.
         """
         if self.stopped is not None:
             self._refuse_again()
-        if self._collector.window is None:
-            self.settle()
-        repeated = self._collector.window is None and self._habits.is_repeated_step()
-        if repeated and self.refused:
-            return None  # the step stays refused until there are new gradients
-        window = self._seen_window()
-        window.repeated = repeated
-        self._driver.prepare(run, scaler=scaler, still_scaled=still_scaled)
+        driver, collector, protected = self.driver, self.collector, self.parts.protected
+        window = collector.window
+        if window is None or not window.micros:
+            unseen = self._unseen_window()
+            if unseen is None:
+                return None
+            window = unseen
+        driver.take_update, driver.still_scaled = run, still_scaled
+        if scaler is not None or driver.scaling.scaler is not None:
+            driver.scaling.use(scaler)
+        protected.result = None
         self._activity.busy = True
         try:
-            self._ended(run_step(self.parts, self._driver, window), window)
+            outcome = run_step(self.parts, driver, window) if judge is None else judge(window)
+            self.refused = (
+                not outcome.applied and outcome.incident is not None
+            )  # a scaler that probes continues as usual
+            if self.parts.recovery.acts_after_steps:
+                self.parts.recovery.after_step(outcome)
+            if self.comparison is not None:
+                self.comparison.after_step(self.tally.attempted)
         except NonFiniteError as error:
             self.stopped, self.refused = error, True
             raise
         finally:
-            self._end()
-        return self._driver.result
+            self._activity.busy = False
+            driver.clipped_norm = None
+            collector.end()
+        self._micros_last_time = len(window.micros) + window.dropped
+        habits = self._habits
+        habits.gradient = None
+        for parameter in self.parameters:
+            gradient = parameter.grad
+            if gradient is not None:
+                habits.parameter, habits.gradient, habits.version = parameter, gradient, version_of(gradient)
+                break
+        return protected.result
 
     def step_with_closure(self, run: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any]) -> Any:
         """The script's `optimizer.step(closure)`; `run` takes the closure that is to be used."""
@@ -293,39 +383,39 @@ class ScriptLoop:
 
     def clears(self) -> None:
         """The script is about to clear the gradients. In the middle of a step this abandons the step."""
-        window = self._collector.window
+        window = self.collector.window
         if window is None or self._activity.busy:
             return
-        if window.micros and self._is_bad(window):
-            self._given_up(window, "the script cleared the gradients of this step instead of making it")
-        self._collector.window = None
-        self._driver.forget_norm()
-        self._forget_bad_buffers()
+        if window.micros and self._given_up.is_bad(window):
+            self._given_up.step(window, "the script cleared the gradients of this step instead of making it")
+        self.collector.window = None
+        self.driver.clipped_norm = None
+        self._given_up.buffers()
 
     def leave(self) -> None:
         """The script turns to an evaluation, a save or its end: a forward pass without a backward pass is abandoned."""
         if not self._activity.busy:
             self.settle()
-            if self._collector.window is None:
-                self._forget_bad_buffers()
+            if self.collector.window is None:
+                self._given_up.buffers()
 
     def settle(self) -> None:
         """A forward pass whose loss the script tested and abandoned is an incident; its buffers are restored
         immediately."""
         self._asked.open = False
         for loss in self._asked.take():
-            call = self._collector.take_root_call()
-            if call is not None:
-                call.passed = True
+            call = self.collector.take_root_call()
             micro = Micro(Loss(loss, {}), root_call=call, values=[float(loss.detach())])
             micro.evidence = examine(loss, call)
-            self._note_position(micro)
-            window = self._collector.window
+            if call is not None:
+                call.passed = True
+                self._note_position(call)
+            window = self.collector.window
             if window is not None and window.micros:
-                self._drop(window, micro, "left out by the script")
+                self._given_up.micro_batch(window, micro, "left out by the script")
             else:
-                given_up = Window(time.perf_counter(), whole=True, micros=[micro])
-                self._given_up(given_up, "the script skipped this batch itself")
+                skipped = Window(time.perf_counter(), whole=True, micros=[micro])
+                self._given_up.step(skipped, "the script skipped this batch itself")
             break  # several losses of one forward pass are one incident
         self._asked.open = self._always_asks
 
@@ -338,7 +428,7 @@ class ScriptLoop:
 
     def explain(self, error: BaseException) -> Incident | None:
         """The script ended with an exception: report the non-finite value that caused it, if any."""
-        return explain_exception(self.parts, self._collector, error)
+        return explain_exception(self.parts, self.collector, error)
 
     def bad_state(self) -> list[str]:
         """The names of the guarded parameters and buffers that are not finite now."""
@@ -359,11 +449,11 @@ class ScriptLoop:
     @property
     def is_in_step(self) -> bool:
         """Whether a backward pass was made whose step is still to come."""
-        return self._collector.window is not None and not self._activity.busy
+        return self.collector.window is not None and not self._activity.busy
 
     def close(self) -> None:
         """Remove every hook and write the journal. May be called again."""
-        self._collector.close()
+        self.collector.close()
         self.parts.recorder.close()
         self.parts.recovery.close()
 
@@ -389,9 +479,9 @@ class ScriptLoop:
     def name_samples(self, incident: Incident, micro: Micro) -> Incident:
         """The incident with the dataset's own indices, where the data loader gives them."""
         call = micro.root_call
-        if incident.dataset_indices or self._find_batch is None or call is None:
+        if incident.dataset_indices or call is None:
             return incident
-        batch = self._find_batch([(each.args, each.kwargs) for each in call.chain()])
+        batch = self._batches.find([(each.args, each.kwargs) for each in call.chain()])
         if batch is None or not batch.indices:
             return incident
         indices = batch.indices
@@ -423,48 +513,38 @@ class ScriptLoop:
 
     # ---- parts
 
+    def report_value(self, window: Window, words: str) -> None:
+        """A value that no optimizer makes a step from is not finite: diagnosed and recorded, nothing is prevented."""
+        self._given_up.value(window, words)
+
     def _before_pass(self, module: nn.Module) -> bool:
         """Whether a forward pass is the script's: not a checkpointed part that backward runs once more."""
         if self._in_backward:
             return False
-        collector = self._collector
-        if not self._activity.busy and (collector.root_call is None or not collector.root_call.running):
-            self.settle()
+        collector, asked = self.collector, self._asked
+        earlier = collector.root_call
+        if not self._activity.busy and (earlier is None or not earlier.running):
+            asked.open = self._always_asks
+            if asked.tensors:
+                self.settle()
+                earlier = collector.root_call
         if collector.begun:
-            earlier = collector.root_call
             if earlier is not None and earlier.module is module and not earlier.running:
-                self._forget_bad_buffers()
+                self._given_up.buffers()
             elif collector.window is not None and collector.window.micros and self.parts.drops_micro_batches:
                 self.parts.protected.buffers.mark()  # else a bad micro-batch has not been put back
-        self._asked.open = module.training
+        asked.open = module.training
         return True
-
-    def _forget_bad_buffers(self) -> None:
-        """A forward pass without a backward pass left bad buffers: the script skipped its bad step, but not its
-        buffers."""
-        buffers = self.parts.protected.buffers
-        if not self._collector.begun or not buffers or not finite.any_nonfinite(buffers.suspects()):
-            return
-        bad = [name for name, _ in buffers.names_of_bad()]
-        if bad and self.policy.on_incident != "observe":
-            buffers.restore(uncounted=True)
-            others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-            self.parts.recorder.say(
-                f"step {self.parts.progress.step:,}: a forward pass that was not trained on left non-finite values in "
-                f"buffer {bad[0]}{others}; they were restored"
-            )
 
     def _drops(self, window: Window) -> bool:
         """Whether a bad micro-batch can be left out: its backward pass is not run, so the others' gradients stay."""
         accumulates = bool(window.micros) or window.dropped or self._micros_last_time > 1
         return bool(accumulates) and self.parts.drops_micro_batches
 
-    def _note_position(self, micro: Micro) -> None:
+    def _note_position(self, call: RootCall) -> None:
         """Epoch and batch of a forward pass, where the data loader gives them."""
-        call, batch = micro.root_call, None
-        if self._find_batch is not None and call is not None:
-            batch = self._find_batch((call.args, call.kwargs))
-        if batch is not None and call is not None:
+        batch = self._batches.find((call.args, call.kwargs))
+        if batch is not None:
             call.loaded = True
             progress = self.parts.progress
             progress.epoch, progress.batch = batch.epoch, batch.number
@@ -472,83 +552,19 @@ class ScriptLoop:
                 self._checked_epoch = batch.epoch
                 check_state(self.parts, in_forward=True)
 
-    def _is_bad(self, window: Window) -> bool:
-        """Whether a step that the script abandons was bad: its loss, or its gradients as they are now."""
-        if any(micro.bad for micro in window.micros):
-            return True
-        return not math.isfinite(finite.read([self._driver.norm()])[0])
+    def _unseen_window(self) -> Window | None:
+        """The window of a step without a backward pass that was seen: it has only the gradients.
 
-    def _observed(self, micro: Micro, norm: float = 0.0, *, buffers_bad: bool = False) -> Observation:
-        """What was seen of a bad micro-batch that only this rank knows of."""
-        verdict = Verdict(bad=True, harmful=True, bad_ranks=(self.parts.ranks.rank,))
-        return observe(self.parts.protected, micro, norm, verdict=verdict, buffers_bad=buffers_bad, copy_gradients=True)
-
-    def _given_up(self, window: Window, words: str) -> None:
-        """A bad step that the script itself does not make: contained, diagnosed and recorded like any other."""
-        parts = self.parts
-        observes = self.policy.on_incident == "observe"
-        self._activity.busy = True
-        try:
-            micro = next((micro for micro in window.micros if micro.bad), window.micros[-1])
-            norm = finite.read([self._driver.norm()])[0]
-            bad_buffers = bool(parts.protected.buffers.names_of_bad())
-            observation = self._observed(micro, norm, buffers_bad=bad_buffers)
-            if not observes:
-                parts.protected.restore()
-            draft = parts.diagnosis.draft(observation)
-            if not observes:
-                parts.protected.restore()
-            window.given_up = True
-            reading = Reading(norm, micro.values[0] if micro.values else math.nan, rates=current_rates(self.optimizer))
-            restored = None if observes else parts.protected.verify()
-            incident = parts.recorder.finish(draft, Action.SKIP, words, restored=restored)
-            parts.recorder.tally.given_up += 1
-            parts.recorder.end(window, reading, Action.SKIP, incident)
-        finally:
-            self._activity.busy = False
-            self._collector.end()
-
-    def report_value(self, window: Window, words: str) -> None:
-        """A value that no optimizer makes a step from is not finite: diagnosed and recorded, nothing is prevented."""
-        parts = self.parts
-        (micro,) = window.micros
-        self._activity.busy = True
-        try:
-            draft = parts.diagnosis.draft(self._observed(micro))
-            reading = Reading(math.nan, micro.values[0] if micro.values else math.nan)
-            incident = parts.recorder.finish(draft, Action.APPLY, words)
-            parts.recorder.end(window, reading, Action.APPLY, incident)
-        finally:
-            self._activity.busy = False
-            self._collector.end()
-
-    def _left_out(self, window: Window, micro: Micro, loss: Tensor) -> None:
-        """The script trains on another loss than the bad one it looked at: on the other heads, or on a constant."""
-        parts = self.parts
-        self._activity.busy = True
-        try:
-            bad = Micro(Loss(loss, {}), root_call=micro.root_call, values=[float(loss.detach())])
-            bad.evidence = examine(loss, micro.root_call)
-            draft = parts.diagnosis.draft(self._observed(bad))
-            window.drafts.append((draft, "the script left this non-finite loss out and trained on another one"))
-            parts.recorder.tally.left_out += 1
-        finally:
-            self._activity.busy = False
-
-    def _drop(self, window: Window, micro: Micro, words: str = "left out") -> None:
-        number = len(window.micros) + window.dropped + 1
-        parts = self.parts
-        self._activity.busy = True
-        try:
-            draft = parts.diagnosis.draft(self._observed(micro))
-            drop(parts, window, draft, f"micro-batch {number} {words}, the others stay")
-            parts.protected.buffers.restore_mark()
-        finally:
-            self._activity.busy = False
-
-    def _seen_window(self) -> Window:
-        """The window of the step; if no backward pass was seen, one that has only the gradients."""
-        window = self._collector.window or self._collector.open()
+        `None` for a step that was refused and is called again: it stays refused until there are new gradients.
+        """
+        window, repeated = self.collector.window, False
+        if window is None:
+            self.settle()
+            repeated = self._habits.is_repeated_step()
+            if repeated and self.refused:
+                return None
+            window = self.collector.open()
+            window.repeated = repeated
         if not window.micros and not window.dropped:
             window.micros.append(Micro(no_loss(), values=[]))
         return window
@@ -556,24 +572,10 @@ class ScriptLoop:
     def _refuse_again(self) -> None:
         """A script may catch the error with which the guard stopped it; it must not continue after that."""
         assert self.stopped is not None
-        self._driver.refuse_update()
+        self.driver.refuse_update()
         self.parts.protected.buffers.restore()
-        self._collector.end()
+        self.collector.end()
         raise self.stopped
-
-    def _ended(self, outcome: Outcome, window: Window) -> None:
-        self.refused = not outcome.applied and outcome.incident is not None  # a scaler that probes continues as usual
-        if self.parts.recovery.acts_after_steps:
-            self.parts.recovery.after_step(outcome)
-        if self.comparison is not None:
-            self.comparison.after_step(self.tally.attempted)
-        self._habits.after_step(self.parameters)
-        self._micros_last_time = len(window.micros) + window.dropped
-
-    def _end(self) -> None:
-        self._activity.busy = False
-        self._driver.forget_norm()
-        self._collector.end()
 
     def _evaluated_step(self, run: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any]) -> Any:
         """An optimizer that evaluates the loss several times: a copy is taken, start and result are judged."""
@@ -590,16 +592,12 @@ class ScriptLoop:
         snapshot.take()
         rates = current_rates(self.optimizer)
         taken = run(watched)
-        window = self._seen_window()
         norm = finite.read(norms or [torch.zeros(())])[0]
-        self._activity.busy = True
-        try:
+
+        def judged(window: Window) -> Outcome:
             first = window.micros[0]
             first.values = finite.read(first.loss.scalars()) if first.values is None else first.values
-            self._ended(judge_evaluations(self.parts, self._driver, window, norm, snapshot, rates), window)
-        except NonFiniteError as error:
-            self.stopped, self.refused = error, True
-            raise
-        finally:
-            self._end()
+            return judge_evaluations(self.parts, self.driver, window, norm, snapshot, rates)
+
+        self.step(lambda: taken, judge=judged)
         return taken

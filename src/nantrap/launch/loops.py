@@ -27,16 +27,17 @@ from nantrap.guard.ranks import is_sharded
 from nantrap.guard.torch_private import inner_schedulers
 from nantrap.guard.watch import Limit
 from nantrap.incident.wording import escaped, some_of
+from nantrap.launch.activity import Activity
 from nantrap.launch.asked import Asked
 from nantrap.launch.loaders import Batches
-from nantrap.launch.loop import Activity, ScriptLoop
+from nantrap.launch.loop import ScriptLoop
 from nantrap.launch.loose import LooseValues, leaves_below, leaves_of, nodes_below
 from nantrap.launch.replicas import Comparison, Replicas, several_ranks
 from nantrap.launch.roots import find_root, innermost, owns_some
 from nantrap.launch.settings import Settings
 from nantrap.launch.torch_private import compiler_listens
 from nantrap.locate.replay import compiled_frames
-from nantrap.locate.step import is_replaying
+from nantrap.locate.step import active_replays
 from nantrap.locate.wrapping import is_entry
 from nantrap.report import write_line
 
@@ -96,12 +97,16 @@ class Loops:
         self.has_children = False
         self.loose: list[weakref.ref[Tensor]] = []
         """Tensors that a script without an optimizer trains by hand."""
-        self._entries: dict[int, Entry] = {}
-        self._kept: list[ScriptLoop] = []
+        self.known: dict[int, Entry] = {}
+        """Every optimizer by its id."""
+        self.guards: list[ScriptLoop] = []
+        """Every guard there was, in the order they were made."""
         self.activity = Activity()
         self.loose_values = LooseValues(self._make_loose, self.activity)
         """Values that are not finite in a script without an optimizer."""
         self.replicas = Replicas(self.say, self.is_own_call)
+        self.searching = False
+        """Whether calls of modules are watched, because an optimizer waits for its model."""
         self._plain_call: Any = None
         self._depth = 0
         self._compiled_unseen = compiled_frames()
@@ -117,16 +122,16 @@ class Loops:
 
     def __iter__(self) -> Iterator[ScriptLoop]:
         """Every guard there was, in the order they were made."""
-        return iter(self._kept)
+        return iter(self.guards)
 
     def entry(self, optimizer: Optimizer) -> Entry | None:
         """What is known of an optimizer; `None` if the script made its own guard for it."""
-        known = self._entries.get(id(optimizer))
+        known = self.known.get(id(optimizer))
         return known if known is not None and known.optimizer() is optimizer else None
 
     def entries(self) -> list[Entry]:
         """Of every optimizer that is alive."""
-        return [entry for entry in self._entries.values() if entry.optimizer() is not None]
+        return [entry for entry in self.known.values() if entry.optimizer() is not None]
 
     def enter_living(self) -> None:
         """Every optimizer that was made before the guard was attached, as in a notebook."""
@@ -139,23 +144,23 @@ class Loops:
     def enter(self, optimizer: Optimizer) -> None:
         """A new optimizer: from here on modules are watched until its model is called."""
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
-        self._entries[id(optimizer)] = Entry(weakref.ref(optimizer), rates)
+        self.known[id(optimizer)] = Entry(weakref.ref(optimizer), rates)
         self._watch_calls()
 
     def is_own_call(self) -> bool:
         """Whether the guard itself is running now: a replay, a diagnosis, an update."""
-        return self.activity.busy or is_replaying()
+        return self.activity.busy or bool(active_replays)
 
     def reduces(self) -> None:
         """The script calls `all_reduce`. Between a backward pass and its step it averages gradients by hand."""
-        for loop in self._kept:
+        for loop in self.guards:
             if loop.comparison is not None and loop.is_in_step:
                 loop.comparison.averaged_by_hand = True
 
     @property
     def has_no_guard(self) -> bool:
         """Whether no optimizer has a guard yet: values that the script asks about may belong to plain tensors."""
-        return not self._kept
+        return not self.guards
 
     def loop_of(self, optimizer: Optimizer) -> ScriptLoop | None:
         """The guard of an optimizer, made now if it was not made yet."""
@@ -171,12 +176,12 @@ class Loops:
 
         Without any optimizer the script updates its tensors by hand: they are checked at the end.
         """
-        if self._plain_call is None and self._entries:
+        if self.known and not self.searching:
             return  # every optimizer has its guard
         waiting = [entry for entry in self.entries() if entry.loop is None and not entry.unguarded_because]
-        if not waiting and self._entries:
+        if not waiting and self.known:
             return
-        if not self._entries:
+        if not self.known:
             if not self.loose:
                 self.loose = [weakref.ref(leaf) for leaf in leaves_below(loss)]
             self.loose_values.look(loss)
@@ -189,11 +194,11 @@ class Loops:
 
     def look(self, tensor: Tensor) -> None:
         """The script asks about a value with a graph before any model was called: is it the loss of plain tensors?"""
-        if not self._entries:
+        if not self.known:
             self.loose_values.look(tensor)
-        elif not self._kept and tensor.grad_fn is not None:
+        elif not self.guards and tensor.grad_fn is not None:
             self.notice_backward(tensor)
-            if self._kept and self.asked.open:
+            if self.guards and self.asked.open:
                 self.asked.note(tensor)
 
     def bad_loose(self) -> list[str]:
@@ -204,19 +209,19 @@ class Loops:
 
     def loops_below(self, loss: Tensor) -> list[ScriptLoop]:
         """The guards whose parameters a loss reaches; with one optimizer there is nothing to look for."""
-        if len(self._kept) <= 1:
-            return self._kept
+        if len(self.guards) <= 1:
+            return self.guards
         nodes = nodes_below(loss)
         reached = {id(leaf) for leaf in leaves_of(nodes)}
         # the graph of a sharded model ends in the gathered weights, which no optimizer knows
         return [
-            loop for loop in self._kept if any(id(p) in reached for p in loop.parameters) or loop.made_any_of(nodes)
+            loop for loop in self.guards if any(id(p) in reached for p in loop.parameters) or loop.made_any_of(nodes)
         ]
 
     def loop_owning(self, parameters: Iterable[Tensor]) -> ScriptLoop | None:
         """The guard of which these are all the parameters that have a gradient, at least."""
         given = set(map(id, parameters))
-        for loop in self._kept:
+        for loop in self.guards:
             found = False
             for parameter in loop.parameters:
                 if parameter.grad is not None:
@@ -232,7 +237,7 @@ class Loops:
     def settle(self) -> None:
         """The script begins something else (an evaluation, a save, its end): a step that it abandoned is recorded
         now."""
-        for loop in self._kept:
+        for loop in self.guards:
             loop.leave()
 
     def cleaned(self, tensor: Tensor) -> None:
@@ -256,13 +261,14 @@ class Loops:
     def close(self) -> None:
         """No module is watched any more, and every guard is closed."""
         self._unwatch_calls(at_end=True)
-        for loop in self._kept:
+        for loop in self.guards:
             loop.close()
         self.loose_values.close()
 
     def _watch_calls(self) -> None:
-        if self._plain_call is not None:
+        if self.searching:
             return
+        self.searching = True
         plain = self._plain_call = nn.Module.__call__
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -302,9 +308,9 @@ class Loops:
         """Modules are called as ever. Code that was compiled while they were watched keeps it so up to the end."""
         if not at_end and compiled_frames() > self._compiled_unseen:
             return
-        if self._plain_call is not None:
+        if self.searching:
             nn.Module.__call__ = self._plain_call  # type: ignore[method-assign]
-            self._plain_call = None
+            self._plain_call, self.searching = None, False
             self._beside.clear()
 
     def _called(self, module: nn.Module) -> None:
@@ -328,7 +334,7 @@ class Loops:
             return
         earlier = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         self._beside[id(module)] = _Beside(weakref.ref(module), earlier)
-        for loop in self._kept:
+        for loop in self.guards:
             if (self.asked.open or not loop.tally.attempted) and not owns_some(module, loop.parameters):
                 loop.protect(module)
 
@@ -348,10 +354,10 @@ class Loops:
                 policy=self.settings.policy(),
                 run_dir=self._folder(),
                 quiet=self.settings.quiet,
-                find_batch=self.batches.find,
+                batches=self.batches,
                 watch=self._watch(root),
                 checks_epochs=self.settings.check_state == "epoch",
-                siblings=self._kept,
+                siblings=self.guards,
                 export=self.settings.exporters,
                 alerts=self.settings.alerts(),
                 bad_samples=self.settings.bad_samples or None,
@@ -361,7 +367,7 @@ class Loops:
                 save_every=self._save_every(root),
                 schedules=entry.schedules,
             )
-            self._kept.append(entry.loop)
+            self.guards.append(entry.loop)
             self._compare_ranks(entry.loop)
             for each in self._beside.values():
                 beside = each.module()
@@ -380,7 +386,7 @@ class Loops:
         ranks = loop.parts.ranks
         if several_ranks() and not ranks.replicated and not is_sharded(loop.model):
             loop.comparison = Comparison(
-                len(self._kept),
+                len(self.guards),
                 lambda: list(loop.parts.protected.members.named()),
                 replicas=self.replicas,
                 say=self.say,
@@ -410,7 +416,7 @@ class Loops:
                 policy=self.settings.policy(),
                 run_dir=self._folder(),
                 quiet=self.settings.quiet,
-                find_batch=self.batches.find,
+                batches=self.batches,
                 export=self.settings.exporters,
                 alerts=self.settings.alerts(),
                 activity=self.activity,
@@ -437,7 +443,7 @@ class Loops:
         if self.run_dir is None:
             self.run_dir = self.settings.choose_run_dir()
             self.earlier_incidents = frozenset(incident_folders(self.run_dir))
-        number = len(self._kept)
+        number = len(self.guards)
         return self.run_dir if number == 0 else self.run_dir / f"optimizer-{number + 1}"
 
 

@@ -17,7 +17,8 @@ from torch import Tensor
 from nantrap import finite
 from nantrap.guard.loss import Loss
 from nantrap.guard.window import Micro, Window
-from nantrap.launch.loop import Activity, ScriptLoop
+from nantrap.launch.activity import Activity
+from nantrap.launch.loop import ScriptLoop
 from nantrap.locate.autopsy import examine
 
 _MOST_DIAGNOSED = 3

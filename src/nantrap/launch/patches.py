@@ -41,33 +41,42 @@ class Patches:
             compiled: what code that `torch.compile` traces does: call the wrapper without tracing it (`eager`), or
                 call the original alone (`plain`), where the wrapper would break a graph that is whole without it.
         """
-        original = getattr(owner, name)
         untraced = not_traced(wrapper)
         plain = compiled == "plain"
 
-        @functools.wraps(original)
-        def wrapped(*args: Any, **kwargs: Any) -> Any:
-            if is_compiling():
-                return original(*args, **kwargs) if plain else untraced(original, *args, **kwargs)
-            if compiler_listens():  # between two graphs of a compiled function: what is called now would be traced
-                return untraced(original, *args, **kwargs)
-            return wrapper(original, *args, **kwargs)
+        def make(original: Any) -> Any:
+            @functools.wraps(original)
+            def wrapped(*args: Any, **kwargs: Any) -> Any:
+                if is_compiling():
+                    return original(*args, **kwargs) if plain else untraced(original, *args, **kwargs)
+                if compiler_listens():  # between two graphs of a compiled function: what is called now would be traced
+                    return untraced(original, *args, **kwargs)
+                return wrapper(original, *args, **kwargs)
 
-        self._wrappers.add(wrapped)
-        self.put(owner, name, wrapped)
+            return wrapped
 
-    def wrap_all(
-        self,
-        base: type,
-        name: str,
-        wrapper: Callable[..., Any],
-        *,
-        only: Callable[[Any], bool] = lambda function: True,
+        self.replace(owner, name, make)
+
+    def replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        """Replace a function by `make(original)`: for what is called so often that a second call would be felt."""
+        replacement = make(getattr(owner, name))
+        self._wrappers.add(replacement)
+        self.put(owner, name, replacement)
+
+    def replace_all(
+        self, base: type, name: str, make: Callable[[Any], Any], *, only: Callable[[Any], bool] = lambda function: True
     ) -> None:
-        """Wrap a method of a class and of every subclass that overrides it and is not wrapped yet."""
+        """Replace a method of a class and of every subclass that overrides it and is not replaced yet."""
         for cls in (base, *subclasses(base)):
             own = vars(cls).get(name)
             if callable(own) and own not in self._wrappers and only(own):
+                self.replace(cls, name, make)
+
+    def wrap_all(self, base: type, name: str, wrapper: Callable[..., Any]) -> None:
+        """Wrap a method of a class and of every subclass that has one of its own and is not wrapped yet."""
+        for cls in (base, *subclasses(base)):
+            own = vars(cls).get(name)
+            if callable(own) and own not in self._wrappers:
                 self.wrap(cls, name, wrapper)
 
     def undo(self) -> None:

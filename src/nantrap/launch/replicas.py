@@ -45,9 +45,12 @@ class Replicas:
         self._say = say
         self._is_own_call = is_own_call
         self._wrappers: list[_Wrapper] = []
+        self.wrapped = False
+        """Whether any model was wrapped."""
 
     def add(self, wrapper: nn.Module) -> None:
         """A model was wrapped."""
+        self.wrapped = True
         self._wrappers.append(_Wrapper(wrapper, self._is_own_call))
 
     def backward(self) -> None:

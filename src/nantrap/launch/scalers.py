@@ -20,19 +20,20 @@ class Scaled:
     """From a scaled loss back to the loss. Holds the last few, weakly."""
 
     def __init__(self) -> None:
-        self._last: list[tuple[weakref.ref[Tensor], Tensor]] = []
+        self.last: list[tuple[weakref.ref[Tensor], Tensor]] = []
+        """The last scaled losses; empty in a script without a scaler."""
 
     def note(self, scaled: Tensor, loss: Tensor) -> None:
         """`scaled` is `loss` times a scale."""
-        self._last = [(ref, each) for ref, each in self._last if ref() is not None][-3:]
-        self._last.append((weakref.ref(scaled), loss))
+        self.last = [(ref, each) for ref, each in self.last if ref() is not None][-3:]
+        self.last.append((weakref.ref(scaled), loss))
 
     def unscaled(self, tensors: Any) -> Tensor | None:
         """The loss of a backward pass, without its scale; `None` if this is not a backward pass from one scalar."""
         tensor = tensors if isinstance(tensors, Tensor) else tensors[0] if _is_single(tensors) else None
         if not isinstance(tensor, Tensor) or tensor.numel() != 1 or not tensor.requires_grad:
             return None
-        return next((loss for ref, loss in self._last if ref() is tensor), tensor)
+        return next((loss for ref, loss in self.last if ref() is tensor), tensor)
 
 
 def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from nantrap.finite import readable
+from nantrap.locate.kept import RootCall
 from nantrap.locate.nodes import (
     ACCUMULATE,
     Call,
@@ -34,7 +35,6 @@ from nantrap.locate.nodes import (
     saved_numbers,
     saved_tensors,
 )
-from nantrap.locate.step import RootCall
 from nantrap.locate.storage import extremes, only_minus_inf
 from nantrap.locate.torch_private import sequence_of
 from nantrap.locate.trace import OUTSIDE, Capture, External, Op

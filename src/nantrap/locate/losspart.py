@@ -1,20 +1,18 @@
-"""The loss's own part of the graph, between the model's output and the loss, and its backward run again.
+"""The backward of the loss's own part of the graph, between the model's output and the loss, run again.
 
-In the two-line form the loss function cannot be called again, and `backward` frees what its nodes saved. So while a
-step is still healthy, references to those small tensors are taken (`note_loss_part`, some microseconds). If the loss
-is finite but a gradient is not, the backward of just these nodes is run once more under the trace, node by node, from
-the loss down (`replay_loss_part`).
+If the loss is finite but a gradient is not, the backward of just the nodes that `note_loss_part` kept is run once more
+under the trace, node by node, from the loss down.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from nantrap.locate.kept import LossPart
 from nantrap.locate.nodes import (
     ACCUMULATE,
     call_of,
@@ -26,84 +24,9 @@ from nantrap.locate.nodes import (
     tensor_names,
 )
 from nantrap.locate.replay import Replay, Sink, judge, registered
-from nantrap.locate.step import FailedStep, RootCall
-from nantrap.locate.torch_private import (
-    input_metadata_of,
-    log_softmax_backward,
-    raw_tensor,
-    sequence_of,
-    softmax_backward,
-)
+from nantrap.locate.step import FailedStep
+from nantrap.locate.torch_private import input_metadata_of, log_softmax_backward, sequence_of, softmax_backward
 from nantrap.locate.trace import Op, Trace
-
-_MOST_NODES = 64
-_LARGEST_BYTES = 4 * 2**20
-
-
-_NEVER_SINGULAR = frozenset(
-    {"NllLossBackward0", "NllLoss2DBackward0", "LogSoftmaxBackward0", "MseLossBackward0", "SmoothL1LossBackward0",
-     "HuberLossBackward0", "BinaryCrossEntropyWithLogitsBackward0", "AbsBackward0", "MeanBackward0", "MeanBackward1",
-     "SumBackward0", "SumBackward1", "AddBackward0", "SubBackward0", "NegBackward0", "ViewBackward0", "TBackward0",
-     "ReshapeAliasBackward0", "UnsafeViewBackward0", "TransposeBackward0", "PermuteBackward0", "SqueezeBackward0",
-     "SqueezeBackward1", "UnsqueezeBackward0", "SliceBackward0", "SelectBackward0", "CloneBackward0"}
-)  # fmt: skip
-"""Nodes whose derivative is finite for every finite input, in any precision the forward pass survived."""
-
-
-@dataclass(slots=True)
-class LossPart:
-    """Nodes from the loss down to the model's outputs, breadth first, and the tensors each of them saved."""
-
-    loss: Tensor
-    nodes: list[Any]
-    saved: list[tuple[Any, ...] | None]
-    boundary: Any = field(default_factory=set)
-
-    def saved_by(self, sequence: int) -> tuple[Tensor, ...]:
-        """The tensors that the node with this sequence number saved."""
-        for node, saved in zip(self.nodes, self.saved, strict=True):
-            if saved is not None and sequence_of(node) == sequence:
-                return tuple(tensor for tensor in saved if isinstance(tensor, Tensor))
-        return ()
-
-
-def note_loss_part(loss: Tensor, call: RootCall | None) -> LossPart | None:
-    """Keep references to what the nodes between loss and model saved. Runs in every healthy two-line step, so it is
-    short."""
-    root = loss.grad_fn
-    if root is None:
-        return None
-    boundary: Any = ()
-    if call is not None:
-        boundary = call.nodes if call.previous is None else set().union(*(one.nodes for one in call.chain()))
-        if not boundary or root in boundary:  # the model computes its own loss, or its outputs cannot be recognised
-            return None
-    nodes: list[Any] = [root]
-    seen = {root}
-    singular = False
-    for node in nodes:  # grows while it is walked
-        singular = singular or type(node).__name__ not in _NEVER_SINGULAR
-        for below, _ in node.next_functions:
-            if below is not None and below not in seen and below not in boundary and len(nodes) < _MOST_NODES:
-                seen.add(below)
-                nodes.append(below)
-    if not singular:  # the usual losses: the derivative is bounded everywhere, so there is nothing to look for later
-        return None
-    saved: list[tuple[Any, ...] | None] = []
-    for node in nodes:
-        names = tensor_names(type(node))
-        saved.append(tuple([_reference(node, name) for name in names]) if names else None)
-    return LossPart(loss.detach(), nodes, saved, boundary)
-
-
-def _reference(node: Any, name: str) -> Any:
-    """What a node saved, unless it is freed or too large to keep."""
-    try:
-        value = raw_tensor(node, name)
-    except (RuntimeError, AttributeError):
-        return None
-    return None if isinstance(value, Tensor) and value.nbytes > _LARGEST_BYTES else value
-
 
 # ---- after a failure
 

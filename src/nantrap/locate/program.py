@@ -30,7 +30,7 @@ from nantrap.locate.python_private import NUMPY_GENERATOR, PYTHON_GENERATOR
 _DEEPEST = 4
 _WALKS = 3
 _FULL_STEPS = 4
-RESCAN_EVERY = 64
+_RESCAN_EVERY = 64
 """A program in which nothing was found is checked again after this many steps."""
 _LARGEST = 1 << 16
 _MOST_ITEMS = 64
@@ -81,6 +81,7 @@ class Program:
 
     Attributes:
         quiet: nothing was found in the first steps, so that `capture` need not be called for known functions.
+        rest: how many more calls of `capture` may be left out in a quiet program, before it is looked at again.
         clean: the code of functions from which no generator can be reached.
     """
 
@@ -88,6 +89,7 @@ class Program:
         self._modules = [m for module in modules for m in module.modules() if not _is_torchs(type(m))]
         self._captures = 0
         self.quiet = False
+        self.rest = 0
         self.clean: set[Any] = set()
         self._walks: dict[Any, int] = {}
         self._moving: set[tuple[int, str]] = set()
@@ -115,13 +117,14 @@ class Program:
         attributes = self._last = tuple(self._attributes())
         self.clean = {code for code, walks in self._walks.items() if walks >= _WALKS}
         self.quiet = self._captures > _FULL_STEPS and not (found or self._moving or self._held)
+        self.rest = _RESCAN_EVERY - 1 if self.quiet else 0
         if not found and not attributes:
             return None
         generators = tuple((generator, _read_generator(generator)) for generator in found.values())
         return ProgramState(generators, attributes)
 
     def _attributes(self) -> Iterator[tuple[nn.Module, str, Any]]:
-        full = self._captures <= _FULL_STEPS or self.quiet or self._captures % RESCAN_EVERY == 0
+        full = self._captures <= _FULL_STEPS or self.quiet or self._captures % _RESCAN_EVERY == 0
         if not full and not self._moving:
             return
         for module, name, value in self._last:

@@ -7,6 +7,10 @@ Seen in Python 3.10 to 3.13 and NumPy 1.26 to 2.4. A program may replace `random
 from __future__ import annotations
 
 import random
+import sys
+from collections.abc import Callable
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -18,6 +22,8 @@ NUMPY_GENERATOR: np.random.RandomState = np.random.mtrand._rand
 """What `numpy.random.rand()` draws from."""
 
 
-def numpy_bit_generator() -> Any:
-    """The bit generator behind `numpy.random.rand()` now; `numpy.random.set_bit_generator` may replace it."""
-    return NUMPY_GENERATOR._bit_generator
+numpy_bit_generator: Callable[[], Any] = partial(attrgetter("_bit_generator"), NUMPY_GENERATOR)
+"""The bit generator behind `numpy.random.rand()` now; `numpy.random.set_bit_generator` may replace it."""
+
+current_frame = sys._getframe
+"""The frame of the caller; `inspect.currentframe` would be one more call in every step."""

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from nantrap.finite import any_nonfinite, gradient_norm, readable
 from nantrap.locate.batch import tensors_of
+from nantrap.locate.kept import RootCall
 from nantrap.locate.source import is_boundary
-from nantrap.locate.step import FailedStep, RootCall
+from nantrap.locate.step import FailedStep
 from nantrap.locate.storage import only_minus_inf
 from nantrap.locate.torch_private import sequence_of
 from nantrap.locate.trace import Op, Registered, Trace, earliest

@@ -24,11 +24,12 @@ from torch import Tensor, nn
 from nantrap.finite import any_nonfinite
 from nantrap.locate.caller import caller, names_in, names_of_loop
 from nantrap.locate.guarded import Guarded, NotRepeatable, compiled, definition_of, guarded_tree, tree_of
+from nantrap.locate.kept import RootCall
 from nantrap.locate.nodes import ACCUMULATE
 from nantrap.locate.replay import autocast_like, eagerly
 from nantrap.locate.rng import RngState
 from nantrap.locate.source import is_user_code
-from nantrap.locate.step import FailedStep, RootCall
+from nantrap.locate.step import FailedStep
 
 _RESULT = "__nantrap_loss__"
 _MOST_FRAMES = 4

@@ -22,6 +22,7 @@ from torch import Tensor
 from nantrap.locate.program import ProgramState
 from nantrap.locate.python_private import PYTHON_GENERATOR, numpy_bit_generator
 
+_MT19937 = np.random.MT19937
 _MT19937_BYTES = 624 * 4 + 4
 
 
@@ -42,10 +43,30 @@ class RngState:
         Args:
             program: the program's own state at this moment, from `Program.capture`.
         """
+        global _python_seen, _numpy_seen, _numpy_generator, _numpy_words
         cuda: tuple[Tensor, ...] = ()
         if torch.cuda.is_initialized():
             cuda = tuple(torch.cuda.get_rng_state_all())
-        return cls(torch.get_rng_state(), cuda, _python_state(), _numpy_state(), program)
+        if _PYTHON_WORDS is None:
+            python = random.getstate()
+        else:
+            raw = (_PYTHON_WORDS.raw, PYTHON_GENERATOR.gauss_next)  # type: ignore[attr-defined]
+            if raw != _python_seen[0]:
+                _python_seen = (raw, random.getstate())
+            python = _python_seen[1]
+        generator = numpy_bit_generator()
+        if generator is not _numpy_generator:  # the first time, and after np.random.set_bit_generator
+            _numpy_generator = generator
+            twister = generator.__class__ is _MT19937
+            _numpy_words = _Words.from_address(generator.ctypes.state_address) if twister else None
+        if _numpy_words is None:
+            numpy = np.random.get_state()
+        else:
+            words = _numpy_words.raw
+            if words != _numpy_seen[0]:
+                _numpy_seen = (words, np.random.get_state())
+            numpy = _numpy_seen[1]
+        return cls(torch.default_generator.get_state(), cuda, python, numpy, program)
 
     def now(self) -> RngState:
         """The same streams, generators and attributes as they are at this moment."""
@@ -76,28 +97,9 @@ def _twister_address() -> int | None:
 
 
 _ADDRESS = _twister_address()
-_last_python: tuple[Any, Any] = (None, None)
-
-
-def _python_state() -> Any:
-    global _last_python
-    if _ADDRESS is None:
-        return random.getstate()
-    raw = (ctypes.string_at(_ADDRESS, _TWISTER.size), PYTHON_GENERATOR.gauss_next)  # type: ignore[attr-defined]
-    if raw != _last_python[0]:
-        _last_python = (raw, random.getstate())
-    return _last_python[1]
-
-
-_last: tuple[bytes, Any] = (b"", None)
-
-
-def _numpy_state() -> Any:
-    global _last
-    generator = numpy_bit_generator()
-    if type(generator).__name__ != "MT19937":  # np.random.set_bit_generator put another one there
-        return np.random.get_state()
-    raw = ctypes.string_at(generator.ctypes.state_address, _MT19937_BYTES)
-    if raw != _last[0]:
-        _last = (raw, np.random.get_state())
-    return _last[1]
+_PYTHON_WORDS = None if _ADDRESS is None else (ctypes.c_char * _TWISTER.size).from_address(_ADDRESS)
+_Words = ctypes.c_char * _MT19937_BYTES
+_numpy_generator: Any = None
+_numpy_words: Any = None
+_python_seen: tuple[Any, Any] = (None, None)
+_numpy_seen: tuple[bytes, Any] = (b"", None)

@@ -20,9 +20,10 @@ from typing import Any
 from torch import Tensor
 
 from nantrap.locate.batch import tensors_of
+from nantrap.locate.kept import RootCall
 from nantrap.locate.replay import Replay, Sink, autocast_like, backward_from, eagerly, judge, left_sinks, registered
 from nantrap.locate.source import is_boundary
-from nantrap.locate.step import FailedStep, RootCall
+from nantrap.locate.step import FailedStep
 from nantrap.locate.storage import extremes, tensors_in
 from nantrap.locate.torch_private import schema_of
 from nantrap.locate.trace import Trace

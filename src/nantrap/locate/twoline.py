@@ -13,8 +13,9 @@ import math
 from nantrap.finite import any_nonfinite
 from nantrap.locate.autopsy import Evidence
 from nantrap.locate.infer import infer_source
+from nantrap.locate.kept import LossPart
 from nantrap.locate.location import Location, evidence_location, location_of
-from nantrap.locate.losspart import LossPart, replay_loss_part
+from nantrap.locate.losspart import replay_loss_part
 from nantrap.locate.nodes import operation_name
 from nantrap.locate.probes import read_probes
 from nantrap.locate.replay import Replay, replay_calls

@@ -1,0 +1,134 @@
+"""Bad micro-batches that never become a step: the script skips them, trains on another loss, or they are left out.
+
+Each is an incident like any other: contained, diagnosed and recorded. What differs is who decided, and that only this
+rank knows of it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from nantrap import finite
+from nantrap.guard.collect import Collector
+from nantrap.guard.driver import Driver
+from nantrap.guard.judge import Verdict
+from nantrap.guard.loss import Loss
+from nantrap.guard.micro_batches import drop
+from nantrap.guard.observation import Observation, observe
+from nantrap.guard.parts import Parts
+from nantrap.guard.rates import current_rates
+from nantrap.guard.reading import Reading
+from nantrap.guard.window import Micro, Window
+from nantrap.incident import Action
+from nantrap.launch.activity import Activity
+from nantrap.locate.autopsy import examine
+
+
+class GivenUp:
+    """Records what takes no part in a step of the script. Holds no state of its own.
+
+    Args:
+        parts: the collaborators of a step.
+        driver: of the script's loop.
+        collector: of the script's loop.
+        activity: says that the guard is at work meanwhile.
+    """
+
+    def __init__(self, parts: Parts, driver: Driver, collector: Collector, activity: Activity) -> None:
+        self._parts = parts
+        self._driver = driver
+        self._collector = collector
+        self._activity = activity
+        self._observes = parts.policy.on_incident == "observe"
+
+    def is_bad(self, window: Window) -> bool:
+        """Whether a step that the script gives up was bad: its loss, or its gradients as they are now."""
+        if any(micro.bad for micro in window.micros):
+            return True
+        return not math.isfinite(finite.read([self._driver.norm()])[0])
+
+    def step(self, window: Window, words: str) -> None:
+        """A bad step that the script itself does not make: contained, diagnosed and recorded like any other."""
+        parts, protected = self._parts, self._parts.protected
+        self._activity.busy = True
+        try:
+            micro = next((micro for micro in window.micros if micro.bad), window.micros[-1])
+            norm = finite.read([self._driver.norm()])[0]
+            bad_buffers = bool(protected.buffers.names_of_bad())
+            observation = self._observed(micro, norm, buffers_bad=bad_buffers)
+            if not self._observes:
+                protected.restore()
+            draft = parts.diagnosis.draft(observation)
+            if not self._observes:
+                protected.restore()
+            window.given_up = True
+            loss = micro.values[0] if micro.values else math.nan
+            reading = Reading(norm, loss, rates=current_rates(protected.optimizer))
+            restored = None if self._observes else protected.verify()
+            incident = parts.recorder.finish(draft, Action.SKIP, words, restored=restored)
+            parts.recorder.tally.given_up += 1
+            parts.recorder.end(window, reading, Action.SKIP, incident)
+        finally:
+            self._activity.busy = False
+            self._collector.end()
+
+    def loss(self, window: Window, micro: Micro, loss: Tensor) -> None:
+        """The script trains on another loss than the bad one it looked at: on the other heads, or on a constant."""
+        parts = self._parts
+        self._activity.busy = True
+        try:
+            bad = Micro(Loss(loss, {}), root_call=micro.root_call, values=[float(loss.detach())])
+            bad.evidence = examine(loss, micro.root_call)
+            draft = parts.diagnosis.draft(self._observed(bad))
+            window.drafts.append((draft, "the script left this non-finite loss out and trained on another one"))
+            parts.recorder.tally.left_out += 1
+        finally:
+            self._activity.busy = False
+
+    def value(self, window: Window, words: str) -> None:
+        """A value that no optimizer makes a step from is not finite: diagnosed and recorded, nothing is prevented."""
+        parts = self._parts
+        (micro,) = window.micros
+        self._activity.busy = True
+        try:
+            draft = parts.diagnosis.draft(self._observed(micro))
+            reading = Reading(math.nan, micro.values[0] if micro.values else math.nan)
+            incident = parts.recorder.finish(draft, Action.APPLY, words)
+            parts.recorder.end(window, reading, Action.APPLY, incident)
+        finally:
+            self._activity.busy = False
+            self._collector.end()
+
+    def micro_batch(self, window: Window, micro: Micro, words: str = "left out") -> None:
+        """A bad micro-batch takes no part in the step; its backward pass is not run."""
+        number = len(window.micros) + window.dropped + 1
+        parts = self._parts
+        self._activity.busy = True
+        try:
+            draft = parts.diagnosis.draft(self._observed(micro))
+            drop(parts, window, draft, f"micro-batch {number} {words}, the others stay")
+            parts.protected.buffers.restore_mark()
+        finally:
+            self._activity.busy = False
+
+    def buffers(self) -> None:
+        """A forward pass that led nowhere has written NaN into buffers: they are put back as before it."""
+        buffers = self._parts.protected.buffers
+        if not self._collector.begun or not buffers or not finite.any_nonfinite(buffers.suspects()):
+            return
+        bad = [name for name, _ in buffers.names_of_bad()]
+        if bad and not self._observes:
+            buffers.restore(uncounted=True)
+            others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            self._parts.recorder.say(
+                f"step {self._parts.progress.step:,}: a forward pass that was not trained on left non-finite values in "
+                f"buffer {bad[0]}{others}; they were restored"
+            )
+
+    def _observed(self, micro: Micro, norm: float = 0.0, *, buffers_bad: bool = False) -> Observation:
+        """What was seen of a bad micro-batch that this rank alone knows of."""
+        parts = self._parts
+        verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
+        return observe(parts.protected, micro, norm, verdict=verdict, buffers_bad=buffers_bad, copy_gradients=True)
