@@ -34,6 +34,7 @@ NOT_RUN = {
     "import lightning\n": "importing it takes seconds; tests/adapters trains with it",
     "import nantrap.transformers\n": "the Trainer's arguments are left out; tests/adapters trains with it",
     "import nantrap.accelerate\n": "importing it takes seconds; tests/adapters trains with it",
+    'store = nantrap.CheckpointStore("runs/train-': "loads what a run saved; tests/launch does the same",
 }
 """Python blocks by their first characters, and why they are not run here."""
 
