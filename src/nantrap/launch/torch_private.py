@@ -24,9 +24,9 @@ def index_sampler_of(iterator: Any) -> Any:
     return getattr(iterator, "_index_sampler", None)
 
 
-def hook_tables(module: nn.Module) -> tuple[dict[int, Any], dict[int, Any]]:
-    """The module's own tables of hooks before and after its forward pass."""
-    return module._forward_pre_hooks, module._forward_hooks
+def hook_tables(module: nn.Module) -> tuple[dict[int, Any], ...]:
+    """The module's own tables of hooks: before and after its forward pass, and after a state dict was loaded."""
+    return module._forward_pre_hooks, module._forward_hooks, module._load_state_dict_post_hooks
 
 
 def children_of(module: nn.Module) -> Iterator[nn.Module]:
