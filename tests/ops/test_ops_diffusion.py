@@ -169,7 +169,7 @@ def test_codec_says_what_is_wrong_and_where() -> None:
         ops.tokens_to_colour(ids, vocabulary=2**25)
     colour = torch.zeros(2, 3)
     colour[1, 2] = math.nan
-    with pytest.raises(ValueError, match=r"must not be NaN, but nan stands at \(1, 2\)"):
+    with pytest.raises(ValueError, match=r"must not be NaN, but nan is at \(1, 2\)"):
         ops.colour_to_tokens(colour)
     with pytest.raises(ValueError, match=r"decode to ids in \[0, 1000\)"):
         ops.colour_to_tokens(torch.ones(1, 3), vocabulary=1000)

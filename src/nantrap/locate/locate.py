@@ -22,6 +22,7 @@ from nantrap.locate.probes import clear_probes, read_probes
 from nantrap.locate.replay import Replay, judge_tape, replay_norm, replay_step, replay_update
 from nantrap.locate.rerun import compute_again
 from nantrap.locate.samples import find_samples
+from nantrap.locate.source import cell_name
 from nantrap.locate.step import FailedStep
 from nantrap.locate.tape import Tape
 from nantrap.locate.torch_private import version_of
@@ -103,7 +104,8 @@ def _from_source(failed: FailedStep, seconds: float) -> Location | None:
     file, first, last = again.lines
     lines = f"line {first}" if first == last else f"lines {first} to {last}"
     location.notes.append(
-        f"the loss was computed again from its source ({lines} of {os.path.basename(file)}), without side effects"
+        f"the loss was computed again from its source ({lines} of {cell_name(file) or os.path.basename(file)}), "
+        "without side effects"
     )
     return location
 

@@ -60,12 +60,18 @@ def with_cell_name(source: Source | None) -> Source | None:
 
     For incidents that are finished: while one is being made, lines are compared by the names that Python knows.
     """
+    named = None if source is None else cell_name(source.file)
+    return source if named is None or source is None else replace(source, file=named)
+
+
+def cell_name(file: str) -> str | None:
+    """`Cell In[3]` for the temporary file of a notebook's kernel; `None` for a real file."""
     shell: Any = None
-    if source is not None and (ipython := sys.modules.get("IPython")) is not None:
+    if (ipython := sys.modules.get("IPython")) is not None:
         shell = getattr(ipython, "get_ipython", lambda: None)()
     name_of = getattr(getattr(shell, "compile", None), "format_code_name", None)
-    named = None if name_of is None or source is None else name_of(source.file)
-    return source if named is None or source is None else replace(source, file=" ".join(named))
+    named = None if name_of is None else name_of(file)
+    return None if named is None else " ".join(named)
 
 
 def qualified_name(code: CodeType) -> str:

@@ -234,11 +234,14 @@ def test_a_class_of_the_users_does_not_hide_the_tensors(tmp_path: Path) -> None:
     state["state_dict"]["0.weight"] = poison(state["state_dict"]["0.weight"])
     torch.save(state, tmp_path / "a.ckpt")
     problems = one(tmp_path / "a.ckpt").problems
-    assert [(p.code, p.severity, p.tensor) for p in problems] == [
-        ("NT901", "error", "state_dict.0.weight"),
-        ("NT901", "error", "hyper_parameters.config.prior"),
-        ("NT910", "warning", None),
+    assert [(p.code, p.tensor) for p in problems] == [
+        ("NT901", "state_dict.0.weight"),
+        ("NT901", "hyper_parameters.config.prior"),
+        ("NT910", None),
     ]
+    # a note if the source of the class can be read from here, which depends on where pytest was started
+    assert [p.severity for p in problems[:2]] == ["error", "error"]
+    assert problems[2].severity in ("note", "warning")
     assert problems[2].imports == (f"{Config.__module__}.Config",)
 
 

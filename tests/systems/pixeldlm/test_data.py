@@ -48,7 +48,7 @@ def test_pixels_are_stored_row_by_row(tokens: list[int]) -> None:
 
 @pytest.mark.parametrize("token", [-1, 151_643, 2**24])
 def test_an_id_outside_the_vocabulary_is_named(token: int) -> None:
-    with pytest.raises(ValueError, match=rf"\[0, 151643\), but {token} stands at \(2,\)"):
+    with pytest.raises(ValueError, match=rf"\[0, 151643\), but {token} is at \(2,\)"):
         encode(torch.tensor([3, 4, token]))
 
 
