@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 
 import nantrap
 from nantrap.incident import Incident
+from nantrap.locate.guarded import guarded_tree
 
 AGAIN = "the loss was computed again from its source"
 
@@ -298,3 +300,19 @@ def test_a_loss_that_differs_is_not_taken_for_the_same() -> None:
     assert incident is not None
     assert incident.causes[0].slug == "division_by_zero"
     assert not incident.samples  # the batch is not known: `x` holds what the loop made of it
+
+
+def test_attributes_that_other_tools_hang_on_syntax_trees_are_not_copied() -> None:
+    class Refuses:
+        def __deepcopy__(self, memo: object) -> object:
+            raise AssertionError("the attribute was copied")
+
+    tree = ast.parse("loss = head(x).mean()")
+    shared = next(node for node in ast.walk(tree) if isinstance(node, ast.Load))
+    shared.parent = Refuses()  # type: ignore[attr-defined]
+    try:
+        changed = guarded_tree(tree)
+    finally:
+        del shared.parent  # type: ignore[attr-defined]
+    assert "head" in ast.unparse(changed)
+    assert ast.unparse(tree) == "loss = head(x).mean()"

@@ -21,7 +21,6 @@ import ast
 import builtins
 import collections
 import contextlib
-import copy
 import functools
 import linecache
 import operator
@@ -328,8 +327,22 @@ NodeT = TypeVar("NodeT", bound=ast.AST)
 
 def guarded_tree(node: NodeT) -> NodeT:
     """A copy in which every call is made through `Guarded`."""
-    changed: NodeT = _Guarding().visit(copy.deepcopy(node))
+    changed: NodeT = _Guarding().visit(_copied(node))
     return changed
+
+
+def _copied(node: Any) -> Any:
+    """A copy of a syntax tree: its fields and positions alone.
+
+    Other tools (IPython's tracebacks) hang their own attributes on nodes, and all trees of a process share the node of
+    `Load`. A deep copy follows such an attribute into the trees of other files.
+    """
+    if isinstance(node, list):
+        return [_copied(item) for item in node]
+    if not isinstance(node, ast.AST):
+        return node
+    fields = {name: _copied(value) for name, value in ast.iter_fields(node)}
+    return ast.copy_location(type(node)(**fields), node)
 
 
 class _Guarding(ast.NodeTransformer):
