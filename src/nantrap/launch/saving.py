@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from nantrap.incident.wording import some_of
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 
+T = TypeVar("T")
 _DEPTH = 4
 
 
@@ -46,14 +47,25 @@ def install(patches: Patches, loops: Loops) -> None:
 
 
 def _checked_place(loops: Loops, obj: Any, where: Any) -> Any:
-    """What cannot be checked is saved: the script decides what it saves."""
+    return checked(loops, where, lambda: _place(loops, obj, where), saved=where)
+
+
+def checked(loops: Loops, given: T, check: Callable[[], T], *, saved: object) -> T:
+    """What a check of values to be saved gives; `given` if it fails: the script decides what it saves.
+
+    Args:
+        loops: say that nothing was checked.
+        given: the script's own path or options.
+        check: gives those to save with, or raises `NonFiniteError`.
+        saved: what is saved, in words.
+    """
     try:
-        return _place(loops, obj, where)
+        return check()
     except NonFiniteError:
         raise
     except Exception as error:
-        loops.say(f"{where} is saved unchecked: {type(error).__name__}: {error}")
-        return where
+        loops.say(f"{saved} is saved unchecked: {type(error).__name__}: {error}")
+        return given
 
 
 def _place(loops: Loops, obj: Any, where: Any) -> Any:

@@ -25,6 +25,7 @@ from nantrap.incident import Action, Finding, Incident
 from nantrap.incident.wording import escaped, some_of
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
+from nantrap.launch.saving import checked
 
 _MODULE = "torch.distributed.checkpoint.state_dict_saver"
 
@@ -80,13 +81,7 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _checked(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any]:
     """The options of the save: unchanged, or with another path. What cannot be checked is saved."""
-    try:
-        return _options(loops, state, options)
-    except NonFiniteError:
-        raise
-    except Exception as error:
-        loops.say(f"a distributed checkpoint is saved unchecked: {type(error).__name__}: {error}")
-        return options
+    return checked(loops, options, lambda: _options(loops, state, options), saved="a distributed checkpoint")
 
 
 def _options(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any]:

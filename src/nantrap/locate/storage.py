@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from nantrap.finite import readable
 from nantrap.finite.torch_private import stored_values
 from nantrap.locate.torch_private import storage_number
+
+T = TypeVar("T")
 
 
 class Memory:
@@ -98,14 +100,19 @@ def looks_like_mask(tensor: Tensor) -> bool:
 
 def tensors_in(value: Any) -> Iterator[Tensor]:
     """The tensors among an operation's arguments or results."""
-    if isinstance(value, Tensor):
+    return instances_in(value, Tensor)
+
+
+def instances_in(value: Any, kind: type[T]) -> Iterator[T]:
+    """The values of one class in a nesting of lists, tuples and dicts, in order."""
+    if isinstance(value, kind):
         yield value
     elif isinstance(value, (list, tuple)):
         for item in value:
-            yield from tensors_in(item)
+            yield from instances_in(item, kind)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from tensors_in(item)
+            yield from instances_in(item, kind)
 
 
 def numbers_in(value: Any) -> Iterator[float]:

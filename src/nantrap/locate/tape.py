@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from nantrap.locate.storage import Memory, map_leaves, tensors_in
+from nantrap.locate.storage import Memory, instances_in, map_leaves, tensors_in
 from nantrap.locate.torch_private import is_in_backward, schema_of
 from nantrap.locate.trace import Op
 
@@ -54,7 +54,8 @@ class Where(NamedTuple):
     dtype: torch.dtype
 
 
-class _Leaf(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class _Leaf:
     """A tensor among the arguments: where it lived, and whether a gradient flowed through it."""
 
     where: Where
@@ -111,7 +112,7 @@ class Tape:
         args, kwargs = given
         drawn: tuple[Tensor, ...] | None = None
         if torch.Tag.nondeterministic_seeded in func.tags:
-            leaves = [leaf for leaf in _leaves((args, kwargs)) if leaf.needs_gradient]
+            leaves = [leaf for leaf in instances_in((args, kwargs), _Leaf) if leaf.needs_gradient]
             if leaves:
                 self._give_up(f"{func} draws random numbers inside a differentiable operation")
                 return
@@ -121,7 +122,7 @@ class Tape:
                 self._give_up("the step draws more random numbers than are kept")
                 return
         results = tuple(self._where(tensor) for tensor in tensors_in(result))
-        inside = {leaf.where.memory for leaf in _leaves((args, kwargs))}
+        inside = {leaf.where.memory for leaf in instances_in((args, kwargs), _Leaf)}
         self._made |= {where.memory for where in results if where.memory not in inside}
         self._entries.append(_Entry(op, func, args, kwargs, results, torch.is_grad_enabled(), drawn))
 
@@ -171,7 +172,7 @@ class Tape:
             if entry.func is torch.ops.aten.detach.default:
                 values.setdefault(entry.results[0], resolve(entry.args[0]))
                 continue
-            args, kwargs = _mapped(entry.args, resolve), _mapped(entry.kwargs, resolve)
+            args, kwargs = map_leaves(entry.args, resolve), map_leaves(entry.kwargs, resolve)
             with torch.set_grad_enabled(entry.gradient_mode):
                 result = _called(entry, args, kwargs)
             values.update(zip(entry.results, tensors_in(result), strict=False))
@@ -189,28 +190,6 @@ def _called(entry: _Entry, args: Any, kwargs: Any) -> Any:
         if result is not NotImplemented:
             return result
     return entry.func(*args, **kwargs)
-
-
-def _mapped(value: Any, resolve: Callable[[Any], Any]) -> Any:
-    """Like `map_leaves`, with a kept tensor as a leaf."""
-    if isinstance(value, _Leaf):
-        return resolve(value)
-    if isinstance(value, (list, tuple)):
-        return type(value)([_mapped(item, resolve) for item in value])
-    if isinstance(value, dict):
-        return {key: _mapped(item, resolve) for key, item in value.items()}
-    return value
-
-
-def _leaves(value: Any) -> Iterator[_Leaf]:
-    if isinstance(value, _Leaf):
-        yield value
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _leaves(item)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _leaves(item)
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator[Tensor]:
