@@ -287,7 +287,7 @@ def test_the_random_streams_and_the_model_are_left_as_they_were() -> None:
 
 
 def test_a_loss_that_differs_is_not_taken_for_the_same() -> None:
-    """The loop scaled its input in place of itself: run again, it would be scaled twice."""
+    """The loop scaled its input in place of itself: run again, it would be scaled twice. So it starts after that."""
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     incident = None
@@ -299,7 +299,7 @@ def test_a_loss_that_differs_is_not_taken_for_the_same() -> None:
             incident = guard.step().incident
     assert incident is not None
     assert incident.causes[0].slug == "division_by_zero"
-    assert not incident.samples  # the batch is not known: `x` holds what the loop made of it
+    assert incident.samples == (2,)  # of `x` as the loop made it, with the counts that belong to it
 
 
 def test_attributes_that_other_tools_hang_on_syntax_trees_are_not_copied() -> None:
@@ -316,3 +316,52 @@ def test_attributes_that_other_tools_hang_on_syntax_trees_are_not_copied() -> No
         del shared.parent  # type: ignore[attr-defined]
     assert "head" in ast.unparse(changed)
     assert ast.unparse(tree) == "loss = head(x).mean()"
+
+
+class Attention(nn.Module):
+    """Batched products of matrices: `reshape` inside them records different nodes with and without a dispatch mode."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(9, 8)
+        self.out = nn.Linear(8, 9)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens)
+        scores = (x @ x.transpose(-1, -2)).masked_fill((tokens == 0)[:, None, :], -torch.inf)
+        result: Tensor = self.out(scores.softmax(dim=-1) @ x)
+        return result
+
+
+def test_attention_over_a_batch_that_the_loop_makes_itself() -> None:
+    torch.manual_seed(0)
+    model = Attention()
+    found: list[Incident] = []
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), quiet=True) as guard:
+        for step in range(3):
+            tokens = torch.randint(1, 9, (4, 5))
+            if step == 1:
+                tokens[2] = 0
+            loss = F.cross_entropy(model(tokens).flatten(0, 1), tokens.flatten(), ignore_index=0)
+            guard.backward(loss)
+            incident = guard.step().incident
+            found += [incident] if incident is not None else []
+    (incident,) = found
+    assert computed_again(incident)
+    assert incident.causes[0].slug == "softmax_fully_masked_row"
+    assert incident.causes[0].proven
+    assert [trial.finite for trial in incident.trials] == [True]
+    assert incident.samples == (2,)
+
+
+def test_a_sample_that_the_values_show_needs_no_run_of_its_own() -> None:
+    """BatchNorm does not take a single sample, so the batch cannot be searched; its NaN is in one row all the same."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    batch = torch.randn(16, 3)
+    batch[9] = torch.nan
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), quiet=True) as guard:
+        incident = guard.attempt(lambda x: model(x).square().mean(), batch).incident
+    assert incident is not None
+    assert incident.samples == (9,)
+    assert not any("cannot be found" in note for note in incident.notes)

@@ -77,11 +77,11 @@ def _from_replay(failed: FailedStep, replay: Replay, seconds: float) -> Location
     clear_probes()
     if replay.failed:
         location.samples = find_samples(failed, seconds=seconds / 3)
-        if location.samples.note:
-            location.notes.append(location.samples.note)
-    elif location.phase == "data":
+    if location.phase == "data" and not location.samples.guilty:
         guilty = sorted({i for found in location.findings for i in found.samples})
-        location.samples = replace(location.samples, guilty=tuple(guilty))
+        location.samples = replace(location.samples, guilty=tuple(guilty), note="")
+    if location.samples.note:
+        location.notes.append(location.samples.note)
     return location
 
 

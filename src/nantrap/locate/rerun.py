@@ -35,6 +35,9 @@ _RESULT = "__nantrap_loss__"
 _MOST_FRAMES = 4
 _MOST_NODES = 20_000
 _DEEPEST = 4
+_SHAPE_ONLY = frozenset({"ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0"})
+"""`reshape` records one or another of them, or none, depending on whether a dispatch mode is active. The live step has
+no mode, and the step that is computed again has one."""
 _PLAIN = (int, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, nn.Module, type, types.ModuleType)
 
 
@@ -168,7 +171,7 @@ class _Slice:
         held = names_in(frame)
         needed = _loads(expression)
         kept: list[ast.stmt] = []
-        complete = True
+        cut: set[str] = set()
         for statement in reversed(statements):
             bound = _stores(statement) & needed
             loaded = _loads(statement)
@@ -179,7 +182,7 @@ class _Slice:
                 if not given or (follows_all and name not in loaded) or _is_bad(value):
                     wanted.add(name)
                 else:
-                    complete = False
+                    cut.add(name)
             if wanted:
                 kept.insert(0, statement)
                 needed = needed | loaded
@@ -197,7 +200,8 @@ class _Slice:
         code = frame.f_code
         loop = names_of_loop(frame)
         starting = loop or {n for n in code.co_varnames[: code.co_argcount] if _holds_tensors(held.get(n))}
-        batch = tuple(sorted(n for n in starting & needed if n in held)) if complete else ()
+        made_in_loop = {n for n in cut if _holds_tensors(held[n])}  # such as `x = torch.randint(...)`: a batch as well
+        batch = tuple(sorted(n for n in (starting & needed) | made_in_loop if n in held))
         shown: Sequence[ast.stmt | ast.expr] = kept or [expression]
         first = min(node.lineno for node in shown)
         last = max(node.end_lineno or node.lineno for node in shown)
@@ -321,6 +325,7 @@ def _same_graph(then: Tensor, now: Tensor) -> bool:
     pairs: list[tuple[Any, Any]] = [(then.grad_fn, now.grad_fn)]
     seen: set[Any] = set()
     for a, b in pairs:  # grows while it is walked
+        a, b = _past_views(a), _past_views(b)
         if a is None or b is None:
             if a is not b:
                 return False
@@ -340,3 +345,10 @@ def _same_graph(then: Tensor, now: Tensor) -> bool:
             break
         pairs += [(x, y) for (x, _), (y, _) in zip(a.next_functions, b.next_functions, strict=True)]
     return True
+
+
+def _past_views(node: Any) -> Any:
+    """The first node from here on that does more than change a shape."""
+    while node is not None and node.name() in _SHAPE_ONLY and len(node.next_functions) == 1:
+        node = node.next_functions[0][0]
+    return node

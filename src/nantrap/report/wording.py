@@ -300,7 +300,7 @@ def _where(incident: Incident) -> str:
     parts += [f"rank {incident.rank}{elsewhere}", incident.phase]
     if len(incident.bad_ranks) > 1:
         parts.append("bad on ranks " + some_of([str(rank) for rank in incident.bad_ranks], 8))
-    if incident.module:
+    if incident.module and incident.module != incident.phase:  # "data", not "data, data"
         parts.append(f"{incident.module} (call {incident.call})" if incident.call else incident.module)
     parts += [part for part in (incident.op, incident.node) if part]
     if dtype := origin_dtype(incident):
@@ -323,7 +323,9 @@ def _found(incident: Incident) -> list[Note]:
     stated = [f for f in incident.findings if f.kind != "activation" and f.stats is not None]
     for finding in stated[:4]:
         assert finding.stats is not None
-        notes.append(Note("found", f"{_noun(finding)} {visible(finding.name)}: {finding.stats.describe()}"))
+        noun = _noun(finding)
+        named = noun if finding.name == noun else f"{noun} {visible(finding.name)}"  # "batch", not "batch batch"
+        notes.append(Note("found", f"{named}: {finding.stats.describe()}"))
     if len(stated) > 4:
         notes.append(Note("found", f"{len(stated) - 4:,} more, all in incident.json"))
     return notes

@@ -85,7 +85,8 @@ def bad_input_data(case: Case) -> Claim | None:
         )
         return None
     what = {
-        "loader": f"the batch is non-finite before the forward pass: {external.name}",
+        "loader": "the batch is non-finite before the forward pass"
+        + ("" if external.name == "batch" else f": {external.name}"),
         "argument": f"the model's input is non-finite before its forward pass: {external.name}",
     }.get(given, f"a tensor that the loss reads without a gradient is non-finite: {external.name}")
     return Claim(
