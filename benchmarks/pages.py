@@ -2,9 +2,10 @@
 
     python benchmarks/pages.py [--steps 1000000] [--gb 1] [--json]
 
-The journal is made on the spot. `report` is the whole command `nantrap report`, from its start to the written file.
-`serve` is the time from a request to the whole answer, for a server that has just started and has no cache; its
-largest memory is measured after both pages were answered. A plain read of the same file is the control.
+The journal is made on the spot; one step of a thousand is skipped and has an incident. `report` is the whole command
+`nantrap report`, from its start to the written file. `serve` is the time from a request to the whole answer, for a
+server that has just started and has no cache; its largest memory is measured after both pages were answered. A plain
+read of the same file is the control.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+SKIPPED = (
+    '{"step":%d,"loss":"nan","grad_norm":"nan","lr":[0.001],"action":"skip","by":"guard","ms":412.016,"incident":'
+    '{"phase":"forward","module":"blocks.3.attention","op":"aten._softmax","cause":"softmax_fully_masked_row"}}\n'
+)
+EVERY = 1_000
 LINE = '{"step":%d,"loss":%.16g,"grad_norm":%.16g,"lr":[0.001],"action":"apply","by":"guard","ms":108.698}\n'
 
 
@@ -31,6 +37,7 @@ def write_journal(folder: Path, *, steps: int | None = None, size: float | None 
     with path.open("w") as file:
         while (steps is not None and step < steps) or (size is not None and written < size):
             lines = [LINE % (step + i, 2 + rng.random(), 1 + rng.random()) for i in range(10_000)]
+            lines[EVERY - 1 :: EVERY] = [SKIPPED % (step + i) for i in range(EVERY - 1, 10_000, EVERY)]
             step += len(lines)
             written += file.write("".join(lines))
     return path

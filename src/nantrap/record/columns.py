@@ -8,7 +8,7 @@ column; a NaN or Inf, however it was spelt, is a value like any other and stays.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 
 _MISSING: Any = type("Missing", (), {"__slots__": ()})()
 _NUMBERS = frozenset({float, int, bool})
@@ -29,6 +30,10 @@ _SPELLINGS = re.compile(
     r"\s*(?P<sign>[-+]?)(?:(?P<nan>nan(?:\(\w*\))?|1\.#(?:qnan|ind|snan)\w*)|(?P<inf>inf(?:inity)?|1\.#inf\w*))\s*",
     re.I,
 )
+
+
+_NO_ROWS: Ints = np.empty(0, dtype=np.int64)
+_NO_VALUES: Floats = np.empty(0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -135,11 +140,13 @@ class Table:
 
     Args:
         wanted: whether to keep a column, by its name; all are kept by default.
+        dense: names of columns that have a number in every row before the first one here.
     """
 
-    def __init__(self, wanted: Callable[[str], bool] | None = None) -> None:
+    def __init__(self, wanted: Callable[[str], bool] | None = None, *, dense: Collection[str] = ()) -> None:
         self.rows = 0
         self._wanted = wanted
+        self._dense = dense
         self._numbers: dict[str, _Cells] = {}
         self._texts: dict[str, _Cells] = {}
         self._codes: dict[str, dict[str, int]] = {}
@@ -172,15 +179,36 @@ class Table:
                 self._add(name, [record.get(key, _MISSING) for record in records], None)
         self.rows += len(records)
 
-    def extend_block(self, block: Block) -> None:
-        """Add the rows of a block."""
-        for i, name in enumerate(block.names):
-            if self._wanted is None or self._wanted(name):
-                self._append(name, block.values[:, i], None)
+    def extend_block(self, block: Block, rows: Bools, others: Sequence[Mapping[str, Any]] = ()) -> None:
+        """Add the rows of a block where `rows` is true, and the other records, in their order, where it is false."""
+        rest = Table(self._wanted, dense=self._dense_names(block.names))
+        rest.extend(others)
+        here, elsewhere = np.flatnonzero(rows), np.flatnonzero(~rows)
+        numbers = {name: block.values[:, i] for i, name in enumerate(block.names)}
+        texts: dict[str, str] = {}
         for name, text in block.texts.items():
+            if (number := _spelt(text)) is None:
+                texts[name] = text
+            else:
+                numbers[name] = np.full(len(block), number)
+        for name in dict.fromkeys((*numbers, *rest.numeric)):
             if self._wanted is None or self._wanted(name):
-                self._add_texts(name, [text], None, repeat=len(block))
-        self.rows += len(block)
+                where, values = rest.numbers(name) if name in rest.numeric else (_NO_ROWS, _NO_VALUES)
+                parts = [(elsewhere[where], values), *([(here, numbers[name])] if name in numbers else [])]
+                self._append(name, *_merged(parts, len(rows)))
+        for name in dict.fromkeys((*texts, *rest.textual)):
+            if (self._wanted is None or self._wanted(name)) and self._has_room_for_text(name):
+                where, code, names = rest.texts(name) if name in rest.textual else (_NO_ROWS, _NO_ROWS, ())
+                coded = [(elsewhere[where], self._coded(name, names)[code])]
+                if name in texts:
+                    coded.append((here, np.repeat(self._coded(name, [texts[name]]), len(block))))
+                codes, own = _merged(coded, len(rows))
+                self._cells(self._texts, name, np.int32).append(self.rows, codes, own)
+        self.rows += len(rows)
+
+    def _dense_names(self, names: Sequence[str]) -> frozenset[str]:
+        """Of these names, those that every row so far has a number for."""
+        return frozenset(name for name in names if self.rows == 0 or self._null_is_nan(name))
 
     def _cells(self, kind: dict[str, _Cells], name: str, dtype: Any) -> _Cells:
         cells = kind.get(name)
@@ -191,8 +219,9 @@ class Table:
     def _add(self, name: str, values: list[Any], rows: Ints | None) -> None:
         """Values of one name: `rows`: the rows that have one; `None` for all rows."""
         kinds = set(map(type, values))
-        if type(_MISSING) in kinds or (type(None) in kinds and not self._null_is_nan(name)):
-            here = [i for i, value in enumerate(values) if value is not _MISSING and value is not None]
+        null_is_nan = type(None) in kinds and self._null_is_nan(name, values[0])
+        if type(_MISSING) in kinds or (type(None) in kinds and not null_is_nan):
+            here = [i for i, value in enumerate(values) if value is not _MISSING and (null_is_nan or value is not None)]
             if not here:
                 return
             values = [values[i] for i in here]
@@ -217,15 +246,17 @@ class Table:
                 if here:
                     self._add(name, [values[i] for i in here], every[here])
 
-    def _null_is_nan(self, name: str) -> bool:
+    def _null_is_nan(self, name: str, first: Any = None) -> bool:
         """Some loggers write NaN as null. Where every row so far has a number, a null is one that is not finite."""
         cells = self._numbers.get(name)
-        return cells is not None and cells.dense(self.rows)
+        if cells is None:
+            return self.rows == 0 and (name in self._dense or type(first) in _NUMBERS)
+        return cells.dense(self.rows)
 
-    def _add_texts(self, name: str, values: list[str], rows: Ints | None, *, repeat: int = 1) -> None:
+    def _add_texts(self, name: str, values: list[str], rows: Ints | None) -> None:
         numbers = [_spelt(value) for value in values] if name in self._numbers or _spelt(values[0]) is not None else []
         if numbers and all(number is not None for number in numbers):
-            self._append(name, np.repeat(_floats(numbers), repeat), rows)
+            self._append(name, _floats(numbers), rows)
             return
         if any(number is not None for number in numbers):
             every = np.arange(len(values), dtype=np.int64) if rows is None else rows
@@ -233,21 +264,34 @@ class Table:
             self._append(name, _floats([numbers[i] for i in here]), every[here])
             rest = [i for i, number in enumerate(numbers) if number is None]
             values, rows = [values[i] for i in rest], every[rest]
-        if len(self._texts) >= _MOST_COLUMNS and name not in self._texts:
-            return
+        if self._has_room_for_text(name):
+            self._cells(self._texts, name, np.int32).append(self.rows, self._coded(name, values), rows)
+
+    def _has_room_for_text(self, name: str) -> bool:
+        return len(self._texts) < _MOST_COLUMNS or name in self._texts
+
+    def _coded(self, name: str, values: Sequence[str]) -> Ints:
+        """The code of each text of a column; a new text gets a new one while there is room."""
         codes = self._codes.setdefault(name, {})
-        for value in set(values) - codes.keys():
-            if len(codes) < _MOST_NAMES:
+        for value in dict.fromkeys(values):
+            if value not in codes and len(codes) < _MOST_NAMES:
                 codes[value] = len(codes)
         other = codes.setdefault("...", len(codes)) if any(value not in codes for value in set(values)) else 0
-        numbered = np.fromiter((codes.get(value, other) for value in values), dtype=np.int64, count=len(values))
-        if repeat > 1:
-            numbered = np.repeat(numbered, repeat)
-        self._cells(self._texts, name, np.int32).append(self.rows, numbered, rows)
+        return np.fromiter((codes.get(value, other) for value in values), dtype=np.int64, count=len(values))
 
     def _append(self, name: str, values: Floats, rows: Ints | None) -> None:
         if name in self._numbers or len(self._numbers) < _MOST_COLUMNS:
             self._cells(self._numbers, name, np.float64).append(self.rows, values, rows)
+
+
+def _merged(parts: Sequence[tuple[Ints, NDArray[Any]]], total: int) -> tuple[NDArray[Any], Ints | None]:
+    """Values of some rows and of others, by row; `None` for the rows if these are all there are."""
+    parts = [part for part in parts if len(part[0])] or list(parts[:1])
+    rows, values = (np.concatenate(arrays) for arrays in zip(*parts, strict=True)) if len(parts) > 1 else parts[0]
+    if len(parts) > 1:
+        order = np.argsort(rows, kind="stable")
+        rows, values = rows[order], values[order]
+    return values, None if len(rows) == total else rows
 
 
 def _shapes(records: Sequence[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:

@@ -12,19 +12,21 @@ import importlib
 import json
 import os
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+
 from nantrap.errors import NantrapError
 from nantrap.incident import Incident
-from nantrap.record.columns import Block, Column, Table
+from nantrap.record.columns import Column, Table
 from nantrap.record.journal import RUN_ENDS
 from nantrap.record.opening import find_log, source_of
 from nantrap.record.series import NAMES, Series, is_evaluation, normal_form
-from nantrap.record.sources import JsonLines, Records, Source, TextLines
+from nantrap.record.sources import JsonLines, Mixed, Records, Source, TextLines
 from nantrap.record.textlog import Note
 
 _JOURNAL = re.compile(r"journal-r(\d+)\.jsonl$")
@@ -85,28 +87,33 @@ class _Stream:
             self._take(records)
         return changed
 
-    def _take(self, records: Records | Block) -> None:
-        if isinstance(records, Block):
-            self._steps.extend_block(records)
+    def _take(self, records: Records | Mixed) -> None:
+        if not isinstance(records, Mixed):
+            steps = [record for _, record in self._sorted_out(records, range(len(records)))]
+            if steps:
+                self._steps.extend(steps)
             return
-        steps: list[Mapping[str, Any]] = []
-        for record in records:
+        places = np.flatnonzero(~records.rows).tolist()
+        kept = list(self._sorted_out(records.others, places))
+        gone = set(places) - {place for place, _ in kept}
+        self._steps.extend_block(records.block, np.delete(records.rows, sorted(gone)), [record for _, record in kept])
+
+    def _sorted_out(self, records: Records, places: Sequence[int]) -> Iterator[tuple[int, Mapping[str, Any]]]:
+        """The steps among these records, each with its place; evaluations and marks are kept where they belong."""
+        gone = 0
+        for place, record in zip(places, records, strict=True):
             event = record.get("event") or record.get("kind")
             metrics = record.get("metrics")
-            if event is None or event == "step":
-                steps.append(record)
-            elif event == "eval" and isinstance(metrics, dict):
+            if event is None or event == "step" or not (self._own or (event == "eval" and isinstance(metrics, dict))):
+                yield place, record  # also a line of another tool, with a field of that name
+                continue
+            if event == "eval" and isinstance(metrics, dict):
                 self._evaluations.extend([{**metrics, "step": record.get("step", 0)}])
-            elif self._own:  # a line between the steps
-                if len(self.marks) < _MOST_MARKS:
-                    step = record.get("step")
-                    self.marks.append(
-                        Mark(str(event), step if isinstance(step, int) else -1, self._steps.rows + len(steps), record)
-                    )
-            else:  # another tool's own field of that name
-                steps.append(record)
-        if steps:
-            self._steps.extend(steps)
+            elif len(self.marks) < _MOST_MARKS:
+                step = record.get("step")
+                row = self._steps.rows + place - gone
+                self.marks.append(Mark(str(event), step if isinstance(step, int) else -1, row, record))
+            gone += 1
 
 
 class Run:

@@ -5,17 +5,34 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from nantrap.errors import FormatError
-from nantrap.record.columns import Block
+from nantrap.record.columns import Block, Bools
 from nantrap.record.event_files import EventFile
 from nantrap.record.tail import Tail
 from nantrap.record.template import Template, template_of
 from nantrap.record.textlog import Note, TextLog
 
 Records = Sequence[Mapping[str, Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Mixed:
+    """A block of lines of one shape and the other records among them: `rows` is true for the rows of the block."""
+
+    block: Block
+    rows: Bools
+    others: Records = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
 _SMALLEST = 64
 """Fewer lines than these are decoded one after the other."""
 
@@ -34,7 +51,7 @@ class Source(Protocol):
         """Whether the log was replaced since the last read; what was read so far is invalid then."""
         ...
 
-    def read(self) -> Iterator[Records | Block]:
+    def read(self) -> Iterator[Records | Mixed]:
         """What is new."""
         ...
 
@@ -72,35 +89,43 @@ class JsonLines(_Base):
         self._line = 0 if (again := self._tail.replaced()) else self._line
         return again
 
-    def read(self) -> Iterator[Records | Block]:
+    def read(self) -> Iterator[Records | Mixed]:
         for chunk in self._chunks(self._tail):
             text = chunk.rstrip(b"\n")
-            yield from self._decode(text, text.count(b"\n") + 1)
+            lines = text.count(b"\n") + 1
+            yield self._by_template(text, lines) or self._together(text.decode("utf-8", "replace"), lines)
+            self._line += lines
         self.modified = self._tail.modified
 
-    def _decode(self, text: bytes, lines: int) -> Iterator[Records | Block]:
-        """The records of these lines: by the template while it fits, else by halves, else one after the other."""
-        if lines >= _SMALLEST:
-            if self._template is not None and (block := self._template.read(text, lines)) is not None:
-                self._line += lines
-                yield block
-                return
-            template = template_of(text[: text.index(b"\n")].decode("utf-8", "replace"), self._wanted)
-            if template is not None and template != self._template:
+    def _by_template(self, text: bytes, lines: int) -> Mixed | None:
+        """The lines of the usual shape together, the others one after the other; `None` if no shape is usual."""
+        if lines < _SMALLEST:
+            return None
+        for template in self._templates(text):
+            block, fits, others = template.read(text, lines)
+            if 2 * len(block) >= lines:
                 self._template = template
-                if (block := template.read(text, lines)) is not None:
-                    self._line += lines
-                    yield block
-                    return
-            if self._template is not None:
-                middle = text.find(b"\n", len(text) // 2)
-                if 0 < middle < len(text):
-                    first, second = text[:middle], text[middle + 1 :]
-                    count = first.count(b"\n") + 1
-                    yield from self._decode(first, count)
-                    yield from self._decode(second, lines - count)
-                    return
-        yield self._together(text.decode("utf-8", "replace"), lines)
+                break
+        else:
+            return None
+        if len(block) == lines:
+            return Mixed(block, fits)
+        odd = np.flatnonzero(~fits)
+        numbers = (odd + self._line + 1).tolist()
+        records = [self._record(line.decode("utf-8", "replace"), n) for line, n in zip(others, numbers, strict=True)]
+        dropped = odd[[record is None for record in records]]
+        return Mixed(block, np.delete(fits, dropped), [record for record in records if record is not None])
+
+    def _templates(self, text: bytes) -> Iterator[Template]:
+        """The template of the last stretch, then those of a few lines of this one."""
+        if self._template is not None:
+            yield self._template
+        for place in (0, len(text) // 3, len(text) * 2 // 3):
+            start = text.rfind(b"\n", 0, place) + 1
+            line = text[start : text.find(b"\n", start)] if text.find(b"\n", start) >= 0 else text[start:]
+            template = template_of(line.decode("utf-8", "replace"), self._wanted)
+            if template is not None and template != self._template:
+                yield template
 
     def _together(self, text: str, lines: int) -> Records:
         try:
@@ -108,23 +133,22 @@ class JsonLines(_Base):
             records: Records = json.loads(f"[{text.replace(chr(10), ',')}]")
         except (ValueError, RecursionError):
             records = []
-        if len(records) != lines or not all(type(record) is dict for record in records):
-            records = self._one_by_one(text)
-        self._line += lines
-        return records
+        if len(records) == lines and all(type(record) is dict for record in records):
+            return records
+        each = (self._record(line, number) for number, line in enumerate(text.split("\n"), start=self._line + 1))
+        return [record for record in each if record is not None]
 
-    def _one_by_one(self, text: str) -> Records:
-        records = []
-        for number, line in enumerate(text.split("\n"), start=self._line + 1):
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                record = None
-            if isinstance(record, dict):
-                records.append(record)
-            elif line.strip():
-                self.problems.append(f"{self.path.name}, line {number}: not a JSON object, skipped")
-        return records
+    def _record(self, line: str, number: int) -> dict[str, Any] | None:
+        """The object of one line; what is no object is counted as a problem."""
+        try:
+            record = json.loads(line)
+        except (ValueError, RecursionError):
+            record = None
+        if isinstance(record, dict):
+            return record
+        if line.strip():
+            self.problems.append(f"{self.path.name}, line {number}: not a JSON object, skipped")
+        return None
 
 
 class TextLines(_Base):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from nantrap.errors import FormatError, UsageError
 
-_CHUNK = 4 << 20
+_CHUNK = 1 << 20  # columns of it fit into the cache of a core
 _LONGEST_LINE = 64 << 20
 _SETTLED_SECONDS = 5.0
 
