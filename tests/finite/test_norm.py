@@ -54,6 +54,38 @@ def test_near_the_limit_the_shortcut_gives_the_same_bits(limit: float) -> None:
         assert torch.equal(ours.grad, theirs.grad)
 
 
+@pytest.mark.parametrize("shapes", [SHAPES, [(5,)], [(300, 400)], [(300, 400), (2, 2), (200, 200)]], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_the_flag_is_the_norm_up_to_rounding(dtype: torch.dtype, shapes: list[tuple[int, ...]]) -> None:
+    gradients = [p.grad for p in parameters(shapes, dtype, 1.0, seed=4) if p.grad is not None]
+    flag, norm = finite.flag_norm(gradients), finite.gradient_norm(gradients)
+    assert (flag.dtype, flag.shape) == (norm.dtype, norm.shape)
+    assert float(flag) == pytest.approx(float(norm), rel=0.02 if dtype.itemsize == 2 else 1e-4)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("where", range(len(SHAPES)))
+def test_the_flag_finds_a_bad_value_in_any_gradient(value: float, where: int) -> None:
+    gradients = [p.grad for p in parameters(SHAPES, torch.float32, 1.0, seed=4) if p.grad is not None]
+    gradients[where].view(-1)[-1] = value
+    assert not math.isfinite(float(finite.flag_norm(gradients)))
+
+
+def test_the_flag_of_gradients_that_are_not_alike() -> None:
+    sparse = torch.sparse_coo_tensor(torch.tensor([[1]]), [[3.0]], (4, 1))
+    assert float(finite.flag_norm([torch.tensor([4.0]), sparse])) == 5.0
+    assert float(finite.flag_norm([torch.tensor([4.0]), torch.tensor([3.0], dtype=torch.float64)])) == 5.0
+    assert float(finite.flag_norm([])) == 0.0
+
+
+def test_no_norm_carries_a_graph() -> None:
+    weight = torch.ones(3, requires_grad=True)
+    (gradient,) = torch.autograd.grad(weight.pow(3).sum(), weight, create_graph=True)
+    assert gradient.requires_grad
+    assert not finite.gradient_norm([gradient]).requires_grad
+    assert not finite.flag_norm([gradient]).requires_grad
+
+
 def test_no_gradients_at_all() -> None:
     assert float(finite.gradient_norm([])) == 0.0
     finite.clip_with_norm([], max_norm=1.0, total=torch.tensor(0.0))

@@ -157,6 +157,36 @@ def test_the_note_keeps_nothing_large_and_stops_at_the_model() -> None:
     assert sum(t.nbytes for t in kept) < 1024
 
 
+def watched_call(output: Any) -> RootCall:
+    call = RootCall((), {}, None, None)  # type: ignore[arg-type]
+    call.watch_output(output)
+    return call
+
+
+def test_the_gradient_of_an_output_is_kept_and_the_output_is_left_as_it_was() -> None:
+    out = torch.ones(3, requires_grad=True) * 2
+    call = watched_call(out)
+    assert out._backward_hooks is None
+    assert call.cotangents == {}
+    (out * torch.tensor([1.0, 2.0, 3.0])).sum().backward()
+    assert call.cotangents["batch"].tolist() == [1.0, 2.0, 3.0]
+
+
+def test_the_gradients_of_several_outputs_of_one_operation_are_told_apart() -> None:
+    first, second, third = torch.arange(3.0, requires_grad=True).unbind()
+    call = watched_call((first, second, third))
+    (5 * second + 7 * third).backward()
+    assert {path: float(gradient) for path, gradient in call.cotangents.items()} == {"[1]": 5.0, "[2]": 7.0}
+
+
+def test_a_gradient_that_a_hook_of_the_program_may_change_is_not_relied_on() -> None:
+    out = torch.ones(3, requires_grad=True) * 2
+    call = watched_call(out)
+    out.register_hook(lambda gradient: gradient * 10)
+    out.sum().backward()
+    assert call.cotangents == {}
+
+
 def test_the_note_of_a_deep_graph_is_capped() -> None:
     loss = torch.ones(1, requires_grad=True).sum()
     for _ in range(1000):

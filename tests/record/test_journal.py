@@ -128,7 +128,7 @@ def test_readable_while_the_run_lives(tmp_path: Path) -> None:
 
 def test_written_every_few_seconds_and_every_few_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
-    monkeypatch.setattr("nantrap.record.journal.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("nantrap.record.journal.time.perf_counter", lambda: now[0])
     journal = Journal(tmp_path)
     journal.append({"step": 0})
     assert journal.path.read_text() == ""
@@ -138,6 +138,19 @@ def test_written_every_few_seconds_and_every_few_lines(tmp_path: Path, monkeypat
     for step in range(512):
         journal.append({"step": step})
     assert journal.path.read_text().count("\n") == 514
+
+
+def test_the_lines_of_steps_are_written_every_few_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("nantrap.record.journal.time.perf_counter", lambda: now[0])
+    model, guard = guarded(tmp_path)
+    written = []
+    for seconds in (0.0, 0.5, 3.0, 0.5):
+        now[0] += seconds
+        guard.attempt(lambda x: loss_of(model, x), torch.ones(4, 3))
+        written.append(len(list(read_journal(tmp_path))))
+    guard.close()
+    assert written == [0, 0, 3, 3]
 
 
 def test_written_when_it_is_never_closed(tmp_path: Path) -> None:

@@ -10,7 +10,15 @@ from nantrap.finite.check import (
     value_of,
     values_of,
 )
-from nantrap.finite.norm import clip_dense, clip_with_norm, exact_norm, gradient_norm, total_norm, whole_norm
+from nantrap.finite.norm import (
+    clip_with_norm,
+    exact_norm,
+    flag_norm,
+    gradient_norm,
+    largest_value,
+    norm_of_alike,
+    whole_norm,
+)
 from nantrap.finite.stats import (
     dtype_name,
     first_nonfinite_index,
@@ -23,21 +31,22 @@ from nantrap.finite.stats import (
 __all__ = [
     "any_infinite",
     "any_nonfinite",
-    "clip_dense",
     "clip_with_norm",
     "dtype_name",
     "exact_norm",
     "first_nonfinite_index",
+    "flag_norm",
     "gradient_norm",
     "has_nan_payload",
     "headroom_bits",
+    "largest_value",
     "limit_of",
     "nan_if_any_bad",
     "nonfinite_flag",
+    "norm_of_alike",
     "read",
     "readable",
     "tensor_stats",
-    "total_norm",
     "value_of",
     "values_of",
     "whole_norm",

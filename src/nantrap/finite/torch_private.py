@@ -1,8 +1,20 @@
-"""The private name of PyTorch that reading values relies on, and nothing else. Seen in torch 2.4 to 2.13."""
+"""The private names of PyTorch that reading values relies on, and nothing else. Seen in torch 2.4 to 2.13."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+import torch
 from torch import Tensor
+
+norms_of: Callable[[Sequence[Tensor], float], tuple[Tensor, ...]] = torch._foreach_norm  # type: ignore[assignment]
+"""The norm of each tensor in a list, in one call. `clip_grad_norm_` is made of it."""
+
+multiply_all = torch._foreach_mul_
+"""Multiplies each tensor of a list in place, in one call. `clip_grad_norm_` is made of it."""
+
+flattened = torch._C._nn.flatten_dense_tensors
+"""A list of tensors joined into one dimension, in one call; `torch.cat` needs a view of each, made in Python."""
 
 
 def stored_values(tensor: Tensor) -> Tensor:

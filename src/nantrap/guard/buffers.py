@@ -20,7 +20,6 @@ is dropped, to the `mark` set after the last good one.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter, is_
@@ -231,7 +230,7 @@ class BufferShadow:
             and list(map(version_of, plan.counted)) == plan.versions
             and not (self._frozen and sum(map(version_of, self._frozen_parameters)) != self._frozen_writes)
         ):
-            return finite.total_norm(plan.judged, math.inf) if plan.judged else None
+            return finite.largest_value(plan.judged) if plan.judged else None
         suspects = self.suspects()
         return finite.nan_if_any_bad(suspects) if suspects else None
 

@@ -35,7 +35,7 @@ from nantrap.locate.hooks import Hook
 from nantrap.locate.kept import note_loss_part
 from nantrap.locate.probes import pending_probes
 from nantrap.locate.python_private import current_frame
-from nantrap.locate.source import Place, is_user_code
+from nantrap.locate.source import is_user_code
 from nantrap.locate.step import active_replays
 
 _parameters_of = itemgetter("params")
@@ -274,14 +274,14 @@ class _Before(Hook):
         frame: FrameType | None = current_frame()
         while frame is not None and not is_user_code(frame.f_code):
             frame = frame.f_back
-        place = None if frame is None else Place(frame.f_code, frame.f_lasti, frame.f_lineno)
+        called_at = None if frame is None else (frame.f_code, frame.f_lasti)
         program = parts.protected.program
         if program.rest:
             program.rest -= 1
             rng = RngState.capture()
         else:
             rng = RngState.capture(parts.protected.note_program())
-        call = RootCall(args, kwargs, rng, autocast, module=module, place=place, stream=collector.stream)
+        call = RootCall(args, kwargs, rng, autocast, module, called_at, collector.stream)
         if earlier is not None:
             call.after(earlier)
         collector.root_call = call

@@ -83,21 +83,19 @@ class OwnLoop:
         self._scheduler = scheduler
         self._average = average
         self._norm: Tensor | None = None
-        self._dense = False
 
     def norm(self) -> Tensor:
         """The norm of all gradients, which is also the flag of the step."""
         if self.scaling.enabled:
             self.scaling.scaler.unscale_(self._optimizer)
-        gradients, dense = [], True
+        gradients = []
         for parameter in self._members.parameters:
             gradient = parameter.grad
             if gradient is not None:
                 gradients.append(gradient)
-                if gradient.__class__ is not Tensor or gradient.is_sparse:
-                    dense = False
-        self._dense = dense
-        self._norm = norm = finite.total_norm(gradients) if dense else finite.gradient_norm(gradients)
+        if self.max_grad_norm is None and not self.norm_is_used():
+            return finite.flag_norm(gradients)
+        self._norm = norm = finite.gradient_norm(gradients)
         return norm
 
     def norm_is_used(self) -> bool:
@@ -110,10 +108,7 @@ class OwnLoop:
             return  # the clamped coefficient is 1.0, and x * 1.0 is x
         if self._norm is None:
             return
-        if self._dense:
-            finite.clip_dense(self._members.parameters, self.max_grad_norm, self._norm)
-        else:
-            finite.clip_with_norm(self._members.parameters, max_norm=self.max_grad_norm, total=self._norm)
+        finite.clip_with_norm(self._members.parameters, max_norm=self.max_grad_norm, total=self._norm)
 
     def take_update(self) -> Any:
         """The optimizer's step."""

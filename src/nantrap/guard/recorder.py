@@ -31,6 +31,7 @@ from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding, Incident
 from nantrap.incident.wording import escaped
 from nantrap.record import RUN_ENDS, RUN_RESUMES, RUN_STARTS, History, Journal, Listener, StepRecord, write_run_info
+from nantrap.record.journal import FLUSH_LINES
 from nantrap.report import fingerprint, one_line, render_incident, write_line, write_run_report
 
 _KEPT = 256
@@ -147,8 +148,9 @@ class Recorder:
         progress, tally = self._progress, self.tally
         applied = action is Action.APPLY
         norm, loss, terms, rates, watched, scale, _, _ = reading
+        now = time.perf_counter()
         if launched is None:
-            step, milliseconds = progress.step, (time.perf_counter() - window.started) * 1e3
+            step, milliseconds = progress.step, (now - window.started) * 1e3
             if window.repeated and incident is None:  # the same update once more: it has its line and number already
                 return Outcome(applied, action, max(step - 1, 0), loss, norm, None, terms)
         else:
@@ -184,10 +186,11 @@ class Recorder:
                 line["dropped_terms"] = window.left_out
             if incident is not None:
                 line["incident"] = _short(incident)
-            if self._journal is not None:
-                self._journal.append(line)
-                if incident is not None:
-                    self._journal.flush()
+            journal = self._journal
+            if journal is not None:
+                journal.pending.append(line)
+                if incident is not None or now >= journal.due or len(journal.pending) >= FLUSH_LINES:
+                    journal.flush()
             for listener in self._listeners:
                 listener.append(line)
         if applied:

@@ -132,17 +132,21 @@ def _clip_grad_norm(loops: Loops, original: Any) -> Any:
             return original(given, max_norm, norm_type, error_if_nonfinite, foreach)
         # a norm that is not finite is the guard's business: the step will not be taken, whatever it was clipped to
         gradients = []
-        on_host = loop.keeps_bad_gradients
+        on_host, alike = loop.keeps_bad_gradients, norm_type == 2.0 and foreach is None
         for parameter in given:
             gradient = parameter.grad
             if gradient is not None:
                 gradients.append(gradient)
-                on_host = on_host and gradient.__class__ is Tensor and gradient.is_cpu
+                on_host = on_host and gradient.__class__ is Tensor and gradient.is_cpu and not gradient.is_sparse
+                alike = alike and gradient.dtype is gradients[0].dtype and gradient.layout is torch.strided
         if not on_host:
             norm = original(given, max_norm, norm_type, False, foreach)
             loop.driver.clipped_norm = norm
             return norm
-        norm = get_total_norm(gradients, norm_type, False, foreach)
+        if alike and gradients:
+            norm = finite.norm_of_alike(gradients)
+        else:
+            norm = get_total_norm(gradients, norm_type, False, foreach)
         loop.driver.clipped_norm = norm
         value = finite.value_of(norm)
         # not finite: clipping would turn Inf into NaN (Inf × 0) and hide what happened. Small: the coefficient is

@@ -93,7 +93,8 @@ class ScriptDriver:
         """The norm that the script has found already, or the one of the gradients as they are."""
         norm = self.clipped_norm
         if norm is None:
-            norm = finite.gradient_norm(self._protected.members.gradients())
+            gradients = self._protected.members.gradients()
+            norm = finite.gradient_norm(gradients) if self.norm_is_used() else finite.flag_norm(gradients)
         elif norm.__class__ is not Tensor:
             norm = finite.whole_norm(norm)
         scale = self.scaling.scalar() if self.still_scaled else None

@@ -8,9 +8,11 @@ tensors between the model's output and the loss are taken (`note_loss_part`). Bo
 from __future__ import annotations
 
 import weakref
-from collections import deque
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from operator import setitem
+from types import CodeType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +20,8 @@ from torch import Tensor, nn
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.nodes import tensor_names
 from nantrap.locate.rng import RngState
-from nantrap.locate.source import Place
-from nantrap.locate.torch_private import raw_tensor, sequence_of
+from nantrap.locate.source import Place, place_of
+from nantrap.locate.torch_private import carry_hooks, has_hooks, hook_adder, raw_tensor, sequence_of
 
 _COTANGENT_BYTES = 64 * 2**20
 _OUTPUT_BYTES = 4 * 2**20
@@ -40,6 +42,26 @@ _NEVER_SINGULAR = frozenset(
 """Nodes whose derivative is finite for every finite input, in any precision the forward pass survived."""
 
 
+class Output(NamedTuple):
+    """One tensor that a call gave, with what is kept of it.
+
+    Attributes:
+        path: where it is in the call's result.
+        node: its autograd node: the model's part of the graph ends here.
+        number: which of the node's outputs it is.
+        value: its values; `None` if they are too large to keep.
+        alive: whether the tensor is still in use.
+        gradient: one place, for the gradient that comes back to it, or for those of all outputs of its node.
+    """
+
+    path: str
+    node: Any
+    number: int
+    value: Tensor | None
+    alive: weakref.ref[Tensor]
+    gradient: list[Tensor | tuple[Tensor | None, ...] | None]
+
+
 @dataclass(slots=True)
 class RootCall:
     """A call of the model (or of a submodule directly) in the two-line form: what is needed to run it again.
@@ -49,42 +71,56 @@ class RootCall:
         kwargs: keyword arguments, by reference.
         rng: random streams before the call.
         autocast: device and dtype of the autocast region around it.
-        nodes: autograd nodes of its outputs: where the model's part of the graph ends.
         module: the module that was called; `None` for the root.
+        called_at: the user's code that made the call, and the instruction in it.
+        stream: torch's random stream on the CPU when the step before ended.
         previous: an earlier call of the same step.
-        outputs: the output values by node, with the node's output number; large ones are not kept.
         running: the forward pass has not ended yet.
-        place: the user's line that made the call.
         loaded: its inputs are a batch as a data loader gave it.
         passed: the program's loop has moved on, so its variables belong to a later batch.
-        alive: weak references to the outputs: whether any of them is still in use.
-        stream: torch's random stream on the CPU when the step before ended.
+        watched: its outputs that have a graph.
+        nodes: their autograd nodes: where the model's part of the graph ends.
     """
 
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     rng: RngState
     autocast: tuple[str, torch.dtype] | None
-    nodes: set[Any] = field(default_factory=set)
     module: nn.Module | None = None
+    called_at: tuple[CodeType, int] | None = None
+    stream: Tensor | None = None
     previous: RootCall | None = None
-    outputs: dict[Any, tuple[Tensor, int]] = field(default_factory=dict)
     running: bool = True
-    place: Place | None = None
     loaded: bool = False
     passed: bool = False
-    stream: Tensor | None = None
-    alive: list[weakref.ref[Tensor]] = field(default_factory=list)
-    _arrived: list[tuple[str, int, deque[tuple[Tensor | None, ...]]]] = field(default_factory=list)
+    watched: list[Output] = field(default_factory=list)
+    nodes: set[Any] = field(default_factory=set)
+
+    @property
+    def place(self) -> Place | None:
+        """The user's line that made the call."""
+        return None if self.called_at is None else place_of(*self.called_at)
+
+    @property
+    def outputs(self) -> dict[Any, tuple[Tensor, int]]:
+        """The output values by node, with the node's output number; large ones are not kept."""
+        return {each.node: (each.value, each.number) for each in self.watched if each.value is not None}
 
     @property
     def cotangents(self) -> dict[str, Tensor]:
-        """The gradient that came back to each output, by path."""
+        """The gradient that came back to each output, by path.
+
+        A hook of the program on an output may change its gradient after it was noted here: such an output is left out.
+        """
         found: dict[str, Tensor] = {}
-        for path, number, gradients in self._arrived:
-            gradient = gradients[-1][number] if gradients else None
+        for output in self.watched:
+            gradient = output.gradient[0]
+            if isinstance(gradient, tuple):
+                gradient = gradient[output.number]
+            elif has_hooks(output.alive()):
+                continue
             if gradient is not None:
-                found[path] = gradient
+                found[output.path] = gradient
         return found
 
     def watch_output(self, output: Any) -> None:
@@ -92,18 +128,21 @@ class RootCall:
         self.running = False
         for path, tensor in (("batch", output),) if isinstance(output, Tensor) else tensors_of(output):
             node = tensor.grad_fn
-            if node is not None:
-                self.nodes.add(node)
-                self.alive.append(weakref.ref(tensor))
-                number, size = tensor.output_nr, tensor.nbytes
-                if size <= _OUTPUT_BYTES:
-                    self.outputs[node] = (detached(tensor), number)
-                if size <= _COTANGENT_BYTES:
-                    # on the node and not on the tensor, where a hook costs three times as much; and a queue of length
-                    # one instead of a function of ours: backward then calls no Python code
-                    gradients: deque[tuple[Tensor | None, ...]] = deque(maxlen=1)
-                    node.register_prehook(gradients.append)
-                    self._arrived.append((path, number, gradients))
+            if node is None:
+                continue
+            number, size = tensor.output_nr, tensor.nbytes
+            value = detached(tensor)
+            gradient: list[Any] = [None]
+            if size <= _COTANGENT_BYTES:
+                hook = partial(setitem, gradient, 0)  # C functions only: backward calls no Python code
+                if number or value.__class__ is not Tensor:
+                    node.register_prehook(hook)
+                else:  # four times as fast. The values without a graph carry the hook; the output stays as it is
+                    carry_hooks(value, {0: hook})
+                    hook_adder(node)(value)
+            kept = value if size <= _OUTPUT_BYTES else None
+            self.nodes.add(node)
+            self.watched.append(Output(path, node, number, kept, weakref.ref(tensor), gradient))
 
     def after(self, previous: RootCall | None) -> None:
         """Join the earlier calls whose outputs are still in use: those of this step, not of a validation loop.
@@ -113,7 +152,7 @@ class RootCall:
         feeding = _nodes_above(self.args, self.kwargs) if previous is not None else set()
         kept: list[RootCall] = []
         while previous is not None and len(kept) < _MOST_CALLS:
-            if any(ref() is not None for ref in previous.alive) or not feeding.isdisjoint(previous.nodes):
+            if any(output.alive() is not None for output in previous.watched) or not feeding.isdisjoint(previous.nodes):
                 kept.append(previous)
                 feeding |= _nodes_above(previous.args, previous.kwargs)
             previous = previous.previous

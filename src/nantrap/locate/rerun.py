@@ -15,7 +15,7 @@ import math
 import operator
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -85,7 +85,7 @@ def _settings(call: RootCall) -> Iterator[tuple[tuple[str, torch.dtype] | None, 
     for ambient in dict.fromkeys((None, call.autocast)):
         yield ambient, call.rng
         if call.stream is not None:
-            yield ambient, replace(call.rng, torch_cpu=call.stream)
+            yield ambient, call.rng._replace(torch_cpu=call.stream)
 
 
 def _verified(run: _Rerun) -> Again | None:

@@ -1,9 +1,10 @@
 """The random streams as they were: torch (CPU and every initialised CUDA device), Python and NumPy.
 
 Capturing happens once per step in a healthy run, so it must cost almost nothing. NumPy's `get_state` takes 60 µs and
-Python's `getstate` 12. Both are Mersenne Twisters of 2.5 KB; comparing those bytes shows in under a microsecond that
-nothing was drawn from them since the last capture. NumPy documents the address; CPython's is verified when this module
-is imported, and where it does not hold (another interpreter), the state is taken the slow way.
+Python's `getstate` 12. Both are Mersenne Twisters: a draw moves their position, and after 624 of them every word is
+replaced, as it is by a new seed. So the position and the seven words beside it show in a fraction of a microsecond that
+nothing was drawn since the last capture. NumPy documents the address; CPython's is verified when this module is
+imported, and where it does not hold (another interpreter), the state is taken the slow way.
 """
 
 from __future__ import annotations
@@ -12,8 +13,7 @@ import ctypes
 import random
 import struct
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,11 +23,15 @@ from nantrap.locate.program import ProgramState
 from nantrap.locate.python_private import PYTHON_GENERATOR, numpy_bit_generator
 
 _MT19937 = np.random.MT19937
-_MT19937_BYTES = 624 * 4 + 4
+_HAS_GAUSS = 3
+"""Where the state of NumPy's legacy generator says whether it keeps a second normal value."""
+_WORD_BYTES = 4
+_WORDS = 624
+_COMPARED = ctypes.c_char * (8 * _WORD_BYTES)
+"""The position of a twister and the words beside it. The first word alone would not do: every seed begins with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class RngState:
+class RngState(NamedTuple):
     """All random streams at one moment. `program` is what the program keeps itself: its generators and attributes."""
 
     torch_cpu: Tensor
@@ -43,29 +47,29 @@ class RngState:
         Args:
             program: the program's own state at this moment, from `Program.capture`.
         """
-        global _python_seen, _numpy_seen, _numpy_generator, _numpy_words
+        global _python_seen, _numpy_seen, _numpy_generator, _numpy_mark
         cuda: tuple[Tensor, ...] = ()
         if torch.cuda.is_initialized():
             cuda = tuple(torch.cuda.get_rng_state_all())
-        if _PYTHON_WORDS is None:
+        if _python_mark is None:
             python = random.getstate()
         else:
-            raw = (_PYTHON_WORDS.raw, PYTHON_GENERATOR.gauss_next)  # type: ignore[attr-defined]
-            if raw != _python_seen[0]:
-                _python_seen = (raw, random.getstate())
+            mark = (_python_mark.raw, PYTHON_GENERATOR.gauss_next)  # type: ignore[attr-defined]
+            if mark != _python_seen[0]:
+                _python_seen = (mark, random.getstate())
             python = _python_seen[1]
         generator = numpy_bit_generator()
         if generator is not _numpy_generator:  # the first time, and after np.random.set_bit_generator
             _numpy_generator = generator
-            twister = generator.__class__ is _MT19937
-            _numpy_words = _Words.from_address(generator.ctypes.state_address) if twister else None
-        if _numpy_words is None:
+            _numpy_mark = _mark_of_numpy(generator)
+            _numpy_seen = (b"", None)
+        numpy = _numpy_seen[1]
+        if _numpy_mark is None:
+            numpy = np.random.get_state(legacy=False)
+        # a second normal value, which is drawn together with the first and kept, leaves the twister as it was
+        elif _numpy_mark.raw != _numpy_seen[0] or numpy[_HAS_GAUSS]:
             numpy = np.random.get_state()
-        else:
-            words = _numpy_words.raw
-            if words != _numpy_seen[0]:
-                _numpy_seen = (words, np.random.get_state())
-            numpy = _numpy_seen[1]
+            _numpy_seen = (_numpy_mark.raw, numpy)
         return cls(torch.default_generator.get_state(), cuda, python, numpy, program)
 
     def now(self) -> RngState:
@@ -96,10 +100,17 @@ def _twister_address() -> int | None:
     return address if PYTHON_GENERATOR.getstate()[1] == (*words, position) else None
 
 
-_ADDRESS = _twister_address()
-_PYTHON_WORDS = None if _ADDRESS is None else (ctypes.c_char * _TWISTER.size).from_address(_ADDRESS)
-_Words = ctypes.c_char * _MT19937_BYTES
-_numpy_generator: Any = None
-_numpy_words: Any = None
+def _mark_of_numpy(generator: Any) -> Any:
+    """The last words of NumPy's generator and its position, if it is a twister: the words come first there."""
+    if generator.__class__ is not _MT19937:
+        return None
+    end = generator.ctypes.state_address + (_WORDS + 1) * _WORD_BYTES
+    return _COMPARED.from_address(end - ctypes.sizeof(_COMPARED))
+
+
+_address = _twister_address()
+_python_mark = None if _address is None else _COMPARED.from_address(_address)
 _python_seen: tuple[Any, Any] = (None, None)
+_numpy_generator: Any = None
+_numpy_mark: Any = None
 _numpy_seen: tuple[bytes, Any] = (b"", None)

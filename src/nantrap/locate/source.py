@@ -55,6 +55,14 @@ class Place:
         return positions[2], positions[3]
 
 
+def place_of(code: CodeType, instruction: int) -> Place | None:
+    """The place of an instruction, as an offset in bytes; `None` if it belongs to no line."""
+    for start, end, line in code.co_lines():
+        if start <= instruction < end and line is not None:
+            return Place(code, instruction, line)
+    return None
+
+
 def with_cell_name(source: Source | None) -> Source | None:
     """A line of a notebook named as the notebook names it, `Cell In[3]`, and not by a temporary file of the kernel.
 

@@ -29,7 +29,8 @@ RUN_ENDS = "run_ends"
 """The `kind` of the last line of a run that was not killed: with `time`, and `error` if an exception ended it."""
 
 _FLUSH_SECONDS = 2.0
-_FLUSH_LINES = 512
+FLUSH_LINES = 512
+"""As many lines are never kept: they are written at once."""
 
 
 class Journal:
@@ -48,24 +49,26 @@ class Journal:
             ) from error
         self.used_before = _size(self.path) > 0
         """Whether an earlier run has written into this file."""
-        self._lines: list[Mapping[str, Any]] = []
-        self._due = time.monotonic() + _FLUSH_SECONDS
+        self.pending: list[Mapping[str, Any]] = []
+        """The lines that are not written yet."""
+        self.due = time.perf_counter() + _FLUSH_SECONDS
+        """When they are written at the latest. The recorder of a step adds its line and compares this itself: it has
+        the time at hand, and one call per step less is worth it."""
         self._writer = _Writer(descriptor, self.path)
         # also when the guard is never closed: at garbage collection and at the interpreter's exit
-        self._finalizer = weakref.finalize(self, _finish, self._lines, self._writer)
+        self._finalizer = weakref.finalize(self, _finish, self.pending, self._writer)
         _end_torn_line(self.path, self._writer)
 
     def append(self, line: Mapping[str, Any]) -> None:
         """Add one step. Written within a few seconds; sooner after `flush`."""
-        lines = self._lines
-        lines.append(line)
-        if len(lines) >= _FLUSH_LINES or time.monotonic() >= self._due:
+        self.pending.append(line)
+        if len(self.pending) >= FLUSH_LINES or time.perf_counter() >= self.due:
             self.flush()
 
     def flush(self) -> None:
         """Write what is kept."""
-        self._due = time.monotonic() + _FLUSH_SECONDS
-        _write_lines(self._lines, self._writer)
+        self.due = time.perf_counter() + _FLUSH_SECONDS
+        _write_lines(self.pending, self._writer)
 
     def close(self) -> None:
         """Write what is kept and close the file. May be called again."""
