@@ -71,9 +71,9 @@ def test_what_a_killed_process_left_is_removed_at_the_next_start(tmp_path: Path)
 
 
 def test_several_runs_in_one_folder_lose_nothing(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(3) as pool:
-        paths = list(pool.map(lambda n: write_bundle(tmp_path, Incident(7, phase="forward"), text=str(n)), range(9)))
-    assert len(set(paths)) == 9
+    with ThreadPoolExecutor(9) as pool:
+        paths = list(pool.map(lambda n: write_bundle(tmp_path, Incident(7, phase="forward"), text=str(n)), range(20)))
+    assert len(set(paths)) == 20
     for path in paths:
         assert read_bundle(path).incident.step == 7
         assert json.loads((path / "incident.json").read_text())["bundle"] == str(path)

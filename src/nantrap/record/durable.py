@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
+import itertools
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ REMOVED = ".removing-"
 """How a folder is named before it is removed, so that a kill leaves no half of it under its own name."""
 _OWNED = re.compile(r"\.(?:writing|removing)-(?:(?P<host>[\w.]+)-)?(?P<pid>\d+)-.+")
 _active: set[Path] = set()
+_number = itertools.count()
 
 
 @contextlib.contextmanager
@@ -79,12 +81,12 @@ def remove_leftovers(folder: Path) -> list[Path]:
 @contextlib.contextmanager
 def folder_beside(folder: Path, name: str) -> Iterator[Path]:
     """A new folder to write into, which the caller renames into its place. Whatever goes wrong, it is removed."""
-    temporary = folder / f"{TEMPORARY}{_host()}-{os.getpid()}-{name}"
-    number = 0
-    while temporary.exists():
-        number += 1
-        temporary = temporary.with_name(f"{TEMPORARY}{_host()}-{os.getpid()}-{name}-{number}")
-    temporary.mkdir()
+    while True:
+        # a name of its own for each call: a thread that is done must not remove the folder of another one
+        temporary = folder / f"{TEMPORARY}{_host()}-{os.getpid()}-{name}-{next(_number)}"
+        with contextlib.suppress(FileExistsError):  # left by a dead process that had our number
+            temporary.mkdir()
+            break
     _active.add(temporary)
     try:
         yield temporary
