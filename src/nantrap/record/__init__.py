@@ -13,7 +13,7 @@ from nantrap.record.reader import JournalLine, journal_paths, read_journal
 from nantrap.record.run import IncidentFolder, Mark, Run, open_run
 from nantrap.record.run_info import write_run_info
 from nantrap.record.sampling import Envelope, downsample, envelope
-from nantrap.record.series import ACTIONS, Event, Segment, Series
+from nantrap.record.series import ACTIONS, Event, Segment, Series, is_evaluation
 from nantrap.record.textlog import Note
 
 __all__ = [
@@ -40,6 +40,7 @@ __all__ = [
     "StepRecord",
     "downsample",
     "envelope",
+    "is_evaluation",
     "journal_paths",
     "open_listeners",
     "open_run",

@@ -278,6 +278,7 @@ def open_run(
     *,
     columns: Collection[str] | None = None,
     on_read: Callable[[int], None] | None = None,
+    last_bytes: int | None = None,
 ) -> Run:
     """Open a run folder of nantrap, one of its journals, or a log that nantrap did not write.
 
@@ -286,6 +287,7 @@ def open_run(
             metrics.csv; a text log; a TensorBoard event file, or the folder of one.
         columns: read only these columns (names as in `Series.get`), for a journal that is too large to hold.
         on_read: called with the number of bytes after each piece of a file, for a progress bar.
+        last_bytes: of a journal or a log of lines that is longer, read only this much of its end, and what is appended.
 
     Raises:
         UsageError: nothing can be read there; the message says what was looked for.
@@ -309,6 +311,8 @@ def open_run(
         streams[0] = _Stream(source, 0, wanted)
     for stream in streams.values():
         stream.source.on_read = on_read
+        if last_bytes is not None:
+            stream.source.only_end(last_bytes)
     return Run(place, kind, streams, wanted)
 
 

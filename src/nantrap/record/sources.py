@@ -47,6 +47,10 @@ class Source(Protocol):
     total_epochs: int | None
     on_read: Callable[[int], None] | None
 
+    def only_end(self, last_bytes: int) -> None:
+        """Before the first read: of a longer log of lines, read only its end."""
+        ...
+
     def begin_again(self) -> bool:
         """Whether the log was replaced since the last read; what was read so far is invalid then."""
         ...
@@ -67,6 +71,11 @@ class _Base:
         self.total_epochs: int | None = None
         self.on_read: Callable[[int], None] | None = None
         """Called with the bytes that were read, for a progress bar."""
+        self._tail: Tail | None = None
+
+    def only_end(self, last_bytes: int) -> None:
+        if self._tail is not None:
+            self._tail.last_bytes = last_bytes
 
     def _chunks(self, tail: Tail) -> Iterator[bytes]:
         for chunk in tail.chunks():
@@ -80,7 +89,7 @@ class JsonLines(_Base):
 
     def __init__(self, path: Path, *, wanted: Callable[[str], bool] | None = None) -> None:
         super().__init__(path)
-        self._tail = Tail(path)
+        self._tail: Tail = Tail(path)
         self._line = 0
         self._wanted = wanted
         self._template: Template | None = None
@@ -156,7 +165,7 @@ class TextLines(_Base):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._tail = Tail(path, carriage_return=True)
+        self._tail: Tail = Tail(path, carriage_return=True)
         self._log = TextLog()
 
     @property
@@ -183,7 +192,7 @@ class CsvLines(_Base):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self._tail = Tail(path)
+        self._tail: Tail = Tail(path)
         self._header: list[str] = []
         self._separator = "\t" if path.suffix == ".tsv" else ","
 
@@ -197,13 +206,18 @@ class CsvLines(_Base):
         for chunk in self._chunks(self._tail):
             lines = chunk.decode("utf-8-sig", "replace").splitlines()
             if not self._header and lines:
-                if self._separator not in lines[0] and ";" in lines[0]:
+                head = self._first_line()
+                if self._separator not in head and ";" in head:
                     self._separator = ";"
-                self._header = next(csv.reader(lines[:1], delimiter=self._separator))
-                lines = lines[1:]
+                self._header = next(csv.reader([head], delimiter=self._separator), [])
+                lines = lines[1:] if lines[0] == head else lines  # a read of the end alone begins behind it
             rows = csv.reader(lines, delimiter=self._separator)
             yield [{key: cell for key, cell in zip(self._header, row, strict=False) if cell} for row in rows if row]
         self.modified = self._tail.modified
+
+    def _first_line(self) -> str:
+        with self.path.open("rb") as file:
+            return "".join(file.readline(1 << 20).decode("utf-8-sig", "replace").splitlines()[:1])
 
 
 class JsonDocument(_Base):

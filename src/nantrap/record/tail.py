@@ -29,6 +29,8 @@ class Tail:
     def __init__(self, path: Path, *, carriage_return: bool = False) -> None:
         self.path = path
         self.modified = 0.0
+        self.last_bytes: int | None = None
+        """Of a longer file, only this much of its end is read; the line in which that begins is left out."""
         self._ends = (b"\n", b"\r") if carriage_return else (b"\n",)
         self._offset = 0
         self._identity = (-1, -1)
@@ -62,6 +64,10 @@ class Tail:
             self._identity = (status.st_dev, status.st_ino)
             if not self._head:
                 self._head = file.read(256)
+            if self._offset == 0 and self.last_bytes is not None and status.st_size > self.last_bytes:
+                file.seek(status.st_size - self.last_bytes)
+                file.readline(self.last_bytes)
+                self._offset = file.tell()
             file.seek(self._offset)
             rest = b""
             while block := file.read(_CHUNK):

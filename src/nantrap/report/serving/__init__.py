@@ -1,8 +1,12 @@
 """The live page: a read-only web server over a folder of runs. Needs `nantrap[serve]`.
 
+finding    which runs and logs there are under a folder
 journals   steps from anywhere in a journal of any size, without reading it whole
+foreign    logs that nantrap did not write
 state      how a run is doing, in one word
-index      which runs there are, their summaries and their curves; SQLite as a cache that may be deleted at any time
+summary    what the list shows of a run
+cache      curves and counts in SQLite, which may be deleted at any time
+index      all of these together: the summaries, the steps and the curves of every run
 guarding   access control: host names, other sites, a token
 app        the pages and the events
 """

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import json
-import math
 import time
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
@@ -22,26 +21,26 @@ from nantrap.errors import NantrapError
 from nantrap.incident import BY_SLUG
 from nantrap.record import open_run
 from nantrap.report.charts import spark
-from nantrap.report.numbers import duration, value
+from nantrap.report.numbers import duration
 from nantrap.report.pages import incident_context, render, resource, run_context
+from nantrap.report.serving.content import KINDS, facts_of, feed_of, lines_of, message_of, ranks_of, raw_columns
+from nantrap.report.serving.finding import journals_of
 from nantrap.report.serving.guarding import Guarded
-from nantrap.report.serving.index import BUCKET, Index, Summary, incident_folders, journals_of
-from nantrap.report.serving.journals import Row, appended, finite_or_none, tail, window
+from nantrap.report.serving.index import BUCKET, Index
 from nantrap.report.serving.metrics import CONTENT_TYPE, metrics
 from nantrap.report.serving.results import results_of
 from nantrap.report.serving.standing import standing_charts
+from nantrap.report.serving.summary import Summary
 from nantrap.report.surroundings import read_json
 from nantrap.report.view_incident import environment
 from nantrap.report.view_run import view_run
 from nantrap.report.visible import visible
-from nantrap.report.wording import VERBS
 from nantrap.report.writing import read_incident_view
 
 _MOST_LISTED = 200
 _RAW_STEPS = 4 * BUCKET * 4
 _SLICES = 4
 _LARGEST_REPORT = 400_000_000
-_SIGNS = {"skip": ("bad", "✖"), "rollback": ("bad", "↶"), "stop": ("bad", "✖"), "apply": ("warn", "▲")}
 
 
 class Live:
@@ -107,7 +106,8 @@ class Live:
         text = _live_page(
             "live_list.html.j2",
             root=str(self._index.root), query=query, heading=self._heading(found), runs=found[:_MOST_LISTED],
-            hidden=max(0, len(found) - _MOST_LISTED), spark=spark, codes=_codes(), ago=_ago,
+            hidden=max(0, len(found) - _MOST_LISTED), spark=spark, codes=_codes(), ago=_ago, kinds=KINDS,
+            results=await run_in_threadpool(results_of, self._index.root),
         )  # fmt: skip
         return HTMLResponse(text)
 
@@ -121,25 +121,25 @@ class Live:
 
     def _run_text(self, summary: Summary) -> str:
         journals = journals_of(summary.path)
-        rows = tail(journals[0]) if journals else []
+        rows = self._index.rows(summary.ident)
         counts = self._index.counts(summary.ident)
         codes = _codes()
         groups = [(codes.get(slug, "NT000"), slug, n) for slug, n in sorted(counts.causes.items(), key=lambda i: -i[1])]
         return _live_page(
             "live_run.html.j2",
-            run=summary, facts=_facts(summary, self._index), charts=standing_charts(rows),
-            feed=_feed(rows, summary.path), groups=groups[:12], ranks=_ranks(journals),
-            results=results_of(summary.path), environment=environment(read_json(summary.path / "run.json")),
+            run=summary, facts=facts_of(summary, self._index), charts=standing_charts(rows),
+            feed=feed_of(rows, summary.path) if summary.kind == "run" else lines_of(self._index.log(summary.ident)),
+            groups=groups[:12], ranks=ranks_of(journals), results=results_of(summary.path),
+            environment=environment(read_json(summary.path / "run.json")),
         )  # fmt: skip
 
     async def report_page(self, request: Request) -> Response:
         """The report on a run, made now."""
         ident = request.path_params["ident"]
-        folder = self._index.folder(ident)
+        folder = self._index.path(ident)
         if folder is None:
             return _missing()
-        size = sum(path.stat().st_size for path in folder.glob("journal-r*.jsonl"))
-        if size > _LARGEST_REPORT:
+        if _size(folder) > _LARGEST_REPORT:
             return PlainTextResponse(f"this journal is large; run: nantrap report {visible(str(folder))}", 413)
 
         def text() -> str:
@@ -200,8 +200,8 @@ class Live:
         if last < first:
             return PlainTextResponse("first is after last", 400)
         if last - first < _RAW_STEPS:
-            rows = await run_in_threadpool(window, _journal(summary), first, last)
-            return JSONResponse(_raw(rows, first, last))
+            rows = await run_in_threadpool(self._index.window, ident, first, last)
+            return JSONResponse(raw_columns(rows, first, last))
         for _ in range(_SLICES):  # the rest is gathered in the background
             if not await run_in_threadpool(self._index.scan_run, ident):
                 break
@@ -211,7 +211,8 @@ class Live:
         """For Prometheus."""
 
         def text() -> str:
-            return metrics((summary, self._index.counts(summary.ident)) for summary in self._index.summaries())
+            runs = self._index.summaries()
+            return metrics((run, self._index.counts(run.ident) if run.kind == "run" else None) for run in runs)
 
         return PlainTextResponse(await run_in_threadpool(text), headers={"Content-Type": CONTENT_TYPE})
 
@@ -250,21 +251,20 @@ class Live:
             after = int(request.query_params.get("after", summary.step))
         except ValueError:
             return PlainTextResponse("after is a whole number", 400)
-        journal = _journal(summary)
 
         async def events() -> AsyncIterator[str]:
-            rows = [row for row in await run_in_threadpool(tail, journal) if row.step > after]
-            offset = journal.stat().st_size
+            rows, new = await run_in_threadpool(self._index.follow, ident)
+            rows = [row for row in rows if row.step > after]
             quiet = 0
             while not self._stopping.is_set() and not await request.is_disconnected():
                 now = await run_in_threadpool(self._index.summary, ident)
                 if now is not None and (rows or quiet % 10 == 0):
-                    yield f"data: {json.dumps(_message(now, rows, self._index), allow_nan=False)}\n\n"
+                    yield f"data: {json.dumps(message_of(now, rows, self._index), allow_nan=False)}\n\n"
                 else:
                     yield ": still here\n\n"
                 quiet = 0 if rows else quiet + 1
                 await self._wait(self._interval)
-                rows, offset = await run_in_threadpool(appended, journal, offset)
+                rows = await run_in_threadpool(new)
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
@@ -291,8 +291,10 @@ def _missing() -> Response:
     return PlainTextResponse("there is no such run or incident here", 404)
 
 
-def _journal(summary: Summary) -> Path:
-    return journals_of(summary.path)[0]
+def _size(path: Path) -> int:
+    """Bytes that a report of this run or log has to read."""
+    files = journals_of(path) or ([path] if path.is_file() else list(path.glob("*tfevents*")))
+    return sum(file.stat().st_size for file in files)
 
 
 @functools.cache
@@ -302,85 +304,3 @@ def _codes() -> Mapping[str, str]:
 
 def _ago(modified: float) -> str:
     return f"{duration(time.time() - modified)} ago"
-
-
-def _facts(summary: Summary, index: Index) -> list[tuple[str, str, str]]:
-    counts = index.counts(summary.ident)
-    speed = f"{1000 / summary.milliseconds:.2f} / s" if summary.milliseconds > 0 else "unknown"
-    facts = [
-        ("step", "step", f"{summary.step:,}"),
-        ("loss", "loss", value(summary.loss, 4)),
-        ("gradient norm", "norm", value(summary.grad_norm, 4)),
-        ("learning rate", "lr", value(summary.lr, 3)),
-        ("applied, last steps", "applied", f"{summary.recent_applied:,} of {summary.recent:,}"),
-        ("not applied", "skipped", f"{counts.skipped + counts.rollbacks + counts.stops:,}"),
-        ("rollbacks", "rollbacks", f"{counts.rollbacks:,}"),
-        ("speed", "speed", speed),
-    ]
-    if summary.scale is not None:
-        facts.insert(4, ("loss scale", "scale", value(summary.scale, 4)))
-    return facts
-
-
-def _message(summary: Summary, rows: list[Row], index: Index) -> dict[str, Any]:
-    return {
-        "run": summary.to_dict(),
-        "facts": {ident: text for _, ident, text in _facts(summary, index)},
-        "rows": [[r.step, r.action, {n: finite_or_none(v) for n, v in r.numbers.items()}] for r in rows[-2000:]],
-        "events": [_event(row, "") for row in rows if row.incident or row.action != "apply"][-40:],
-    }
-
-
-def _feed(rows: list[Row], run: Path) -> list[dict[str, Any]]:
-    """The last events: those at the end of the journal, and the incidents before it that have a folder."""
-    folders: dict[int, Path] = {}
-    for folder in incident_folders(run):
-        number = folder.name.partition("-")[0]
-        if number.isdigit():
-            folders.setdefault(int(number), folder)
-    events = []
-    for row in rows:
-        if row.incident or row.action != "apply":
-            known = folders.pop(row.step, None)
-            events.append(_event(row, known.name if known is not None else ""))
-    for step, folder in sorted(folders.items())[-40:]:
-        found = read_json(folder / "incident.json")
-        causes = found.get("causes")
-        first = causes[0] if isinstance(causes, list) and causes and isinstance(causes[0], dict) else {}
-        summary = {"cause": first.get("slug"), "module": found.get("module"), "op": found.get("op")}
-        events.append(_event(Row(step, str(found.get("action", "skip")), {}, incident=summary), folder.name))
-    return sorted(events, key=lambda event: -int(event["step"]))[:40]
-
-
-def _event(row: Row, folder: str) -> dict[str, Any]:
-    tone, sign = _SIGNS.get(row.action, ("warn", "▲"))
-    cause = str(row.incident.get("cause") or "")
-    entry = BY_SLUG.get(cause)
-    where = [str(row.incident[name]) for name in ("module", "op") if row.incident.get(name)]
-    said = [entry.title if entry is not None else cause, ", ".join(where)]
-    return {
-        "step": row.step, "tone": tone, "sign": sign, "code": visible(entry.code if entry else "incident"),
-        "did": VERBS.get(row.action, "recorded"), "text": visible("; ".join(part for part in said if part)),
-        "folder": folder,
-    }  # fmt: skip
-
-
-def _ranks(journals: list[Path]) -> list[tuple[int, str, str, str]]:
-    ranks = []
-    for rank, journal in enumerate(journals[:64]):
-        rows = tail(journal, most_bytes=32 * 1024)
-        if rows:
-            middle = sorted(row.milliseconds for row in rows)[len(rows) // 2]
-            loss = value(rows[-1].numbers.get("loss", math.nan), 4)
-            ranks.append((rank, f"{rows[-1].step:,}", loss, f"{middle:,.0f}"))
-    return ranks
-
-
-def _raw(rows: list[Row], first: int, last: int) -> dict[str, Any]:
-    columns: dict[str, list[list[Any]]] = {}
-    for row in rows:
-        for name, number in row.numbers.items():
-            good = finite_or_none(number)
-            columns.setdefault(name, []).append([row.step, good, good, good, int(good is not None), int(good is None)])
-    marks = [[r.step, r.action, str(r.incident.get("cause") or "")] for r in rows if r.incident or r.action != "apply"]
-    return {"first": first, "last": last, "width": 1, "columns": columns, "marks": marks}

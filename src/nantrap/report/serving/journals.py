@@ -14,7 +14,6 @@ from nantrap.incident.codec import NONFINITE
 from nantrap.record.journal import RUN_ENDS
 
 _CHUNK = 64 * 1024
-_LAST_LINE = 1024
 _MOST_BYTES = 32 * 1024 * 1024
 
 
@@ -62,29 +61,41 @@ def parsed(line: bytes) -> Row | None:
     )
 
 
-def tail(path: Path, *, most_bytes: int = 256 * 1024) -> list[Row]:
-    """The last steps of a journal, as many as fit into this many bytes."""
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The end of a journal: its last steps, the line with which the run said that it is over, and where it ends."""
+
+    rows: list[Row]
+    over: dict[str, Any] | None
+    offset: int
+
+
+def ending(path: Path, *, most_bytes: int = 256 * 1024) -> Ending:
+    """The end of a journal, as much as fits into this many bytes, in one read."""
     try:
         with path.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
             start = max(0, end - most_bytes)
             file.seek(start)
-            lines = file.read(end - start).split(b"\n")
+            data = file.read(end - start)
     except OSError:
-        return []
-    if start:
-        lines = lines[1:]
-    return [row for line in lines if (row := parsed(line)) is not None]
+        return Ending([], None, 0)
+    whole = data.rfind(b"\n") + 1
+    lines = data.split(b"\n")[1 if start else 0 :]
+    rows = [row for line in lines if (row := parsed(line)) is not None]
+    return Ending(rows, _run_end(data.rstrip(b"\n").rpartition(b"\n")[2]), start + whole)
 
 
-def run_end(path: Path) -> dict[str, Any] | None:
+def tail(path: Path, *, most_bytes: int = 256 * 1024) -> list[Row]:
+    """The last steps of a journal, as many as fit into this many bytes."""
+    return ending(path, most_bytes=most_bytes).rows
+
+
+def _run_end(last: bytes) -> dict[str, Any] | None:
     """The last line of a journal if the run said with it that it is over."""
     try:
-        with path.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _LAST_LINE))
-            last = file.read().rstrip(b"\n").rpartition(b"\n")[2]
         line = json.loads(last)
-    except (OSError, ValueError, RecursionError):
+    except (ValueError, RecursionError):
         return None
     return line if isinstance(line, dict) and line.get("kind") == RUN_ENDS else None
 

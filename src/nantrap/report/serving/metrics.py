@@ -5,19 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from nantrap.report.serving.index import Counts, Summary
+from nantrap.report.serving.cache import Counts
 from nantrap.report.serving.state import ORDER
+from nantrap.report.serving.summary import Summary
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def metrics(runs: Iterable[tuple[Summary, Counts]]) -> str:
+def metrics(runs: Iterable[tuple[Summary, Counts | None]]) -> str:
     """One gauge for each number of each run."""
     found = list(runs)
     return "\n".join(_lines(found)) + "\n"
 
 
-def _lines(runs: list[tuple[Summary, Counts]]) -> Iterator[str]:
+def _lines(runs: list[tuple[Summary, Counts | None]]) -> Iterator[str]:
     yield from _gauge("nantrap_step", "the last step that was attempted", ((s, "", s.step) for s, _ in runs))
     yield from _gauge("nantrap_loss", "the loss of the last step", ((s, "", s.loss) for s, _ in runs))
     yield from _gauge(
@@ -33,9 +34,11 @@ def _lines(runs: list[tuple[Summary, Counts]]) -> Iterator[str]:
         ("steps", "attempted"), ("applied", "applied"), ("skipped", "skipped"), ("rollbacks", "rolled back"),
         ("stops", "stopped by the guard"), ("incidents", "with an incident"),
     ):  # fmt: skip
-        counted = ((s, "", getattr(c, name)) for s, c in runs)
+        counted = ((s, "", getattr(c, name)) for s, c in runs if c is not None)
         yield from _gauge(f"nantrap_{name}", f"steps {text}, as far as the journal was read", counted)
-    causes = ((s, f',cause="{_label(cause)}"', n) for s, c in runs for cause, n in sorted(c.causes.items()))
+    causes = (
+        (s, f',cause="{_label(cause)}"', n) for s, c in runs if c is not None for cause, n in sorted(c.causes.items())
+    )
     yield from _gauge("nantrap_incidents_by_cause", "incidents by cause, as far as the journal was read", causes)
     states = ((s, f',state="{word}"', float(s.state.word == word)) for s, _ in runs for word in ORDER)
     yield from _gauge("nantrap_state", "1 for the state of the run, 0 for all others", states)

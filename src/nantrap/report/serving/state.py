@@ -7,11 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
+from nantrap.report.numbers import duration
+
 RECENT = 100
 """Steps that count as recent."""
 _SKIPPING = 0.1
 _STALLED_FACTOR = 20.0
 _STALLED_LEAST_SECONDS = 60.0
+_QUIET_SECONDS = 600.0
+_FORGOTTEN_SECONDS = 86_400.0
 _DIVERGING = 3.0
 
 ORDER = (
@@ -52,6 +56,7 @@ class Recent:
         ended: whether the run recorded its end.
         error: the class of the exception that ended it; empty if none did.
         best: the smallest middle loss of an earlier stretch, where known.
+        foreign: whether it is a log of another tool, which says nothing of its process.
     """
 
     losses: Sequence[float]
@@ -66,6 +71,7 @@ class Recent:
     ended: bool = False
     error: str = ""
     best: float | None = None
+    foreign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +110,8 @@ def state_of(recent: Recent) -> State:
         return State("dead", f"ended by {recent.error}")
     if done or recent.ended:
         return State("finished", "all steps are done" if done else "the run has ended")
+    if recent.foreign:
+        return _foreign(recent)
     if recent.age > patience:
         if recent.alive is False:
             return State("dead", "its process is gone and it did not record its end")
@@ -112,11 +120,24 @@ def state_of(recent: Recent) -> State:
     return _running(recent)
 
 
+def _foreign(recent: Recent) -> State:
+    """A log says nothing when its run ends: after a day without a line, nothing is known."""
+    running = _running(recent)
+    usual = recent.milliseconds / 1000
+    patience = max(_STALLED_LEAST_SECONDS, _STALLED_FACTOR * usual) if usual else _QUIET_SECONDS
+    if running.tone == "bad" or recent.age <= patience:
+        return running
+    if recent.age < _FORGOTTEN_SECONDS:
+        return State("stalled", f"no new line for {duration(recent.age)}")
+    return State("unknown", f"no new line for {duration(recent.age)}; a log does not say whether its run has ended")
+
+
 def _running(recent: Recent) -> State:
     applied = [loss for loss, action in zip(recent.losses, recent.actions, strict=True) if action == "apply"]
     bad = sum(1 for loss in applied if not math.isfinite(loss))
     if applied and bad:
-        return State("diverging", f"the loss of {bad} of the last {len(applied)} applied steps is not finite")
+        what = "losses are" if recent.foreign else "applied steps have a loss that is"
+        return State("diverging", f"{bad} of the last {len(applied)} {what} not finite")
     if recent.best is not None and len(applied) >= 20 and recent.best > 0:
         now = median(applied[-20:])
         if now > _DIVERGING * recent.best:
@@ -128,4 +149,6 @@ def _running(recent: Recent) -> State:
         return State("recovering", "rolled back recently")
     if recent.since_incident is not None and recent.since_incident <= 10 * RECENT:
         return State("incidents", f"last incident {recent.since_incident:,} steps ago")
+    if recent.foreign:
+        return State("healthy", "the recent losses are finite")
     return State("healthy", "no recent incident" if recent.incidents else "no incident")

@@ -23,6 +23,8 @@
     if (size !== 0 && (size < 1e-4 || size >= 1e7)) return v.toExponential(2).replace("e+", "e");
     return String(Number(v.toPrecision(digits)));
   };
+  // the labels of one axis are all written in the same way
+  const tickText = (t, largest) => (t !== 0 && (largest < 1e-3 || largest >= 1e7) ? Number(t.toPrecision(3)).toExponential().replace("e+", "e") : shown(t, 3));
   const ago = (modified) => {
     const s = Math.max(0, Date.now() / 1000 - modified);
     return s < 10 ? `${s.toFixed(1)} s ago` : s < 120 ? `${s.toFixed(0)} s ago` : s < 7200 ? `${(s / 60).toFixed(0)} min ago`
@@ -47,7 +49,7 @@
 
   // ---- the list of runs
   const listPage = () => {
-    const body = byId("rows"), filter = byId("filter");
+    const body = byId("rows"), filter = byId("filter"), kinds = JSON.parse(root.dataset.kinds);
     const spark = (values) => {
       const picture = make("svg", { width: 120, height: 22, role: "img", "aria-label": "loss of the last steps" });
       const good = values.filter((v) => v !== null);
@@ -82,17 +84,18 @@
       const loss = tag("span", "key");
       loss.append(spark(run.spark), tag("b", run.loss === null ? "bad" : "", shown(run.loss)));
       const step = tag("span", "", whole(run.step));
+      const guarded = run.kind === "run";
       const applied = run.recent ? (100 * run.applied / run.recent) : 100;
-      const incident = tag("span", run.incident ? "" : "muted", run.incident ? "" : "no incident");
+      const incident = tag("span", run.incident ? "" : "muted", run.incident ? "" : guarded ? "no incident" : "not guarded");
       if (run.incident) incident.append(tag("code", "", run.code), ` ${run.incident}, step ${whole(run.incident_step)}`);
       const age = cell("td", "c-age", ago(run.modified));
       age.dataset.modified = run.modified;
       line.append(
-        cell("th", "c-run", link),
+        cell("th", "c-run", link, ...(guarded ? [] : [" ", tag("span", "muted kind", kinds[run.kind] || run.kind)])),
         cell("td", "c-state", tag("span", `state ${run.tone}`, `${run.sign} ${run.state}`), " ", tag("span", "reason", run.reason)),
         cell("td", "c-prog nowrap", step, ...(run.total ? [" ", tag("span", "muted", `of ${whole(run.total)}`)] : [])),
         cell("td", "c-loss", loss),
-        cell("td", "c-app num", `${applied === 100 ? "100" : applied.toFixed(1)} %`, tag("span", "muted phone", " applied")),
+        cell("td", "c-app num", ...(guarded ? [`${applied === 100 ? "100" : applied.toFixed(1)} %`, tag("span", "muted phone", " applied")] : [])),
         cell("td", "c-inc", incident), age);
       return line;
     };
@@ -201,9 +204,10 @@
       const outer = make("svg", { width: "100%", height: height + 18, class: "hit", role: "img" });
       const lastRow = rows[rows.length - 1];
       outer.setAttribute("aria-label", `${f.title}, steps ${whole(data.first)} to ${whole(data.last)}, last ${shown(lastRow && lastRow[2])}, smallest ${shown(lows.length ? Math.min(...lows) : null)}, largest ${shown(highs.length ? Math.max(...highs) : null)}`);
-      for (const t of ticks(low, high, logarithmic)) {
+      const levels = ticks(low, high, logarithmic), largest = Math.max(...levels.map(Math.abs));
+      for (const t of levels) {
         inner.append(make("path", { class: "grid", d: `M0 ${y(t).toFixed(1)}H1000` }));
-        outer.append(make("text", { x: -7, y: (y(t) + 4).toFixed(1), "text-anchor": "end" }, shown(t, 3)));
+        outer.append(make("text", { x: -7, y: (y(t) + 4).toFixed(1), "text-anchor": "end" }, tickText(t, largest)));
       }
       for (const t of ticks(data.first, data.last, false)) {
         const at = 100 * (t - data.first + 0.5) / span;
