@@ -7,7 +7,7 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -146,7 +146,7 @@ def test_the_pages_of_a_log(root: Path) -> None:
     with (root / "gpt" / "train.log").open("a") as file:
         file.write(f"RuntimeError: loss is nan {hostile}\n")
     index = indexed(root)
-    client = TestClient(Live(index).application(hosts=("testserver",)))
+    client = TestClient(cast(Any, Live(index).application(hosts=("testserver",))))
     runs = {run["name"]: run for run in client.get("/api/runs").json()["runs"]}
     page = client.get("/")
     assert "not guarded" in page.text
