@@ -244,9 +244,12 @@ def test_a_loss_replaced_by_zero_is_an_incident(settings: Settings, capsys: pyte
             optimizer.step()
         summary = Summary.of(attachment)
     tally = only(attachment).tally
-    assert (tally.incidents, tally.left_out) == (1, 1)
-    assert "the script left this non-finite loss out and trained on another one" in capsys.readouterr().err
-    assert "1 non-finite loss left out by the script" in summary.lines(0)
+    assert (tally.attempted, tally.applied, tally.incidents, tally.given_up) == (12, 11, 1, 1)
+    err = capsys.readouterr().err
+    assert "the script replaced this non-finite loss by a constant, so there is no gradient" in err
+    assert "[NT101] the batch is non-finite before the forward pass: x" in err
+    assert "= sample: 2\n" in err
+    assert "1 step skipped (1 by the script itself), 0 rollbacks" in summary.lines(0)
     assert all(bool(t.isfinite().all()) for t in state(net))
 
 
@@ -281,9 +284,53 @@ def test_inputs_that_the_script_cleans_are_counted(settings: Settings, capsys: p
             F.mse_loss(net(torch.nan_to_num(x)), y).backward()
             optimizer.step()
         summary = Summary.of(attachment)
-    assert "nan_to_num: samples 2 of the batch (dataset indices 42)" in capsys.readouterr().err
-    assert "1 batch cleaned by the script with nan_to_num" in summary.lines(0)
+    assert "nan_to_num: sample 2 of the batch (dataset index 42); further" in capsys.readouterr().err
+    assert "1 batch cleaned by the script with nan_to_num: dataset index 42" in summary.lines(0)
     assert summary.incidents == 0
+    assert [line["step"] for line in journal(settings) if line.get("cleaned")] == [BAD]
+
+
+def test_a_step_after_an_abandoned_loss_is_the_same_step(settings: Settings) -> None:
+    """The script calls `optimizer.step()` for every batch, also where it ran no backward pass."""
+    with attached(settings) as attachment:
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2, weight_decay=0.5)
+        schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.9)
+        before: list[Tensor] = []
+        for number, (x, y) in enumerate(batches(bad=BAD)):
+            optimizer.zero_grad(set_to_none=False)  # zeros: Adam would move the weights by its momentum
+            loss = F.mse_loss(net(x), y)
+            if number == BAD:
+                before = state(net)
+            if torch.isfinite(loss):
+                loss.backward()
+            optimizer.step()
+            schedule.step()
+            if number == BAD:
+                assert all(map(torch.equal, before[:-3], state(net)[:-3]))
+    tally = only(attachment).tally
+    assert (tally.attempted, tally.applied, tally.given_up) == (12, 11, 1)
+    assert schedule.last_epoch == 11
+    (skipped,) = (line for line in journal(settings) if line["action"] == "skip")
+    assert (skipped["step"], skipped["by"]) == (BAD, "script")
+    assert "grad_norm" not in skipped
+
+
+def test_spikes_are_in_the_summary(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    torch.manual_seed(0)
+    with attached(settings) as attachment:
+        net = nn.Linear(6, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 1e-6)
+        for number, (x, y) in enumerate(batches(120)):
+            optimizer.zero_grad()
+            F.mse_loss(net(x), y * 1000 if number > 60 and number % 5 == 0 else y).backward()
+            optimizer.step()
+        summary = Summary.of(attachment)
+    err = capsys.readouterr().err
+    assert err.count("robust standard deviations above its recent median") == 6
+    assert "; further spikes are only counted\n" in err
+    assert summary.spikes > 6
+    assert f"{summary.spikes} spikes of loss or gradient norm" in summary.lines(0)
 
 
 def test_a_run_that_learns_nothing_is_said(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
@@ -439,7 +486,9 @@ def test_an_optimizer_over_plain_tensors_is_guarded(settings: Settings) -> None:
     assert bool(weight.isfinite().all())
 
 
-def test_tensors_that_are_updated_by_hand_are_checked_at_the_end(settings: Settings) -> None:
+def test_tensors_that_are_updated_by_hand_are_checked_at_the_end(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
     weight = torch.zeros(6, 1, requires_grad=True)
     with attached(settings) as attachment:
         for x, y in batches(bad=BAD):
@@ -451,6 +500,13 @@ def test_tensors_that_are_updated_by_hand_are_checked_at_the_end(settings: Setti
         summary = Summary.of(attachment)
     assert not summary.state_finite
     assert "the run ends with NON-FINITE values in a tensor of shape (6, 1); the run failed" in summary.lines(1)
+    err = capsys.readouterr().err
+    assert f"step {BAD} applied: " in err
+    assert "; lr" not in err  # there is no learning rate that anything knows of
+    words = "tensor0 is not finite any more: the script made its update by hand after the value above"
+    assert err.count(words) == 1
+    assert err.count("error[") == 1
+    assert summary.loose_values == 12 - BAD
 
 
 def test_inf_gradients_are_seen_before_they_are_clipped_to_nan(settings: Settings) -> None:

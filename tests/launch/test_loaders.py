@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset, Subset
 
 from nantrap.incident import Incident
 from nantrap.launch.attach import attached
@@ -105,6 +105,57 @@ def test_an_index_is_right_or_absent(way: str, tmp_path: Path) -> None:
     assert all(incident is not None and incident.dataset_indices in ((), (23,)) for incident in found)
     if way in ("persistent",):
         assert all(incident is not None and incident.dataset_indices == (23,) for incident in found)
+
+
+def test_a_copy_of_a_batch_is_recognised_by_its_values(tmp_path: Path) -> None:
+    """As `x.to(device)` makes one, after which nothing else refers to what the loader gave."""
+    incident = position_of(lambda batch: batch.double().float(), tmp_path)
+    assert incident.dataset_indices == (23,)
+    assert (incident.epoch, incident.batch) == (0, 2)
+
+
+def test_a_moved_batch_is_to_blame_and_not_a_mask(tmp_path: Path) -> None:
+    """`x = x.to(device)` in the loop: what the model gets is the batch, although the loop assigned it again."""
+    incident = position_of(lambda batch: batch.to("cpu"), tmp_path)
+    assert incident.cause is not None
+    assert (incident.cause.slug, incident.cause.proven, incident.samples) == ("bad_input_data", True, (7,))
+
+
+def test_what_the_loop_makes_of_finite_data_is_not_blamed_on_the_data(tmp_path: Path) -> None:
+    incident = position_of(lambda batch: batch / (batch.max() - 7), tmp_path, bad=False)
+    assert incident.step == 0
+    assert incident.cause is None or incident.cause.slug == "unknown"
+    assert any("the code between the two made it" in note for note in incident.notes)
+
+
+def test_a_batch_that_was_scaled_has_a_position_and_no_index(tmp_path: Path) -> None:
+    incident = position_of(lambda batch: batch / 40, tmp_path)
+    assert incident.dataset_indices == ()
+    assert (incident.epoch, incident.batch) == (0, 2)
+    assert "the batch was made of the dataset's samples 16, 17, 18, 19, 20, 21, 22, 23" in incident.notes
+
+
+def test_a_scaled_batch_that_was_read_ahead_has_no_position(tmp_path: Path) -> None:
+    incident = position_of(lambda batch: batch / 40, tmp_path, ahead=True)
+    assert (incident.epoch, incident.batch, incident.dataset_indices) == (None, None, ())
+
+
+def position_of(
+    change: Callable[[Tensor], Tensor], tmp_path: Path, *, ahead: bool = False, bad: bool = True
+) -> Incident:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    with attached(Settings(run_dir=str(tmp_path), quiet=True)) as attachment:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        loader = DataLoader(Numbers() if bad else Subset(Numbers(), range(16)), batch_size=8)
+        for batch in list(loader) if ahead else loader:
+            batch = change(batch)
+            optimizer.zero_grad()
+            model(batch).sum().backward()
+            optimizer.step()
+        (loop,) = attachment.loops
+    assert loop.last_incident is not None
+    return loop.last_incident
 
 
 def test_a_stream_has_no_indices(tmp_path: Path) -> None:

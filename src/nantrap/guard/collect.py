@@ -26,6 +26,7 @@ from nantrap.guard.loss import LossLike
 from nantrap.guard.micro_batches import settle
 from nantrap.guard.parts import Parts
 from nantrap.guard.ranges import arguments_by_name
+from nantrap.guard.still import ASKED_AFTER
 from nantrap.guard.torch_private import has_compiled_part, is_any_autocast_on
 from nantrap.guard.window import Micro, Window
 from nantrap.locate import RngState, RootCall, clear_probes
@@ -183,6 +184,9 @@ class Collector:
         window.micros.append(micro)
         loss = micro.loss
         total = loss.total
+        recorder = self.parts.recorder
+        if recorder.tally.still == ASKED_AFTER:
+            recorder.explain_still(total, self.parts.protected.members.parameters)
         if self._reads_losses and (reads_at_once(total) or (self._drops_terms and loss.terms)):
             micro.values = values = finite.read(loss.scalars()) if loss.terms else [finite.value_of(total)]
             good = math.isfinite(values[0]) if len(values) == 1 else not micro.bad

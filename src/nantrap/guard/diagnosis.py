@@ -420,7 +420,9 @@ class Diagnosis:
             from nantrap.causes import explain_case
 
             case = self._case(failed, location, incident, untouched=untouched)
-            draft.incident = _with_explanation(incident, explain_case(case, seconds=policy.diagnose_seconds))
+            before = len(location.notes)
+            explained = _with_explanation(incident, explain_case(case, seconds=policy.diagnose_seconds))
+            draft.incident = replace(explained, notes=(*location.notes[before:], *explained.notes))
         if self._keeps_bundles and policy.bundle == "full":
             draft.material, note = material_of(
                 failed,
@@ -519,9 +521,16 @@ class Diagnosis:
 
 
 def _with_location(incident: Incident, location: Location) -> Incident:
-    batch = location.samples.guilty
-    if not batch and location.phase == "data":
-        batch = tuple(sorted({i for f in location.findings for i in f.samples}))
+    samples, notes = location.samples, location.notes
+    batch, indices = samples.guilty, samples.dataset_indices
+    if location.phase == "data":
+        batch = batch or tuple(sorted({i for f in location.findings for i in f.samples}))
+    elif len(batch) > 1 and len(batch) == samples.size:  # a list of all of them would say nothing
+        batch, indices = (), ()
+        notes = [
+            *notes,
+            f"each of the {samples.size:,} samples of the batch fails alone, so none of them is the reason",
+        ]
     return replace(
         incident,
         phase=location.phase,
@@ -532,11 +541,11 @@ def _with_location(incident: Incident, location: Location) -> Incident:
         call=location.call,
         findings=(*location.findings, *incident.findings),
         samples=batch,
-        dataset_indices=location.samples.dataset_indices,
+        dataset_indices=indices,
         frames=location.frames,
         probes=location.probes,
         exact=location.exact,
-        notes=(*incident.notes, *location.notes),
+        notes=(*incident.notes, *notes),
     )
 
 

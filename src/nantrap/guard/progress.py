@@ -11,7 +11,7 @@ class Progress:
     """The number of the step that is being made, and the loop's own position where it is given.
 
     `samples` are the dataset's indices of the samples in the batch; `loaded` tells that the model's weights were loaded
-    since the last step.
+    since the last step; `cleaned` counts the samples of this step in which the script replaced non-finite values.
     """
 
     step: int = 0
@@ -19,6 +19,7 @@ class Progress:
     batch: int | None = None
     samples: tuple[int, ...] = ()
     loaded: bool = False
+    cleaned: int = 0
 
 
 @dataclass(slots=True)
@@ -40,6 +41,8 @@ class Tally:
     """Steps in a row, up to now, in which no gradient reached a parameter."""
     still_since: int | None = None
     """The first step of the last such series that was long enough to be reported."""
+    still_because: str = ""
+    """Why no gradient reaches a parameter, where it is certain."""
     given_up: int = 0
     """Steps that the script itself did not make because they were bad."""
     left_out: int = 0

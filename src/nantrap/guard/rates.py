@@ -11,8 +11,8 @@ from nantrap.guard.torch_private import inner_schedulers
 
 
 def current_rates(optimizer: Optimizer) -> tuple[float, ...]:
-    """The learning rate of each parameter group."""
-    return tuple(float(group["lr"]) for group in optimizer.param_groups)
+    """The learning rate of each parameter group that has one."""
+    return tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
 
 
 def scale_rates(optimizer: Optimizer, scheduler: Any, factor: float) -> None:

@@ -12,9 +12,11 @@ import sys
 import time
 import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
+
+from torch import Tensor
 
 from nantrap.errors import UsageError
 from nantrap.guard.bundling import write_incident
@@ -26,6 +28,7 @@ from nantrap.guard.progress import Progress, Tally
 from nantrap.guard.ranges import Ranges, words_for
 from nantrap.guard.reading import Reading
 from nantrap.guard.sample_list import SampleList
+from nantrap.guard.still import why_no_gradient
 from nantrap.guard.watch import Watch
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding, Incident
@@ -124,6 +127,10 @@ class Recorder:
             history.first_lr = self._first_rates
         return history
 
+    def remember(self, records: Iterable[StepRecord]) -> None:
+        """Steps that were not made here, for the rules that use the history."""
+        self._records.extend(records)
+
     # ---- the end of a step
 
     def end(
@@ -168,6 +175,8 @@ class Recorder:
                 "by": "guard" if incident is not None and not applied and not window.given_up else self._by,
                 "ms": int(milliseconds * 1e3) / 1e3,
             }
+            if window.without_gradient:
+                del line["grad_norm"]
             if progress.epoch is not None:
                 line["epoch"] = progress.epoch
             if progress.batch is not None:
@@ -178,6 +187,8 @@ class Recorder:
                 line["scale"] = scale
             if watched:
                 line["watch"] = watched
+            if progress.cleaned:
+                line["cleaned"], progress.cleaned = progress.cleaned, 0
             if window.dropped:
                 line["dropped"] = window.dropped
             if self._ranges is not None and self._ranges.findings:
@@ -297,6 +308,11 @@ class Recorder:
         tally.still = tally.still + 1 if still else 0
         if tally.still == STILL_STEPS:
             tally.still_since = self._progress.step - STILL_STEPS + 1
+        if not still and tally.still_because:
+            tally.still_because = ""
+            if tally.still_since is None:
+                self.say(f"step {self._progress.step:,}: there are gradients again")
+        if tally.still == STILL_STEPS and not tally.still_because:
             self.say(
                 f"step {self._progress.step:,}: no gradient has reached any parameter for {STILL_STEPS} steps, since "
                 f"step {tally.still_since:,}: nothing is learned (NT505 dead_training). Possible reasons: a loss that "
@@ -305,6 +321,12 @@ class Recorder:
         elif not still and tally.still_since is not None:
             self.say(f"step {self._progress.step:,}: there are gradients again")
             tally.still_since = None
+
+    def explain_still(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
+        """After a few steps without any gradient: report the reason, if the graph of the loss shows it."""
+        self.tally.still_because = why_no_gradient(loss, parameters)
+        if self.tally.still_because:
+            self.say(f"step {self._progress.step:,}: {self.tally.still_because}")
 
     def close(self) -> None:
         """Write what is kept, close the journal, and write the report of the run. May be called again."""
@@ -404,6 +426,8 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
 
 def dead_lines(tally: Tally) -> list[str]:
     """The summary's line if no gradient reached a parameter up to the end of the run."""
+    if tally.still_because:
+        return [tally.still_because]
     if tally.still_since is None:
         return []
     return [f"no gradient from step {tally.still_since:,} to the end: nothing was learned (NT505 dead_training)"]

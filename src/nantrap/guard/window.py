@@ -73,6 +73,7 @@ class Window:
         left_out: the names of all loss terms that were left out.
         given_up: the script itself did not make this step.
         repeated: the script makes the last update once more; the journal has a line for it already.
+        without_gradient: the script gave the step up before its backward pass, so there is no gradient norm.
     """
 
     started: float
@@ -90,6 +91,7 @@ class Window:
     left_out: list[str] = field(default_factory=list)
     given_up: bool = False
     repeated: bool = False
+    without_gradient: bool = False
 
     @property
     def unsettled(self) -> bool:

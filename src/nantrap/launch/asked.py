@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
+
+from nantrap.locate.caller import KeptFrame, keep_frames
 
 _MOST = 16
 
@@ -20,11 +23,16 @@ class Asked:
     def __init__(self) -> None:
         self.open = False
         self.tensors: list[Tensor] = []
+        self.frames: list[KeptFrame] = []
+        """The script's frames when it looked at the first scalar that is not finite."""
+        self.replaced = False
+        """Whether the script ran a backward pass from a constant since then."""
         self._trained: weakref.ref[Tensor] | None = None
 
-    def trained(self, loss: Tensor) -> None:
+    def trained(self, loss: Any) -> None:
         """A backward pass runs from this loss: what the script asks about it afterwards is of no interest."""
-        self._trained = weakref.ref(loss)
+        if isinstance(loss, Tensor):
+            self._trained = weakref.ref(loss)
 
     def note(self, tensor: Any) -> None:
         """The script looks at a tensor; only a scalar with a graph can be a loss."""
@@ -37,20 +45,38 @@ class Asked:
             self.tensors.append(tensor)
             if len(self.tensors) > _MOST:  # the last ones: a loss is looked at after whatever is printed on the way
                 del self.tensors[0]
+            # here there is no device to wait for; what the loss was computed from is in the script's variables now
+            if tensor.is_cpu and not self.frames and not self._is_finite(tensor):
+                self.frames = keep_frames()
 
-    def take(self, *, instead_of: Tensor | None = None) -> list[Tensor]:
+    def take(
+        self, *, instead_of: Tensor | None = None, wanted: Callable[[Tensor], bool] = lambda _: True
+    ) -> list[Tensor]:
         """Those that are not finite; the list is cleared.
 
         Args:
             instead_of: the loss of the backward pass that comes now, which is not abandoned.
+            wanted: says of one that is not finite whether it is asked for; the others stay in the list.
         """
         if not self.tensors:
             return []
         tensors, self.tensors = self.tensors, []
         if len(tensors) == 1 and tensors[0] is instead_of:  # the usual case: the loss was printed
+            self.frames = []
             return []
+        bad = [each for each in tensors if each is not instead_of and not self._is_finite(each)]
+        found = [each for each in bad if wanted(each)]
+        self.tensors = [each for each in bad if not any(each is one for one in found)]
+        return found
+
+    def take_frames(self) -> list[KeptFrame]:
+        """The frames in which the script looked, once; empty if they are not known."""
+        frames, self.frames = self.frames, []
+        return frames
+
+    def _is_finite(self, tensor: Tensor) -> bool:
         was, self.open = self.open, False  # what is read here is not asked by the script
         try:
-            return [each for each in tensors if each is not instead_of and not math.isfinite(float(each.detach()))]
+            return math.isfinite(float(tensor.detach()))
         finally:
             self.open = was

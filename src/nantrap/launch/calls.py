@@ -14,6 +14,9 @@ from __future__ import annotations
 
 import functools
 import math
+import sys
+import warnings
+from collections.abc import Callable
 from operator import is_
 from typing import Any
 
@@ -98,7 +101,10 @@ def _backward(loops: Loops, scaled: Scaled, original: Any) -> Any:
         if loops.replicas.wrapped:
             loops.replicas.backward()
         run = functools.partial(original, tensors, *args, **kwargs)
-        for loop in guards if len(guards) <= 1 else loops.loops_below(loss):
+        reached = guards if len(guards) <= 1 else loops.loops_below(loss)
+        if not reached:
+            loops.asked.replaced = bool(loops.asked.tensors)
+        for loop in reached:
             run = functools.partial(loop.backward, loss, run)
         run()
 
@@ -191,6 +197,7 @@ def _step(loops: Loops, original: Any) -> Any:
 def _asking(loops: Loops, original: Any) -> Any:
     """A question about one tensor, or a way to read it. An optimizer asks for each of its parameters."""
     asked, guards = loops.asked, loops.guards
+    warns = [True] if original.__name__ == "__float__" else []
 
     @functools.wraps(original)
     def ask(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -198,9 +205,24 @@ def _asking(loops: Loops, original: Any) -> Any:
             return original(tensor, *args, **kwargs)
         if asked.open or not guards:
             _look(loops, tensor)
+        if warns and isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
+            warns.clear()
+            return _with_its_warning(functools.partial(original, tensor, *args, **kwargs))
         return original(tensor, *args, **kwargs)
 
     return ask
+
+
+def _with_its_warning(call: Callable[[], Any]) -> Any:
+    """torch warns once that a tensor with a graph becomes a number, and names the line of its caller: not ours."""
+    frame = sys._getframe(2)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        result = call()
+    for each in said:
+        registry = frame.f_globals.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(each.message, each.category, frame.f_code.co_filename, frame.f_lineno, registry=registry)
+    return result
 
 
 def _asking_data(loops: Loops, plain: Any) -> property:

@@ -7,6 +7,7 @@ rank knows of it.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from torch import Tensor
 
@@ -55,14 +56,16 @@ class GivenUp:
         self._activity.busy = True
         try:
             micro = next((micro for micro in window.micros if micro.bad), window.micros[-1])
-            norm = finite.read([self._driver.norm()])[0]
+            norm = math.nan if window.without_gradient else finite.read([self._driver.norm()])[0]
             bad_buffers = bool(protected.buffers.names_of_bad())
-            observation = self._observed(micro, norm, buffers_bad=bad_buffers)
+            seen_norm = 0.0 if window.without_gradient else norm
+            observation = self._observed(micro, seen_norm, buffers_bad=bad_buffers)
             if not self._observes:
                 protected.restore()
             draft = parts.diagnosis.draft(observation)
             if not self._observes:
                 protected.restore()
+            draft.incident = replace(draft.incident, notes=(words, *draft.incident.notes))
             window.given_up = True
             loss = micro.values[0] if micro.values else math.nan
             reading = Reading(norm, loss, rates=current_rates(protected.optimizer))
@@ -75,7 +78,7 @@ class GivenUp:
             self._collector.end()
 
     def loss(self, window: Window, micro: Micro, loss: Tensor) -> None:
-        """The script trains on another loss than the bad one it looked at: on the other heads, or on a constant."""
+        """The script trains on another loss than the bad one it looked at, such as that of the other heads."""
         parts = self._parts
         self._activity.busy = True
         try:

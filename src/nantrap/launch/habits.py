@@ -41,15 +41,21 @@ class Habits:
                 "call optimizer.zero_grad() before each backward pass (NT871 zero_grad_missing)"
             )
 
-    def is_repeated_step(self) -> bool:
-        """Whether a step now would use the gradients of the last one once more."""
+    def is_repeated_step(self, *, refused: bool, scaled: bool) -> bool:
+        """Whether a step now would use the gradients of the last one once more.
+
+        Args:
+            refused: the last step was not made, and this one will not be made either.
+            scaled: the steps are made by a scaler.
+        """
         if not self._is_untouched():
             return False
-        self.repeated += 1
-        if self.repeated == _OFTEN:
+        self.repeated += not refused
+        if self.repeated == _OFTEN and not refused:
+            already = ": scaler.step(optimizer) makes it already" if scaled else ""
             self._say(
-                "optimizer.step() is called twice for each backward pass, so each update is made twice: "
-                "scaler.step(optimizer) makes it already (double_step)"
+                "optimizer.step() is called twice for each backward pass, so each update is made twice"
+                f"{already} (NT875 double_step)"
             )
         return True
 
@@ -61,7 +67,7 @@ class Habits:
                 f"the gradients were not cleared in the last {self.uncleared:,} steps (NT871 zero_grad_missing)"
             )
         if self.repeated >= _OFTEN:
-            found.append(f"{self.repeated:,} updates were made twice (double_step)")
+            found.append(f"{self.repeated:,} updates were made twice (NT875 double_step)")
         return found
 
     def _is_untouched(self) -> bool:

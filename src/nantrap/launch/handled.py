@@ -18,7 +18,7 @@ def install(patches: Patches, loops: Loops) -> None:
     def replaced(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensor, Tensor) and not loops.is_own_call():
             if not tensor.requires_grad:
-                loops.cleaned(tensor)
+                loops.clean(tensor)
             elif asked.open:
                 asked.note(tensor)
         return original(tensor, *args, **kwargs)

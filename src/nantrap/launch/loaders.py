@@ -1,25 +1,34 @@
 """Which samples of the dataset a batch was made of: the indices that `DataLoader` drew for it, its epoch and number.
 
 A loader may be read ahead (worker processes, Accelerate), so a batch is recognised by its tensors and not by being the
-last one. What the script copied, sorted or cut after loading cannot be recognised; then no samples are named.
+last one. A copy of them (`x.to(device)`, `x.float()`) has other memory; after a failure it is recognised by its values.
+What the script scaled, sorted or cut after loading cannot be recognised; then no samples are named. Epoch and number of
+such a batch are those of the last one that the loader gave, unless the loader is read ahead.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from nantrap import finite
 from nantrap.launch.patches import Patches
 from nantrap.launch.torch_private import LoaderIterator, dataset_of, index_sampler_of
 from nantrap.locate import tensors_of
 
 _REMEMBERED = 8
+_KEPT = 2
+_KEPT_BYTES = 64 * 1024 * 1024
+"""Up to this size the last batches are kept alive, so that a copy of them can be recognised after a failure."""
 _MOST_DATASETS = 64
+_MOST_ROUNDS = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +42,7 @@ class LoadedBatch:
         dataset: the loader's dataset, weakly; gives `None` if it is not known any more.
         epoch: how often the loader's dataset was begun before.
         number: of the batch in its epoch, from 0.
+        round: of the loader's iterator, another number for each.
     """
 
     tensors: tuple[weakref.ref[Tensor], ...]
@@ -41,14 +51,23 @@ class LoadedBatch:
     dataset: Callable[[], Any] = lambda: None
     epoch: int = 0
     number: int = 0
+    round: int = 0
+
+    def is_finite(self) -> bool:
+        """Whether all of its tensors are still there and finite."""
+        alive = [tensor for ref in self.tensors if (tensor := ref()) is not None]
+        return len(alive) == len(self.tensors) > 0 and not finite.any_nonfinite(alive)
 
 
 class Batches:
-    """The last few batches: their tensors, weakly, and the indices they were made of."""
+    """The last few batches: their tensors, weakly, and the indices they were made of. Holds the tensors of the last two
+    if they are small."""
 
     def __init__(self) -> None:
         self.last: deque[LoadedBatch] = deque(maxlen=_REMEMBERED)
         """The last few; empty in a script without a `DataLoader`."""
+        self._kept: deque[tuple[Tensor, ...]] = deque(maxlen=_KEPT)
+        self._in_order: dict[int, bool] = {}
 
     def add(
         self,
@@ -58,12 +77,15 @@ class Batches:
         dataset: Any = None,
         epoch: int = 0,
         number: int = 0,
+        round: int = 0,
     ) -> None:
         """A batch as the loader gave it."""
         rows = [tensor for _, tensor in tensors_of(batch) if tensor.dim() and len(tensor) == len(indices)]
         references = tuple(weakref.ref(tensor) for tensor in rows)
         original = _original(dataset, indices)
-        self.last.append(LoadedBatch(references, indices, original, _weakly(dataset), epoch, number))
+        self.last.append(LoadedBatch(references, indices, original, _weakly(dataset), epoch, number, round))
+        small = sum(tensor.numel() * tensor.element_size() for tensor in rows) <= _KEPT_BYTES
+        self._kept.append(tuple(rows) if small else ())
 
     def indices(self, inputs: Any) -> tuple[int, ...]:
         """The indices of the batch that these inputs are; nothing if they are a copy, a part, or another's."""
@@ -80,6 +102,56 @@ class Batches:
             if any(_same_rows(one, other) for one in given for other in alive):
                 return batch
         return None
+
+    def recognise(self, inputs: Any) -> LoadedBatch | None:
+        """Like `find`, and also where the inputs are a copy with the same values: on another device, in another type.
+
+        Values are compared, so this is for after a failure.
+        """
+        found = self.find(inputs)
+        if found is not None or not self.last:
+            return found
+        given = [tensor for _, tensor in tensors_of(inputs)]
+        for batch in reversed(self.last):
+            alive = [tensor for ref in batch.tensors if (tensor := ref()) is not None]
+            if any(_same_values(one, other) for one in given for other in alive):
+                return batch
+        return None
+
+    def position(self, inputs: Any) -> tuple[LoadedBatch | None, bool]:
+        """The batch that these inputs are or were made of, and whether they are the batch itself.
+
+        Inputs that are not recognised were made of the last batch that was given, if it has as many samples and the
+        script takes one at a time. A loader that is read ahead has given its second batch before the first one is
+        used: then nothing is known.
+        """
+        if not self.last:
+            return None, False
+        last = self.last[-1]
+        found = self.find(inputs)
+        if last.round not in self._in_order:
+            if len(self._in_order) >= _MOST_ROUNDS:
+                self._in_order.clear()
+            self._in_order[last.round] = last.number == 0 or found is last
+        if found is not None:
+            return found, True
+        fits = any(tensor.dim() and len(tensor) == len(last.indices) for _, tensor in tensors_of(inputs))
+        return last if fits and self._in_order[last.round] else None, False
+
+
+def _same_values(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors hold the same samples, in whatever type and on whatever device."""
+    if not one.dim() or len(one) != len(other) or one.numel() != other.numel() or not one.numel():
+        return False
+    if one.is_complex() or other.is_complex() or one.layout != torch.strided or other.layout != torch.strided:
+        return False
+    here = one.detach().reshape(len(one), -1).cpu()
+    return torch.equal(_comparable(here), _comparable(other.detach().reshape(len(other), -1).cpu().to(here.dtype)))
+
+
+def _comparable(tensor: Tensor) -> Tensor:
+    """The values with a number in the place of NaN, which equals nothing."""
+    return tensor.nan_to_num(nan=12345.678, posinf=None, neginf=None) if tensor.is_floating_point() else tensor
 
 
 def _same_rows(one: Tensor, other: Tensor) -> bool:
@@ -106,8 +178,8 @@ def install(patches: Patches, batches: Batches) -> None:
             index = drawn.popleft()
             indices = index if isinstance(index, (list, tuple)) else [index]
             if getattr(self, "_in_order", True) and all(isinstance(each, int) for each in indices):
-                epoch, number = _position(self, epochs)
-                batches.add(batch, tuple(indices), dataset=dataset_of(self), epoch=epoch, number=number)
+                epoch, number, round_ = _position(self, epochs)
+                batches.add(batch, tuple(indices), dataset=dataset_of(self), epoch=epoch, number=number, round=round_)
         return batch
 
     def reset(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -159,12 +231,15 @@ def _own_epoch(sampler: Any) -> int:
     return epoch if isinstance(epoch, int) else 0
 
 
-def _position(iterator: Any, epochs: Epochs) -> tuple[int, int]:
-    """Epoch and number of the batch that an iterator gives now."""
+_rounds = itertools.count(1)
+
+
+def _position(iterator: Any, epochs: Epochs) -> tuple[int, int, int]:
+    """Epoch and number of the batch that an iterator gives now, and the number of the iterator."""
     known = vars(iterator).get("_nantrap_position")
-    epoch, number = (epochs.begin(iterator), -1) if known is None else known
-    vars(iterator)["_nantrap_position"] = epoch, number + 1
-    return epoch, number + 1
+    epoch, number, round_ = (epochs.begin(iterator), -1, next(_rounds)) if known is None else known
+    vars(iterator)["_nantrap_position"] = epoch, number + 1, round_
+    return epoch, number + 1, round_
 
 
 def _original(dataset: Any, indices: tuple[int, ...]) -> tuple[int, ...]:

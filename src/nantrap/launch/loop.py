@@ -33,6 +33,7 @@ from nantrap.errors import NonFiniteError
 from nantrap.guard.closure import judge_evaluations
 from nantrap.guard.collect import Collector
 from nantrap.guard.exceptions import explain_exception, no_loss
+from nantrap.guard.graphs import leaves_of, nodes_below
 from nantrap.guard.loss import NO_TERMS, Loss
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import make_parts
@@ -45,6 +46,7 @@ from nantrap.guard.scaling import Scaling
 from nantrap.guard.snapshot import UpdateSnapshot
 from nantrap.guard.state_check import check_state
 from nantrap.guard.step import run_step
+from nantrap.guard.still import ASKED_AFTER
 from nantrap.guard.torch_private import has_pre_hooks, version_of
 from nantrap.guard.watch import Limit
 from nantrap.guard.window import Micro, Window
@@ -59,12 +61,14 @@ from nantrap.launch.roots import Parts as PlainParts
 from nantrap.launch.torch_private import hook_tables
 from nantrap.locate import RootCall
 from nantrap.locate.autopsy import examine
+from nantrap.locate.caller import KeptFrame, keep_frames, seen_from
 from nantrap.locate.hooks import Hook
 from nantrap.locate.kept import note_loss_part
 from nantrap.record import History
 from nantrap.record.alerts import Alerts
 
 _SHOWN = 16
+_REPLACED = "the script replaced this non-finite loss by a constant, so there is no gradient"
 
 
 class ScriptDriver:
@@ -226,6 +230,10 @@ class ScriptLoop:
         self._given_up = GivenUp(self.parts, self.driver, self.collector, self._activity)
         self._habits = Habits(self.parts.recorder.say)
         self._micros_last_time = 1
+        self._has_position = False
+        self._is_abandoned = False
+        self._evaluating = False
+        self._bad_frames: list[KeptFrame] = []
         # without a module no forward pass is seen, so questions are of interest at any time
         self._always_asks = isinstance(model, PlainParts) and not any(True for _ in model.children())
         self._asked.open = self._asked.open or self._always_asks
@@ -258,6 +266,8 @@ class ScriptLoop:
             if habits.uncleared or (habits.parameter is not None and habits.parameter.grad is habits.gradient):
                 habits.before_backward()
             window = collector.open()
+            if self.parts.recorder.tally.still == ASKED_AFTER:
+                self.parts.recorder.explain_still(loss, self.parameters)
         call = collector.root_call
         if call is None:
             call = collector.take_root_call()
@@ -266,18 +276,26 @@ class ScriptLoop:
             self._note_position(call)
         micro = Micro(Loss(loss, NO_TERMS), root_call=call)
         asked.open = self._always_asks
-        left_out = asked.take(instead_of=loss) if asked.tensors else ()
+        left_out = asked.take(instead_of=loss, wanted=self._reaches) if asked.tensors else ()
         if self._always_asks:
             asked.trained(loss)
         if loss.is_cpu:  # there is no device to wait for: the loss is read before backward frees its graph
             value = finite.value_of(loss)
             micro.values = [value]
             if math.isfinite(value):
+                if left_out and not window.micros and not self._reaches(loss):
+                    self._replaced(left_out[0], call)
+                    run()
+                    return
                 if left_out:
                     self._given_up.loss(window, micro, left_out[0])
+                    asked.frames = []
                 micro.evidence = note_loss_part(loss, call)
             else:
+                if call is not None and self._batches.last:
+                    self._note_position(call, bad=True)
                 micro.evidence = examine(loss, call)
+                self._bad_frames = self._bad_frames or keep_frames()
                 if self._drops(window):
                     self._given_up.micro_batch(window, micro)
                     return
@@ -343,8 +361,10 @@ class ScriptLoop:
             driver.scaling.use(scaler)
         protected.result = None
         self._activity.busy = True
+        frames, self._bad_frames = self._bad_frames, []
         try:
-            outcome = run_step(self.parts, driver, window) if judge is None else judge(window)
+            with seen_from(frames) if frames else contextlib.nullcontext():
+                outcome = run_step(self.parts, driver, window) if judge is None else judge(window)
             self.refused = (
                 not outcome.applied and outcome.incident is not None
             )  # a scaler that probes continues as usual
@@ -387,11 +407,13 @@ class ScriptLoop:
         window = self.collector.window
         if window is None or self._activity.busy:
             return
-        if window.micros and self._given_up.is_bad(window):
+        if not self._evaluating and window.micros and self._given_up.is_bad(window):
             self._given_up.step(window, "the script cleared the gradients of this step instead of making it")
         self.collector.window = None
         self.driver.clipped_norm = None
-        self._given_up.buffers()
+        if not self._evaluating:
+            self._bad_frames = []
+            self._given_up.buffers()
 
     def leave(self) -> None:
         """The script turns to an evaluation, a save or its end: a forward pass without a backward pass is abandoned."""
@@ -400,25 +422,60 @@ class ScriptLoop:
             if self.collector.window is None:
                 self._given_up.buffers()
 
-    def settle(self) -> None:
+    def settle(self) -> bool:
         """A forward pass whose loss the script tested and abandoned is an incident; its buffers are restored
-        immediately."""
-        self._asked.open = False
-        for loss in self._asked.take():
+        immediately.
+
+        Returns:
+            Whether a whole step was abandoned.
+        """
+        asked, abandoned = self._asked, False
+        asked.open = False
+        for loss in asked.take(wanted=self._reaches):
+            frames, replaced = asked.take_frames(), asked.replaced
+            asked.replaced = False
             call = self.collector.take_root_call()
-            micro = Micro(Loss(loss, {}), root_call=call, values=[float(loss.detach())])
-            micro.evidence = examine(loss, call)
             if call is not None:
-                call.passed = True
-                self._note_position(call)
+                call.passed = not frames
+                self._note_position(call, bad=True)
             window = self.collector.window
-            if window is not None and window.micros:
-                self._given_up.micro_batch(window, micro, "left out by the script")
-            else:
-                skipped = Window(time.perf_counter(), whole=True, micros=[micro])
-                self._given_up.step(skipped, "the script skipped this batch itself")
+            with seen_from(frames) if frames else contextlib.nullcontext():
+                if window is not None and window.micros:
+                    micro = self._bad_micro(loss, call)
+                    self._given_up.micro_batch(window, micro, "left out by the script")
+                else:
+                    self._abandon(loss, call, _REPLACED if replaced else "the script skipped this batch itself")
+                    abandoned = True
             break  # several losses of one forward pass are one incident
-        self._asked.open = self._always_asks
+        if abandoned:
+            asked.tensors = []
+        asked.open = self._always_asks
+        return abandoned
+
+    def _bad_micro(self, loss: Tensor, call: RootCall | None) -> Micro:
+        micro = Micro(Loss(loss, {}), root_call=call, values=[float(loss.detach())])
+        micro.evidence = examine(loss, call)
+        return micro
+
+    def _abandon(self, loss: Tensor, call: RootCall | None, words: str) -> None:
+        """The script makes no step from a bad loss: recorded as a step that it skipped."""
+        micros = [self._bad_micro(loss, call)]
+        skipped = Window(time.perf_counter(), whole=True, micros=micros, without_gradient=True)
+        self._given_up.step(skipped, words)
+
+    def _replaced(self, loss: Tensor, call: RootCall | None) -> None:
+        """The script runs a backward pass from a constant in the place of a bad loss. Its step is recorded now."""
+        self.collector.window = None
+        frames = self._asked.take_frames()
+        with seen_from(frames) if frames else contextlib.nullcontext():
+            self._abandon(loss, call, _REPLACED)
+        self._is_abandoned = True
+
+    def _reaches(self, loss: Tensor) -> bool:
+        """Whether a loss was computed from what this guard watches. With one optimizer there is nothing to ask."""
+        nodes = nodes_below(loss)
+        ours = set(map(id, self.parameters))
+        return any(id(leaf) in ours for leaf in leaves_of(nodes)) or self.made_any_of(nodes)
 
     def continue_at(self, step: int) -> None:
         """The script restored a state of this step: journal and messages count on from there."""
@@ -482,11 +539,13 @@ class ScriptLoop:
         call = micro.root_call
         if incident.dataset_indices or call is None:
             return incident
-        batch = self._batches.find([(each.args, each.kwargs) for each in call.chain()])
+        inputs = _inputs_of(call)
+        recognised = self._batches.recognise(inputs)
+        batch = recognised or self._batches.position(inputs)[0]
         if batch is None or not batch.indices:
             return incident
         indices = batch.indices
-        if incident.samples and max(incident.samples) < len(indices):
+        if recognised is not None and incident.samples and max(incident.samples) < len(indices):
             notes = incident.notes
             if batch.original:
                 below = ", ".join(str(batch.original[i]) for i in incident.samples[:_SHOWN])
@@ -526,6 +585,7 @@ class ScriptLoop:
         earlier = collector.root_call
         if not self._activity.busy and (earlier is None or not earlier.running):
             asked.open = self._always_asks
+            self._is_abandoned = False
             if asked.tensors:
                 self.settle()
                 earlier = collector.root_call
@@ -542,12 +602,16 @@ class ScriptLoop:
         accumulates = bool(window.micros) or window.dropped or self._micros_last_time > 1
         return bool(accumulates) and self.parts.drops_micro_batches
 
-    def _note_position(self, call: RootCall) -> None:
-        """Epoch and batch of a forward pass, where the data loader gives them."""
-        batch = self._batches.find((call.args, call.kwargs))
-        if batch is not None:
-            call.loaded = True
-            progress = self.parts.progress
+    def _note_position(self, call: RootCall, *, bad: bool = False) -> None:
+        """Epoch and batch of a forward pass, where the data loader gives them; of a bad one, what it was made of."""
+        batch, call.loaded = self._batches.position(_inputs_of(call))
+        call.made_from_finite = bad and not call.loaded and batch is not None and batch.is_finite()
+        progress = self.parts.progress
+        if batch is None:
+            if self._has_position:  # that of the step before would be wrong
+                progress.epoch = progress.batch = None
+        else:
+            self._has_position = True
             progress.epoch, progress.batch = batch.epoch, batch.number
             if self._checks_epochs and batch.epoch > self._checked_epoch:
                 self._checked_epoch = batch.epoch
@@ -556,12 +620,19 @@ class ScriptLoop:
     def _unseen_window(self) -> Window | None:
         """The window of a step without a backward pass that was seen: it has only the gradients.
 
-        `None` for a step that was refused and is called again: it stays refused until there are new gradients.
+        `None` for a step that was refused and is called again: it stays refused until there are new gradients. The
+        same for a step after a loss that the script abandoned: it has no gradients, and is counted as skipped already.
         """
         window, repeated = self.collector.window, False
         if window is None:
-            self.settle()
-            repeated = self._habits.is_repeated_step()
+            abandoned = self.settle() or self._is_abandoned
+            self._is_abandoned = False
+            if abandoned and not finite.read([self.driver.norm()])[0]:
+                self.refused = self.policy.on_incident != "observe"
+                if self.refused:
+                    return None
+            repeated = self._habits.is_repeated_step(refused=self.refused, scaled=self.driver.scaling.enabled)
+            repeated = repeated or abandoned
             if repeated and self.refused:
                 return None
             window = self.collector.open()
@@ -582,17 +653,27 @@ class ScriptLoop:
         """An optimizer that evaluates the loss several times: a copy is taken, start and result are judged."""
         members = self.parts.protected.members
         norms: list[Tensor] = []
+        first: list[Window | None] = []
 
         def watched() -> Any:
             value = closure()
             if not norms:
                 norms.append(finite.gradient_norm(members.gradients()))
+                first.append(self.collector.window)
             return value
 
         snapshot = UpdateSnapshot(members.parameters, self.optimizer)
         snapshot.take()
         rates = current_rates(self.optimizer)
-        taken = run(watched)
+        self._evaluating = True  # the closure clears the gradients before each evaluation
+        try:
+            taken = run(watched)
+        finally:
+            self._evaluating = False
+        if first and first[0] is not None:
+            self.collector.window = first[0]
+        self._asked.trained(taken)
+        self._asked.tensors = []
         norm = finite.read(norms or [torch.zeros(())])[0]
 
         def judged(window: Window) -> Outcome:
@@ -602,3 +683,8 @@ class ScriptLoop:
 
         self.step(lambda: taken, judge=judged)
         return taken
+
+
+def _inputs_of(call: RootCall) -> Any:
+    """What the model was given in a step, in all of its calls."""
+    return (call.args, call.kwargs) if call.previous is None else [(each.args, each.kwargs) for each in call.chain()]

@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from nantrap import finite
 from nantrap.checkpoints.store.resume import steps_made
 from nantrap.errors import NantrapError
+from nantrap.guard.graphs import leaves_below, leaves_of, nodes_below
 from nantrap.guard.guard import is_guarded
 from nantrap.guard.ranks import is_sharded
 from nantrap.guard.torch_private import inner_schedulers
@@ -29,11 +30,12 @@ from nantrap.guard.watch import Limit
 from nantrap.incident.wording import escaped, some_of
 from nantrap.launch.activity import Activity
 from nantrap.launch.asked import Asked
+from nantrap.launch.cleaned import Cleaned
 from nantrap.launch.loaders import Batches
 from nantrap.launch.loop import ScriptLoop
-from nantrap.launch.loose import LooseValues, leaves_below, leaves_of, nodes_below
+from nantrap.launch.loose import LooseValues
 from nantrap.launch.replicas import Comparison, Replicas, several_ranks
-from nantrap.launch.roots import find_root, innermost, owns_some
+from nantrap.launch.roots import find_root, innermost, names_in_script, owns_some
 from nantrap.launch.settings import Settings
 from nantrap.launch.torch_private import compiler_listens
 from nantrap.locate.replay import compiled_frames
@@ -89,8 +91,8 @@ class Loops:
         self.settings = settings
         self.batches = batches
         self.asked = Asked()
-        self.cleaned_inputs = 0
-        """How many tensors of data the script passed through `nan_to_num` that were not finite."""
+        self.cleaned = Cleaned(batches, self.say)
+        """The data that the script passed through `nan_to_num` and that were not finite."""
         self.run_dir: Path | None = None
         self.earlier_incidents: frozenset[Path] = frozenset()
         """The incidents of earlier runs in the same folder."""
@@ -102,7 +104,7 @@ class Loops:
         self.guards: list[ScriptLoop] = []
         """Every guard there was, in the order they were made."""
         self.activity = Activity()
-        self.loose_values = LooseValues(self._make_loose, self.activity)
+        self.loose_values = LooseValues(self._make_loose, self.activity, self.say)
         """Values that are not finite in a script without an optimizer."""
         self.replicas = Replicas(self.say, self.is_own_call)
         self.searching = False
@@ -185,6 +187,7 @@ class Loops:
             if not self.loose:
                 self.loose = [weakref.ref(leaf) for leaf in leaves_below(loss)]
             self.loose_values.look(loss)
+            self.loose_values.passed(loss)
             return
         reached = {id(leaf) for leaf in leaves_below(loss)}
         for entry in waiting:
@@ -202,10 +205,11 @@ class Loops:
                 self.asked.note(tensor)
 
     def bad_loose(self) -> list[str]:
-        """The tensors that the script updates by hand and that are not finite now, by shape: they have no names."""
+        """The tensors that the script updates by hand and that are not finite now, by its names or by shape."""
         leaves = [leaf for ref in self.loose if (leaf := ref()) is not None]
         bad = [leaf for leaf in leaves if finite.any_nonfinite([leaf.detach()])]
-        return [f"a tensor of shape {tuple(leaf.shape)}" for leaf in bad]
+        names = names_in_script()
+        return [names.get(id(leaf), f"a tensor of shape {tuple(leaf.shape)}") for leaf in bad]
 
     def loops_below(self, loss: Tensor) -> list[ScriptLoop]:
         """The guards whose parameters a loss reaches; with one optimizer there is nothing to look for."""
@@ -240,21 +244,12 @@ class Loops:
         for loop in self.guards:
             loop.leave()
 
-    def cleaned(self, tensor: Tensor) -> None:
-        """The script passes data through `nan_to_num`. If they are not finite, that is reported once and counted."""
-        if not finite.any_nonfinite([tensor]):
-            return
-        self.cleaned_inputs += 1
-        if self.cleaned_inputs == 1:
-            indices = self.batches.indices(tensor)
-            bad = ~torch.isfinite(tensor)
-            samples = bad.reshape(len(bad), -1).any(1).nonzero().ravel().tolist() if bad.dim() else []
-            where = f"samples {some_of([str(each) for each in samples])} of the batch" if samples else "a scalar"
-            if indices and len(indices) == len(tensor):
-                where += f" (dataset indices {some_of([str(indices[each]) for each in samples])})"
-            self.say(
-                f"the script replaces non-finite values of its data by nan_to_num: {where}; further ones are counted"
-            )
+    def clean(self, tensor: Tensor) -> None:
+        """The script passes data through `nan_to_num`. If they are not finite, that is counted, and reported once."""
+        samples = self.cleaned.look(tensor)
+        if samples:
+            for loop in self.guards:
+                loop.parts.progress.cleaned += samples
 
     # ---- finding the models
 
@@ -410,6 +405,8 @@ class Loops:
             if root is None:
                 return None
             never_steps = torch.optim.SGD(leaves, lr=0.0)
+            for group in never_steps.param_groups:
+                del group["lr"]  # there is no learning rate to report
             return ScriptLoop(
                 root,
                 never_steps,

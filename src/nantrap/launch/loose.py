@@ -6,22 +6,27 @@ all the same when it is not finite: where it began and why, as an incident that 
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections import deque
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from nantrap import finite
+from nantrap.guard.graphs import leaves_below
 from nantrap.guard.loss import Loss
 from nantrap.guard.window import Micro, Window
+from nantrap.incident.wording import some_of
 from nantrap.launch.activity import Activity
 from nantrap.launch.loop import ScriptLoop
 from nantrap.locate.autopsy import examine
+from nantrap.record import StepRecord
 
 _MOST_DIAGNOSED = 3
+_KEPT = 64
 
 
 class LooseValues:
@@ -30,15 +35,31 @@ class LooseValues:
     Args:
         make: makes a loop over leaves of a graph; `None` if that is not possible.
         activity: whether a guard of the process is running.
+        say: prints a line.
     """
 
-    def __init__(self, make: Callable[[list[Tensor]], ScriptLoop | None], activity: Activity) -> None:
+    def __init__(
+        self, make: Callable[[list[Tensor]], ScriptLoop | None], activity: Activity, say: Callable[[str], None]
+    ) -> None:
         self.loop: ScriptLoop | None = None
+        self.passes = 0
+        """How many backward passes the script made."""
         self.seen = 0
         """How many values were not finite."""
         self._make = make
         self._activity = activity
+        self._say = say
+        self._poisoned = False
+        self._losses: deque[StepRecord] = deque(maxlen=_KEPT)
         self._last: weakref.ref[Tensor] | None = None
+
+    def passed(self, loss: Tensor) -> None:
+        """The script runs a backward pass from this loss."""
+        if loss.is_cpu and loss.numel() == 1:
+            value = finite.value_of(loss)
+            if math.isfinite(value):
+                self._losses.append(StepRecord(self.passes, value, math.nan, (), applied=True))
+        self.passes += 1
 
     def look(self, tensor: Tensor) -> None:
         """The script uses a value with a graph. If it is not finite, the first few are diagnosed, and all counted."""
@@ -59,8 +80,11 @@ class LooseValues:
             return
         if self.loop is None:
             self.loop = self._make(leaves_below(tensor))
-        if self.loop is None:
+        if self.loop is None or self._is_poisoned(self.loop):
             return
+        if self.passes > self.loop.parts.progress.step:
+            self.loop.parts.progress.step = self.passes
+            self.loop.parts.recorder.remember(self._losses)
         with torch.enable_grad():
             value = tensor if tensor.numel() == 1 else tensor.sum()
         micro = Micro(Loss(value, {}), values=[float(value.detach())])
@@ -68,30 +92,18 @@ class LooseValues:
         window = Window(time.perf_counter(), whole=True, micros=[micro])
         self.loop.report_value(window, "the script has no optimizer: this value is only reported")
 
+    def _is_poisoned(self, loop: ScriptLoop) -> bool:
+        """Whether the script has written its own tensors with what came of the first bad value: reported once."""
+        bad = loop.bad_state() if self.seen > 1 else []
+        if bad and not self._poisoned:
+            self._poisoned = True
+            self._say(
+                f"{some_of(bad)} {'is' if len(bad) == 1 else 'are'} not finite any more: the script made its update by "
+                "hand after the value above; an optimizer's step would have been skipped"
+            )
+        return bool(bad)
+
     def close(self) -> None:
         """Write the journal."""
         if self.loop is not None:
             self.loop.close()
-
-
-def leaves_below(loss: Tensor) -> list[Tensor]:
-    """The leaves in whose gradients a backward pass from here would end."""
-    return leaves_of(nodes_below(loss))
-
-
-def leaves_of(nodes: Iterable[Any]) -> list[Tensor]:
-    """The leaves among the nodes of a graph."""
-    found = (getattr(node, "variable", None) for node in nodes)
-    return list({id(leaf): leaf for leaf in found if leaf is not None}.values())
-
-
-def nodes_below(loss: Tensor) -> dict[Any, None]:
-    """The nodes of the graph that a backward pass from here would visit, in the order of the graph."""
-    waiting = [loss.grad_fn] if loss.grad_fn is not None else []
-    seen = dict.fromkeys(waiting)
-    while waiting:
-        for below, _ in waiting.pop().next_functions:
-            if below is not None and below not in seen:
-                seen[below] = None
-                waiting.append(below)
-    return seen

@@ -52,6 +52,8 @@ def look_at_resume(loops: Loops, optimizer: Optimizer) -> None:
 
     entry.resumed = False
     loop = entry.loop
+    if loop.tally.attempted:  # the script returns to a state of its own, and knows what it does to the learning rate
+        return
     # one that waits for a metric cannot be asked for its next rate
     scheduler = next((each for each in entry.schedules() if not isinstance(each, ReduceLROnPlateau)), None)
     rates = entry.configured if len(entry.configured) == len(optimizer.param_groups) else None

@@ -31,9 +31,7 @@ class Parts(nn.Module):
         super().__init__()
         for part in parts:
             self.add_module(self._free_name(type(unwrap(part)).__name__.lower()), part)
-        written = {
-            id(value): name for name, value in vars(sys.modules["__main__"]).items() if isinstance(value, Tensor)
-        }
+        written = names_in_script()
         names = [written.get(id(tensor), f"tensor{index}") for index, tensor in enumerate(loose)]
         self._loose = list(zip(names, loose, strict=True))
 
@@ -63,6 +61,11 @@ class Parts(nn.Module):
             number += 1
             name = f"{wanted}{number}"
         return name
+
+
+def names_in_script() -> dict[int, str]:
+    """The tensors that the script holds in variables of its own, by id."""
+    return {id(value): name for name, value in vars(sys.modules["__main__"]).items() if isinstance(value, Tensor)}
 
 
 def innermost(optimizer: Any) -> Any:

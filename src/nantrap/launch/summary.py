@@ -32,6 +32,7 @@ class Summary:
         left_out: bad losses that the script left out of steps it made.
         cleaned_inputs: batches that the script passed through `nan_to_num` and that were not finite.
         notes: what else was found wrong with the training, such as steps without any gradient.
+        spikes: finite losses and gradient norms far outside their range.
         loose_values: values that were not finite in a script without an optimizer.
         checkpoint: with `--save-every`, the last good checkpoint, in words.
         dropped_micro_batches: parts of a step that were left out.
@@ -72,6 +73,7 @@ class Summary:
     notes: tuple[str, ...] = ()
     checkpoint: str = ""
     loose_values: int = 0
+    spikes: int = 0
 
     @classmethod
     def of(cls, attachment: Attachment) -> Summary:
@@ -96,8 +98,9 @@ class Summary:
             causes=dict(causes.most_common()),
             given_up=sum(t.given_up for t in tallies),
             left_out=sum(t.left_out for t in tallies),
-            cleaned_inputs=attachment.loops.cleaned_inputs,
-            notes=(*(note for loop in loops for note in loop.notes()), *attachment.loops.replicas.notes()),
+            cleaned_inputs=attachment.loops.cleaned.count,
+            spikes=sum(t.spikes for t in tallies),
+            notes=tuple(_notes(attachment.loops)),
             stopped=any(loop.stopped is not None for loop in loops),
             state_finite=not bad,
             bad=tuple(bad),
@@ -135,8 +138,6 @@ class Summary:
             found.append(f"{_plural(self.skipped, 'step')} skipped{by_script}, {_plural(self.rollbacks, 'rollback')}")
         if self.left_out:
             found.append(f"{_plural(self.left_out, 'non-finite loss', 'non-finite losses')} left out by the script")
-        if self.cleaned_inputs:
-            found.append(f"{_plural(self.cleaned_inputs, 'batch', 'batches')} cleaned by the script with nan_to_num")
         found += [f"  {count:,} × {slug}" for slug, count in self.causes.items()]
         if self.injected:
             kinds = ", ".join(f"{count:,} × {kind}" for kind, count in self.injected.items())
@@ -145,6 +146,8 @@ class Summary:
             found.append(f"{self.dropped_micro_batches:,} micro-batches left out")
         if self.scaler_probes:
             found.append(f"{self.scaler_probes:,} steps skipped by the GradScaler while it searched its scale (normal)")
+        if self.spikes:
+            found.append(f"{_plural(self.spikes, 'spike')} of loss or gradient norm")
         found += self.notes
         if not self.state_finite:
             found.append(f"the run ends with NON-FINITE weights: {some_of(self.bad)}; the run failed")
@@ -175,6 +178,12 @@ def print_summary(summary: Summary, code: int, settings: Settings) -> None:
     bad = summary.stopped or not summary.state_finite
     if not settings.quiet or bad:
         write_line("\n".join(escaped(f"nantrap: {line}", most=4000) for line in summary.lines(code)), sys.stderr)
+
+
+def _notes(loops: Loops) -> list[str]:
+    """What else was found in the training as a whole."""
+    cleaned = [loops.cleaned.line()] if loops.cleaned.count else []
+    return [*cleaned, *(note for loop in loops for note in loop.notes()), *loops.replicas.notes()]
 
 
 def _reports(loops: Loops) -> tuple[str, ...]:

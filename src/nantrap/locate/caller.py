@@ -7,7 +7,8 @@ import contextlib
 import inspect
 import linecache
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
@@ -19,18 +20,52 @@ from nantrap.locate.source import is_user_code
 from nantrap.locate.storage import share_memory
 
 
-def caller() -> FrameType | None:
+@dataclass(frozen=True, slots=True)
+class KeptFrame:
+    """A frame as it was: where it was, and the values of its names then. Looks like a frame to those who read one."""
+
+    f_code: CodeType
+    f_lineno: int
+    f_globals: dict[str, Any]
+    values: dict[str, Any]
+
+    @property
+    def f_locals(self) -> dict[str, Any]:
+        """The values of its names, in a dictionary of its own."""
+        return dict(self.values)
+
+    @property
+    def f_back(self) -> None:
+        """Its callers are kept beside it."""
+
+
+Frame = FrameType | KeptFrame
+
+
+def keep_frames(most: int = 4) -> list[KeptFrame]:
+    """The innermost frames of the user's code as they are now. They keep alive what these frames hold."""
+    kept: list[KeptFrame] = []
+    for frame in callers():
+        kept.append(KeptFrame(frame.f_code, frame.f_lineno, frame.f_globals, names_in(frame)))
+        if len(kept) == most:
+            break
+    return kept
+
+
+def caller() -> Frame | None:
     """The innermost frame of the user's code. Do not keep it: a frame keeps everything in it alive."""
+    if _instead:
+        return next(iter(_instead[-1]), None)
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not is_user_code(frame.f_code):
         frame = frame.f_back
     return frame
 
 
-def callers() -> Iterator[FrameType]:
+def callers() -> Iterator[Frame]:
     """The frames of the user's code, the innermost first: a helper that looks at a loss, then who computed it."""
-    if _ended:
-        yield from _ended[-1]
+    if _instead:
+        yield from _instead[-1]
         return
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -39,7 +74,18 @@ def callers() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-_ended: list[list[FrameType]] = []
+_instead: list[Sequence[Frame]] = []
+"""Frames that are looked at in the place of those on the stack."""
+
+
+@contextlib.contextmanager
+def seen_from(frames: Sequence[Frame]) -> Iterator[None]:
+    """As if the user's code were still where these frames were kept."""
+    _instead.append(frames)
+    try:
+        yield
+    finally:
+        _instead.pop()
 
 
 @contextlib.contextmanager
@@ -51,17 +97,18 @@ def ended_by(error: BaseException) -> Iterator[None]:
         if is_user_code(step.tb_frame.f_code):
             frames.insert(0, step.tb_frame)
         step = step.tb_next
-    _ended.append(frames)
     try:
-        yield
+        with seen_from(frames):
+            yield
     finally:
-        _ended.pop()
         frames.clear()  # a frame keeps everything in it alive
 
 
-def names_in(frame: FrameType) -> dict[str, Any]:
+def names_in(frame: Frame) -> dict[str, Any]:
     """The local names of a frame, without leaving anything behind in it."""
     found = dict(frame.f_locals)
+    if isinstance(frame, KeptFrame):
+        return found
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         frame.f_locals.clear()  # a copy that the frame would keep, and with it the failed batch
     return found
@@ -80,7 +127,7 @@ def batch_of_caller() -> dict[str, Tensor]:
     }
 
 
-def names_of_loop(frame: FrameType) -> set[str]:
+def names_of_loop(frame: Frame) -> set[str]:
     """The names that the loop around the frame's current line takes from its iterable, and does not assign again."""
     return _names_of_loop(frame.f_code, frame.f_lineno)
 

@@ -11,7 +11,8 @@ and line numbers, and every call in it is checked before it is made:
 -   everything else (an attribute that is written, an iterator that is advanced, a file, an unknown library) ends the
     attempt with `NotRepeatable`, and nothing has happened.
 
-An in-place write is allowed only into memory that was made during the same run (`_OnlyFresh`).
+An in-place write is allowed only into memory that was made during the same run (`_OnlyFresh`). A loss module with
+buffers gets copies of them for the run.
 """
 
 from __future__ import annotations
@@ -92,7 +93,7 @@ class Guarded:
         self._call_model = call_model
         self._functions: dict[types.FunctionType, Callable[..., Any]] = {}
         self._made: dict[int, Any] = {}
-        self._buffers: dict[int, tuple[Tensor, Tensor]] = {}
+        self._buffers: dict[tuple[int, str], tuple[nn.Module, Tensor]] = {}
         self._fresh = _OnlyFresh()
 
     def run(self, code: types.CodeType, names: dict[str, Any]) -> dict[str, Any]:
@@ -103,8 +104,8 @@ class Guarded:
                 exec(code, names)
         finally:
             self._made.clear()
-            for buffer, kept in self._buffers.values():
-                buffer.copy_(kept)
+            for (_, name), (module, buffer) in self._buffers.items():
+                setattr(module, name, buffer)
             self._buffers.clear()
         return names
 
@@ -164,13 +165,20 @@ class Guarded:
         forward: Any = type(module).forward
         if module not in own or not isinstance(forward, types.FunctionType):
             raise NotRepeatable(f"a call of {type(module).__name__}")
+        self._keep_buffers(module)  # a running average that the loss itself keeps
         return self.guard(forward)(module, *args, **kwargs)
 
     def _keep_buffers(self, module: nn.Module) -> None:
-        buffers = [buffer for buffer in module.buffers() if id(buffer) not in self._buffers]
-        if sum(buffer.nbytes for buffer in buffers) > _MOST_BUFFER_BYTES:
+        """Copies take the place of the buffers during the run: they may be written, and a graph may hold them."""
+        found = [
+            (part, name, buffer) for part in module.modules() for name, buffer in part.named_buffers(recurse=False)
+        ]
+        new = [(part, name, buffer) for part, name, buffer in found if (id(part), name) not in self._buffers]
+        if sum(buffer.nbytes for _, _, buffer in new) > _MOST_BUFFER_BYTES:
             raise NotRepeatable(f"the buffers of {type(module).__name__}")
-        self._buffers.update({id(buffer): (buffer, buffer.detach().clone()) for buffer in buffers})
+        for part, name, buffer in new:
+            self._buffers[id(part), name] = part, buffer
+            setattr(part, name, buffer.detach().clone())
 
     def _new(self, value: T) -> T:
         if isinstance(value, _CONTAINERS):

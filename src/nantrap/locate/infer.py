@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from nantrap.incident import Source
-from nantrap.locate.caller import callers, names_in
+from nantrap.locate.caller import Frame, callers, names_in
 from nantrap.locate.source import is_user_code, qualified_name
 from nantrap.locate.torch_private import children_of
 
@@ -116,16 +116,20 @@ class _Candidate(NamedTuple):
     expression: ast.Call | ast.BinOp | ast.AugAssign
 
 
-def _chosen(candidates: list[_Candidate], frame: types.FrameType, parts: _Parts) -> Inferred | None:
+def _chosen(candidates: list[_Candidate], frame: Frame, parts: _Parts) -> Inferred | None:
     """The line of the candidates, if it is one line or one statement.
 
     The caller's own code may stand in a loop. What ran before the loop is no candidate if something inside of it is:
-    the value belongs to this round.
+    the value belongs to this round. Nor is what comes after the line that is running now.
     """
     if len(candidates) > 1:
         inside = _loop_around(frame.f_code, frame.f_lineno)
         in_loop = [each for each in candidates if each.code is not frame.f_code or each.expression.lineno in inside]
         candidates = in_loop or candidates
+        done = [
+            each for each in candidates if each.code is not frame.f_code or each.expression.lineno <= frame.f_lineno
+        ]
+        candidates = done or candidates
     first = candidates[0]
     if len(candidates) == 1:
         return Inferred(_source(first.code, first.expression), parts.name_of(first.code))
@@ -188,7 +192,7 @@ class _Parts(NamedTuple):
         return found[0] if len(found) == 1 else None
 
 
-def _units(frame: types.FrameType, parts: _Parts) -> list[_Unit]:
+def _units(frame: Frame, parts: _Parts) -> list[_Unit]:
     """The calling function and the functions it calls, a few levels deep."""
     units = [_Unit(frame.f_code, functools.partial(_look_up, frame.f_globals, names_in(frame), parts))]
     seen = {frame.f_code}

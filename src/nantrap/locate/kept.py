@@ -77,6 +77,7 @@ class RootCall:
         previous: an earlier call of the same step.
         running: the forward pass has not ended yet.
         loaded: its inputs are a batch as a data loader gave it.
+        made_from_finite: its inputs were made of a batch of a data loader, and that batch is finite.
         passed: the program's loop has moved on, so its variables belong to a later batch.
         watched: its outputs that have a graph.
         nodes: their autograd nodes: where the model's part of the graph ends.
@@ -92,6 +93,7 @@ class RootCall:
     previous: RootCall | None = None
     running: bool = True
     loaded: bool = False
+    made_from_finite: bool = False
     passed: bool = False
     watched: list[Output] = field(default_factory=list)
     nodes: set[Any] = field(default_factory=set)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import itertools
 import math
 import operator
 import types
@@ -22,18 +23,18 @@ import torch
 from torch import Tensor, nn
 
 from nantrap.finite import any_nonfinite
-from nantrap.locate.caller import caller, names_in, names_of_loop
+from nantrap.locate.caller import Frame, callers, names_in, names_of_loop
 from nantrap.locate.guarded import Guarded, NotRepeatable, compiled, definition_of, guarded_tree, tree_of
 from nantrap.locate.kept import RootCall
 from nantrap.locate.nodes import ACCUMULATE
 from nantrap.locate.replay import autocast_like, eagerly
 from nantrap.locate.rng import RngState
-from nantrap.locate.source import is_user_code
 from nantrap.locate.step import FailedStep
 
 _RESULT = "__nantrap_loss__"
 _MOST_FRAMES = 4
 _MOST_NODES = 20_000
+_MOST_ASSIGNED = 8
 _DEEPEST = 4
 _SHAPE_ONLY = frozenset({"ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0"})
 """`reshape` records one or another of them, or none, depending on whether a dispatch mode is active. The live step has
@@ -61,19 +62,23 @@ class Again:
 def compute_again(failed: FailedStep) -> Again | None:
     """Find a way to compute the failed loss again; `None` where none gives the same loss. Never raises."""
     call = failed.root_call
-    if call is None or call.passed or failed.loss is None or failed.loss.grad_fn is None:
+    if failed.loss is None or failed.loss.grad_fn is None or (call is not None and call.passed):
         return None
-    calls = call.chain()
-    for frame in _user_frames():
+    calls = [] if call is None else call.chain()
+    without_batch: Again | None = None
+    for frame in itertools.islice(callers(), _MOST_FRAMES):
         for statements, expression in _candidates(frame, failed.loss):
             for follows_all in (True, False):
                 with contextlib.suppress(NotRepeatable, Exception):
                     part = _Slice.of(frame, statements, expression, follows_all=follows_all)
-                    for ambient, begin in _settings(calls[0]):
+                    if without_batch is not None and not part.batch_names:
+                        continue
+                    for ambient, begin in _settings(calls[0]) if calls else ((None, RngState.capture()),):
                         again = _verified(_Rerun(part, failed, calls, ambient, begin))
-                        if again is not None:
+                        if again is not None and part.batch_names:
                             return again
-    return None
+                        without_batch = without_batch or again
+    return without_batch
 
 
 def _settings(call: RootCall) -> Iterator[tuple[tuple[str, torch.dtype] | None, RngState]]:
@@ -94,20 +99,10 @@ def _verified(run: _Rerun) -> Again | None:
     return None
 
 
-def _user_frames() -> Iterator[types.FrameType]:
-    frame = caller()
-    count = 0
-    while frame is not None and count < _MOST_FRAMES:
-        if is_user_code(frame.f_code):
-            count += 1
-            yield frame
-        frame = frame.f_back
-
-
 # ---- which statements
 
 
-def _candidates(frame: types.FrameType, loss: Tensor) -> Iterator[tuple[list[ast.stmt], ast.expr]]:
+def _candidates(frame: Frame, loss: Tensor) -> Iterator[tuple[list[ast.stmt], ast.expr]]:
     """Statements of a frame, in order, and an expression after them that may be the loss."""
     with contextlib.suppress(NotRepeatable):
         statements, current = _before(frame)
@@ -115,6 +110,7 @@ def _candidates(frame: types.FrameType, loss: Tensor) -> Iterator[tuple[list[ast
         for name, value in held.items():
             if isinstance(value, Tensor) and (value is loss or value.grad_fn is loss.grad_fn):
                 yield [*statements, current], ast.copy_location(ast.Name(name, ast.Load()), current)
+                yield statements, ast.copy_location(ast.Name(name, ast.Load()), current)  # `if isnan(loss): loss = 0`
         for statement in (current, *reversed(statements)):
             for call in ast.walk(statement):
                 if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
@@ -123,10 +119,24 @@ def _candidates(frame: types.FrameType, loss: Tensor) -> Iterator[tuple[list[ast
                     if isinstance(given, ast.Call) and getattr(given.func, "attr", "") == "scale" and given.args:
                         yield until, given.args[0]
                     yield until, given
-                    return
+                    break
+            else:
+                continue
+            break
+        if not any(value is loss for value in held.values()):  # the script replaced it, and trains on another one
+            yield from _assigned(statements)
 
 
-def _before(frame: types.FrameType) -> tuple[list[ast.stmt], ast.stmt]:
+def _assigned(statements: list[ast.stmt]) -> Iterator[tuple[list[ast.stmt], ast.expr]]:
+    """The names that single statements assign, the last ones first, each with the statements up to there."""
+    for position in range(len(statements) - 1, max(len(statements) - 1 - _MOST_ASSIGNED, -1), -1):
+        statement = statements[position]
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name = ast.Name(statement.targets[0].id, ast.Load())
+            yield statements[: position + 1], ast.copy_location(name, statement)
+
+
+def _before(frame: Frame) -> tuple[list[ast.stmt], ast.stmt]:
     """The statements that ran before the current one in this round of the innermost loop, and the current one."""
     code = frame.f_code
     tree: Any = tree_of(code.co_filename) if code.co_name == "<module>" else definition_of(code)
@@ -165,9 +175,7 @@ class _Slice:
     lines: tuple[str, int, int]
 
     @classmethod
-    def of(
-        cls, frame: types.FrameType, statements: Sequence[ast.stmt], expression: ast.expr, *, follows_all: bool
-    ) -> _Slice:
+    def of(cls, frame: Frame, statements: Sequence[ast.stmt], expression: ast.expr, *, follows_all: bool) -> _Slice:
         held = names_in(frame)
         needed = _loads(expression)
         kept: list[ast.stmt] = []
@@ -179,7 +187,8 @@ class _Slice:
             for name in bound:
                 value = held.get(name)
                 given = name in held and _is_given(value)
-                if not given or (follows_all and name not in loaded) or _is_bad(value):
+                again = name not in loaded  # `x = x / 2` run again would divide what was divided already
+                if not given or (again and (follows_all or _is_bad(value))):
                     wanted.add(name)
                 else:
                     cut.add(name)
@@ -306,6 +315,8 @@ class _Rerun:
 
     def _call_model(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The model as it was called: with the random streams of that call."""
+        if not self._calls:
+            raise NotRepeatable("a call of the model that was not seen")
         if self._checks_streams and self._called == 0 and torch.is_grad_enabled():
             then, now = self._calls[0].rng, RngState.capture()
             same = torch.equal(then.torch_cpu, now.torch_cpu)

@@ -1,0 +1,35 @@
+"""Why no gradient reaches an optimizer, where the graph of the loss tells it for certain."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from nantrap.guard.graphs import leaves_below
+
+ASKED_AFTER = 4
+"""Steps in a row without any gradient after which the graph is looked at."""
+
+
+def why_no_gradient(loss: Tensor, parameters: Sequence[Tensor]) -> str:
+    """The reason in words, with its code; empty where there may be another one.
+
+    Args:
+        loss: of the backward pass that begins now.
+        parameters: those of the optimizer.
+    """
+    owned = f"{len(parameters):,} parameter{'' if len(parameters) == 1 else 's'}"
+    if not any(parameter.requires_grad for parameter in parameters):
+        return (
+            f"no gradient reaches the optimizer: all of its {owned} are frozen, requires_grad is False "
+            "(NT876 optimizer_frozen)"
+        )
+    ours = set(map(id, parameters))
+    leaves = leaves_below(loss)
+    if leaves and not any(id(leaf) in ours for leaf in leaves) and len(leaves) >= len(parameters):
+        return (
+            f"no gradient reaches the optimizer: the loss depends on none of its {owned}, but on {len(leaves):,} "
+            "others. The model was made, copied or loaded anew after the optimizer (NT877 optimizer_of_another_model)"
+        )
+    return ""

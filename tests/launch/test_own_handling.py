@@ -1,0 +1,93 @@
+"""Whole scripts that handle a bad value in their own way: step, place, cause and counts, by what is known of each."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+
+import pytest
+
+from nantrap.launch.attach import attached
+from nantrap.launch.settings import Settings
+from nantrap.launch.summary import Summary
+
+SCRIPTS = Path(__file__).parent / "scripts"
+
+
+def run(name: str, tmp_path: Path) -> tuple[Summary, list[dict[str, object]]]:
+    """The summary of a script, and its incidents in the order of their steps."""
+    with attached(Settings(run_dir=str(tmp_path / "run"))) as attachment:
+        runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
+        attachment.loops.settle()
+        summary = Summary.of(attachment)
+    found = [json.loads(path.read_text()) for path in tmp_path.glob("run/**/incident.json")]
+    return summary, sorted(found, key=lambda incident: int(incident["step"]))
+
+
+def skipped(tmp_path: Path) -> list[int]:
+    """The steps that were skipped, by the journals."""
+    journals = "".join(path.read_text() for path in tmp_path.glob("run/**/journal-r0.jsonl"))
+    lines = list(map(json.loads, journals.splitlines()))
+    return sorted(line["step"] for line in lines if line.get("action") == "skip")
+
+
+def line_of(name: str, text: str) -> int:
+    lines = (SCRIPTS / f"{name}.py").read_text().splitlines()
+    return next(number for number, line in enumerate(lines, 1) if text in line)
+
+
+def slugs(incidents: list[dict[str, object]]) -> list[str]:
+    return [incident["causes"][0]["slug"] for incident in incidents]  # type: ignore[index]
+
+
+def test_a_loss_of_one_of_two_optimizers_that_is_replaced_by_zero(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary, incidents = run("gan_zero_loss", tmp_path)
+    assert skipped(tmp_path) == [6, 10, 14, 18, 22]
+    assert set(slugs(incidents)) == {"log_of_zero"}
+    assert {incident["source"]["line"] for incident in incidents} == {line_of("gan_zero_loss", "d_loss = -(")}  # type: ignore[index]
+    assert (summary.steps, summary.applied, summary.given_up) == (48, 43, 5)
+    words = "the script replaced this non-finite loss by a constant, so there is no gradient"
+    assert capsys.readouterr().err.count(words) >= 5
+
+
+@pytest.mark.filterwarnings("ignore:Converting a tensor")
+def test_evaluations_of_a_closure_are_one_step(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary, incidents = run("lbfgs_fit", tmp_path)
+    (incident,) = incidents
+    assert (incident["step"], slugs(incidents)) == (3, ["exp_overflow"])
+    assert incident["source"]["line"] == line_of("lbfgs_fit", "torch.exp(b * t)")  # type: ignore[index]
+    assert (summary.steps, summary.applied, summary.given_up) == (4, 3, 0)
+    assert "1 of 5 in a row" in capsys.readouterr().err
+
+
+def test_an_update_by_hand_that_diverges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary, incidents = run("updated_by_hand", tmp_path)
+    assert set(slugs(incidents)) == {"lr_too_high"}
+    assert {incident["source"]["line"] for incident in incidents} == {line_of("updated_by_hand", "** 2).mean()")}  # type: ignore[index]
+    out, err = capsys.readouterr()
+    said = next(line for line in out.splitlines() if "leaving the epoch" in line)
+    assert f"{said.split(':')[0].strip()} applied: forward: [NT501]" in err  # the same step as the script counts
+    assert "the learning rate may be too high: the loss grew until it overflowed" in err
+    assert "nan" not in err.partition("help:")[2].splitlines()[0]
+    assert summary.loose_values == 3
+
+
+def test_a_state_that_the_script_returns_to_is_no_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary, incidents = run("retries", tmp_path)
+    assert set(slugs(incidents)) == {"fp16_forward_overflow"}
+    assert {incident["module"] for incident in incidents} == {"pool"}
+    assert summary.incidents == 8
+    assert "resume:" not in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:std")
+def test_a_running_scale_outside_the_model_is_put_back_and_its_line_named(tmp_path: Path) -> None:
+    summary, incidents = run("running_scale", tmp_path)
+    assert [incident["step"] for incident in incidents] == [4, 9, 14]  # not 4, 5, 6: the scale is finite again
+    assert slugs(incidents) == ["std_of_one_element"] * 3
+    assert incidents[0]["source"]["line"] == line_of("running_scale", "r.detach().std()")  # type: ignore[index]
+    assert incidents[0]["dataset_indices"] == [64]
+    assert (summary.given_up, summary.state_finite) == (3, True)
