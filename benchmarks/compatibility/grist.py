@@ -51,7 +51,9 @@ def run(number: int, programs: Path, cache: Path, python: str, limit: float) -> 
     place.mkdir(parents=True, exist_ok=True)
     program = programs / "scripts" / "study_case" / f"ID_{number}" / PROGRAMS[number]
     surroundings = {name: value for name, value in os.environ.items() if not name.startswith("NANTRAP_")} | {
-        "PYTHONPATH": os.pathsep.join([str(HERE / "grist_site"), str(program.parent), str(programs)]),
+        "PYTHONPATH": os.pathsep.join(
+            [str(HERE / "grist_site"), str(program.parent), str(programs), os.environ.get("PYTHONPATH", "")]
+        ),
         "GRIST_EXITS": "1",
         "OMP_NUM_THREADS": "1",
         "PYTHONHASHSEED": "0",
