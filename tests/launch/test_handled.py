@@ -316,6 +316,30 @@ def test_a_step_after_an_abandoned_loss_is_the_same_step(settings: Settings) -> 
     assert "grad_norm" not in skipped
 
 
+@pytest.mark.parametrize("leaves_out", [True, False])
+def test_a_batch_that_is_tested_before_the_model_is_called(leaves_out: bool, settings: Settings) -> None:
+    with attached(settings) as attachment:
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        data = TensorDataset(*(torch.cat(part) for part in zip(*batches(bad=BAD), strict=True)))
+        for x, y in DataLoader(data, batch_size=8):
+            if torch.isnan(x).any() and leaves_out:
+                continue
+            optimizer.zero_grad()
+            F.mse_loss(net(x), y).backward()
+            optimizer.step()
+    loop = only(attachment)
+    assert (loop.tally.attempted, loop.tally.applied, loop.tally.incidents) == (12, 11, 1)
+    assert loop.tally.given_up == leaves_out
+    (skipped,) = (line for line in journal(settings) if line["action"] == "skip")
+    assert (skipped["step"], skipped["batch"], skipped["by"]) == (BAD, BAD, "script" if leaves_out else "guard")
+    incident = loop.last_incident
+    assert incident is not None
+    assert incident.cause is not None
+    assert (incident.cause.slug, incident.dataset_indices) == ("bad_input_data", (42,))
+    assert ("the script left this batch out before it called the model" in incident.notes) is leaves_out
+
+
 def test_spikes_are_in_the_summary(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     with attached(settings) as attachment:

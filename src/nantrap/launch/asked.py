@@ -1,17 +1,40 @@
-"""The scalars that a script has read or tested, and that had no backward pass yet."""
+"""The scalars that a script has read or tested, and that had no backward pass yet; and a bad batch that it has tested.
+
+A script may test its data before it calls the model (`if torch.isnan(images).any(): continue`). Then no forward pass
+and no loss is ever seen. But the script asked about a batch of its loader, that batch is not finite, and the next one
+is loaded before a model was called: the script has left it out.
+"""
 
 from __future__ import annotations
 
 import math
 import weakref
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
+from nantrap import finite
+from nantrap.launch.loaders import Batches, LoadedBatch
 from nantrap.locate.caller import KeptFrame, keep_frames
 
 _MOST = 16
+
+
+@dataclass(frozen=True, slots=True)
+class BadData:
+    """A batch that is not finite.
+
+    Attributes:
+        batch: as the loader gave it.
+        tensor: the part that the script tested.
+        name: what the script calls it.
+    """
+
+    batch: LoadedBatch
+    tensor: Tensor
+    name: str
 
 
 class Asked:
@@ -27,7 +50,19 @@ class Asked:
         """The script's frames when it looked at the first scalar that is not finite."""
         self.replaced = False
         """Whether the script ran a backward pass from a constant since then."""
+        self.data: BadData | None = None
+        """The batch that the script has tested and not used yet, if it is not finite."""
         self._trained: weakref.ref[Tensor] | None = None
+
+    def note_data(self, tensor: Tensor, batches: Batches) -> None:
+        """The script tests a tensor without a graph: is it a batch of its loader, and bad?"""
+        if self.data is not None or not batches.last or tensor.dim() < 2 or not tensor.is_floating_point():
+            return
+        batch = batches.find(tensor)
+        if batch is not None and finite.any_nonfinite([tensor]):
+            held = next(iter(keep_frames(1)), None)
+            names = [] if held is None else [name for name, value in held.values.items() if value is tensor]
+            self.data = BadData(batch, tensor, names[0] if names else "batch")
 
     def trained(self, loss: Any) -> None:
         """A backward pass runs from this loss: what the script asks about it afterwards is of no interest."""

@@ -48,6 +48,8 @@ def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
     patches.put(nn.utils, "clip_grad_norm_", nn.utils.clip_grad.clip_grad_norm_)
     for name in _QUESTIONS:
         patches.replace(torch, name, functools.partial(_asking, loops))
+        patches.replace(torch, name, functools.partial(_testing, loops))
+        patches.replace(Tensor, name, functools.partial(_testing, loops))
     for name in (*_QUESTIONS, *_ANSWERS):
         patches.replace(Tensor, name, functools.partial(_asking, loops))
     patches.put(Tensor, "data", _asking_data(loops, Tensor.data))
@@ -211,6 +213,20 @@ def _asking(loops: Loops, original: Any) -> Any:
         return original(tensor, *args, **kwargs)
 
     return ask
+
+
+def _testing(loops: Loops, original: Any) -> Any:
+    """A test of data: a script may leave a bad batch out before it calls the model."""
+    asked, guards, batches = loops.asked, loops.guards, loops.batches
+
+    @functools.wraps(original)
+    def test(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        mine = guards and batches.last and not is_compiling() and not loops.is_own_call()
+        if mine and isinstance(tensor, Tensor) and not tensor.requires_grad:
+            asked.note_data(tensor, batches)
+        return original(tensor, *args, **kwargs)
+
+    return test
 
 
 def _with_its_warning(call: Callable[[], Any]) -> Any:

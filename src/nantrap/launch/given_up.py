@@ -7,6 +7,7 @@ rank knows of it.
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 from torch import Tensor
@@ -25,6 +26,7 @@ from nantrap.guard.window import Micro, Window
 from nantrap.incident import Action
 from nantrap.launch.activity import Activity
 from nantrap.locate.autopsy import examine
+from nantrap.locate.location import finding
 
 
 class GivenUp:
@@ -76,6 +78,24 @@ class GivenUp:
         finally:
             self._activity.busy = False
             self._collector.end()
+
+    def data(self, tensor: Tensor, name: str, indices: tuple[int, ...]) -> None:
+        """A bad batch that the script left out before it called the model: nothing is run again, it was never used."""
+        parts = self._parts
+        words = "the script left this batch out before it called the model"
+        self._activity.busy = True
+        try:
+            draft = parts.diagnosis.bad_batch([finding("batch", name, tensor, "data")])
+            samples = draft.incident.samples
+            own = tuple(indices[sample] for sample in samples) if samples and max(samples) < len(indices) else ()
+            draft.incident = replace(draft.incident, dataset_indices=own, notes=(words, *draft.incident.notes))
+            window = Window(time.perf_counter(), whole=True, given_up=True, without_gradient=True)
+            reading = Reading(math.nan, math.nan, rates=current_rates(parts.protected.optimizer))
+            incident = parts.recorder.finish(draft, Action.SKIP, words)
+            parts.recorder.tally.given_up += 1
+            parts.recorder.end(window, reading, Action.SKIP, incident)
+        finally:
+            self._activity.busy = False
 
     def loss(self, window: Window, micro: Micro, loss: Tensor) -> None:
         """The script trains on another loss than the bad one it looked at, such as that of the other heads."""

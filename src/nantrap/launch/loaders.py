@@ -66,6 +66,8 @@ class Batches:
     def __init__(self) -> None:
         self.last: deque[LoadedBatch] = deque(maxlen=_REMEMBERED)
         """The last few; empty in a script without a `DataLoader`."""
+        self.before_next: Callable[[], None] = lambda: None
+        """Called before a loader gives its next batch."""
         self._kept: deque[tuple[Tensor, ...]] = deque(maxlen=_KEPT)
         self._in_order: dict[int, bool] = {}
 
@@ -172,6 +174,7 @@ def install(patches: Patches, batches: Batches) -> None:
         return index
 
     def following(original: Any, self: Any) -> Any:
+        batches.before_next()
         batch = original(self)
         drawn = _drawn(self)
         if drawn:

@@ -52,7 +52,7 @@ from nantrap.guard.watch import Limit
 from nantrap.guard.window import Micro, Window
 from nantrap.incident import Incident
 from nantrap.launch.activity import Activity
-from nantrap.launch.asked import Asked
+from nantrap.launch.asked import Asked, BadData
 from nantrap.launch.given_up import GivenUp
 from nantrap.launch.habits import Habits
 from nantrap.launch.loaders import Batches
@@ -275,7 +275,7 @@ class ScriptLoop:
         if call is not None and self._batches.last:
             self._note_position(call)
         micro = Micro(Loss(loss, NO_TERMS), root_call=call)
-        asked.open = self._always_asks
+        asked.open, asked.data = self._always_asks, None
         left_out = asked.take(instead_of=loss, wanted=self._reaches) if asked.tensors else ()
         if self._always_asks:
             asked.trained(loss)
@@ -378,6 +378,7 @@ class ScriptLoop:
         finally:
             self._activity.busy = False
             driver.clipped_norm = None
+            self._asked.data = None
             collector.end()
         self._micros_last_time = len(window.micros) + window.dropped
         habits = self._habits
@@ -446,6 +447,7 @@ class ScriptLoop:
                 else:
                     self._abandon(loss, call, _REPLACED if replaced else "the script skipped this batch itself")
                     abandoned = True
+            asked.data = None
             break  # several losses of one forward pass are one incident
         if abandoned:
             asked.tensors = []
@@ -469,13 +471,22 @@ class ScriptLoop:
         frames = self._asked.take_frames()
         with seen_from(frames) if frames else contextlib.nullcontext():
             self._abandon(loss, call, _REPLACED)
-        self._is_abandoned = True
+        self._is_abandoned, self._asked.data = True, None
 
     def _reaches(self, loss: Tensor) -> bool:
         """Whether a loss was computed from what this guard watches. With one optimizer there is nothing to ask."""
         nodes = nodes_below(loss)
         ours = set(map(id, self.parameters))
         return any(id(leaf) in ours for leaf in leaves_of(nodes)) or self.made_any_of(nodes)
+
+    def leave_out(self, data: BadData) -> None:
+        """The script tested a batch and took the next one: it has skipped the bad one before any model was called."""
+        if self._activity.busy or self.collector.window is not None:
+            return
+        progress = self.parts.progress
+        self._has_position = True
+        progress.epoch, progress.batch = data.batch.epoch, data.batch.number
+        self._given_up.data(data.tensor, data.name, data.batch.indices)
 
     def continue_at(self, step: int) -> None:
         """The script restored a state of this step: journal and messages count on from there."""
@@ -595,6 +606,7 @@ class ScriptLoop:
             elif collector.window is not None and collector.window.micros and self.parts.drops_micro_batches:
                 self.parts.protected.buffers.mark()  # else a bad micro-batch has not been put back
         asked.open = module.training
+        asked.data = None
         return True
 
     def _drops(self, window: Window) -> bool:
@@ -605,7 +617,10 @@ class ScriptLoop:
     def _note_position(self, call: RootCall, *, bad: bool = False) -> None:
         """Epoch and batch of a forward pass, where the data loader gives them; of a bad one, what it was made of."""
         batch, call.loaded = self._batches.position(_inputs_of(call))
-        call.made_from_finite = bad and not call.loaded and batch is not None and batch.is_finite()
+        if bad and not call.loaded and batch is not None:
+            self._activity.busy = True  # what is asked here is not asked by the script
+            call.made_from_finite = batch.is_finite()
+            self._activity.busy = False
         progress = self.parts.progress
         if batch is None:
             if self._has_position:  # that of the step before would be wrong

@@ -93,6 +93,7 @@ class Loops:
         self.asked = Asked()
         self.cleaned = Cleaned(batches, self.say)
         """The data that the script passed through `nan_to_num` and that were not finite."""
+        batches.before_next = self.next_batch
         self.run_dir: Path | None = None
         self.earlier_incidents: frozenset[Path] = frozenset()
         """The incidents of earlier runs in the same folder."""
@@ -243,6 +244,12 @@ class Loops:
         now."""
         for loop in self.guards:
             loop.leave()
+
+    def next_batch(self) -> None:
+        """A loader is about to give its next batch: one that the script tested and did not use was left out."""
+        data, self.asked.data = self.asked.data, None
+        if data is not None and self.guards and not self.is_own_call():
+            self.guards[0].leave_out(data)
 
     def clean(self, tensor: Tensor) -> None:
         """The script passes data through `nan_to_num`. If they are not finite, that is counted, and reported once."""
