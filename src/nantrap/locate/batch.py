@@ -69,6 +69,25 @@ def with_tensor(batch: Any, old: Tensor, new: Tensor) -> Any:
     return _rebuilt(batch, lambda part: with_tensor(part, old, new))
 
 
+def each_alone(batch: Any) -> Any:
+    """The same batch, in which no tensor object is at two places: labels that are the input ids become a view.
+
+    A tensor is found by its identity when it is replaced, so one that is held twice would be replaced twice.
+    """
+    seen: set[int] = set()
+
+    def change(part: Any) -> Any:
+        if not isinstance(part, Tensor):
+            return _rebuilt(part, change)
+        if id(part) not in seen:
+            seen.add(id(part))
+            return part
+        return part.detach().requires_grad_(part.requires_grad)
+
+    found = [id(tensor) for _, tensor in tensors_of(batch)]
+    return change(batch) if len(set(found)) < len(found) else batch
+
+
 def _rebuilt(batch: Any, change: Callable[[Any], Any]) -> Any:
     """A container of the same kind whose parts went through `change`; any other value unchanged."""
     if isinstance(batch, Mapping):

@@ -63,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         ("bad_factories:raises", "calling it raised ValueError: broken"),
         ("bad_factories:leaves", "calling it raised SystemExit: 7"),
-        ("bad_factories:nothing", "gave a NoneType; a dataset has len and []"),
+        ("bad_factories:nothing", "gave an object of type NoneType; a dataset has len and []"),
         ("bad_factories:NoLength", "len of the dataset raised RuntimeError: not loaded yet"),
         ("bad_factories:missing", "module bad_factories has no missing"),
         ("no_such_module:make", "importing no_such_module raised ModuleNotFoundError"),

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from doctor.data import blind_folders as blind_folders  # adds to both
 from doctor.data.folders import FAULTY, HEALTHY, Folder
 from nantrap.doctor.data import DataOptions, check_data
 from nantrap.doctor.data.quarantine import bad_samples_of

@@ -364,6 +364,10 @@ def test_a_dataset_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         ("label_out_of_range", "own_data:Points", "label", (2, 5, 8, 14, 17)),
         ("unreadable_file", "own_data:Points", None, (11,)),
     ]
-    for name, words in (("broken", "RuntimeError: no data here"), ("number", "gave a int"), ("nothing", "has no")):
+    for name, words in (
+        ("broken", "RuntimeError: no data here"),
+        ("number", "gave an object of type int"),
+        ("nothing", "has no"),
+    ):
         with pytest.raises(UsageError, match=words):
             check_data(f"own_data:{name}")

@@ -143,9 +143,9 @@ def test_what_is_found_in_many_pieces(tmp_path: Path, monkeypatch: pytest.Monkey
     (tmp_path / "b.jsonl").write_text(lines((33, "x", [0.0, 1.0])).replace('"id": 50,', '"id" 50,'))
     found = [(each.slug, each.field, each.indices, each.message) for each in check_data(tmp_path).findings]
     assert found == [
-        ("non_finite", "x", (150, 180), "2 samples with 1 Inf, 1 empty: 150, 180"),
+        ("non_finite", "x", (150, 180), "2 samples with 1 Inf, 1 missing value: 150, 180"),
         ("duplicate_sample", None, (200,), "1 sample repeated: 200"),
-        ("shape_mismatch", "x", (33,), "1 sample of another shape (rank 1 with sizes [2], most are rank 1 with sizes [4]): 33"),  # noqa: E501
+        ("shape_mismatch", "x", (33,), "1 sample of another shape (2, most are 4): 33"),
         ("unreadable_file", None, (50,), "1 line is not JSON: line index 50"),
     ]  # fmt: skip
 

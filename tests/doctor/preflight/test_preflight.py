@@ -12,6 +12,7 @@ from torch.nn import functional
 
 import nantrap
 from nantrap.doctor.preflight.draws import check_draws
+from nantrap.doctor.preflight.drill import check_guard
 from nantrap.doctor.preflight.edges import check_edges, parts_of
 from nantrap.doctor.preflight.gradients import check_gradients
 from nantrap.doctor.preflight.initialisation import check_activations, check_first_loss, check_weights
@@ -155,7 +156,7 @@ def test_gradient_flow() -> None:
         dead[0].bias.fill_(-100.0)
     flow, units = check_gradients(subject(model=dead))
     assert units.message == "100% of the units of 1 never fire on this batch"
-    assert flow.message == "zero gradient in 0.weight, 0.bias, 2.weight (3 of 4)"
+    assert flow.message == "zero gradient in 0.weight, 0.bias, 2.weight (3 of 4), also after 4 steps"
 
 
 def test_activations_that_grow() -> None:
@@ -235,3 +236,85 @@ def test_a_step_that_cannot_be_made_ends_the_preflight() -> None:
     assert [check.name for check in report.failures] == ["fp32"]
     assert report.failures[0].message.startswith("raised RuntimeError: mat1 and mat2 shapes cannot be multiplied")
     assert report.checks[-1].name == "fp32"
+
+
+def test_labels_that_are_the_input_ids_are_changed_alone() -> None:
+    """The batch of a causal language model holds one tensor twice."""
+
+    class Causal(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Embedding(20, 8), nn.Linear(8, 20)
+
+        def forward(self, ids: Tensor) -> Tensor:
+            logits: Tensor = self.head(self.embed(ids))
+            return logits
+
+    def loss(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+        logits = model(batch["input_ids"])[:, :-1]
+        return functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten())
+
+    ids = torch.randint(0, 20, (4, 6), generator=torch.Generator().manual_seed(0))
+    tested = subject(model=Causal(), optimizer=None, batch={"input_ids": ids, "labels": ids}, loss=loss)
+    found = {check.name: check for check in check_edges(tested)}
+    empty = found["edge: empty targets"]
+    assert (empty.status, empty.values["cause"], empty.values["error"]) == ("fail", "empty_reduction", "")
+    short = found["edge: shortest"]  # one token leaves nothing to predict, which a whole batch rarely does
+    assert (short.status, short.values["cause"]) == ("warn", "empty_reduction")
+
+
+def test_a_layer_that_begins_at_zero_hides_gradients_for_one_step_only() -> None:
+    def zeros(layer: nn.Linear) -> nn.Linear:
+        nn.init.zeros_(layer.weight)
+        return layer
+
+    behind = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), zeros(nn.Linear(16, 16)), nn.Tanh(), zeros(nn.Linear(16, 4)))
+    check = check_gradients(subject(model=behind, optimizer=None))[0]
+    assert check.status == "ok", check
+    assert check.message == (
+        "6 parameters; 4 of them get a gradient only after the first steps, since they are behind a layer that begins "
+        "at zero"
+    )
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return functional.cross_entropy(model[1](model[0](batch[0]) * 0.0), batch[1])  # type: ignore[index]
+
+    cut_off = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+    check = check_gradients(subject(model=cut_off, optimizer=None, loss=loss))[0]
+    assert check.status == "warn"
+    assert check.message == "zero gradient in 0.weight, 0.bias, 1.weight (3 of 4), also after 4 steps"
+
+
+def test_a_flipped_bit_that_makes_a_weight_infinite_is_held() -> None:
+    """The exponent of 1.0 has one bit to go: the weight of a normalisation becomes NaN or Inf, and stays so."""
+    model = nn.Sequential(nn.LayerNorm(8), nn.Linear(8, 4))
+    for parameter in model.parameters():
+        nn.init.constant_(parameter, 1.5)
+    check = check_guard(subject(model=model, optimizer=None))
+    assert (check.status, check.values["broken"]) == ("ok", [])
+
+
+def test_margins_are_searched_from_both_ends() -> None:
+    def limited(limit: float) -> Any:
+        def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+            return functional.cross_entropy(model(batch[0]), batch[1]) / (batch[0].abs().max() < limit)
+
+        return loss
+
+    largest = float(subject().batch[0].abs().max())
+    for power in (1, 2, 5, 8):
+        check = next(
+            each for each in check_margins(subject(loss=limited(largest * 10**power * 0.5))) if "input" in each.name
+        )
+        assert check.values["safe_factor"] == 10.0 ** (power - 1)
+        assert check.values["breaks_at"] == 10.0**power
+    free = next(each for each in check_margins(subject(loss=limited(1e30))) if "input" in each.name)
+    assert (free.message, free.values["breaks_at"]) == ("×1e+08 still holds (one step)", None)
+
+
+def test_the_example_of_a_lightning_module_is_named() -> None:
+    model = nn.Sequential(nn.Linear(8, 3))
+    model.example_input_array = torch.randn(4, 8)
+    report = nantrap.preflight(model, guard=False)
+    words = [check.message for check in report.checks if check.name == "default"]
+    assert "not given, so: the model's example_input_array as the batch" in words

@@ -50,10 +50,14 @@ class _File:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Callbacks of a progress bar: how many bytes there are, and how many more were read."""
+    """Callbacks of a progress bar: how many bytes there are, and how many more were read.
+
+    For a dataset made by code: how many samples were read, and how many there are, if that is known.
+    """
 
     total: Callable[[int], None]
     advance: Callable[[int], None]
+    samples: Callable[[int, int | None], None] = lambda _done, _total: None
 
 
 def check_data(
@@ -89,14 +93,19 @@ def check_data(
     run.images([file for file in files if file.format == "image"])
     run.tables([file for file in files if file.format != "image"])
     for name, dataset in datasets:
-        run.judge(name, None, Plan(()), [factory.scan(dataset, chosen, lambda _: None)])
+        size = len(dataset) if hasattr(dataset, "__len__") else None
+        run.judge(name, None, Plan(()), [factory.scan(dataset, chosen, functools.partial(_advance, listener, size))])
     run.check_names()
     order = {file.path: number for number, file in enumerate(files)}
     lengths = {file.path: run.lengths.get(file.path, 0) for file in files} | {
         name: run.lengths.get(name, 0) for name in factories
     }
     findings.sort(key=lambda each: (order.get(each.file, len(order)), each.file, each.code, str(each.field)))
-    return DataReport(tuple(names), lengths, sum(file.size for file in files), tuple(findings))
+    return DataReport(tuple(names), lengths, sum(file.size for file in files), tuple(findings), run.all_notes())
+
+
+def _advance(listener: Progress, size: int | None, done: int) -> None:
+    listener.samples(done, size)
 
 
 @dataclass(slots=True)
@@ -109,6 +118,17 @@ class _Run:
     findings: list[DataFinding]
     lengths: dict[str, int]
     names: dict[str, None] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+    without_numbers: list[str] = field(default_factory=list)
+
+    def all_notes(self) -> tuple[str, ...]:
+        """What is worth knowing and is no finding. A file without numbers must not pass for a file that was checked."""
+        few = self.without_numbers
+        if not few:
+            return tuple(self.notes)
+        verb = "holds" if len(few) == 1 else "hold"
+        text = f"{some_of(few, 3)} {verb} no numbers: only whether they can be read was checked"
+        return (*self.notes, text.replace("they can", "it can") if len(few) == 1 else text)
 
     def check_names(self) -> None:
         """A field that the user named must be somewhere, or a requested check would not be made."""
@@ -181,6 +201,9 @@ class _Run:
             found += missing_in_samples(path, fields, samples, unread)
         self.lengths[path] = samples
         self.findings += found
+        self.notes += [f"{path}: {note}" for note in plan.notes]
+        if not problems and all(made.kind in ("text", "other") or not made.rows for made in fields.values()):
+            self.without_numbers.append(path)
         for name in dict.fromkeys(problem.field for problem in problems):
             self._unreadable(path, *(problem for problem in problems if problem.field == name))
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from nantrap.doctor.data.findings import DataFinding, listed
-from nantrap.doctor.data.measures import NOT_A_NUMBER, Measures
+from nantrap.doctor.data.measures import NOT_A_NUMBER, OTHER_WIDTH, Measures
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.rows import Array, Indices
 
@@ -92,13 +92,14 @@ def _non_finite(made: Measures) -> list[tuple[str, Array, str]]:
     """NT151."""
     parts = [made.found("non_finite")]
     words = []
-    if made.nan:
-        words.append(f"{made.nan:,} NaN")
+    if made.nan + made.nan_cells:
+        words.append(f"{made.nan + made.nan_cells:,} NaN")
     if made.infinite:
         words.append(f"{made.infinite:,} Inf")
     if len(made.found("missing")):
         parts.append(made.found("missing"))
-        words.append(f"{len(made.found('missing')):,} empty")
+        absent = len(made.found("missing")) - made.nan_cells
+        words += [f"{absent:,} missing value{'' if absent == 1 else 's'}"] if absent else []
     if len(made.found("foreign")) and (NOT_A_NUMBER,) not in made.shapes:  # else it is a matter of shape
         parts.append(made.found("foreign"))
         words.append(f"{len(made.found('foreign')):,} not a number")
@@ -193,25 +194,34 @@ def _repeated(marks: Array) -> Array:
 
 def _mismatched_samples(made: Measures) -> list[tuple[str, Array, str]]:
     """NT157, between the samples of one field."""
-    if len(made.shapes) < 2:
+    shapes = {shape: found for shape, found in made.shapes.items() if len(found)}
+    if len(shapes) < 2:
         return []
-    usual = max(made.shapes, key=lambda shape: len(made.shapes[shape]))
-    total = sum(len(found) for found in made.shapes.values())
-    if 2 * len(made.shapes[usual]) <= total:
+    usual = max(shapes, key=lambda shape: len(shapes[shape]))
+    total = sum(len(found) for found in shapes.values())
+    if usual == (OTHER_WIDTH,) or 2 * len(shapes[usual]) <= total:
         return []  # no shape is usual: sequences of different length
-    others = [found for shape, found in made.shapes.items() if shape != usual]
-    indices = np.sort(np.concatenate(others))
-    rank, wanted = made.shapes, usual
-    different = next(shape for shape in rank if shape != wanted)
-    text = f"{_samples(len(indices))} of another shape ({_shape(different)}, most are {_shape(usual)})"
+    others = {shape: found for shape, found in shapes.items() if shape != usual}
+    indices = np.sort(np.concatenate(list(others.values())))
+    first = min(others, key=lambda shape: int(others[shape][0]))
+    if first == (OTHER_WIDTH,):
+        text = f"{_samples(len(indices))} with {OTHER_WIDTH} (most have {usual[-1]})"
+    else:
+        text = f"{_samples(len(indices))} of another shape ({_shape(first)}, most are {_shape(usual)})"
     return [("shape_mismatch", indices, f"{text}: {listed(indices.tolist())}")]
 
 
 def _shape(shape: tuple[object, ...]) -> str:
     """The agreeing part of a shape in words."""
-    if isinstance(shape[0] if shape else None, int):
-        return f"rank {shape[0]}" + (f" with sizes {list(shape[1:])}" if len(shape) > 1 else "")
-    return " ".join(str(part) for part in shape)
+    rank, *sizes = shape or (0,)
+    if "ragged" in shape:
+        return "lists of different lengths"
+    if not isinstance(rank, int):
+        return " ".join(str(part) for part in (*sizes, rank))  # 3 channels first
+    if rank == 0:
+        return "a single number"
+    # The first size is left out where samples may be shorter or longer.
+    return "×".join(map(str, sizes if len(sizes) == rank else ["n", *sizes]))
 
 
 def _outside(made: Measures, slug: str, options: DataOptions) -> list[tuple[str, Array, str]]:
@@ -221,9 +231,14 @@ def _outside(made: Measures, slug: str, options: DataOptions) -> list[tuple[str,
         return []
     limit = options.classes if slug == "label_out_of_range" else options.vocab
     assert limit is not None
-    assert made.low is not None
-    assert made.high is not None
-    text = f"{_samples(len(indices))} outside 0..{limit - 1:,} (values from {made.low:g} to {made.high:g})"
+    low, high = made.label_range if slug == "label_out_of_range" else (made.low, made.high)
+    assert low is not None
+    assert high is not None
+    if low < 0 and high >= limit:
+        worst = f"from {low:,.15g} to {high:,.15g}"
+    else:
+        worst = f"down to {low:,.15g}" if low < 0 else f"up to {high:,.15g}"
+    text = f"{_samples(len(indices))} outside 0..{limit - 1:,} ({worst})"
     return [(slug, indices, f"{text}: {listed(indices.tolist())}")]
 
 

@@ -32,7 +32,7 @@ def measure(block: Block, options: DataOptions, *, file_stem: str) -> Measures:
     name = block.field if block.field is not None else file_stem
     role = _role(block, name, options)
     made = Measures(block.field, role, block.kind, table=block.table, exact=block.exact)
-    made.entries, made.missing = len(block.indices), len(block.missing)
+    made.entries, made.missing, made.nan_cells = len(block.indices), len(block.missing), block.nan_cells
     made.rows = made.entries + len(block.missing) + len(block.foreign)
     if len(block.indices):
         made.start = int(block.indices[0])
@@ -216,6 +216,8 @@ def _measure_classes(made: Measures, block: Block, options: DataOptions, low: Ar
             if block.kind == "float":
                 outside &= np.isfinite(flat)
             _hit(made, "label_out_of_range", rows.any(outside), block)
+            worst = flat[outside]
+            made.label_range = (float(worst.min()), float(worst.max())) if len(worst) else (None, None)
     is_token = made.role == "token" or (made.role == "feature" and block.kind == "int")
     if options.vocab is not None and is_token and block.kind != "image":
         _hit(made, "token_out_of_range", (low < 0) | (high >= options.vocab), block)

@@ -26,6 +26,9 @@ Shape = tuple[object, ...]
 NOT_A_NUMBER: Final = "not a number"
 """The shape of a sample that is text where the others are numbers."""
 
+OTHER_WIDTH: Final = "another number of cells"
+"""The shape of a row of a table that has more or fewer cells than most."""
+
 _TOPS = 4096
 _THINNING = 16
 
@@ -43,6 +46,7 @@ class Block:
         shapes: the shape of each sample otherwise.
         table: a column of a table, where a number per row may be anything: a feature, a count, an id.
         missing: samples whose value is empty or null though the field has numbers.
+        nan_cells: how many of `missing` are cells of text that say NaN.
         foreign: samples whose value is text though the field has numbers.
         exact: the samples' marks are digests, because the reader cannot go back to compare two samples.
         lone: the field is the only array of its file.
@@ -59,6 +63,7 @@ class Block:
     foreign: Indices = dataclasses.field(default_factory=lambda: np.empty(0, dtype=np.int64))
     exact: bool = True
     lone: bool = False
+    nan_cells: int = 0
 
 
 @dataclass(slots=True)
@@ -80,6 +85,8 @@ class Measures:
         infinite: how many values are Inf.
         low: the least finite value.
         high: the greatest finite value.
+        label_range: the least and the greatest of the labels that are out of range.
+        nan_cells: how many of the missing values are cells of text that say NaN.
         peaks: the greatest finite magnitude of each sample; NaN if it has none.
         tops: the largest peaks of a field so long that `peaks` holds only a part of them; `tops_at` are their indices.
         marks: a hash of each sample.
@@ -104,6 +111,8 @@ class Measures:
     infinite: int = 0
     low: float | None = None
     high: float | None = None
+    label_range: tuple[float | None, float | None] = (None, None)
+    nan_cells: int = 0
     peaks: Array | None = None
     tops: Array | None = None
     tops_at: Indices | None = None
@@ -143,6 +152,11 @@ def joined(parts: Sequence[Measures]) -> Measures:
         infinite=sum(part.infinite for part in parts),
         low=min((part.low for part in parts if part.low is not None), default=None),
         high=max((part.high for part in parts if part.high is not None), default=None),
+        label_range=(
+            min((part.label_range[0] for part in parts if part.label_range[0] is not None), default=None),
+            max((part.label_range[1] for part in parts if part.label_range[1] is not None), default=None),
+        ),
+        nan_cells=sum(part.nan_cells for part in parts),
     )
     for slug in {slug: None for part in parts for slug in part.hits}:
         whole.hits[slug] = np.unique(np.concatenate([part.found(slug) for part in parts]))

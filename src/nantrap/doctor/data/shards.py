@@ -59,11 +59,13 @@ class Plan:
         shards: the pieces.
         shapes: the shape of each field's samples, where the file states it for all samples.
         problems: what could not be read already now.
+        notes: what is worth knowing and is no fault.
     """
 
     shards: tuple[Shard, ...]
     shapes: dict[str | None, tuple[int, ...]] = field(default_factory=dict)
     problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(slots=True)

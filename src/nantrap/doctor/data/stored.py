@@ -37,21 +37,34 @@ class StoredArray:
 
 @dataclass(frozen=True, slots=True)
 class StoredObject:
-    """A torch or safetensors file: its tensors by path, and the saved object with everything else in it."""
+    """A torch or safetensors file: its tensors by path, and the saved object with everything else in it.
+
+    `runs` are the functions that loading it would run, `objects` the classes that it would make.
+    """
 
     arrays: dict[tuple[str, ...], StoredArray]
     tree: Any
+    runs: tuple[str, ...] = ()
+    objects: tuple[str, ...] = ()
 
 
-def read_stored(source: Source) -> StoredObject:
-    """What a torch or safetensors file holds, without unpickling it."""
+def read_stored(source: Source, format: str | None = None) -> StoredObject:
+    """What a torch or safetensors file holds, without unpickling it.
+
+    Args:
+        source: its bytes.
+        format: what it should be, by its name.
+    """
     from nantrap.checkpoints.audit.contents import UnreadableError  # only torch files need them
     from nantrap.checkpoints.audit.readers import read_contents
 
     try:
         contents = read_contents(source)
     except UnreadableError as error:
-        raise UnreadableDataError(str(error)) from error
+        kind = "safetensors" if format == "safetensors" else "torch.save"
+        unknown = error.problem.code == "NT911"
+        text = f"not a file of {kind}: no header of that kind at its beginning" if unknown else str(error)
+        raise UnreadableDataError(text) from error
     for problem in contents.problems:
         if problem.severity == "error":
             raise UnreadableDataError(problem.message)
@@ -66,7 +79,8 @@ def read_stored(source: Source) -> StoredObject:
                 extent.source,
                 extent.offset + tensor.offset,
             )
-    return StoredObject(arrays, contents.tree)
+    imports = contents.imports
+    return StoredObject(arrays, contents.tree, tuple(imports.run), (*imports.unclear, *imports.made))
 
 
 def children(node: Any) -> Iterator[tuple[str, Any]]:

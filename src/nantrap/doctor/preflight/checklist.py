@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import time
 from collections.abc import Callable, Iterable
@@ -12,12 +13,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nantrap.doctor.preflight.draws import check_draws
-from nantrap.doctor.preflight.drill import check_guard
+from nantrap.doctor.preflight.drill import check_cost, check_guard
 from nantrap.doctor.preflight.edges import check_edges
 from nantrap.doctor.preflight.gradients import check_gradients
 from nantrap.doctor.preflight.initialisation import check_activations, check_first_loss, check_weights
 from nantrap.doctor.preflight.margins import check_margins
-from nantrap.doctor.preflight.rank_drill import check_ranks
+from nantrap.doctor.preflight.rank_drill import ranks_in_waiting
 from nantrap.doctor.preflight.report import Check, PreflightReport
 from nantrap.doctor.preflight.subject import LossFunction, Subject, make_subject
 from nantrap.doctor.preflight.trial import StepResult, try_step
@@ -92,6 +93,17 @@ def _all_checks(subject: Subject, *, guard: bool, drilled: str) -> Iterable[Chec
             return
     else:
         yield Check("fp32", "ok", first.message, values=first.values())
+    wanted = ranks_in_waiting(drilled) if drilled and guard and first.finite else contextlib.nullcontext()
+    with wanted as ranks:
+        yield from _further_checks(subject, first, guard=guard)
+        if ranks is not None:
+            yield from _safely("guard on two ranks", lambda: [ranks()])
+    if first.finite and guard:  # last, when no other process of ours runs
+        yield from _safely("guard cost", lambda: [check_cost(subject)])
+
+
+def _further_checks(subject: Subject, first: StepResult, *, guard: bool) -> Iterable[Check]:
+    """What is checked of a model that makes a step."""
     yield from _safely("first loss", lambda: [check_first_loss(subject)])
     yield from _safely("activation scale", lambda: [check_activations(subject)])
     yield from _safely("gradient flow", lambda: check_gradients(subject))
@@ -102,9 +114,7 @@ def _all_checks(subject: Subject, *, guard: bool, drilled: str) -> Iterable[Chec
         yield from _safely("random draws", lambda: [check_draws(subject)])
     if first.finite and guard:
         yield from _safely("margins", lambda: check_margins(subject))
-        yield from _safely("guard", lambda: check_guard(subject))
-        if drilled:
-            yield from _safely("guard on two ranks", lambda: [check_ranks(drilled)])
+        yield from _safely("guard", lambda: [check_guard(subject)])
 
 
 def _half(subject: Subject, name: str, dtype: torch.dtype) -> Iterable[Check]:

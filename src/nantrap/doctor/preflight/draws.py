@@ -14,7 +14,7 @@ from nantrap.doctor.preflight.trial import quiet, try_step
 _NAME = "random draws"
 _DRAWS = 64
 _LOOKED_AT = 3
-_SECONDS = 20.0
+_SECONDS = 5.0
 
 
 def check_draws(subject: Subject) -> Check:
@@ -24,7 +24,8 @@ def check_draws(subject: Subject) -> Check:
         return _failed(subject, seed=len(losses))
     if len(set(losses)) == 1:
         return Check(_NAME, "skip", "the loss draws no random numbers")
-    text = f"{len(losses)} draws, loss {min(losses):.4g} to {max(losses):.4g}"
+    limit = f" (no more in {_SECONDS:.0f} s)" if len(losses) < _DRAWS else ""
+    text = f"{len(losses)} draws, loss {min(losses):.4g} to {max(losses):.4g}{limit}"
     return Check(_NAME, "ok", text, values={"draws": len(losses), "least": min(losses), "largest": max(losses)})
 
 

@@ -52,8 +52,12 @@ def _check(name: str, edge: Edge, result: StepResult) -> Check:
     if result.error and edge.name in ("shortest", "longest"):
         return Check(name, "skip", f"sequences of this length are refused: {result.error}", values=result.values())
     if result.error:
-        return Check(name, "warn", result.message, "say clearly what is refused, or handle it", result.values())
-    return Check(name, edge.severity, result.message, result.help or edge.help, result.values())
+        help_text = edge.help if edge.name == "one sample" else "say clearly what is refused, or handle it"
+        return Check(name, "warn", result.message, help_text, result.values())
+    severity = edge.severity
+    if edge.name == "shortest" and result.cause == "empty_reduction":
+        severity = "warn"  # a text of one token leaves a causal model nothing to predict; a whole batch of them is rare
+    return Check(name, severity, result.message, result.help or edge.help, result.values())
 
 
 def _nan_check(name: str, result: StepResult) -> Check:

@@ -15,6 +15,8 @@ from nantrap.incident.wording import some_of
 
 _EXPLODING = 1e4
 _DEAD_SHARE = 0.5
+_LATER = 4
+"""Steps after which a gradient behind layers of zeros must have come: one for each such layer on its path."""
 _RECTIFIERS = (nn.ReLU, nn.ReLU6, nn.Hardtanh, nn.Hardswish, nn.Threshold)
 
 
@@ -38,10 +40,11 @@ def check_gradients(subject: Subject) -> tuple[Check, Check]:
         fresh.total_loss(subject.batch).backward()
     for handle in handles:
         handle.remove()
-    return _flow(model, list(dict.fromkeys(order))), _units(units)
+    return _flow(fresh, list(dict.fromkeys(order))), _units(units)
 
 
-def _flow(model: nn.Module, order: list[str]) -> Check:
+def _flow(subject: Subject, order: list[str]) -> Check:
+    model = subject.model
     missing, dead, sizes = [], [], {}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
@@ -66,9 +69,35 @@ def _flow(model: nn.Module, order: list[str]) -> Check:
         text = f"gradients {word} by {max(ratio, 1 / ratio):.1e} from the last layer to the first"
         return Check("gradient flow", "warn", text, "normalise, add residual paths, or change the gain", values)
     if dead:
-        text = f"zero gradient in {some_of(dead)} ({len(dead)} of {len(sizes)})"
-        return Check("gradient flow", "warn", text, "dead units, or a zero-initialised layer in front", values)
+        values["dead_later"] = still = _still_dead(subject, dead)
+        if still:
+            text = f"zero gradient in {some_of(still)} ({len(still)} of {len(sizes)}), also after {_LATER} steps"
+            return Check("gradient flow", "warn", text, "dead units, or a path that is multiplied by zero", values)
+        text = (
+            f"{len(sizes)} parameters; {len(dead)} of them get a gradient only after the first steps, since they are "
+            "behind a layer that begins at zero"
+        )
+        return Check("gradient flow", "ok", text, values=values)
     return Check("gradient flow", "ok", f"{len(sizes)} parameters, first to last layer ×{ratio:.2g}", values=values)
+
+
+def _still_dead(subject: Subject, dead: list[str]) -> list[str]:
+    """Which gradients stay zero in the next steps. Behind a layer of zeros they do not: it is one for one step only."""
+    parameters = dict(subject.model.named_parameters())
+    still = list(dead)
+    with quiet():
+        for _ in range(_LATER):
+            try:
+                subject.optimizer.step()
+            except TypeError:  # an optimizer that needs a closure
+                break
+            subject.optimizer.zero_grad()
+            subject.total_loss(subject.batch).backward()
+            gradients = {name: parameters[name].grad for name in still}
+            still = [name for name, grad in gradients.items() if grad is None or not bool(grad.any())]
+            if not still:
+                break
+    return still
 
 
 def _units(units: dict[str, float]) -> Check:

@@ -73,6 +73,7 @@ def check_activations(subject: Subject) -> Check:
                     scales.setdefault(name, float(output.detach().float().std()))
 
             handles.append(module.register_forward_hook(note))
+    torch.manual_seed(0)
     with quiet(), torch.no_grad():
         fresh.total_loss(subject.batch)
     for handle in handles:
@@ -93,6 +94,7 @@ def check_activations(subject: Subject) -> Check:
 def check_first_loss(subject: Subject) -> Check:
     """A new classifier guesses: its loss is near the logarithm of the number of classes."""
     fresh = subject.fresh()
+    torch.manual_seed(0)  # as in the step of the check before: the same loss twice
     with quiet(), torch.no_grad(), _LossWatch() as watch:
         loss = float(fresh.total_loss(subject.batch))
     expected, reason = subject.expected_loss, "given by the factory"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,37 +19,50 @@ from nantrap.locate.batch import with_tensor
 _STEPS = 5
 _DIVERGED = 10.0
 """A loss that is ten times the first one, and 10 above it, has diverged."""
+_SECONDS = 10.0
+"""How long one margin is searched."""
 _MOST = 8
 """Powers of ten that are tried. A margin of 1e8 needs no further search."""
 
 
-def check_margins(subject: Subject) -> list[Check]:
+def check_margins(subject: Subject) -> Iterator[Check]:
     """Three margins, each by powers of ten."""
     inputs = [tensor for part, _, tensor in parts_of(subject.batch) if part == "input"]
     rate = float(subject.optimizer.param_groups[0].get("lr", 0.0))
-    checks = [
-        _margin("margin: learning rate", lambda factor: _trains(subject, factor), f"from {rate:g}, {_STEPS} steps")
-    ]
+    yield _margin(
+        "margin: learning rate",
+        lambda factor: _trains(subject, factor),
+        f"from {rate:g}, {_STEPS} steps",
+        "a little more and training diverges: lower the learning rate, or warm it up",
+    )
     if inputs:
-        checks.append(_margin("margin: input scale", lambda factor: _holds(subject, inputs=factor), "one step"))
+        yield _margin("margin: input scale", lambda factor: _holds(subject, inputs=factor), "one step")
     else:
-        checks.append(Check("margin: input scale", "skip", "the batch has no input of floats"))
-    checks.append(_margin("margin: logit scale", lambda factor: _holds(subject, logits=factor), "one step"))
-    return checks
+        yield Check("margin: input scale", "skip", "the batch has no input of floats")
+    yield _margin("margin: logit scale", lambda factor: _holds(subject, logits=factor), "one step")
 
 
-def _margin(name: str, holds: Callable[[float], bool], note: str) -> Check:
-    """The largest power of ten that holds, and the first that does not."""
-    safe = 1.0
-    for power in range(1, _MOST + 1):
-        factor = 10.0**power
-        if not holds(factor):
-            values = {"safe_factor": safe, "breaks_at": factor}
-            if power == 1:
-                return Check(name, "warn", f"breaks already at ×10 ({note})", "little room for a bad batch", values)
-            return Check(name, "ok", f"×{safe:,.0f} holds, ×{factor:,.0f} breaks ({note})", values=values)
-        safe = factor
-    return Check(name, "ok", f"×{safe:,.0e} still holds ({note})", values={"safe_factor": safe, "breaks_at": None})
+def _margin(
+    name: str, holds: Callable[[float], bool], note: str, help_text: str = "little room for a bad batch"
+) -> Check:
+    """The largest power of ten that holds, and the first that does not.
+
+    ×10 is tried first, since that is what is judged, then the largest; in between the interval is halved.
+    """
+    begin = time.perf_counter()
+    if not holds(10.0):
+        values: dict[str, Any] = {"safe_factor": 1.0, "breaks_at": 10.0}
+        return Check(name, "warn", f"breaks already at ×10 ({note})", help_text, values)
+    if holds(10.0**_MOST):
+        values = {"safe_factor": 10.0**_MOST, "breaks_at": None}
+        return Check(name, "ok", f"×{10.0**_MOST:.0e} still holds ({note})", values=values)
+    low, high = 1, _MOST
+    while high - low > 1 and time.perf_counter() - begin < _SECONDS:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(10.0**middle) else (low, middle)
+    limit = "" if high - low == 1 else f"; no closer in {_SECONDS:.0f} s"
+    text = f"×{10.0**low:,.0f} holds, ×{10.0**high:,.0f} breaks ({note}{limit})"
+    return Check(name, "ok", text, values={"safe_factor": 10.0**low, "breaks_at": 10.0**high})
 
 
 def _trains(subject: Subject, factor: float) -> bool:

@@ -6,48 +6,76 @@ does. One of them gets the fault. Run as `python -m nantrap.doctor.preflight.ran
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import datetime
+import functools
 import hashlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from nantrap.doctor.preflight.report import Check
 
 _RANKS = 2
-_AT = 2
-_STEPS = 4
+_AT = 1
+_STEPS = 3
 _FAULTS = ("activation", "grad")
 _NAME = "guard on two ranks"
 
 
-def check_ranks(target: str, *, seconds: float = 180.0) -> Check:
-    """Run the drill in separate processes.
+@contextlib.contextmanager
+def ranks_in_waiting(target: str) -> Iterator[Callable[[], Check]]:
+    """Two processes that import and make the model while other checks run, and wait; the call lets them begin.
+
+    Most of the time of this drill is the start of two programs with torch.
 
     Args:
         target: `module:factory`; only what can be imported can be run in another process.
-        seconds: how long it may take.
     """
     with tempfile.TemporaryDirectory() as folder:
         job = {"target": target, "folder": folder, "path": [os.getcwd(), *filter(None, sys.path)]}
         processes = [_start(job, rank) for rank in range(_RANKS)]
-        errors = []
         try:
-            for process in processes:
-                errors.append(process.communicate(timeout=seconds)[1])
-        except subprocess.TimeoutExpired:
-            return Check(_NAME, "skip", f"not finished after {seconds:.0f} s")
+            yield functools.partial(_finish, processes, folder)
         finally:
             for process in processes:
                 if process.poll() is None:
                     process.kill()
-                    process.communicate()
-        found = [_result(folder, rank) for rank in range(_RANKS)]
+                process.communicate()
+
+
+def check_ranks(target: str) -> Check:
+    """Run the drill in separate processes.
+
+    Args:
+        target: `module:factory`.
+    """
+    with ranks_in_waiting(target) as finish:
+        return finish()
+
+
+def _finish(processes: list[subprocess.Popen[str]], folder: str, *, seconds: float = 180.0) -> Check:
+    """Let the processes begin, and judge what they found."""
+    for process in processes:
+        assert process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # it ended already; its words are read below
+            process.stdin.write("begin\n")
+            process.stdin.flush()
+    errors = []
+    end = time.monotonic() + seconds
+    try:
+        for process in processes:
+            errors.append(process.communicate(timeout=max(0.0, end - time.monotonic()))[1])
+    except subprocess.TimeoutExpired:
+        return Check(_NAME, "skip", f"not finished after {seconds:.0f} s")
+    found = [_result(folder, rank) for rank in range(_RANKS)]
     failed = next((error for error, result in zip(errors, found, strict=True) if result is None), None)
     if failed is not None:
         reason = failed.strip().splitlines()[-1][:160] if failed.strip() else "no reason was given"
@@ -61,7 +89,7 @@ def _start(job: dict[str, Any], rank: int) -> subprocess.Popen[str]:
     command = [sys.executable, "-m", "nantrap.doctor.preflight.rank_drill", json.dumps({**job, "rank": rank})]
     environment["PYTHONPATH"] = os.pathsep.join(job["path"])
     return subprocess.Popen(
-        command, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+        command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
     )
 
 
@@ -99,6 +127,9 @@ def _main(job: dict[str, Any]) -> None:
 
     torch.set_num_threads(1)
     rank = job["rank"]
+    subject = make_subject(job["target"], {})
+    if not sys.stdin.readline():  # the preflight ended, or needs no drill
+        return
     dist.init_process_group(
         "gloo",
         init_method=f"file://{job['folder']}/rendezvous",
@@ -106,7 +137,6 @@ def _main(job: dict[str, Any]) -> None:
         world_size=_RANKS,
         timeout=datetime.timedelta(seconds=120),
     )
-    subject = make_subject(job["target"], {})
     result = {kind: _loop(subject, kind) for kind in _FAULTS}
     Path(job["folder"], f"{rank}.writing").write_text(json.dumps(result))
     os.replace(Path(job["folder"], f"{rank}.writing"), Path(job["folder"], f"{rank}.json"))

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 from nantrap.doctor.data.readers.factory import described, load_object
 from nantrap.errors import UsageError
 from nantrap.locate import batch_size
+from nantrap.locate.batch import each_alone
 
 LossFunction = Callable[[Any, Any], Any]
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -146,8 +147,8 @@ def _subject(name: str, found: Any, given: Mapping[str, Any], again: Callable[[]
         parts["optimizer"] = torch.optim.AdamW(model.parameters(), lr=1e-3)
         defaults.append("AdamW with learning rate 0.001")
     if parts.get("batch") is None:
-        parts["batch"] = _example_batch(model, name)
-        defaults.append("random inputs of the first layer's size")
+        parts["batch"], words = _example_batch(model, name)
+        defaults.append(words)
     if parts.get("loss") is None:
         parts["loss"] = _mean_square
         defaults.append("the mean square of the output as the loss")
@@ -168,7 +169,7 @@ def _subject(name: str, found: Any, given: Mapping[str, Any], again: Callable[[]
         name,
         model,
         parts["optimizer"],
-        parts["batch"],
+        each_alone(parts["batch"]),
         loss,
         None if expected is None else float(expected),
         tuple(defaults),
@@ -206,11 +207,18 @@ def _values(output: Any) -> list[Any]:
     return list(output) if isinstance(output, (list, tuple)) else []
 
 
-def _example_batch(model: nn.Module, name: str) -> Any:
-    """Random inputs that fit the model's first layer; Lightning's `example_input_array` if there is one."""
+def _example_batch(model: nn.Module, name: str) -> tuple[Any, str]:
+    """Inputs that fit the model, and what they are: Lightning's `example_input_array`, or random ones."""
     example = getattr(model, "example_input_array", None)
     if example is not None:
-        return example
+        return example, "the model's example_input_array as the batch"
+    made = _random_inputs(model)
+    if made is None:
+        raise UsageError(f"{name}: no input can be guessed for this module; return a dict with model, batch and loss")
+    return made, "random inputs of the first layer's size"
+
+
+def _random_inputs(model: nn.Module) -> Tensor | None:
     generator = torch.Generator().manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.Linear):
@@ -224,4 +232,4 @@ def _example_batch(model: nn.Module, name: str) -> Any:
             return torch.randn(8, 16, module.input_size, generator=generator)
         if isinstance(module, nn.TransformerEncoderLayer):
             return torch.randn(8, 16, module.self_attn.embed_dim, generator=generator)
-    raise UsageError(f"{name}: no input can be guessed for this module; return a dict with model, batch and loss")
+    return None

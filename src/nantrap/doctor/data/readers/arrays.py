@@ -58,10 +58,11 @@ class ArrayField:
 
 @dataclass(frozen=True, slots=True)
 class ArrayFile:
-    """An open file of arrays, and what of it could not be read."""
+    """An open file of arrays, what of it could not be read, and what is worth knowing about it."""
 
     fields: tuple[ArrayField, ...]
     problems: tuple[Problem, ...] = ()
+    notes: tuple[str, ...] = ()
     changed: Callable[[], bool] = lambda: False
 
     def field(self, name: str | None) -> ArrayField:
@@ -89,7 +90,7 @@ def plan(path: str, format: str, opener: Opener) -> Plan:
                 stop = min(count, start + rows)
                 size = each.bytes * (stop - start) // max(1, count)
                 shards.append(Shard(path, format, each.name, start, stop, bytes=size))
-        return Plan(tuple(shards), shapes, file.problems)
+        return Plan(tuple(shards), shapes, file.problems, file.notes)
 
 
 def scan(shard: Shard, options: DataOptions, opener: Opener) -> Scanned:

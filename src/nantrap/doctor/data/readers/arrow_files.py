@@ -18,6 +18,7 @@ from nantrap.doctor.data.stored import as_stream, open_source
 from nantrap.errors import MissingExtraError
 
 _IMAGE_KEYS = {"bytes", "path"}
+_FILE_MAGIC = b"ARROW1"
 
 
 def _arrow() -> Any:
@@ -112,28 +113,32 @@ def _is_complete(arrow: Any, column: Any, deep: int) -> bool:
     return True
 
 
-def csv_table(data: bytes, names: list[str], delimiter: str, empty: list[str]) -> Any:
+def csv_table(data: bytes, names: list[str], delimiter: str, empty: list[str] | None) -> Any:
     """Rows of CSV without quotes as one table, or `None` if they have to be read one by one.
 
     Args:
         data: the rows, without a header.
         names: of the columns.
         delimiter: between cells.
-        empty: texts that mean a missing number.
+        empty: texts that mean a missing number; with `None` all cells are returned as text.
     """
     try:
         import pyarrow.csv
     except ImportError:  # it is an extra, and only makes this faster
         return None
     options = pyarrow.csv
+    columns = [str(position) for position in range(len(names))]
+    types = {column: pyarrow.string() for column in columns} if empty is None else None
     try:
         return options.read_csv(
             pyarrow.BufferReader(data),
             read_options=options.ReadOptions(
-                use_threads=False, block_size=max(1024, len(data) + 1), column_names=[str(i) for i in range(len(names))]
+                use_threads=False, block_size=max(1024, len(data) + 1), column_names=columns
             ),
             parse_options=options.ParseOptions(delimiter=delimiter, quote_char=False),
-            convert_options=options.ConvertOptions(null_values=empty, strings_can_be_null=False, timestamp_parsers=[]),
+            convert_options=options.ConvertOptions(
+                null_values=empty or [], strings_can_be_null=False, timestamp_parsers=[], column_types=types
+            ),
         )
     except (pyarrow.ArrowException, UnicodeError):  # a row of another width, bytes that are no text
         return None
@@ -165,7 +170,10 @@ def _batches(arrow: Any, stream: Any, shard: Shard) -> Iterator[tuple[int, Any]]
     try:
         reader = arrow.ipc.open_file(stream)
         batches = (reader.get_batch(number) for number in range(reader.num_record_batches))
-    except arrow.ArrowInvalid:
+    except arrow.ArrowInvalid as error:
+        stream.seek(0)
+        if stream.read(6) == _FILE_MAGIC:
+            raise UnreadableDataError("the Arrow file has no directory at its end: it is cut or damaged") from error
         stream.seek(0)
         batches = iter(arrow.ipc.open_stream(stream))
     for batch in batches:

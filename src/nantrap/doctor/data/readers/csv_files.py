@@ -8,16 +8,18 @@ rows of another width, other encodings) goes through the standard library, cell 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import itertools
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from nantrap.doctor.data.measure import measure
-from nantrap.doctor.data.measures import Block, Measures, joined
+from nantrap.doctor.data.measures import OTHER_WIDTH, Block, Measures, joined
 from nantrap.doctor.data.readers.arrow_files import csv_table
 from nantrap.doctor.data.readers.text_pieces import CHANGED, line_bounds, plan_lines, read_piece, whole_of
 from nantrap.doctor.data.roles import DataOptions
@@ -31,12 +33,13 @@ _EMPTY = frozenset((
     "", "#n/a", "#na", "-1.#ind", "-1.#qnan", "1.#ind", "1.#qnan", "<na>", "n/a", "na", "null", "none", "#div/0!",
     "#num!", "#value!", "nan", "-nan", "?",
 ))  # fmt: skip
+_NAN = frozenset(text for text in _EMPTY if "nan" in text or "#ind" in text)
+_MAY_SAY_NAN = re.compile(rb"nan|#ind", re.IGNORECASE)
 _EMPTY_SPELLINGS = sorted(
     {spelt for text in _EMPTY for spelt in (text, text.upper(), text.capitalize(), "NaN", "-NaN")}
 )
 ROW = "\0row"
 """The name of the measures of whole rows. No column can have this name."""
-_OTHER_WIDTH = ("another number of cells",)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ def combine(path: str, pieces: Sequence[Scanned], options: DataOptions) -> Scann
 
 def _complete_widths(rows: list[Measures]) -> None:
     """Where some rows have another number of cells, the others have the usual one, also in pieces without such rows."""
-    usual = next((shape for made in rows for shape in made.shapes if shape != _OTHER_WIDTH), None)
+    usual = next((shape for made in rows for shape in made.shapes if shape != (OTHER_WIDTH,)), None)
     if usual is not None:
         for made in rows:
             made.shapes = made.shapes or {usual: np.arange(made.start, made.start + made.rows)}
@@ -150,8 +153,19 @@ def _scan_table(data: bytes, layout: _Layout, options: DataOptions, *, first: bo
         return None
     made = Scanned(samples=table.num_rows)
     indices = np.arange(table.num_rows)
-    for name, column in zip(layout.names, table.columns, strict=True):
-        made.measures.append(measure(_table_column(name, column.combine_chunks(), indices), options, file_stem=""))
+    blocks = [
+        _table_column(name, column.combine_chunks(), indices)
+        for name, column in zip(layout.names, table.columns, strict=True)
+    ]
+    if _MAY_SAY_NAN.search(data):  # pyarrow gives the same null for NaN and for an empty cell
+        texts = csv_table(data, layout.names, layout.delimiter, None)
+        blocks = [
+            dataclasses.replace(block, nan_cells=_nan_cells(column.take(block.missing).to_pylist()))
+            if len(block.missing) and texts is not None
+            else block
+            for block, column in zip(blocks, texts.columns if texts is not None else [None] * len(blocks), strict=True)
+        ]
+    made.measures += [measure(block, options, file_stem="") for block in blocks]
     cells = np.frombuffer(data.replace(delimiter, b"\x1f"), dtype=np.uint8)
     marks = line_digests(cells, starts, ends)
     made.measures.append(_row_measures(marks, 0))
@@ -202,7 +216,7 @@ def _scan_rows(data: bytes, layout: _Layout, options: DataOptions, *, first: boo
     if widths:
         made.measures[-1].shapes = {
             (1, len(layout.names)): np.setdiff1d(np.arange(made.samples), np.array(widths)),
-            _OTHER_WIDTH: np.array(widths, dtype=np.int64),
+            (OTHER_WIDTH,): np.array(widths, dtype=np.int64),
         }
     return made
 
@@ -257,14 +271,21 @@ def _column(name: str, cells: list[str | None], indices: Array) -> Block:
             else:
                 foreign.append(position)
     filled = np.flatnonzero(~np.isnan(values))
+    nan_cells = _nan_cells(cells[position] for position in missing)
     if not len(filled):
-        return _text_block(name, indices[missing], indices[foreign])
+        return dataclasses.replace(_text_block(name, indices[missing], indices[foreign]), nan_cells=nan_cells)
     looked = [cells[i] or "" for i in filled[:64]]
     whole = all("." not in cell and "e" not in cell.lower() for cell in looked)
     numbers = values[filled]
     is_whole = whole and bool(np.isfinite(numbers).all()) and bool((numbers == np.trunc(numbers)).all())
     kind = "int" if is_whole else "float"
-    return _number_block(name, kind, numbers, indices[filled], indices[missing], indices[foreign])
+    block = _number_block(name, kind, numbers, indices[filled], indices[missing], indices[foreign])
+    return dataclasses.replace(block, nan_cells=nan_cells)
+
+
+def _nan_cells(cells: Iterable[str | None]) -> int:
+    """How many cells say NaN, rather than nothing."""
+    return sum(cell is not None and cell.strip().lower() in _NAN for cell in cells)
 
 
 def _number_block(name: str, kind: Any, numbers: Array, filled: Array, missing: Array, foreign: Array) -> Block:

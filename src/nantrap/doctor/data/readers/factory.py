@@ -10,7 +10,7 @@ import importlib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from nantrap.doctor.data.readers.json_lines import measure_records
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.shards import Problem, Scanned
 from nantrap.errors import UsageError
+from nantrap.incident.wording import some_of
 
 _BATCH = 512
 _NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_][\w.]*")
@@ -42,6 +43,9 @@ def load_object(reference: str) -> Any:
     except AttributeError as error:
         raise UsageError(f"{reference}: module {module_name} has no {attribute}") from error
     except (Exception, SystemExit) as error:
+        if module_name.endswith(".py") and isinstance(error, ModuleNotFoundError):
+            wanted = f"{module_name.removesuffix('.py')}:{attribute}"
+            raise UsageError(f"{reference}: a module is named without .py: {wanted}") from error
         raise UsageError(f"{reference}: importing {module_name} raised {described(error)}") from error
     return found
 
@@ -60,9 +64,16 @@ def make_dataset(reference: str) -> Any:
             found = found()
         except (Exception, SystemExit) as error:
             raise UsageError(f"{reference}: calling it raised {described(error)}") from error
-    if not hasattr(found, "__getitem__") and not hasattr(found, "__iter__"):
+    found = _samples_of_loader(found)
+    if isinstance(found, (str, bytes)) or not (hasattr(found, "__getitem__") or hasattr(found, "__iter__")):
         raise UsageError(
-            f"{reference} gave a {type(found).__name__}; a dataset has len and [], or can be iterated over"
+            f"{reference} gave an object of type {type(found).__name__}; a dataset has len and [], or can be iterated "
+            "over"
+        )
+    if isinstance(found, Mapping) and 0 not in found:
+        raise UsageError(
+            f"{reference} gave a dict with the keys {some_of([str(key) for key in found], 5) or '(none)'}; "
+            "a dataset has numbered samples: give one of its values"
         )
     if hasattr(found, "__getitem__") and hasattr(found, "__len__"):
         try:
@@ -72,20 +83,37 @@ def make_dataset(reference: str) -> Any:
     return found
 
 
+def _samples_of_loader(found: Any) -> Any:
+    """The dataset of a DataLoader: its samples are counted, not its batches, which change with every epoch."""
+    is_loader = all(hasattr(found, name) for name in ("dataset", "collate_fn", "batch_size"))
+    return found.dataset if is_loader else found
+
+
 def scan(dataset: Any, options: DataOptions, advance: Callable[[int], None]) -> Scanned:
-    """Measure every sample. A sample that raises is reported, and the others are read."""
+    """Measure every sample. A sample that raises is reported, and the others are read.
+
+    Args:
+        dataset: what the user's code made.
+        options: what is known about the data.
+        advance: called with the number of samples that were read.
+    """
     made = Scanned()
     parts: dict[str | None, list[Measures]] = {}
     batch: list[tuple[int, Any]] = []
     failed: dict[str, list[int]] = {}
     for index, sample in _samples(dataset, failed):
-        batch.append((index, _plain(sample)))
+        made.samples = index + 1
+        try:
+            batch.append((index, _plain(sample)))
+        except Exception as error:  # a tensor without values, a layout that has no array
+            failed.setdefault(described(error), []).append(index)
         if len(batch) >= _BATCH:
             measure_records(batch, options, parts)
-            advance(len(batch))
             batch = []
-        made.samples = index + 1
+        advance(made.samples)
     measure_records(batch, options, parts)
+    if not made.samples and not failed:
+        made.problems.append(Problem("the dataset is empty"))
     made.measures = [joined(found) for found in parts.values()]
     for message, indices in failed.items():
         made.samples = max(made.samples, indices[-1] + 1)
@@ -116,6 +144,8 @@ def _plain(value: Any) -> Any:
     """Tensors as arrays, tuples and lists of tensors as fields `0`, `1`, ..."""
     if hasattr(value, "detach"):
         tensor = value.detach().cpu()
+        if str(tensor.layout) != "torch.strided":
+            tensor = tensor.to_dense()
         if str(tensor.dtype) in ("torch.bfloat16",) or "float8" in str(tensor.dtype):
             tensor = tensor.float()
         return tensor.numpy()

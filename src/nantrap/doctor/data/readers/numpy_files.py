@@ -41,6 +41,12 @@ def open_npz(path: str) -> Iterator[ArrayFile]:
             with as_stream(source) as stream, zipfile.ZipFile(stream) as archive:
                 fields, problems = _members(source, archive)
         except (zipfile.BadZipFile, EOFError, struct.error, NotImplementedError, ValueError) as error:
+            if not source.read(0, 2).startswith(b"PK"):
+                raise UnreadableDataError("not an .npz archive: it does not begin with PK") from error
+            if str(error) == "File is not a zip file":  # zipfile looks for the directory and finds none
+                raise UnreadableDataError(
+                    "the zip archive has no directory at its end: the file is cut short"
+                ) from error
             raise UnreadableDataError(f"not a whole .npz archive: {error}") from error
         yield ArrayFile(tuple(fields), tuple(problems), changed=source.changed)
 
@@ -104,14 +110,18 @@ def _compressed(name: str, source: Any, info: zipfile.ZipInfo, archive: zipfile.
 
 def _header(head: bytes, read: Any) -> tuple[tuple[int, ...], bool, np.dtype[Any], int]:
     """Shape, order, dtype and the length of the header, from the first bytes of an array."""
-    if not head.startswith(_MAGIC) or len(head) < 12:
+    if head[: len(_MAGIC)] != _MAGIC[: len(head)]:
         raise UnreadableDataError("not a NumPy array: it does not begin with \\x93NUMPY")
+    if len(head) < 12:
+        raise UnreadableDataError("the file is cut inside of its header")
     wide = head[6] >= 2
     size = struct.unpack("<I", head[8:12])[0] if wide else struct.unpack("<H", head[8:10])[0]
     begin = 12 if wide else 10
     if size > _HEADER:
         raise UnreadableDataError("its header is larger than any array's")
     text = read(begin, size)
+    if len(text) < size:
+        raise UnreadableDataError("the file is cut inside of its header")
     try:
         described = ast.literal_eval(text.decode("latin1"))
         shape, fortran = tuple(described["shape"]), bool(described["fortran_order"])

@@ -15,7 +15,9 @@ import numpy as np
 
 from nantrap.doctor.data.readers.arrays import ArrayField, ArrayFile, direct_field, memory_field
 from nantrap.doctor.data.rows import Array
+from nantrap.doctor.data.shards import Problem
 from nantrap.doctor.data.stored import StoredArray, StoredObject, children, open_source, read_stored
+from nantrap.incident.wording import escaped, some_of
 
 _DTYPES = {
     "float64": "f8", "double": "f8", "float32": "f4", "float": "f4", "float16": "f2", "half": "f2", "bfloat16": "u2",
@@ -31,11 +33,23 @@ _PAIR = 4
 def open_torch(path: str) -> Iterator[ArrayFile]:
     """The fields of a .pt or safetensors file."""
     with open_source(path) as source:
-        stored = read_stored(source)
+        stored = read_stored(source, "safetensors" if path.lower().endswith(".safetensors") else None)
         fields: list[ArrayField] = []
         if stored.tree is None or not _walk(stored, (), stored.tree, fields, 0):
             fields = [_array_field(".".join(at) or None, array) for at, array in stored.arrays.items()]
-        yield ArrayFile(tuple(fields), changed=source.changed)
+        notes, problems = _not_read(stored, has_fields=bool(fields))
+        yield ArrayFile(tuple(fields), problems, notes, changed=source.changed)
+
+
+def _not_read(stored: StoredObject, *, has_fields: bool) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
+    """Notes and problems about what a pickle would run. Nothing of it is run, so what it would make is not seen."""
+    if not has_fields and (stored.runs or stored.objects):
+        names = some_of([escaped(name, most=120) for name in (*stored.runs, *stored.objects)], 3)
+        return (), (Problem(f"no tensor in it can be read: loading it would run {names}, which is not done here"),)
+    if stored.runs:
+        names = some_of([escaped(name, most=120) for name in stored.runs], 3)
+        return (f"loading it would run {names}; its tensors were read without that",), ()
+    return (), ()
 
 
 def _walk(stored: StoredObject, path: tuple[str, ...], node: Any, fields: list[ArrayField], depth: int) -> bool:

@@ -1,0 +1,58 @@
+"""The outputs in docs/commands/data.md and preflight.md are what the commands print: as far as numbers are stable."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from nantrap.cli import main
+
+pytest.importorskip("PIL")
+SCRIPT = Path(__file__).parents[2] / "docs" / "command_outputs.py"
+
+
+@pytest.fixture(scope="module")
+def outputs() -> Any:
+    spec = importlib.util.spec_from_file_location("command_outputs", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def stable(text: str) -> list[str]:
+    """Each check in one line, without numbers, and without the drill on two ranks and the counts that include it."""
+    joined = re.sub(r"\n {30}", " ", text).partition("\nSequential, ")[0]
+    lines = [re.sub(r"[-+×]?\d[\d.,e+-]*", "#", line) for line in joined.splitlines()]
+    unstable = ("guard cost", "guard on two ranks", "margin: learning rate")
+    return [" ".join(line.split()) for line in lines if line[5:30].strip() not in unstable]
+
+
+def test_data(outputs: Any, tmp_path: Path) -> None:
+    example = outputs.EXAMPLES[0]
+    assert outputs.output_of(example, tmp_path) == outputs.shown_output(example)
+
+
+def test_preflight(
+    outputs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process, which has torch already, and without the two processes of the last drill."""
+    example = outputs.EXAMPLES[1]
+    example.write(tmp_path)
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "train", raising=False)
+    try:
+        assert main([*example.command.split()[1:], "--no-ranks"]) == 1
+    finally:
+        sys.modules.pop("train", None)
+    made = stable(capsys.readouterr().err)
+    assert made == stable(outputs.shown_output(example))
+    assert len(made) > 18
