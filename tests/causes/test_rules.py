@@ -186,6 +186,35 @@ def test_exp(incident_of: IncidentOf) -> None:
     assert evidence(cause)[0] == "aten.exp was given 99.87; in float32 it overflows above 88.72"
 
 
+SINKHORN = """
+import torch
+
+model = torch.nn.Linear(2, 8, bias=False)
+torch.nn.init.constant_(model.weight, 1.0)
+model.weight.data[2:4] = -1.0
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+batches = [torch.full((2, 2), 0.5), torch.full((2, 2), 300.0)]
+
+def loss_fn(batch):
+    matrix = model(batch).unflatten(-1, (2, 2, 2)).exp()
+    for _ in range(3):
+        matrix = matrix / matrix.sum(-1, keepdim=True)
+        matrix = matrix / matrix.sum(-2, keepdim=True)
+    return (matrix * torch.arange(2.0)).mean()
+"""
+"""One row of the logits is 600, the other -600: without Inf there are still rows of zeros to divide by."""
+
+
+def test_exp_that_is_normalised_needs_a_bound_on_both_sides(diagnose: Diagnose) -> None:
+    cause = first(diagnose(SINKHORN))
+    assert cause.slug == "exp_overflow"
+    assert cause.proven
+    assert evidence(cause) == [
+        "aten.exp was given 600; in float32 it overflows above 88.72",
+        "with a bounded argument the step is finite (trial 2)",
+    ]
+
+
 def test_recurrence(incident_of: IncidentOf) -> None:
     cause = first(incident_of("exploding_recurrence"))
     assert "by about 2 in each of " in cause.summary

@@ -114,6 +114,11 @@ def _exp(x: Tensor) -> Tensor:
     return torch.exp(x.clamp(max=0.25 * _log_limit(x)))
 
 
+def _exp_both(x: Tensor) -> Tensor:
+    bound = 0.25 * _log_limit(x)
+    return torch.exp(x.clamp(-bound, bound).where(x != float("-inf"), x))  # -Inf is a mask, which stays
+
+
 def _log_limit(x: Tensor) -> float:
     return float(torch.log(torch.tensor(torch.finfo(x.dtype).max, dtype=torch.float64)))
 
@@ -211,6 +216,7 @@ FAMILIES: dict[str, dict[str, Callable[..., Any]]] = {
     "acos": {"acos": ops.safe_acos, "arccos": ops.safe_acos, "asin": ops.safe_asin, "arcsin": ops.safe_asin},
     "softmax": {"softmax": _softmax, "log_softmax": _log_softmax},
     "exp": {"exp": _exp, "exp_": _exp, "expm1": _exp, "cosh": _bounded(torch.cosh), "sinh": _bounded(torch.sinh)},
+    "exp_both": {"exp": _exp_both, "exp_": _exp_both},
     "std": {"std": _std, "var": _var},
     "domain": {
         **{name: _inside(getattr(torch, name), 1e-12, None) for name in ("sqrt", "rsqrt", "log", "log2", "log10")},

@@ -74,6 +74,8 @@ def exp_overflow(case: Case) -> Claim | None:
     else:
         trial = case.try_replacement("exp", "an argument bounded from above")
         shows = "with a bounded argument the step is finite"
+        if trial is not None and not trial.finite:  # a sum of exponentials that are all 0 is divided by
+            trial = case.try_replacement("exp_both", "an argument bounded on both sides") or trial
     return Claim(
         "measured",
         f"exp of {top:.4g} exceeds the range of {case.dtype} in {case.place}",
