@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
+import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
+from nantrap.cli.before import reported_before
 from nantrap.cli.demo import Demo
 from nantrap.cli.gallery import Picture, show_all, write_summary
-from nantrap.errors import UsageError
-from nantrap.systems import load_system
+from nantrap.errors import MissingExtraError, UsageError
+from nantrap.systems import SYSTEMS, load_system
 from nantrap.systems.catalogue import counts, make_catalogue, read_catalogue
+from nantrap.systems.result import Result
+from nantrap.systems.showcase import Showcase
 
 FAULT = "nan_row"
 
@@ -31,6 +38,7 @@ def test_without_arguments_it_lists_systems_and_faults(capsys: pytest.CaptureFix
     out = capsys.readouterr().out
     assert "pixeldlm: token ids as pixels" in out
     assert "  short_text " in out
+    assert max(map(len, out.splitlines())) <= 80
 
 
 def test_the_list_imports_no_torch() -> None:
@@ -105,10 +113,79 @@ def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
     out, err = capsys.readouterr()
     rows = {line.split("  ")[0]: line.split() for line in out.splitlines() if line}
     assert rows["plain"][-1] == "NaN"
-    assert rows["nantrap"][-3:] == ["finite", "NT203", "yes"]
+    assert rows["nantrap"][-3:] == ["finite", "NT203", "proven"]
     assert all(len(line) <= 80 for line in out.split("plain:")[0].splitlines())
     assert "error[NT203]" in err
     assert err.splitlines()[-1].startswith("report: ")
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_table_is_whole_in_80_columns(name: str) -> None:
+    system = load_system(name)
+    for fault in system.faults:
+        names = ["clean", "plain", *(remedy.name for remedy in fault.remedies), "nantrap"]
+        results = tuple(
+            Result(
+                name=each,
+                steps=1000,
+                applied=1000,
+                first_bad=None,
+                final_loss=-1.2345e5,
+                held_out_loss=1.2345e5,
+                quality=1,
+                state_finite=True,
+            )
+            for each in names
+        )
+        out = io.StringIO()
+        Console(file=out, width=80).print(Showcase(system, fault, results, None).table())
+        assert "…" not in out.getvalue(), out.getvalue()
+        assert out.getvalue().count("-1.23e+05") == len(names)
+
+
+BEFORE = {
+    "restran_mhc no_mixing": (
+        r"`nantrap doctor`: high\[NT866\] .*takes the diagonal",
+        r"restran_mhc.faults.streams.py:\d+",
+    ),
+    "latentdlm pure_bf16": (r"`nantrap doctor`: medium\[NT816\] .* are bfloat16 .*", r"latentdlm.train.py:\d+"),
+    "radiodiff min_lr_factor": (r"`nantrap doctor`: medium\[NT808\] .* learning rate.*", r"radiodiff.broken.py:\d+"),
+    "radiodiff png_scale": (r"`nantrap data`: scale_suspect\[NT163\]: .* not divided by 255", r"batch-003-0.pt"),
+}
+"""What is reported, and where."""
+
+
+def test_what_is_reported_before_training() -> None:
+    coded = {f"{name} {fault.name}" for name in SYSTEMS for fault in load_system(name).faults if fault.code}
+    assert coded == set(BEFORE)
+    small = {"first_stage.train_num_steps": 1, "data.image_size": 32, "data.batch_size": 2}
+    for both, (message, place) in BEFORE.items():
+        name, fault = both.split()
+        system = load_system(name)
+        found = reported_before(system, system.fault(fault), seed=8, changes=small if name == "radiodiff" else None)
+        assert re.fullmatch(rf"{message} \({place}\)", found[0]), found
+    system = load_system("temi")
+    assert reported_before(system, system.faults[0], seed=8) == ()
+
+
+def test_a_fault_that_no_check_reports_is_not_named() -> None:
+    system = load_system("restran_mhc")
+    silent = Showcase(system, system.fault("no_mixing"), (), None, before=())
+    assert not silent.named
+    assert replace(silent, before=("high[NT866]",)).named
+
+
+def test_what_is_not_installed_is_left_out_of_all_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("nantrap.cli.demo._show_all", lambda console, faults, folder, arguments: len(faults))
+    assert run("radiodiff", "--all", "--run-dir", str(tmp_path)) == len(load_system("radiodiff").faults) - 1
+    err = " ".join(capsys.readouterr().err.split())
+    assert "radiodiff amp_without_scaler is left out: accelerate is not installed" in err
+    assert "pip install 'nantrap[accelerate]'" in err
+    with pytest.raises(MissingExtraError, match="accelerate"):
+        run("radiodiff", "--fault", "amp_without_scaler", "--run-dir", str(tmp_path))
 
 
 def test_the_report_has_story_table_and_diagnosis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -118,7 +195,7 @@ def test_the_report_has_story_table_and_diagnosis(tmp_path: Path, capsys: pytest
     fault = system.fault(FAULT)
     assert report.startswith(f"# temi, {FAULT}\n")
     assert fault.story in report
-    assert "| run | applied | final loss | held out | cluster purity | weights | cause | proven |" in report
+    assert "| run | applied | final loss | held out | cluster purity | state | cause | proven |" in report
     assert report.count("\n| clean |") == report.count("\n| nantrap |") == 1
     assert f"- **plain**: {fault.damage}" in report
     assert capsys.readouterr().err.splitlines()[-1] == f"report: {tmp_path / 'temi' / FAULT / 'report.html'}"

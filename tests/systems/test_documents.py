@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from nantrap.errors import FormatError
+from nantrap.errors import FormatError, UsageError
 from nantrap.systems import load_system
 from nantrap.systems.log import read_log
 from nantrap.systems.restran_mhc import stages
@@ -105,21 +107,43 @@ def test_the_settings_of_the_documents_are_read(name: str, tmp_path: Path) -> No
 
 
 def test_shell_variables_are_read_and_not_run() -> None:
-    text = "A=1\nexport B='x y'\nC=$A\nD=`rm -rf /`\n  E=3 # three\nF=1; rm x\nif true; then G=1; fi\n"
-    assert read_variables(text) == {"a": "1", "b": "x y", "e": "3", "f": "1"}
+    text = "A=1\nexport B='x y'\nC=$A\nD=`rm -rf /`\n  E=3 # three\nF=1; rm x\nif true; then G=1; fi\nH=${H:-7}\n"
+    assert read_variables(text) == {"a": "1", "b": "x y", "e": "3", "f": "1", "h": "7"}
 
 
-def test_the_script_of_pixeldlm_holds_the_default_settings() -> None:
+def test_a_dotted_name_is_a_setting(tmp_path: Path) -> None:
+    (tmp_path / "config.yaml").write_text("optimizer.lr: 3e-5  # from 1e-4\n")
+    assert read_settings(load_system("latentdlm").settings, tmp_path / "config.yaml").optimizer.lr == 3e-5
+    (tmp_path / "config.yaml").write_text("optimizer.rate: 3e-5\n")
+    with pytest.raises(UsageError, match=r"no setting is called .*optimizer.rate"):
+        read_settings(load_system("latentdlm").settings, tmp_path / "config.yaml")
+
+
+def test_the_script_of_pixeldlm_holds_the_default_settings(tmp_path: Path) -> None:
     system = load_system("pixeldlm")
     script = system.config.with_name("train_test.sh")
     assert read_settings(system.settings, script) == system.settings()
-    subprocess.run(["bash", "-n", str(script)], check=True, timeout=30)
+    said = f'echo "$@" > {tmp_path}/arguments'
+    (tmp_path / "python").write_text(f"#!/bin/sh\n{said}\n")
+    (tmp_path / "python").chmod(0o700)
+    environment = {**os.environ, "PYTHON": str(tmp_path / "python"), "LR": "1e-5"}
+    subprocess.run(["bash", str(script), "--steps", "3"], check=True, timeout=30, env=environment)
+    arguments = (tmp_path / "arguments").read_text().split()
+    assert arguments[:4] == ["-m", "nantrap.systems.pixeldlm.train", "--lr", "1e-5"]
+    assert arguments[-2:] == ["--steps", "3"]
 
 
 def test_a_level_that_does_not_exist_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.py").write_text('AUGMENTATION_LEVEL = "heavier"\n')
     with pytest.raises(FormatError, match="augmentation_level: cannot be 'heavier'"):
         read_settings(load_system("restran_mhc").settings, tmp_path / "config.py")
+
+
+@pytest.mark.parametrize("name", ["radiodiff", "temi"])
+def test_a_learning_rate_below_its_floor_is_refused(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """The floor is a factor of the schedule: with a lower learning rate it would raise the one that was restored."""
+    assert main(load_system(name), ["--lr=1e-7"]) == 2
+    assert re.search(r"error: .*min_lr is [\d.e-]+, above .*, 1e-07: lower it as well", capsys.readouterr().err)
 
 
 SMALL = ["--set=channels=8", "--set=batch_size=4", "--set=mhc_blocks=1", "--set=steps_per_epoch=2"]
@@ -138,6 +162,9 @@ def test_the_command_of_the_document(tmp_path: Path, capsys: pytest.CaptureFixtu
     rows = read_log(tmp_path)
     assert [row["step"] for row in rows] == [0, 1, 2, 3]
     assert all(row["loss"] > 0 and row["lr"] <= 1e-4 for row in rows)
+    log = (tmp_path / "latest.log").read_text()
+    assert "Ep 2/2: 100% step 4/4, " in log, "what `tail -f latest.log | grep loss` follows"
+    assert all(line in err for line in log.splitlines())
     assert set(rows[1]["watched"]) == {"mhc.0.alpha_pre", "mhc.0.alpha_post", "mhc.0.alpha_res"}
     assert main(load_system("restran_mhc"), [*options, "--run-dir", str(tmp_path)]) == 2
     assert "exists and is not overwritten" in capsys.readouterr().err
@@ -191,9 +218,10 @@ def test_a_resume_says_which_learning_rate_is_used(
 
 
 def test_a_cache_is_checked_and_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    options = [f"--set=cache_dir={tmp_path}", "--steps=1", *TEMI]
+    options = [f"--cache-dir={tmp_path}", "--steps=1", *TEMI]
     assert main(load_system("temi"), options) == 0
-    assert "200 embeddings: NaN 0, Inf 0, min -" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert f"cache: {tmp_path / 'embeddings_train.pt'}\n  200 embeddings: NaN 0, Inf 0, min -" in err
     (path,) = tmp_path.iterdir()
     content = torch.load(path, weights_only=True)
     content["embeddings"][3] = torch.nan
@@ -209,11 +237,14 @@ def test_a_milestone_of_the_configuration_is_resumed_from(tmp_path: Path, capsys
     where = ["--run-dir", str(tmp_path)]
     system = load_system("radiodiff")
     assert main(system, [*options, *where]) == 0
+    (row,) = read_log(tmp_path)
+    assert row["terms"] == {"loss_simple": row["loss"], "loss_vlb": 0.0}
     assert main(system, [*options, *where, "--set=trainer.resume_milestone=1"]) == 0
     assert "resumed after step 1" in capsys.readouterr().err
     assert main(system, [*options, *where, "--set=trainer.resume_milestone=10"]) == 2
     assert main(system, [*options, "--set=trainer.resume_milestone=10"]) == 2
-    assert "--resume needs --run-dir" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "error: the configuration's milestone (10, step 10) needs --run-dir, where the checkpoints are" in err
 
 
 # ---- stages

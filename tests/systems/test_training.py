@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 from nantrap.systems import load_system
+from nantrap.systems.progress import ProgressLine, Voice
 from nantrap.systems.script import main
 from nantrap.systems.system import Run
-from nantrap.systems.training import guard_of, mean_of_last, total, train
+from nantrap.systems.training import Step, guard_of, mean_of_last, total, train
 
 SMALL = {"model.hidden_size": 32, "model.depth": 1, "training.batch_size": 4}
 SMALL_OPTIONS = [f"--set={name}={value}" for name, value in SMALL.items()]
@@ -73,6 +76,7 @@ def test_the_plain_script_knows_nothing_of_the_guard_and_saves_no_nan(
     options += ["--set=training.batch_size=16"]
     assert main(load_system("pixeldlm"), options) == 0
     err = capsys.readouterr().err
+    assert "Ep 1/1: 100% step 16/16, " in err, "the share of the steps that this run makes"
     assert "loss=nan" in err
     assert "no checkpoint: " in err
     assert "skipped" not in err
@@ -87,6 +91,31 @@ def test_the_guarded_script_skips_and_writes_the_journal(tmp_path: Path, capsys:
     assert "error[NT101]" in err
     assert "checkpoint: " in err
     assert (tmp_path / "journal-r0.jsonl").exists()
+    log = (tmp_path / "latest.log").read_text()
+    assert re.search(r"^ERROR: NaN or Inf in step \d+: NT101 ", log, re.M)
+
+
+def test_on_a_terminal_the_line_is_rewritten_and_messages_replace_it(tmp_path: Path) -> None:
+    screen = Screen()
+    voice = Voice(screen)
+    voice.write_to(tmp_path)
+    line = ProgressLine(3, epoch_steps=2, voice=voice)
+    line.show(Step(0, 1.5, True), 1e-3)
+    voice.say("checkpoint: a")
+    line.show(Step(1, 1.25, False), 1e-3)
+    line.show(Step(2, 1.0, True), 1e-3)
+    voice.close()
+    shown = screen.getvalue().replace("\x1b[K", "").split("\n")
+    assert re.fullmatch(r"Ep 1/2:  50% step 1/3, .* loss=1.500, lr=1.00e-03\rcheckpoint: a", shown[0])
+    assert re.fullmatch(r"Ep 1/2: 100% .*\(skipped\)\rEp 2/2: 100% step 3/3, .* loss=1.000, lr=1.00e-03", shown[1])
+    logged = (tmp_path / "latest.log").read_text().splitlines()
+    assert logged[0] == "checkpoint: a"
+    assert len(logged) == 2, "the log gets a line at intervals, and the last one"
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 def test_a_stop_of_the_guard_is_exit_code_3(capsys: pytest.CaptureFixture[str]) -> None:

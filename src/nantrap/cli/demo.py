@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import tempfile
+import textwrap
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from nantrap.errors import UsageError
+from nantrap.errors import MissingExtraError, UsageError
 
 if TYPE_CHECKING:
     from nantrap.cli.gallery import Picture
@@ -63,6 +65,8 @@ class Demo:
         console = Console(stderr=True, highlight=False, soft_wrap=True)
         folder = arguments.run_dir or Path(tempfile.mkdtemp(prefix="nantrap-demo-"))
         faults = [(system, fault) for system in chosen for fault in _faults(system, arguments)]
+        if arguments.all:
+            faults = _installed(faults, console)
         for system, fault in faults:
             _refuse_used(folder / system.name / fault.name)
         if arguments.all:
@@ -76,6 +80,18 @@ def _faults(system: System, arguments: argparse.Namespace) -> tuple[Fault, ...]:
     return (system.fault(arguments.fault) if arguments.fault else system.faults[0],)
 
 
+def _installed(faults: list[tuple[System, Fault]], console: Console) -> list[tuple[System, Fault]]:
+    """Those that can be run here; of the others it is said which package they need."""
+    kept = []
+    for system, fault in faults:
+        try:
+            fault.check_extra()
+            kept.append((system, fault))
+        except MissingExtraError as error:
+            console.print(f"{system.name} {fault.name} is left out: {error}", markup=False)
+    return kept
+
+
 def _refuse_used(folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
         raise UsageError(f"--run-dir: {folder} is not empty; nothing is overwritten, give a new folder")
@@ -84,6 +100,7 @@ def _refuse_used(folder: Path) -> None:
 def _show(console: Console, system: System, fault: Fault, run_dir: Path, arguments: argparse.Namespace) -> int:
     import torch
 
+    from nantrap.cli.before import reported_before
     from nantrap.report import write_run_report
     from nantrap.systems.job import processors
     from nantrap.systems.showcase import show
@@ -91,11 +108,11 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
 
     torch.set_num_threads(1)  # the systems are small: more threads would only wait for each other
     console.print(f"{system.name}, {fault.name}: {fault.title}", style="bold")
-    console.print(fault.story, markup=False)
+    console.print(fault.story, markup=False, soft_wrap=False)
     with console.status("training") as status:  # the guard's diagnostic is printed above it
 
         def say(name: str, story: str) -> None:
-            console.print(f"{name}: {story}", style="dim", markup=False)
+            console.print(f"{name}: {story}", style="dim", markup=False, soft_wrap=False)
             status.update(f"training: {name}")
 
         shown = show(
@@ -106,6 +123,7 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
             run_dir=run_dir,
             say=say,
             at_a_time=arguments.jobs or processors(),
+            before=lambda: reported_before(system, fault, seed=arguments.seed),
         )
     out = console if arguments.json else Console(highlight=False, soft_wrap=True)
     out.print()
@@ -113,7 +131,7 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
     out.print(shown.table(), soft_wrap=False)
     out.print()
     for name, what in shown.stories():
-        out.print(f"{name}: {what}", markup=False)
+        out.print(f"{name}: {what}", markup=False, soft_wrap=False)
     report = write_report(shown, run_dir, steps=arguments.steps, seed=arguments.seed)
     if arguments.json:
         print(_as_json(shown.to_dict()))
@@ -158,11 +176,15 @@ def _list(*, as_json: bool) -> None:
     if as_json:
         print(_as_json(entries))
         return
+    columns = max(shutil.get_terminal_size().columns, 60)
     widest = max(len(fault["name"]) for entry in entries for fault in entry["faults"])
     for entry in entries:
-        print(f"{entry['name']}: {entry['title']}")
+        print(textwrap.fill(f"{entry['name']}: {entry['title']}", columns, subsequent_indent="  "))
         for fault in entry["faults"]:
-            print(f"  {fault['name']:<{widest}}  {fault['title']}")
+            name = fault["name"]
+            for line in textwrap.wrap(fault["title"], columns - widest - 4, break_long_words=False):
+                print(f"  {name:<{widest}}  {line}")
+                name = ""
     named, others = counts(entries)
     print(f"\n{named + others} faults: the guard names the cause of {named}, {others} have no cause that it could name")
     print("`nantrap demo SYSTEM --fault NAME` runs one")

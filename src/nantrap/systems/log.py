@@ -1,8 +1,9 @@
 """`training_log.jsonl`: one line per step, written with or without a guard, and read by any tool that reads JSON lines.
 
-    {"step": 14, "epoch": 2, "loss": 2.341, "lr": 0.000123, "applied": true}
+    {"step": 14, "epoch": 2, "loss": 2.341, "lr": 0.000123, "applied": true, "terms": {"text": 2.1, "latent": 0.241}}
 
-A loss that is not finite is `null`. A resumed run appends, after lines of steps that are taken again were removed.
+A loss that is not finite is `null`; `terms` is there where the loss has several. A resumed run appends, after lines of
+steps that are taken again were removed.
 """
 
 from __future__ import annotations
@@ -39,9 +40,10 @@ class TrainingLog:
         row = {
             "step": step.number,
             "epoch": epoch,
-            "loss": step.loss if math.isfinite(step.loss) else None,
+            "loss": _finite(step.loss),
             "lr": lr,
             "applied": step.applied,
+            **({"terms": {name: _finite(value) for name, value in step.terms.items()}} if step.terms else {}),
             **more,
         }
         self._file.write(json.dumps(row, allow_nan=False) + "\n")
@@ -50,6 +52,10 @@ class TrainingLog:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def read_log(folder: Path) -> list[dict[str, Any]]:

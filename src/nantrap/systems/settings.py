@@ -50,16 +50,25 @@ def read_settings(kind: type[S], path: Path) -> S:
     return settings_from(kind, {} if data is None else data, where=str(path))
 
 
+_DEFAULT = re.compile(r"\$\{\w+:-([^}]*)\}")
 _VARIABLE = re.compile(r"^\s*(?:export\s+)?([A-Za-z_]\w*)=(\"[^\"]*\"|'[^']*'|[^\s#;]*)\s*(?:[#;].*)?$")
 
 
 def read_variables(text: str) -> dict[str, str]:
-    """The variables that a shell script sets, by name in small letters; the script is read, not run."""
+    """The variables that a shell script sets, by name in small letters; the script is read, not run.
+
+    `LR=${LR:-1e-4}` is 1e-4: what the variable is unless the environment has another value.
+    """
     found = {}
     for line in text.splitlines():
         match = _VARIABLE.match(line)
-        if match and "$" not in match[2] and "`" not in match[2]:
-            found[match[1].lower()] = match[2].strip("\"'")
+        if match is None:
+            continue
+        value = match[2].strip("\"'")
+        default = _DEFAULT.fullmatch(value)
+        value = default[1] if default else value
+        if "$" not in value and "`" not in value:
+            found[match[1].lower()] = value
     return found
 
 
@@ -71,8 +80,8 @@ def settings_from(kind: type[S], data: Any, *, where: str = "settings") -> S:
     known = {each.name for each in dataclasses.fields(kind)}  # type: ignore[arg-type]
     plain, renamed = {}, {}
     for key, value in data.items():
-        if key in aliases:
-            renamed[key] = value
+        if key in aliases or str(key).partition(".")[0] in known - {key}:  # or a dotted name: `optimizer.lr: 5e-5`
+            renamed[str(key)] = value
         elif key in known:
             plain[key] = _converted(hints[key], value, where=f"{where}: {key}")
         else:

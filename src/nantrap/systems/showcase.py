@@ -26,13 +26,17 @@ SCHEMA = "nantrap.demo/1"
 
 @dataclass(frozen=True, slots=True)
 class Showcase:
-    """All runs of a fault, in the order they were made, the guard's first incident, and what nantrap said before."""
+    """All runs of a fault, in the order they were made, the guard's first incident, and what nantrap said.
+
+    `notes` is what it said when the run was made, `before` what it said before any training, if it was asked.
+    """
 
     system: System
     fault: Fault
     results: tuple[Result, ...]
     incident: Incident | None
     notes: tuple[str, ...] = ()
+    before: tuple[str, ...] | None = None
 
     def result(self, name: str) -> Result:
         """The run of this name."""
@@ -51,7 +55,7 @@ class Showcase:
     @property
     def headings(self) -> tuple[str, ...]:
         """Of the columns of the table."""
-        return ("run", "applied", "final loss", "held out", self.system.quality, "weights", "cause", "proven")
+        return ("run", "applied", "final loss", "held out", self.system.quality, "state", "cause", "proven")
 
     def rows(self) -> list[tuple[str, ...]]:
         """The cells of the table, a row a run."""
@@ -59,8 +63,8 @@ class Showcase:
             (
                 result.name,
                 f"{result.applied}/{result.steps}",
-                f"{result.final_loss:.4g}",
-                f"{result.held_out_loss:.4f}",
+                _figure(result.final_loss),
+                _figure(result.held_out_loss),
                 f"{result.quality:.1%}",
                 _weights(result),
                 *(self._verdict() if result.name == "nantrap" else ("", "")),
@@ -69,12 +73,17 @@ class Showcase:
         ]
 
     def table(self) -> Table:
-        """The runs side by side, in 80 columns."""
-        table = Table(box=None, pad_edge=False)
-        for heading in self.headings:
-            words = heading in ("run", "weights", "cause", "proven")
-            table.add_column(heading.replace(" ", "\n"), justify="left" if words else "right", no_wrap=True)
-        for result, row in zip(self.results, self.rows(), strict=True):
+        """The runs side by side, in 80 columns: cause and proof share one."""
+        *headings, _ = self.headings
+        rows = [(*cells, f"{cause} proven" if proven == "yes" else cause) for *cells, cause, proven in self.rows()]
+        heads = [heading.replace(" ", "\n") for heading in headings]
+        widths = [max(map(len, [*head.split("\n"), *cells])) for head, *cells in zip(heads, *rows, strict=True)]
+        gap = 2 if sum(widths) + 2 * (len(widths) - 1) <= 80 else 1
+        table = Table(box=None, pad_edge=False, padding=(0, gap, 0, 0))
+        for head in heads:
+            words = head in ("run", "state", "cause")
+            table.add_column(head, justify="left" if words else "right", no_wrap=True)
+        for result, row in zip(self.results, rows, strict=True):
             table.add_row(*row, style="" if result.state_finite else "red")
         return table
 
@@ -99,6 +108,7 @@ class Showcase:
             "proven": self.proven,
             "incident": self.incident.to_dict() if self.incident else None,
             "notes": list(self.notes),
+            "before": list(self.before or ()),
         }
 
     def remarks(self) -> list[tuple[str, str]]:
@@ -109,9 +119,11 @@ class Showcase:
                 found.append((result.name, f"ended at step {result.steps - 1} by {result.error}"))
             if result.ranks_agree is False:
                 found.append((result.name, "the processes ended with different weights"))
-        return found + [("nantrap", note) for note in self.notes]
+        return found + [("nantrap", note) for note in (*(self.before or ())[:1], *self.notes)]
 
     def _noticed(self) -> bool:
+        if self.fault.code is not None and self.before is not None and not self.before:
+            return False
         pattern = self.fault.notice
         return pattern is None or any(fnmatch.fnmatch(note, pattern) for note in self.notes)
 
@@ -128,7 +140,8 @@ class Showcase:
 
     def _verdict(self) -> tuple[str, str]:
         if self.incident is None:
-            return ("-" if self.fault.reported_by else "not diagnosed"), ""
+            by = self.fault.reported_by
+            return (f"{by.split()[0]} {self.fault.code}" if by and self.fault.code else by or "not diagnosed"), ""
         if not self.incident.causes:
             return "not diagnosed", ""
         return self.incident.causes[0].code, "yes" if self.proven else "no"
@@ -145,6 +158,7 @@ def show(
     quiet: bool = False,
     say: Callable[[str, str], None] = lambda name, story: None,
     at_a_time: int = 1,
+    before: Callable[[], tuple[str, ...]] | None = None,
 ) -> Showcase:
     """Run a fault in every way.
 
@@ -159,7 +173,9 @@ def show(
         say: called with the name of each run and what it is, as it begins.
         at_a_time: 1 makes them one after the other, here. More run all but the guarded one in separate processes,
             this many in parallel; then the system must be one that has a name.
+        before: what nantrap says before any training.
     """
+    fault.check_extra()
     ways = [
         _Way("clean", "the repaired system", repaired=True),
         _Way("plain", "the fault, and an ordinary loop"),
@@ -190,6 +206,7 @@ def show(
         result, incident = measure(way.name, run, steps, guarded=way.guarded, run_dir=chosen, quiet=quiet)
         return result, incident, run.notes
 
+    said = before() if before is not None else None
     *others, guarded = ways
     results: list[Result] = []
     if at_a_time > 1 and fault.processes == 1:
@@ -204,7 +221,7 @@ def show(
             results.append(here(way)[0])
         say(guarded.name, guarded.story)
         last, incident, notes = here(guarded)
-    return Showcase(system, fault, (*results, last), incident, notes)
+    return Showcase(system, fault, (*results, last), incident, notes, said)
 
 
 @dataclass(frozen=True, slots=True)
@@ -220,6 +237,11 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return [_plain(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _figure(value: float) -> str:
+    """Four digits, three where the number needs an exponent."""
+    return f"{value:.3g}" if abs(value) >= 1e4 else f"{value:.4g}"
 
 
 def _weights(result: Result) -> str:

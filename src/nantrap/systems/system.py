@@ -13,6 +13,7 @@ the safe one) and other settings (half precision). The repaired system is the on
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from nantrap.errors import UsageError
+from nantrap.errors import MissingExtraError, UsageError
 from nantrap.systems.settings import read_settings, with_changes
 
 if TYPE_CHECKING:
@@ -143,7 +144,7 @@ def lower_rate_and_clip(
     result: str = "Touches nothing of the fault.",
 ) -> Remedy:
     """What is usually tried first; the settings that do it are the system's own."""
-    return Remedy(name="lower learning rate and clip", story=story, result=result, settings=settings)
+    return Remedy(name="lower lr and clip", story=story, result=result, settings=settings)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,10 +164,13 @@ class Fault:
         module: where it must say that the fault began, as a pattern.
         op: the operation it must name.
         reported_by: for a fault without a cause, what reports it instead: "guard" if the guard prevents it or gives a
-            clear error, "resume check", or `None`: it is not diagnosed.
+            clear error, "resume check", "doctor" or "data check", or `None`: it is not diagnosed.
+        code: of the check that reports it, before training: `nantrap doctor` of the system's folder, or `nantrap data`
+            of its batches.
         notice: a pattern that must be among the notes of the guarded run.
         policy: settings of the guard's policy for this fault.
         processes: how many train together; then every run is made in a group of real processes.
+        extra: the optional part of nantrap that it needs, which has the name of its package.
     """
 
     name: str
@@ -181,9 +185,16 @@ class Fault:
     module: str | None = None
     op: str | None = None
     reported_by: str | None = None
+    code: str | None = None
     notice: str | None = None
     policy: Mapping[str, Any] = field(default_factory=dict)
     processes: int = 1
+    extra: str | None = None
+
+    def check_extra(self) -> None:
+        """Raise `MissingExtraError` if what the fault needs is not installed."""
+        if self.extra is not None and importlib.util.find_spec(self.extra) is None:
+            raise MissingExtraError(self.extra, extra=self.extra)
 
 
 class Flag(NamedTuple):
@@ -248,6 +259,8 @@ class System:
             changes: settings by dotted name.
             seed: of weights, batches and noise.
         """
+        if fault is not None:
+            fault.check_extra()
         wanted = {**(fault.settings if fault else {}), **(changes or {}), **(remedy.settings if remedy else {})}
         settings = with_changes(read_settings(self.settings, config or self.config), wanted)
         parts: dict[str, Any] = {}

@@ -7,7 +7,7 @@ guarded from outside as well.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,12 +22,14 @@ if TYPE_CHECKING:
 
 
 class Step(NamedTuple):
-    """The result of a step. `loss` is the mean of its micro-batches, `applied` whether the weights moved."""
+    """The result of a step. `loss` is the mean of its micro-batches, `applied` whether the weights moved, `terms` the
+    terms of the loss by name, where it has several."""
 
     number: int
     loss: float
     applied: bool
     incident: Incident | None = None
+    terms: Mapping[str, float] = {}
 
 
 def train(run: Run, *, steps: int, start: int = 0, guard: Guard | None = None) -> Iterator[Step]:
@@ -41,7 +43,7 @@ def train(run: Run, *, steps: int, start: int = 0, guard: Guard | None = None) -
             yield _plain_step(run, number, window)
         else:
             outcome = guard.attempt(run.loss, *window)
-            yield Step(number, outcome.loss, outcome.applied, outcome.incident)
+            yield Step(number, outcome.loss, outcome.applied, outcome.incident, outcome.terms)
 
 
 def guard_of(
@@ -72,14 +74,18 @@ def guard_of(
 
 def _plain_step(run: Run, number: int, window: tuple[Any, ...]) -> Step:
     value = 0.0
+    terms: dict[str, float] = {}
     for batch in window:
-        loss = total(run.loss(batch)) / len(window)
+        found = run.loss(batch)
+        loss = total(found) / len(window)
         (run.scaler.scale(loss) if run.scaler is not None else loss).backward()
         value += loss.item()
+        for name, term in found.items() if isinstance(found, Mapping) else ():
+            terms[name] = terms.get(name, 0.0) + term.item() / len(window)
     applied = run.update(run)
     if applied and run.ema is not None:
         run.ema.update_parameters(run.model)
-    return Step(number, value, applied)
+    return Step(number, value, applied, terms=terms)
 
 
 def total(terms: Terms) -> Tensor:

@@ -64,7 +64,7 @@ def test_clean_is_healthy_and_plain_ends_in_nan(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAN_FAULTS)
 def test_lowering_the_learning_rate_and_clipping_harder_touches_nothing(name: str) -> None:
-    careful, plain = shown(name).result("lower learning rate and clip"), shown(name).result("plain")
+    careful, plain = shown(name).result("lower lr and clip"), shown(name).result("plain")
     assert not careful.state_finite
     assert careful.first_bad == plain.first_bad
 
@@ -198,7 +198,7 @@ def test_a_norm_of_large_values_is_zero() -> None:
 
 
 def test_a_grown_scale_is_a_dead_run_that_looks_alive() -> None:
-    plain, careful = shown("adaln_scale").result("plain"), shown("adaln_scale").result("lower learning rate and clip")
+    plain, careful = shown("adaln_scale").result("plain"), shown("adaln_scale").result("lower lr and clip")
     for dead in (plain, careful):
         assert dead.state_finite
         assert dead.applied == 0
@@ -229,7 +229,7 @@ def test_a_new_scaler_each_epoch_loses_most_steps() -> None:
 
 def test_clipping_before_unscaling_does_not_move() -> None:
     clean, plain = shown("clip_before_unscale").result("clean"), shown("clip_before_unscale").result("plain")
-    careful = shown("clip_before_unscale").result("lower learning rate and clip")
+    careful = shown("clip_before_unscale").result("lower lr and clip")
     guarded = shown("clip_before_unscale").result("nantrap")
     for still in (plain, careful):
         assert still.state_finite

@@ -43,7 +43,7 @@ def shown(name: str) -> Showcase:
 
 
 def test_all_faults_are_here() -> None:
-    others = ("unscaled_attention", "poisoned_batchnorm", "around_ddp")
+    others = ("unscaled_attention", "poisoned_batchnorm", "around_ddp", "sampler_below_zero")
     assert {fault.name for fault in SYSTEM.faults} == {*NAN_FAULTS, *SILENT_FAULTS, *others}
 
 
@@ -61,7 +61,7 @@ def test_clean_is_healthy_and_plain_ends_in_nan(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAN_FAULTS)
 def test_lowering_the_learning_rate_and_clipping_harder_touches_nothing(name: str) -> None:
-    careful, plain = shown(name).result("lower learning rate and clip"), shown(name).result("plain")
+    careful, plain = shown(name).result("lower lr and clip"), shown(name).result("plain")
     assert not careful.state_finite
     assert careful.first_bad == plain.first_bad
 
@@ -191,7 +191,7 @@ def test_entries_of_64_in_16_dimensions_overflow_float16() -> None:
 
 def test_attention_that_overflows_is_a_dead_run() -> None:
     case = shown("unscaled_attention")
-    for name in ("plain", "lower learning rate and clip"):
+    for name in ("plain", "lower lr and clip"):
         assert case.result(name).applied == 0
         assert case.result(name).quality == 0
     assert case.result("nan_to_num(scores)").state_finite
@@ -252,7 +252,20 @@ def test_a_silent_fault_is_finite_worse_and_no_incident(name: str) -> None:
 
 def test_the_floor_is_a_product_of_two_rates() -> None:
     trainer = TrainerSettings(lr=5e-5, min_lr=5e-6)
-    assert trainer.lr * floor_as_factor(trainer)(10**6) == pytest.approx(2.5e-10)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=trainer.lr)
+    (factor,) = floor_as_factor(optimizer, trainer).lr_lambdas
+    assert trainer.lr * factor(10**6) == pytest.approx(2.5e-10)
+
+
+def test_a_sampler_with_a_negative_step_is_seen_in_samples_alone() -> None:
+    case = shown("sampler_below_zero")
+    assert case.result("clean").quality > 0.05
+    plain = case.result("plain")
+    assert plain.state_finite
+    assert math.isfinite(plain.held_out_loss)
+    assert plain.quality == 0, "NaN is never right"
+    assert case.result("N = 20").quality > 0.05
+    assert case.named, "and the guard has nothing to say of it"
 
 
 # ---- ranks
@@ -267,7 +280,7 @@ def test_one_process_has_nothing_to_go_round() -> None:
 def test_going_round_ddp_makes_the_ranks_differ() -> None:
     case = shown("around_ddp")
     assert case.result("clean").ranks_agree
-    for name in ("plain", "lower learning rate and clip", "nantrap"):
+    for name in ("plain", "lower lr and clip", "nantrap"):
         assert not case.result(name).ranks_agree
         assert case.result(name).state_finite
     assert case.named

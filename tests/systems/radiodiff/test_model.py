@@ -3,31 +3,25 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+import os
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 import torch
 
-from nantrap.errors import UsageError
+from nantrap.errors import MissingExtraError, UsageError
 from nantrap.ops import decoupled_weights
 from nantrap.systems import load_system
 from nantrap.systems.radiodiff.autoencoder import AutoencoderKL, FirstStageSettings, first_stage
-from nantrap.systems.radiodiff.broken import float16_of_autocast, precision_of_accelerator, time_steps_below_zero
+from nantrap.systems.radiodiff.broken import launched, precision_of_trainer, time_steps_below_zero
 from nantrap.systems.radiodiff.data import Batch, DataSettings, Maps
 from nantrap.systems.radiodiff.loss import RESTORE_TIME, decoupled_terms, within
+from nantrap.systems.radiodiff.mixed import mixed_precision_in, precision_of_both_files
 from nantrap.systems.radiodiff.model import Latents, RadioDiff, one_over_std, time_steps, uniform_times
-from nantrap.systems.radiodiff.train import (
-    AccelerateSettings,
-    TrainerSettings,
-    dtype_of_both_files,
-    floored_decay,
-    warmed_average,
-)
+from nantrap.systems.radiodiff.train import TrainerSettings, floored_decay, warmed_average
 from nantrap.systems.radiodiff.unet import attend, log_time, preconditioned
 from nantrap.systems.script import main
-from nantrap.systems.settings import read_settings
 from nantrap.systems.training import guard_of, train
 
 SYSTEM = load_system("radiodiff")
@@ -144,15 +138,16 @@ def test_the_scale_of_the_first_batch() -> None:
     assert SYSTEM.run(changes={**SMALL, "model.scale_by_std": False}).model.scale_factor == pytest.approx(0.3)
 
 
-def test_the_dtype_follows_both_files_and_the_floor_is_a_learning_rate() -> None:
-    accelerate = AccelerateSettings()
-    assert read_settings(AccelerateSettings, SYSTEM.config.with_name("accelerate.yaml")) == accelerate
-    assert dtype_of_both_files(TrainerSettings(), accelerate) is None
-    assert dtype_of_both_files(TrainerSettings(amp=True), accelerate) is torch.bfloat16
-    assert dtype_of_both_files(TrainerSettings(amp=True, fp16=True), accelerate) is torch.float16
-    with pytest.raises(UsageError, match="mixed_precision is 'fp8'"):
-        dtype_of_both_files(TrainerSettings(amp=True), replace(accelerate, mixed_precision="fp8"))
-    factor = floored_decay(TrainerSettings())
+def test_the_settings_of_the_trainer() -> None:
+    file = SYSTEM.config.with_name("accelerate.yaml")
+    for trainer, dtype in (
+        (TrainerSettings(), None),
+        (TrainerSettings(amp=True), torch.bfloat16),
+        (TrainerSettings(amp=True, fp16=True), torch.float16),
+    ):
+        assert precision_of_both_files(trainer, file).dtype == dtype
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.ones(1))], lr=5e-3)
+    (factor,) = floored_decay(optimizer, TrainerSettings()).lr_lambdas
     assert factor(0) == 1
     assert 5e-3 * factor(10_000) == pytest.approx(5e-4)
     with pytest.raises(UsageError, match="resume_milestone is -1"):
@@ -201,10 +196,42 @@ def test_the_averaged_weights_are_evaluated_and_are_an_average() -> None:
 def test_an_accelerator_believes_the_argument_and_not_its_file() -> None:
     """`mixed_precision="no"` overrides the bf16 of the file; only without an argument the file counts."""
     pytest.importorskip("accelerate")
-    assert precision_of_accelerator("no", "bf16") == "no"
-    assert precision_of_accelerator("", "bf16") == "bf16"
-    assert float16_of_autocast(TrainerSettings(amp=True), AccelerateSettings()) is torch.float16
-    assert float16_of_autocast(TrainerSettings(amp=False), AccelerateSettings()) is None
+    file = SYSTEM.config.with_name("accelerate.yaml")
+    assert mixed_precision_in(file) == "bf16"
+    assert launched(file, mixed_precision="no").mixed_precision == "no"
+    assert launched(file, mixed_precision=None).mixed_precision == "bf16"
+    assert "ACCELERATE_MIXED_PRECISION" not in os.environ
+    for amp, expected in ((True, torch.float16), (False, torch.float32)):
+        asked = precision_of_trainer(TrainerSettings(amp=amp), file)
+        with asked.context():
+            assert torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype is expected
+        assert asked.dtype == (torch.float16 if amp else None)
+    with torch.autocast("cpu"):
+        assert torch.mm(torch.ones(1, 1), torch.ones(1, 1)).dtype is torch.bfloat16, "nothing is left behind"
+
+
+def test_without_accelerate_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    fault = SYSTEM.fault("amp_without_scaler")
+    with pytest.raises(MissingExtraError, match=r"accelerate is not installed.*pip install 'nantrap\[accelerate\]'"):
+        SYSTEM.run(fault=fault, changes=SMALL)
+
+
+def test_the_two_files_of_the_project(tmp_path: Path) -> None:
+    """What `accelerate config` wrote may hold more than the trainer asks for."""
+    file = tmp_path / "accelerate.yaml"
+    file.write_text("debug: false\ndowncast_bf16: 'no'\nmixed_precision: no\ngpu_ids: 1,2\n")
+    changes = {**SMALL, "trainer.amp": True, "accelerate_config": str(file)}
+    run = SYSTEM.run(changes=changes)
+    assert run.facts == ("precision: amp on, fp16 off, accelerate.yaml says no: float32",)
+    file.write_text("mixed_precision: fp8\n")
+    with pytest.raises(UsageError, match=r"accelerate.yaml: mixed_precision is 'fp8': choose no, bf16, fp16"):
+        SYSTEM.run(changes=changes)
+    file.write_text("- 1\n")
+    with pytest.raises(UsageError, match=r"accelerate.yaml: expected a mapping, got \[1\]"):
+        SYSTEM.run(changes=changes)
+    with pytest.raises(UsageError, match=r"absent.yaml: cannot be read"):
+        SYSTEM.run(changes={**changes, "accelerate_config": "absent.yaml"})
 
 
 def test_nan_is_never_within() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -51,7 +52,8 @@ def test_the_cache_is_written_once_and_read_again(tmp_path: Path) -> None:
     first = Pairs(settings)
     (path,) = tmp_path.iterdir()
     content = torch.load(path, weights_only=True)
-    assert set(content) == {"embeddings", "labels"}
+    assert path.name == "embeddings_train.pt"
+    assert set(content) == {"embeddings", "labels", "recipe"}
     content["embeddings"] += 1
     torch.save(content, path)
     assert torch.equal(Pairs(settings).training, first.training + 1), "read, not made"
@@ -63,6 +65,14 @@ def test_the_cache_is_written_once_and_read_again(tmp_path: Path) -> None:
 def test_another_recipe_is_another_file() -> None:
     names = {Cache.of(settings, "a").path.name for settings in (Settings(), Settings(spread=1), Settings(outliers=0))}
     assert len(names | {Cache.of(Settings(), "b").path.name}) == 4
+
+
+def test_a_file_of_other_settings_is_not_taken(tmp_path: Path) -> None:
+    Pairs(in_folder(tmp_path))
+    other = Settings(cache_dir=str(tmp_path), samples_per_cluster=12, knn=3)
+    with pytest.raises(FormatError, match=r"made by other settings \(gaussian_embeddings-20x10x64.*--force-recompute"):
+        Pairs(other)
+    assert len(Pairs(replace(other, force_recompute=True)).training) == 20 * (12 - 3)
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])

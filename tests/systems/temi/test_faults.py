@@ -19,6 +19,7 @@ from nantrap.systems.showcase import Showcase, show
 from nantrap.systems.temi.faults import (
     FAR_STEP,
     clamped_pmi,
+    clipped_pmi,
     far_out,
     half_pmi,
     plain_share,
@@ -117,7 +118,7 @@ def test_the_guard_points_at_the_line_that_is_wrong(name: str, line: str) -> Non
 
 @pytest.mark.parametrize("name", NAN_FAULTS)
 def test_lowering_the_learning_rate_and_clipping_harder_touches_nothing(name: str) -> None:
-    careful = shown(name).result("lower learning rate and clip")
+    careful = shown(name).result("lower lr and clip")
     assert not careful.state_finite
     assert careful.first_bad is not None
 
@@ -176,7 +177,7 @@ def test_the_clamp_holds_and_the_other_remedies_do_not_help() -> None:
     clean, clamped = showcase.result("clean"), showcase.result("clamp(1e-8)")
     assert clamped.state_finite
     assert abs(clamped.held_out_loss - clean.held_out_loss) < 0.02
-    for name in ("beta 0.3", "warmer teacher", "lower learning rate and clip"):
+    for name in ("beta 0.3", "warmer teacher", "lower lr and clip"):
         assert showcase.result(name).first_bad == FAR_STEP + 1
         assert not showcase.result(name).state_finite
 
@@ -225,7 +226,7 @@ def test_remedies_of_a_nan_row() -> None:
     filled = showcase.result("nan_to_num(loss)")
     assert filled.losses[-1] == 0
     assert filled.quality == 0, "here the weights are NaN, too"
-    assert showcase.result("lower learning rate and clip").losses[-1] == 0
+    assert showcase.result("lower lr and clip").losses[-1] == 0
 
 
 def test_the_guard_names_the_sample_and_puts_p_k_back() -> None:
@@ -283,7 +284,7 @@ def test_weights_without_a_sum() -> None:
 
 def test_no_step_is_applied_under_half_precision() -> None:
     showcase = shown("half_clamp")
-    for name in ("plain", "lower learning rate and clip"):
+    for name in ("plain", "lower lr and clip"):
         assert showcase.result(name).applied == 0
         assert showcase.result(name).state_finite
         assert showcase.result(name).first_bad is None, "the loss is finite throughout"
@@ -311,6 +312,15 @@ def test_an_epsilon_holds_for_constant_embeddings() -> None:
 @pytest.mark.parametrize("name", ["large_weights", "zero_prototypes"])
 def test_nan_from_the_first_batch(name: str) -> None:
     assert shown(name).result("plain").first_bad == 0
+
+
+def test_a_floor_of_minus_100_has_the_slope_of_the_logarithm() -> None:
+    clipped = shown("large_weights").result("clip_min -100")
+    assert clipped.first_bad == 1, "the first loss is finite, what it does to the weights is not"
+    assert not clipped.state_finite
+    value, slope = gradient(clipped_pmi, 50.0)
+    assert value.isfinite().all()
+    assert slope.isnan().any()
 
 
 def test_what_is_drawn_into_a_weight_normed_layer_is_thrown_away() -> None:

@@ -5,22 +5,29 @@ What was tried against them follows each of them. `faults` says which belong tog
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 
 from nantrap.errors import MissingExtraError
+from nantrap.systems.precision import autocast
 from nantrap.systems.radiodiff.data import Batch
 from nantrap.systems.radiodiff.loss import Weights, decoupled_terms
+from nantrap.systems.radiodiff.mixed import Precision
 from nantrap.systems.radiodiff.model import Latents, RadioDiff
 from nantrap.systems.system import Run, standard_update
 
 if TYPE_CHECKING:
-    from nantrap.systems.radiodiff.train import AccelerateSettings, TrainerSettings
+    from nantrap.systems.radiodiff.train import TrainerSettings
 
 # ---- the time
 
@@ -93,36 +100,53 @@ def zero_loss(
 # ---- precision
 
 
-def float16_of_autocast(trainer: TrainerSettings, accelerate: AccelerateSettings) -> torch.dtype | None:
-    """The trainer's own `torch.autocast("cuda")` has no dtype, and CUDA's default is float16, whatever Accelerate says.
+def precision_of_trainer(trainer: TrainerSettings, accelerate: Path) -> Precision:
+    """The trainer's own way: `Accelerator(mixed_precision="fp16" if fp16 else "no")`, then `native_amp = amp`.
 
-    Only a trainer that has `fp16: true` gets the GradScaler of an `Accelerator` that was configured for it.
+    The "no" overrides what the file says, and autocast is switched on without a dtype: on CUDA that is float16. With
+    `fp16: true` Accelerate opens the same autocast and has a GradScaler. It refuses that without a GPU, so there is no
+    Accelerator in that case.
     """
-    return torch.get_autocast_dtype("cuda") if trainer.amp else None
+    if trainer.fp16:
+        return Precision(torch.float16, partial(autocast, torch.float16))
+    accelerator = launched(accelerate, mixed_precision="no")
+    accelerator.native_amp = trainer.amp
+    return Precision(torch.get_autocast_dtype("cuda") if trainer.amp else None, partial(as_on_cuda, accelerator))
 
 
-def precision_of_accelerator(given: str, configured: str) -> str:
-    """What a real `Accelerator` makes of what the trainer gives and what the file of `accelerate config` says.
+def launched(accelerate: Path, *, mixed_precision: str | None) -> Any:
+    """A real `Accelerator`, as a script has it that was started by `accelerate launch --config_file`.
 
-    `accelerate launch` passes its file as an environment variable; an argument that is given overrides it.
+    The launcher passes what its file says as an environment variable; an argument that is given overrides it.
     """
     try:
         from accelerate import Accelerator
+        from accelerate.commands.config.config_args import load_config_from_file
         from accelerate.state import AcceleratorState
     except ImportError:
         raise MissingExtraError("accelerate", extra="accelerate") from None
     name = "ACCELERATE_MIXED_PRECISION"
     before = os.environ.get(name)
-    os.environ[name] = configured
+    os.environ[name] = str(load_config_from_file(str(accelerate)).mixed_precision)
+    AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 - a singleton without a public way back
     try:
-        AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001 - a singleton without a public way back
-        found: str = Accelerator(mixed_precision=given or None, cpu=True).mixed_precision
-        return found
+        return Accelerator(mixed_precision=mixed_precision, cpu=True)
     finally:
-        AcceleratorState._reset_state(reset_partial_state=True)  # noqa: SLF001
         os.environ.pop(name, None)
         if before is not None:
             os.environ[name] = before
+
+
+@contextlib.contextmanager
+def as_on_cuda(accelerator: Any) -> Iterator[None]:
+    """`accelerator.autocast()`, where autocast without a dtype takes CUDA's: on a CPU it would be bfloat16."""
+    before = torch.get_autocast_dtype("cpu")
+    torch.set_autocast_dtype("cpu", torch.get_autocast_dtype("cuda"))
+    try:
+        with accelerator.autocast():
+            yield
+    finally:
+        torch.set_autocast_dtype("cpu", before)
 
 
 def unscaled_attention(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -219,9 +243,9 @@ def skip_bad_step(run: Run) -> bool:
     return standard_update(run)
 
 
-def floor_as_factor(trainer: TrainerSettings) -> Callable[[int], float]:
+def floor_as_factor(optimizer: Optimizer, trainer: TrainerSettings) -> LambdaLR:
     """`max((1 - step/total)**0.96, min_lr)` as a factor: the floor is lr · min_lr."""
-    return lambda step: max((1 - min(step / trainer.train_num_steps, 1)) ** 0.96, trainer.min_lr)
+    return LambdaLR(optimizer, lambda step: max((1 - min(step / trainer.train_num_steps, 1)) ** 0.96, trainer.min_lr))
 
 
 def around_the_wrapper(model: nn.Module, batch: Batch) -> dict[str, Tensor]:

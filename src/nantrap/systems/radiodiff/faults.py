@@ -77,13 +77,15 @@ FAULTS = (
         name="amp_without_scaler",
         title="`amp: true` with `fp16: false` is float16 autocast without loss scaling",
         story=(
-            '`accelerate config` was set to bf16. The trainer passes `mixed_precision="no"`, since `fp16` is false, '
-            "and opens its own autocast without a dtype, which is float16. Then one batch comes from 16-bit PNGs: "
-            "65,535 fits into bfloat16, in float16 it is Inf. There is no GradScaler, so nothing skips that step."
+            '`accelerate config` was set to bf16. The trainer gives its Accelerator `mixed_precision="no"`, since '
+            "`fp16` is false, which overrides the file, and switches autocast on without a dtype, which is float16. "
+            "Then one batch comes from 16-bit PNGs: 65,535 fits into bfloat16, in float16 it is Inf. There is no "
+            "GradScaler, so nothing skips that step."
         ),
         damage="NaN loss at that batch, NaN weights from then on.",
         answer="Skips the step, names the convolution whose input does not fit, proves it in float32.",
-        parts={"precision": broken.float16_of_autocast, "prepare": broken.sixteen_bits},
+        extra="accelerate",
+        parts={"precision": broken.precision_of_trainer, "prepare": broken.sixteen_bits},
         settings=_HALF,
         remedies=(
             Remedy(
@@ -223,11 +225,13 @@ FAULTS = (
         ),
         damage="Finite in every step, and worse maps.",
         answer=(
-            "Nothing is non-finite, so the guard applies every step. After its 50 steps of warm-up it warns of a "
-            "gradient norm far above the median, and no more. A range check of the data is what sees it."
+            "Nothing is non-finite, so the guard applies every step. `nantrap data` sees it before training: the "
+            "range of these files is not that of the others."
         ),
         parts={"prepare": broken.never_divided},
         remedies=(SLOWER,),
+        reported_by="data check",
+        code="NT163",
     ),
     Fault(
         name="min_lr_factor",
@@ -239,8 +243,8 @@ FAULTS = (
         ),
         damage="Finite in every step; the second half of the run is wasted.",
         answer=(
-            "There is no incident: a wrong setting is not a fault of a step. The rate is in the journal of "
-            "every step; a check before the run is what should see it."
+            "There is no incident: a wrong setting is not a fault of a step. `nantrap doctor` sees it in the code "
+            "before training."
         ),
         parts={"decay": broken.floor_as_factor},
         settings={"trainer.train_num_steps": 24},
@@ -253,6 +257,8 @@ FAULTS = (
             ),
             SLOWER,
         ),
+        reported_by="doctor",
+        code="NT808",
     ),
     Fault(
         name="around_ddp",
@@ -268,5 +274,28 @@ FAULTS = (
         remedies=(SLOWER,),
         cause="rank_divergence",
         processes=2,
+    ),
+    Fault(
+        name="sampler_below_zero",
+        title="a sampler with more steps than 1/ε has a negative one",
+        story=(
+            "The last two steps of the sampler are 1/N - ε and ε. With N = 25 and ε = 0.05 the first of them is "
+            "-0.01, and the sampler takes the root of a product with it. The project's ε is 1e-4: there it begins at "
+            "10,001 steps."
+        ),
+        damage="Training is healthy, and every map that is sampled is NaN.",
+        answer="No incident: no training step is wrong, and what an evaluation computes is not looked at.",
+        parts={"steps": broken.time_steps_below_zero},
+        settings={"model.eps": 0.05, "model.sampling_timesteps": 25, "model.evaluate_samples": True},
+        remedies=(
+            Remedy(
+                name="N = 20",
+                story="As many steps as 1/ε.",
+                result="Holds: the step before the last is 0.",
+                holds=True,
+                settings={"model.sampling_timesteps": 20},
+            ),
+            SLOWER,
+        ),
     ),
 )

@@ -45,9 +45,16 @@ def decoupled_terms(
     return terms
 
 
+Steps = Callable[[int, float], list[float]]
+"""The steps of a sampler, by their number and by the first time."""
+
+
 @torch.no_grad()
-def evaluate(model: RadioDiff, held_out: Batch) -> Evaluation:
-    """The loss over fixed times, and the share of free cells that restored maps get right, in float32."""
+def evaluate(model: RadioDiff, held_out: Batch, *, steps: Steps | None = None) -> Evaluation:
+    """The loss over fixed times, and the share of free cells that restored maps get right, in float32.
+
+    With `steps` the maps are sampled from noise by these steps instead of restored.
+    """
     generator = torch.Generator().manual_seed(0)
     was_training = model.training
     model.eval()
@@ -60,6 +67,8 @@ def evaluate(model: RadioDiff, held_out: Batch) -> Evaluation:
         losses.append(float(decoupled_terms(latents, *predicted)["loss_simple"]))
         if time == RESTORE_TIME:
             found = model.first_stage.decode(restored(latents, *predicted) / model.decided_scale)
+    if steps is not None:
+        found = model.sample(held_out.condition, generator=generator, steps=steps)
     model.train(was_training)
     return Evaluation(sum(losses) / len(losses), within(found, held_out))
 

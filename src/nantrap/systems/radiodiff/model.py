@@ -23,9 +23,13 @@ Terms = Callable[["Latents", Tensor, Tensor], dict[str, Tensor]]
 
 @dataclass(frozen=True, slots=True)
 class ModelSettings:
-    """`model:` in the config. With `scale_by_std` the scale is 1/std of the first batch, else `scale_factor`."""
+    """`model:` in the config. With `scale_by_std` the scale is 1/std of the first batch, else `scale_factor`.
+
+    With `evaluate_samples` maps are judged that are sampled from noise, in `sampling_timesteps` steps.
+    """
 
     sampling_timesteps: int = 1
+    evaluate_samples: bool = False
     eps: float = 1e-4
     scale_factor: float = 0.3
     scale_by_std: bool = True

@@ -1,6 +1,6 @@
 """Train it: `python -m nantrap.systems.radiodiff.train --steps 100`.
 
-Settings    the config file; `AccelerateSettings` is the file that `accelerate config` wrote
+Settings    the config file; `accelerate_config` names the file that `accelerate config` wrote
 Parts       what the repaired system is made of, and a fault replaces
 build       from settings to a run, of one process or of one of several
 SYSTEM      what `nantrap demo` shows
@@ -18,20 +18,21 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
 from nantrap.errors import UsageError
 from nantrap.ops import decoupled_weights
-from nantrap.systems.precision import autocast, precision
 from nantrap.systems.radiodiff.autoencoder import FirstStageSettings, first_stage
 from nantrap.systems.radiodiff.data import Batch, DataSettings, Maps
 from nantrap.systems.radiodiff.faults import FAULTS
 from nantrap.systems.radiodiff.loss import Weights, decoupled_terms, evaluate
-from nantrap.systems.radiodiff.model import ModelSettings, RadioDiff, Terms, one_over_std, uniform_times
+from nantrap.systems.radiodiff.mixed import Precision, mixed_precision_in, precision_of_both_files
+from nantrap.systems.radiodiff.model import ModelSettings, RadioDiff, Terms, one_over_std, time_steps, uniform_times
 from nantrap.systems.radiodiff.unet import Attend, UNet, UNetSettings, attend, log_time
 from nantrap.systems.script import main
-from nantrap.systems.settings import read_settings
-from nantrap.systems.system import Run, System, standard_update
+from nantrap.systems.system import Flag, Run, System, standard_update
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,27 +54,17 @@ class TrainerSettings:
     resume_milestone: int = 0
 
     def __post_init__(self) -> None:
+        if self.min_lr > self.lr:
+            raise UsageError(f"trainer.min_lr is {self.min_lr:g}, above trainer.lr, {self.lr:g}: lower it as well")
         if self.resume_milestone < 0:
             raise UsageError(f"trainer.resume_milestone is {self.resume_milestone}: 0, or the number of a checkpoint")
 
 
 @dataclass(frozen=True, slots=True)
-class AccelerateSettings:
-    """`accelerate.yaml`, as `accelerate config` writes it."""
-
-    compute_environment: str = "LOCAL_MACHINE"
-    distributed_type: str = "MULTI_GPU"
-    gpu_ids: str = "1,2"
-    machine_rank: int = 0
-    mixed_precision: str = "bf16"
-    num_machines: int = 1
-    num_processes: int = 2
-
-
-@dataclass(frozen=True, slots=True)
 class Settings:
-    """The config file."""
+    """The config file. `accelerate_config` is the file of `accelerate config`; empty is the one beside this script."""
 
+    accelerate_config: str = ""
     model: ModelSettings = field(default_factory=ModelSettings)
     first_stage: FirstStageSettings = field(default_factory=FirstStageSettings)
     unet: UNetSettings = field(default_factory=UNetSettings)
@@ -81,17 +72,10 @@ class Settings:
     trainer: TrainerSettings = field(default_factory=TrainerSettings)
 
 
-def dtype_of_both_files(trainer: TrainerSettings, accelerate: AccelerateSettings) -> torch.dtype | None:
-    """The dtype of autocast: with `amp` the one of `accelerate config`, with `fp16` as well float16."""
-    if not trainer.amp:
-        return None
-    return precision("fp16" if trainer.fp16 else accelerate.mixed_precision, setting="accelerate.yaml mixed_precision")
-
-
-def floored_decay(trainer: TrainerSettings) -> Callable[[int], float]:
-    """Polynomial decay of the learning rate, as a factor, down to `min_lr`."""
+def floored_decay(optimizer: Optimizer, trainer: TrainerSettings) -> LambdaLR:
+    """Polynomial decay of the learning rate down to `min_lr`."""
     floor = trainer.min_lr / trainer.lr
-    return lambda step: max((1 - min(step / trainer.train_num_steps, 1)) ** 0.96, floor)
+    return LambdaLR(optimizer, lambda step: max((1 - min(step / trainer.train_num_steps, 1)) ** 0.96, floor))
 
 
 def warmed_average(decay: float) -> Callable[[Any, Any, Any], None]:
@@ -129,8 +113,9 @@ class Parts:
     terms: Callable[..., dict[str, Tensor]] = decoupled_terms
     model: Callable[..., RadioDiff] = RadioDiff
     prepare: Callable[[Batch, int], Batch] = as_it_is
-    precision: Callable[[TrainerSettings, AccelerateSettings], torch.dtype | None] = dtype_of_both_files
-    decay: Callable[[TrainerSettings], Callable[[int], float]] = floored_decay
+    precision: Callable[[TrainerSettings, Path], Precision] = precision_of_both_files
+    decay: Callable[[Optimizer, TrainerSettings], LambdaLR] = floored_decay
+    steps: Callable[[int, float], list[float]] = time_steps
     call: Callable[[nn.Module, Batch], dict[str, Tensor]] = call_the_wrapper
     update: Callable[[Run], bool] = standard_update
 
@@ -157,8 +142,8 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         scale=chosen.scale,
     )
     optimizer = torch.optim.AdamW(inner.unet.parameters(), lr=trainer.lr, weight_decay=trainer.weight_decay, fused=True)
-    accelerate = read_settings(AccelerateSettings, Path(__file__).with_name("accelerate.yaml"))
-    dtype = chosen.precision(trainer, accelerate)
+    accelerate = Path(settings.accelerate_config or Path(__file__).with_name("accelerate.yaml"))
+    asked = chosen.precision(trainer, accelerate)
     together = dist.is_initialized()
     rank, ranks = (dist.get_rank(), dist.get_world_size()) if together else (0, 1)
     model: nn.Module = nn.parallel.DistributedDataParallel(inner) if together else inner
@@ -170,9 +155,10 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         return tuple(chosen.prepare(maps.batch(n * ranks + rank, size=size, seed=seed), step) for n in numbers)
 
     def loss(batch: Batch) -> dict[str, Tensor]:
-        with autocast(dtype):
+        with asked.context():
             return chosen.call(model, batch)
 
+    judge = partial(evaluate, held_out=maps.held_out, steps=chosen.steps if settings.model.evaluate_samples else None)
     ema = AveragedModel(inner, multi_avg_fn=warmed_average(trainer.ema_decay))
     averaged = ema.module
     assert isinstance(averaged, RadioDiff)
@@ -181,15 +167,23 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         optimizer=optimizer,
         loss=loss,
         window=window,
-        evaluate=partial(evaluate, inner, maps.held_out),
+        evaluate=partial(judge, inner),
         update=chosen.update,
-        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, chosen.decay(trainer)),
-        scaler=torch.amp.GradScaler("cpu") if dtype is torch.float16 and trainer.fp16 else None,
+        scheduler=chosen.decay(optimizer, trainer),
+        scaler=torch.amp.GradScaler("cpu") if asked.dtype is torch.float16 and trainer.fp16 else None,
         ema=ema,
-        evaluate_ema=partial(evaluate, averaged, maps.held_out),
+        evaluate_ema=partial(judge, averaged),
         max_grad_norm=trainer.max_grad_norm,
         milestone=trainer.resume_milestone,
+        facts=(describe_precision(trainer, accelerate, asked),),
     )
+
+
+def describe_precision(trainer: TrainerSettings, accelerate: Path, asked: Precision) -> str:
+    """What the two files say, and what it comes to."""
+    words = f"amp {'on' if trainer.amp else 'off'}, fp16 {'on' if trainer.fp16 else 'off'}"
+    result = f"autocast in {str(asked.dtype).removeprefix('torch.')}" if asked.dtype else "float32"
+    return f"precision: {words}, {accelerate.name} says {mixed_precision_in(accelerate)}: {result}"
 
 
 SYSTEM = System(
@@ -201,6 +195,7 @@ SYSTEM = System(
     build=build,
     faults=FAULTS,
     lr_setting="trainer.lr",
+    flags=(Flag("--accelerate-config", "accelerate_config", "the file that `accelerate config` wrote"),),
 )
 
 if __name__ == "__main__":

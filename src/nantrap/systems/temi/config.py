@@ -2,7 +2,7 @@
 
 # data
 DINOV2_MODEL = "dinov2_vitb14"  # only kept: embeddings are made on the spot
-CACHE_DIR = ""  # where embeddings are kept; empty: a folder of this user among the temporary files
+CACHE_DIR = ""  # where embeddings_train.pt is kept; empty: a folder of this user among the temporary files
 FORCE_RECOMPUTE = False
 NUM_CLUSTERS = 20
 EMBED_DIM = 64

@@ -32,7 +32,7 @@ Check = Callable[[Tensor, Path], None]
 
 _log = logging.getLogger(__name__)
 _SEED = 2303
-_RECIPE = 1
+_RECIPE = 2
 """Counted up when the same settings give other embeddings, so that an old cache is not taken for a new one."""
 
 
@@ -65,18 +65,25 @@ def summary(embeddings: Tensor) -> str:
     return f"{len(embeddings):,} embeddings: NaN {nan}, Inf {inf}, min {low}, max {high}"
 
 
+IN_CACHE_DIR = "embeddings_train.pt"
+"""The name of the file in a `cache_dir`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Cache:
-    """One file of embeddings. Its name says how they were made, so that another recipe is another file."""
+    """One file of embeddings. `recipe` says how they were made; those of another recipe are not taken."""
 
     path: Path
+    recipe: str
 
     @classmethod
-    def of(cls, settings: Settings, recipe: str) -> Cache:
-        """The file of these settings; `recipe` is the name of what makes the embeddings."""
-        folder = Path(settings.cache_dir or Path(tempfile.gettempdir(), f"nantrap-temi-{_user()}"))
+    def of(cls, settings: Settings, maker: str) -> Cache:
+        """The file of these settings; `maker` is the name of what makes the embeddings."""
         sizes = f"{settings.num_clusters}x{settings.samples_per_cluster}x{settings.embed_dim}"
-        return cls(folder / f"{recipe}-{sizes}-{settings.spread:g}-{settings.outliers}-{_RECIPE}.pt")
+        recipe = f"{maker}-{sizes}-{settings.spread:g}-{settings.outliers}-{_RECIPE}"
+        if settings.cache_dir:
+            return cls(Path(settings.cache_dir) / IN_CACHE_DIR, recipe)
+        return cls(Path(tempfile.gettempdir(), f"nantrap-temi-{_user()}", f"{recipe}.pt"), recipe)
 
     def load(
         self, extract: Callable[[], tuple[Tensor, Tensor]], *, check: Check, recompute: bool
@@ -86,11 +93,15 @@ class Cache:
             self._write(*extract())
         try:
             found = torch.load(self.path, weights_only=True)
-            embeddings, labels = found["embeddings"], found["labels"]
+            embeddings, labels, recipe = found["embeddings"], found["labels"], found["recipe"]
         except Exception as error:
             raise FormatError(
                 f"{self.path}: no cache of embeddings, --force-recompute makes it again: {error}"
             ) from None
+        if recipe != self.recipe:
+            raise FormatError(
+                f"{self.path}: made by other settings ({recipe}, now {self.recipe}); --force-recompute makes it again"
+            )
         _log.info("%s: %s", self.path, summary(embeddings))
         check(embeddings, self.path)
         return embeddings, labels
@@ -101,7 +112,7 @@ class Cache:
         handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
         try:
             with os.fdopen(handle, "wb") as file:
-                torch.save({"embeddings": embeddings, "labels": labels}, file)
+                torch.save({"embeddings": embeddings, "labels": labels, "recipe": self.recipe}, file)
             os.replace(name, self.path)
         except BaseException:
             os.unlink(name)
@@ -137,7 +148,7 @@ class Pairs:
     ) -> None:
         cache = Cache.of(settings, extract.__name__)
         embeddings, labels = cache.load(lambda: extract(settings), check=check, recompute=settings.force_recompute)
-        self.note = f"{cache.path.name}: {summary(embeddings)}"
+        self.facts = (f"cache: {cache.path}", f"  {summary(embeddings)}")
         held_out = torch.arange(len(embeddings)) // settings.num_clusters % 5 == 0
         self.training = embeddings[~held_out]
         self.neighbours = nearest(self.training, settings.knn)

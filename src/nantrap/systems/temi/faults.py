@@ -51,6 +51,28 @@ def clamped_pmi(
     return ((p_s * p_t).clamp(min=1e-8) ** beta / p_k).sum(-1).log()
 
 
+def clipped_pmi(
+    student_BK: Tensor,
+    teacher_BK: Tensor,
+    p_k: Tensor,
+    *,
+    beta: float,
+    student_temperature: float,
+    teacher_temperature: float,
+    clip_min: float = -100.0,
+) -> Tensor:
+    """A remedy: a floor of -100 for the logarithm, in the place of -inf. Its slope at 0 is still infinite."""
+    pmi = product_pmi(
+        student_BK,
+        teacher_BK,
+        p_k,
+        beta=beta,
+        student_temperature=student_temperature,
+        teacher_temperature=teacher_temperature,
+    )
+    return pmi.clamp(min=clip_min)
+
+
 def half_pmi(
     student_BK: Tensor,
     teacher_BK: Tensor,
@@ -419,7 +441,15 @@ LARGE_WEIGHTS = Fault(
     answer="Stops after its budget and names the logarithm of zero; rescaled weights are tried and do not help.",
     parts={"pmi": product_pmi, "initialise": large_weights},
     settings=_OPEN_HEAD,
-    remedies=(caution(2e-4),),
+    remedies=(
+        Remedy(
+            name="clip_min -100",
+            story="`.log().clamp(min=clip_min)` with a clip_min of -100, and not -inf.",
+            result="The loss of the first step is finite, its gradient is 0 · Inf: the weights are NaN after it.",
+            parts={"pmi": clipped_pmi},
+        ),
+        caution(2e-4),
+    ),
     cause="log_of_zero",
     module="losses.0",
     op="aten.log",

@@ -6,12 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from nantrap.errors import UsageError
 from nantrap.systems.settings import Alias
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The config file. `dinov2_model` is only kept: embeddings are made on the spot, whatever would have made them."""
+    """The config file. `dinov2_model` is only kept: embeddings are made on the spot, whatever would have made them.
+
+    With a `cache_dir` the file there is called `embeddings_train.pt`, as in the project. Without one, every recipe
+    has a file of its own among the temporary files of this user.
+    """
 
     ALIASES: ClassVar[Mapping[str, Alias]] = {
         "embedding_dim": Alias("embed_dim"),
@@ -50,3 +55,9 @@ class Settings:
     clip_grad: float = 1.0
     mixed_precision: str = "no"
     steps_per_epoch: int = 12
+
+    def __post_init__(self) -> None:
+        if self.min_lr > self.learning_rate:
+            raise UsageError(
+                f"min_lr is {self.min_lr:g}, above learning_rate, {self.learning_rate:g}: lower it as well"
+            )

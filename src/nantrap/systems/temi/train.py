@@ -110,7 +110,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
         scaler=torch.amp.GradScaler("cpu") if dtype is torch.float16 else None,
         ema=teacher,
         max_grad_norm=settings.clip_grad,
-        facts=(pairs.note,),
+        facts=pairs.facts,
         begin_epoch=chosen.begin_epoch,
         epoch_steps=settings.steps_per_epoch,
     )
@@ -125,7 +125,10 @@ SYSTEM = System(
     build=build,
     faults=FAULTS,
     lr_setting="learning_rate",
-    flags=(Flag("--force-recompute", "force_recompute", "compute the cached embeddings again", switch=True),),
+    flags=(
+        Flag("--cache-dir", "cache_dir", "where embeddings_train.pt is kept (default: among the temporary files)"),
+        Flag("--force-recompute", "force_recompute", "compute the cached embeddings again", switch=True),
+    ),
 )
 
 if __name__ == "__main__":

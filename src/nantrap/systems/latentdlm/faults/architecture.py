@@ -88,7 +88,10 @@ PURE_BF16 = Fault(
         "advice against NaN, a lower learning rate, freezes more of the model."
     ),
     damage="Finite in every step; much of the model never moves, and the loss stays above the clean run's.",
-    answer="No incident: nothing is ever non-finite. The repair is float32 weights under bfloat16 autocast.",
+    answer=(
+        "No incident: nothing is ever non-finite. `nantrap doctor` sees weights in bfloat16 that Adam trains. The "
+        "repair is float32 weights under bfloat16 autocast."
+    ),
     parts={"weights": to_bfloat16},
     settings={
         "training.dtype": "bf16",
@@ -99,4 +102,6 @@ PURE_BF16 = Fault(
         "training.warmup_steps": 1,
     },
     remedies=(replace(caution(1e-5), result="Freezes more of the model, and learns less."),),
+    reported_by="doctor",
+    code="NT816",
 )

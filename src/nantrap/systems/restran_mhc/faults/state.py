@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -102,16 +103,14 @@ STALE_RATE = Fault(
     name="stale_rate",
     title="the optimizer's state restores the old learning rate",
     story=(
-        "The learning rate was too high, so the config is changed from 9.84e-2 to 2e-2 and the run continues from "
-        "its last "
-        "checkpoint. OneCycleLR keeps its learning rates in the optimizer's parameter groups, and those are loaded "
-        "with the "
-        "optimizer's state: 4.92 times the configured learning rate is used, and there is no message."
+        "The learning rate was too high, so the config is changed from 4.92e-2 to 1e-2 and the run continues from "
+        "its last checkpoint. OneCycleLR keeps its learning rates in the optimizer's parameter groups, and those are "
+        "loaded with the optimizer's state: 4.92 times the configured learning rate is used, and there is no message."
     ),
-    damage="Finite, and as bad as before the change.",
+    damage="Finite; the cycle is 4.92 times as high as configured, and the plates are read worse.",
     answer="`check_resume` reports the learning rate and which state holds it; take='configured' corrects it.",
     parts={"save": save_always, "load": load_everything},
-    settings={"earlier_steps": 8, "learning_rate": 2e-2, "earlier_rate": 9.84e-2, "warmup": 0.03},
+    settings={"earlier_steps": 8, "learning_rate": 1e-2, "earlier_rate": 4.92e-2},
     remedies=(
         Remedy(
             name="scheduler state alone",
@@ -120,10 +119,10 @@ STALE_RATE = Fault(
             holds=True,
             parts={"load": load_schedule},
         ),
-        CAUTION,
+        replace(CAUTION, result="The learning rate stays the old one, whatever the config says."),
     ),
     reported_by="resume check",
-    notice="the learning rate is *, the configuration says 0.02: the restored optimizer state overrides it*",
+    notice="the learning rate is *, the configuration says 0.01: the restored optimizer state overrides it*",
 )
 
 SCALER_ALARM = Fault(

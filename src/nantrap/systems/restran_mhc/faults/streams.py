@@ -54,8 +54,10 @@ NO_MIXING = Fault(
         "every stream is multiplied by 1/n in every block: after six blocks of four streams 1/4,096 is left."
     ),
     damage="Finite in every step; the skip of the network is gone, and it learns more slowly.",
-    answer="Sees nothing: every number is finite. A test of the formula shows it.",
+    answer="No incident: every number is finite. `nantrap doctor` sees the einsum in the code before training.",
     parts={"mixing": diagonal},
     settings={"channels": 16, "mhc_n": 4, "mhc_blocks": 6},
     remedies=(CAUTION,),
+    reported_by="doctor",
+    code="NT866",
 )
