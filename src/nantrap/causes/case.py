@@ -153,6 +153,15 @@ class Case:
                 return "loader" if call.loaded else "argument"
         return ""
 
+    def made_from_finite(self, tensor: Tensor) -> bool:
+        """Whether a tensor is an input of the model that the program made of a batch whose values are finite."""
+        from nantrap.locate import tensors_of
+        from nantrap.locate.storage import share_memory
+
+        calls = self.failed.root_call.chain() if self.failed.root_call is not None else []
+        inputs = [t for call in calls if call.made_from_finite for _, t in tensors_of((call.args, call.kwargs))]
+        return any(share_memory(t, tensor) for t in inputs)
+
     @property
     def loop_is_finite(self) -> bool:
         """Whether the caller's loop holds tensors that it took from its iterable, and all of them are finite."""

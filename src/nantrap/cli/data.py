@@ -10,7 +10,16 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -66,7 +75,10 @@ class Data:
         engine = engine_named(arguments.engine, workers=arguments.workers)
         with _Bar(console) as bar:
             report = check_data(
-                arguments.paths, options=options, engine=engine, progress=Told(bar.add_total, bar.add_bytes)
+                arguments.paths,
+                options=options,
+                engine=engine,
+                progress=Told(bar.add_total, bar.add_bytes, bar.show_samples),
             )
         _say(console, report)
         if arguments.json:  # before the list is written: a full disk must not cost the report
@@ -75,7 +87,7 @@ class Data:
         if arguments.quarantine:
             count = write_bad_samples(report, arguments.quarantine, force=arguments.force)
             console.print(f"{count:,} bad samples are listed in {_plain(arguments.quarantine)}")
-        elif not report.clean:
+        elif any(finding.indices for finding in report.findings):
             console.print("to leave the bad samples out: nantrap data ... --quarantine bad-samples.json")
         return 0 if report.clean else 1
 
@@ -92,7 +104,7 @@ def _say(console: Console, report: DataReport) -> None:
         by_file.setdefault(finding.file, []).append(finding)
     for path, findings in list(by_file.items())[:_SHOWN_FILES]:
         count = report.lengths.get(path)
-        facts = f"{count:,} sample{'' if count == 1 else 's'}" if count else ""
+        facts = _counted(count, "sample") if count else ""
         console.print(Text.assemble(("bad", "bold red"), " ", (_plain(path), "bold"), "  ", (facts, "dim")))
         for finding in findings[:_SHOWN]:
             field = f"{_plain(finding.field)}: " if finding.field is not None else ""
@@ -108,12 +120,17 @@ def _say(console: Console, report: DataReport) -> None:
     for slug in dict.fromkeys(finding.slug for finding in report.findings):
         first = next(finding for finding in report.findings if finding.slug == slug)
         console.print(Text.assemble(("help", "cyan"), f"[{first.code}]: {first.help}"))
-    count = len(report.lengths)
-    bad = len(by_file)
+    for note in report.notes:
+        console.print(Text.assemble(("note", "bold cyan"), f": {_plain(note)}"))
+    found = f"{_counted(len(report.findings), 'finding')} in {_counted(len(by_file), 'file')}"
     console.print(
-        f"{count:,} file{'' if count == 1 else 's'} read, {report.samples:,} samples, {_size(report.bytes)}: "
-        + (f"{len(report.findings):,} findings in {bad:,} file{'' if bad == 1 else 's'}" if bad else "nothing found")
+        f"{_counted(len(report.lengths), 'file')} read, {_counted(report.samples, 'sample')}, {_size(report.bytes)}: "
+        + (found if by_file else "nothing found")
     )
+
+
+def _counted(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _plain(text: str) -> str:
@@ -139,6 +156,7 @@ class _Bar:
         self._total = self._done = 0
         self._progress: Progress | None = None
         self._task: Any = None
+        self._counts_bytes = True
 
     def __enter__(self) -> _Bar:
         return self
@@ -153,13 +171,24 @@ class _Bar:
     def add_bytes(self, count: int) -> None:
         with self._lock:
             self._done += count
-            if not self._console.is_terminal:
+            columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+            self._show(columns, self._done, self._total)
+
+    def show_samples(self, done: int, total: int | None) -> None:
+        """A dataset made by code is counted in samples; a stream has no end that is known."""
+        if self._counts_bytes and self._progress is not None:
+            self._progress.stop()
+            self._progress = None
+        self._counts_bytes = False
+        self._show((BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn()), done, total)
+
+    def _show(self, columns: tuple[ProgressColumn, ...], done: int, total: int | None) -> None:
+        if not self._console.is_terminal:
+            return
+        if self._progress is None:
+            if time.monotonic() - self._begin < 1:
                 return
-            if self._progress is None:
-                if time.monotonic() - self._begin < 1:
-                    return
-                columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-                self._progress = Progress(*columns, console=self._console, transient=True)
-                self._task = self._progress.add_task("", total=self._total)
-                self._progress.start()
-            self._progress.update(self._task, completed=self._done)
+            self._progress = Progress(*columns, console=self._console, transient=True)
+            self._task = self._progress.add_task("", total=total)
+            self._progress.start()
+        self._progress.update(self._task, completed=done, total=total)

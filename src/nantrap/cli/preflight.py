@@ -9,6 +9,7 @@ import textwrap
 from typing import TYPE_CHECKING
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 _STYLES = {"ok": "bold green", "warn": "bold yellow", "fail": "bold red", "skip": "dim"}
 _INDENT = 30
+_CHECKS = 26
+"""How many checks a whole preflight makes."""
 
 
 class Preflight:
@@ -51,20 +54,45 @@ class Preflight:
         console = Console(stderr=True, highlight=False)
         console.print(f"preflight of {_plain(arguments.factory)} (your own code is run)", soft_wrap=True)
 
-        def say(check: Check) -> None:
-            if check.status != "skip" or arguments.verbose or check.name == "default":
-                _say(console, check)
+        with _Bar(console) as bar:
 
-        report = preflight(arguments.factory, ranks=arguments.ranks, on_check=say)
+            def say(check: Check) -> None:
+                if check.status != "skip" or arguments.verbose or check.name == "default":
+                    _say(console, check)
+                bar.advance(check.name)
+
+            report = preflight(arguments.factory, ranks=arguments.ranks, on_check=say)
         counts = {status: sum(check.status == status for check in report.checks) for status in _STYLES}
         console.print(
-            f"{report.summary}: {counts['ok']} ok, {counts['warn']} warnings, {counts['fail']} failed, "
+            f"{report.summary}: {counts['ok']} ok, {counts['warn']} warning{'' if counts['warn'] == 1 else 's'}, "
+            f"{counts['fail']} failed, "
             f"{counts['skip']} not applicable, {report.seconds:.1f} s"
         )
         if arguments.json:
             json.dump(report.to_dict(), sys.stdout, indent=2, allow_nan=False)
             print()
         return 1 if report.failures or (arguments.strict and counts["warn"]) else 0
+
+
+class _Bar:
+    """A line below the checks, on a terminal only: how many are made, and for how long. Holds rich's progress bar."""
+
+    def __init__(self, console: Console) -> None:
+        columns = (SpinnerColumn(), BarColumn(20), MofNCompleteColumn(), TextColumn("checks"), TimeElapsedColumn())
+        self._progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+        self._task = self._progress.add_task("", total=_CHECKS)
+
+    def __enter__(self) -> _Bar:
+        self._progress.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def advance(self, name: str) -> None:
+        """One check more; a note about a default is none."""
+        if name != "default":
+            self._progress.advance(self._task)
 
 
 def _say(console: Console, check: Check) -> None:

@@ -78,7 +78,7 @@ def bad_input_data(case: Case) -> Claim | None:
     if case.location.samples.rest_is_finite:
         trial = case.lab.without_samples(case.location.samples.guilty, case.location.samples.size or 0)
     given = case.was_given(external.tensor)
-    if given == "argument" and case.loop_is_finite:
+    if (given == "argument" and case.loop_is_finite) or case.made_from_finite(external.tensor):
         case.location.notes.append(
             f"{external.name} of the model is non-finite, though what the loop took from its loader is finite: the "
             "code between the two made it"
@@ -95,7 +95,7 @@ def bad_input_data(case: Case) -> Claim | None:
         (f"{external.name} {describe(external.tensor)} before the forward pass{which}",),
         trial=trial,
         shows="without those samples the step is finite",
-        help=f"clean or drop the sample where {external.name} is made; meanwhile its steps are skipped",
+        help=f"clean or drop the sample where {external.name} is made",
     )
 
 

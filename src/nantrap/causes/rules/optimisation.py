@@ -72,18 +72,21 @@ def lr_too_high(case: Case) -> Claim | None:
     if trial.finite is False:
         case.refute("lr_too_high", trial, "a tenth of the learning rate does not help")
         return None
-    tried = f"the same steps stay finite at {rate / 10:.3g}" if trial.finite else f"for example to {rate / 10:.3g}"
+    known = math.isfinite(rate)
+    tried = (
+        f" (the same steps stay finite at {rate / 10:.3g})" if trial.finite else f" (for example to {rate / 10:.3g})"
+    )
     grew = "the loss grew until it overflowed" if overflowed else "the loss and its gradients grew from step to step"
     return Claim(
         "tried",
         f"a learning rate of {rate:.4g} is beyond the stability limit: {grew}"
         if trial.finite
-        else f"the learning rate of {rate:.4g} may be too high: {grew}",
+        else f"the learning rate{f' of {rate:.4g}' if known else ''} may be too high: {grew}",
         ("an earlier batch has a far larger loss now, with the same random numbers",) if trial.finite else (),
         history=(f"the loss went {shown} before the failure",),
         trial=trial,
         shows="the same batches with a tenth of the learning rate stay finite",
-        help=f"lower the learning rate ({tried}), warm it up, or clip the gradients",
+        help=f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients",
         verifies=_is_stable(case, trial),
     )
 
