@@ -1,17 +1,19 @@
 """How long a report of a million steps takes, and the first page of a journal of a gigabyte.
 
-    python benchmarks/pages.py [--steps 1000000] [--gb 1] [--json]
+    python benchmarks/pages.py [--steps 1000000] [--gb 1] [--runs 2000] [--json]
 
 The journal is made on the spot; one step of a thousand is skipped and has an incident. `report` is the whole command
 `nantrap report`, from its start to the written file. `serve` is the time from a request to the whole answer, for a
 server that has just started and has no cache; its largest memory is measured after both pages were answered. A plain
-read of the same file is the control.
+read of the same file is the control. `many` is the list over a folder of runs of 500 steps: the first answer, and the
+time until every run is in it, while the server also gathers their curves.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import random
 import subprocess
 import sys
@@ -36,8 +38,9 @@ def write_journal(folder: Path, *, steps: int | None = None, size: float | None 
     (folder / "run.json").write_text('{"schema": "nantrap.run/1"}')
     with path.open("w") as file:
         while (steps is not None and step < steps) or (size is not None and written < size):
-            lines = [LINE % (step + i, 2 + rng.random(), 1 + rng.random()) for i in range(10_000)]
-            lines[EVERY - 1 :: EVERY] = [SKIPPED % (step + i) for i in range(EVERY - 1, 10_000, EVERY)]
+            number = min(10_000, steps or 10_000)
+            lines = [LINE % (step + i, 2 + rng.random(), 1 + rng.random()) for i in range(number)]
+            lines[EVERY - 1 :: EVERY] = [SKIPPED % (step + i) for i in range(EVERY - 1, number, EVERY)]
             step += len(lines)
             written += file.write("".join(lines))
     return path
@@ -79,6 +82,28 @@ def serve(root: Path) -> dict[str, float]:
             server.terminate()
 
 
+def serve_many(root: Path) -> dict[str, float]:
+    """Seconds of the first list, until every run is listed, of processor time by then, and the largest memory in MB."""
+    command = [sys.executable, "-m", "nantrap", "serve", str(root), "--port", "0", "--no-cache"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = next(line.strip() for line in server.stdout if line.startswith("http://"))
+            began = time.perf_counter()
+            found = {"list": fetched(address)[0]}
+            while "being read" in json.loads(fetched(address + "api/runs")[1])["heading"]:
+                pass
+            found["all"] = time.perf_counter() - began
+            found["again"] = fetched(address)[0]
+            used = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
+            found["processor"] = (int(used[11]) + int(used[12])) / os.sysconf("SC_CLK_TCK")
+            status = Path(f"/proc/{server.pid}/status").read_text()
+            found["memory_mb"] = int(status.split("VmHWM:")[1].split()[0]) / 1024
+            return found
+        finally:
+            server.terminate()
+
+
 def fetched(address: str) -> tuple[float, bytes]:
     """Seconds and content of one request."""
     began = time.perf_counter()
@@ -92,6 +117,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--steps", type=int, default=1_000_000, help="steps of the reported run (default: %(default)s)")
     parser.add_argument("--gb", type=float, default=1.0, help="size of the served journal (default: %(default)s)")
+    parser.add_argument("--runs", type=int, default=2000, help="runs of the long list (default: %(default)s)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found: dict[str, Any] = {}
@@ -100,14 +126,21 @@ def main() -> None:
         found["report"] = {"steps": options.steps, "read": read_plainly(journal), "seconds": report(journal.parent)}
         journal = write_journal(Path(folder, "runs", "large"), size=options.gb * 1e9)
         found["serve"] = {"gb": options.gb, "read": read_plainly(journal), **serve(journal.parent.parent)}
+        for number in range(options.runs):
+            write_journal(Path(folder, "many", f"group{number % 20}", f"exp{number}"), steps=500)
+        found["many"] = {"runs": options.runs, **serve_many(Path(folder, "many"))}
     if options.json:
         print(json.dumps(found, indent=2))
         return
-    made, shown = found["report"], found["serve"]
+    made, shown, many = found["report"], found["serve"], found["many"]
     print(f"report of {made['steps']:,} steps: {made['seconds']:.2f} s (plain read {made['read']:.2f} s)")
     print(
         f"serve of {shown['gb']:g} GB: list {shown['list']:.2f} s, run {shown['run']:.2f} s, "
         f"{shown['memory_mb']:.0f} MB (plain read {shown['read']:.2f} s)"
+    )
+    print(
+        f"list of {many['runs']:,} runs: first {many['list']:.2f} s, all of them after {many['all']:.1f} s "
+        f"({many['processor']:.1f} s of processor), then {many['again']:.2f} s, {many['memory_mb']:.0f} MB"
     )
 
 

@@ -10,7 +10,7 @@ from nantrap.record.history import History, StepRecord
 from nantrap.record.journal import RUN_ENDS, RUN_RESUMES, RUN_STARTS, Journal
 from nantrap.record.listeners import Listener, open_listeners
 from nantrap.record.reader import JournalLine, journal_paths, read_journal
-from nantrap.record.run import IncidentFolder, Mark, Run, open_run
+from nantrap.record.run import IncidentFolder, Mark, Run, open_run, steps_of
 from nantrap.record.run_info import write_run_info
 from nantrap.record.sampling import Envelope, downsample, envelope
 from nantrap.record.series import ACTIONS, Event, Segment, Series, is_evaluation
@@ -46,6 +46,7 @@ __all__ = [
     "open_run",
     "read_bundle",
     "read_journal",
+    "steps_of",
     "write_atomically",
     "write_bundle",
     "write_run_info",

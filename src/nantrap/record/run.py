@@ -84,10 +84,11 @@ class _Stream:
             self._clear()
         for records in self.source.read():
             changed = changed or len(records) > 0
-            self._take(records)
+            self.take(records)
         return changed
 
-    def _take(self, records: Records | Mixed) -> None:
+    def take(self, records: Records | Mixed) -> None:
+        """Add records to the tables."""
         if not isinstance(records, Mixed):
             steps = [record for _, record in self._sorted_out(records, range(len(records)))]
             if steps:
@@ -314,6 +315,14 @@ def open_run(
         if last_bytes is not None:
             stream.source.only_end(last_bytes)
     return Run(place, kind, streams, wanted)
+
+
+def steps_of(lines: bytes) -> Series:
+    """The steps in some lines of a journal. Other lines, and what is no JSON, are left out."""
+    source = JsonLines(Path("lines"))
+    stream = _Stream(source, 0, None, own=True)
+    stream.take(source.decode(lines))
+    return stream.series
 
 
 def _journals(path: Path) -> dict[int, Path]:

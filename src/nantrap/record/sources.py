@@ -100,11 +100,16 @@ class JsonLines(_Base):
 
     def read(self) -> Iterator[Records | Mixed]:
         for chunk in self._chunks(self._tail):
-            text = chunk.rstrip(b"\n")
-            lines = text.count(b"\n") + 1
-            yield self._by_template(text, lines) or self._together(text.decode("utf-8", "replace"), lines)
-            self._line += lines
+            yield self.decode(chunk)
         self.modified = self._tail.modified
+
+    def decode(self, chunk: bytes) -> Records | Mixed:
+        """The records of whole lines that come after those of the last call."""
+        text = chunk.rstrip(b"\n")
+        lines = text.count(b"\n") + 1
+        found = self._by_template(text, lines) or self._together(text.decode("utf-8", "replace"), lines)
+        self._line += lines
+        return found
 
     def _by_template(self, text: bytes, lines: int) -> Mixed | None:
         """The lines of the usual shape together, the others one after the other; `None` if no shape is usual."""

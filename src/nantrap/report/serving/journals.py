@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from nantrap.incident.codec import NONFINITE
-from nantrap.record.journal import RUN_ENDS
+from nantrap.record import RUN_ENDS, steps_of
 
+_KNOWN = ("loss", "grad_norm", "lr", "scale")
 _CHUNK = 64 * 1024
 _MOST_BYTES = 32 * 1024 * 1024
 
@@ -28,37 +28,37 @@ class Row:
     incident: dict[str, Any] = field(default_factory=dict)
 
 
-def parsed(line: bytes) -> Row | None:
-    """The step in a line of a journal; `None` for half a line and for what is no step."""
-    try:
-        raw = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(raw, dict) or raw.get("kind") not in (None, "step"):
-        return None
-    step = raw.get("step")
-    if not isinstance(step, int) or isinstance(step, bool):
-        return None
-    numbers: dict[str, float] = {}
-    for name in ("loss", "grad_norm", "scale"):
-        if (number := _number(raw.get(name))) is not None:
-            numbers[name] = number
-    rates = raw.get("lr")
-    if (rate := _number(rates[0] if isinstance(rates, list) and rates else rates)) is not None:
-        numbers["lr"] = rate
-    for group in ("terms", "watch"):
-        found = raw.get(group)
-        for name, content in found.items() if isinstance(found, dict) else ():
-            if (number := _number(content)) is not None:
-                numbers[f"{group}.{name}"] = number
-    incident = raw.get("incident")
-    return Row(
-        step,
-        str(raw.get("action", "apply")),
-        numbers,
-        _number(raw.get("ms")) or 0.0,
-        incident if isinstance(incident, dict) else {},
-    )
+def rows_of(lines: bytes) -> list[Row]:
+    """The steps in whole lines of a journal; half a line and what is no step are left out."""
+    if not lines.strip():
+        return []
+    series = steps_of(lines)
+    numbered = series.get("step")
+    if numbered is None:
+        return []
+    kept = [name for name in series.names if name in _KNOWN or name.startswith(("terms.", "watch."))]
+    found = [series[name] for name in kept]
+    dense = [column for column in found if len(column) == len(series)]
+    names = [column.name for column in dense]
+    values = zip(*(column.value.tolist() for column in dense), strict=True) if dense else ((),) * len(series)
+    numbers: list[dict[str, float]] = [dict(zip(names, row, strict=True)) for row in values]
+    for column in found:
+        if len(column) < len(series):
+            for row, number in zip(column.row.tolist(), column.value.tolist(), strict=True):
+                numbers[row][column.name] = number
+    actions, times = ["apply"] * len(series), [0.0] * len(series)
+    for labels in filter(None, [series.labels("action")]):
+        for row, code in zip(labels.row.tolist(), labels.code.tolist(), strict=True):
+            actions[row] = labels.names[code]
+    for taken in filter(None, [series.get("ms")]):
+        for row, number in zip(taken.row.tolist(), taken.value.tolist(), strict=True):
+            times[row] = number
+    rows = [Row(*fields) for fields in zip(series.step.tolist(), actions, numbers, times, strict=True)]
+    for name in ("cause", "phase", "module", "op"):
+        for labels in filter(None, [series.labels(f"incident.{name}")]):
+            for row, code in zip(labels.row.tolist(), labels.code.tolist(), strict=True):
+                rows[row].incident[name] = labels.names[code]
+    return rows if len(numbered) == len(rows) else [rows[row] for row in numbered.row.tolist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,8 @@ def ending(path: Path, *, most_bytes: int = 256 * 1024) -> Ending:
     except OSError:
         return Ending([], None, 0)
     whole = data.rfind(b"\n") + 1
-    lines = data.split(b"\n")[1 if start else 0 :]
-    rows = [row for line in lines if (row := parsed(line)) is not None]
-    return Ending(rows, _run_end(data.rstrip(b"\n").rpartition(b"\n")[2]), start + whole)
+    lines = data.partition(b"\n")[2] if start else data
+    return Ending(rows_of(lines), _run_end(data.rstrip(b"\n").rpartition(b"\n")[2]), start + whole)
 
 
 def tail(path: Path, *, most_bytes: int = 256 * 1024) -> list[Row]:
@@ -112,7 +111,7 @@ def appended(path: Path, offset: int, *, most_bytes: int = 4 * 1024 * 1024) -> t
     except OSError:
         return [], offset
     whole = data.rfind(b"\n") + 1
-    return [row for line in data[:whole].split(b"\n") if (row := parsed(line)) is not None], offset + whole
+    return rows_of(data[:whole]), offset + whole
 
 
 def window(path: Path, first: int, last: int) -> list[Row]:
@@ -132,25 +131,27 @@ def _rows_from(file: BinaryIO, first: int) -> Iterator[Row]:
         file.readline(_CHUNK)
         found = None
         while found is None and file.tell() < high:
-            found = parsed(file.readline(_CHUNK))
-        if found is None or found.step >= first:
+            found = _step(file.readline(_CHUNK))
+        if found is None or found >= first:
             high = middle
         else:
             low = middle
     file.seek(max(0, low - _CHUNK))
+    start = file.tell()
     data = file.read(_MOST_BYTES)
-    for line in data.split(b"\n"):
-        row = parsed(line)
-        if row is not None and row.step >= first:
-            yield row
+    yield from (row for row in rows_of(data.partition(b"\n")[2] if start else data) if row.step >= first)
 
 
-def _number(raw: Any) -> float | None:
-    if isinstance(raw, str):
-        return NONFINITE.get(raw)
-    if isinstance(raw, (int, float)) and not isinstance(raw, bool):
-        return float(raw)
-    return None
+def _step(line: bytes) -> int | None:
+    """The number of the step in one line; `None` for what is no step."""
+    try:
+        raw = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(raw, dict) or raw.get("kind") not in (None, "step"):
+        return None
+    step = raw.get("step")
+    return step if isinstance(step, int) else None
 
 
 def finite_or_none(number: float) -> float | None:
