@@ -340,6 +340,77 @@ def test_a_batch_that_is_tested_before_the_model_is_called(leaves_out: bool, set
     assert ("the script left this batch out before it called the model" in incident.notes) is leaves_out
 
 
+def zero_bad(net: nn.Module) -> None:
+    for parameter in net.parameters():
+        assert parameter.grad is not None
+        if torch.isnan(parameter.grad).any():
+            parameter.grad.zero_()
+
+
+def clean_in_place(net: nn.Module) -> None:
+    for parameter in net.parameters():
+        assert parameter.grad is not None
+        torch.nan_to_num_(parameter.grad)
+
+
+def clean_copies(net: nn.Module) -> None:
+    for parameter in net.parameters():
+        assert parameter.grad is not None
+        parameter.grad = parameter.grad.nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
+
+
+@pytest.mark.parametrize("repair", [zero_bad, clean_in_place, clean_copies])
+def test_gradients_that_the_script_repairs_are_an_incident_of_an_applied_step(
+    repair: Callable[[nn.Module], None], settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with attached(settings) as attachment:
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        for number, (x, y) in enumerate(batches()):
+            output = net(x)
+            difference = output - (output.detach() if number == BAD else y)
+            optimizer.zero_grad()
+            difference.square().sum(1).sqrt().mean().backward()
+            repair(net)
+            optimizer.step()
+        summary = Summary.of(attachment)
+    loop = only(attachment)
+    assert (loop.tally.incidents, loop.tally.left_out, loop.tally.applied) == (1, 1, 12)
+    incident = loop.last_incident
+    assert incident is not None
+    assert incident.cause is not None
+    assert (incident.step, incident.cause.slug) == (BAD, "singular_gradient_at_zero")
+    err = capsys.readouterr().err
+    assert "the script changed its non-finite gradients to finite ones and made the step" in err
+    assert "of its data" not in err
+    assert "1 applied step with non-finite values that the script left out" in summary.lines(0)
+    assert summary.state_finite
+
+
+@pytest.mark.parametrize("skips", [True, False])
+def test_an_output_that_is_tested_before_there_is_a_loss(skips: bool, settings: Settings) -> None:
+    with attached(settings) as attachment:
+        net = Net()
+        optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
+        for x, y in batches(bad=BAD):
+            output = net(x)
+            if torch.isnan(output).any():
+                if skips:
+                    continue
+                output = torch.where(torch.isnan(output), y, output)
+            optimizer.zero_grad()
+            F.mse_loss(output, y).backward()
+            optimizer.step()
+    loop = only(attachment)
+    assert (loop.tally.attempted, loop.tally.applied, loop.tally.incidents) == (12, 11, 1)
+    assert loop.tally.given_up == skips  # without a skip the buffers are bad, and the guard refuses the step
+    incident = loop.last_incident
+    assert incident is not None
+    assert incident.cause is not None
+    assert (incident.step, incident.cause.slug, incident.samples) == (BAD, "bad_input_data", (2,))
+    assert all(bool(t.isfinite().all()) for t in state(net))
+
+
 def test_spikes_are_in_the_summary(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     with attached(settings) as attachment:

@@ -73,6 +73,7 @@ class Window:
         left_out: the names of all loss terms that were left out.
         given_up: the script itself did not make this step.
         repeated: the script makes the last update once more; the journal has a line for it already.
+        bad_before_repair: what was seen when the script tested a gradient that was not finite.
         without_gradient: the script gave the step up before its backward pass, so there is no gradient norm.
     """
 
@@ -92,6 +93,7 @@ class Window:
     given_up: bool = False
     repeated: bool = False
     without_gradient: bool = False
+    bad_before_repair: Any = None
 
     @property
     def unsettled(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nantrap import finite
@@ -52,7 +53,16 @@ class Asked:
         """Whether the script ran a backward pass from a constant since then."""
         self.data: BadData | None = None
         """The batch that the script has tested and not used yet, if it is not finite."""
+        self.output: Tensor | None = None
+        """The sum of an output of the model that the script has tested, if it is not finite. There may be no loss."""
         self._trained: weakref.ref[Tensor] | None = None
+
+    def note_output(self, tensor: Tensor) -> None:
+        """The script tests a tensor with a graph that is no scalar: an output of the model, before there is a loss."""
+        if self.output is None and tensor.grad_fn is not None and finite.any_nonfinite([tensor.detach()]):
+            with torch.enable_grad():
+                self.output = tensor.sum()
+            self.frames = self.frames or keep_frames()
 
     def note_data(self, tensor: Tensor, batches: Batches) -> None:
         """The script tests a tensor without a graph: is it a batch of its loader, and bad?"""
@@ -93,8 +103,9 @@ class Asked:
             instead_of: the loss of the backward pass that comes now, which is not abandoned.
             wanted: says of one that is not finite whether it is asked for; the others stay in the list.
         """
+        output, self.output = self.output, None
         if not self.tensors:
-            return []
+            return [output] if output is not None and instead_of is None and wanted(output) else []
         tensors, self.tensors = self.tensors, []
         if len(tensors) == 1 and tensors[0] is instead_of:  # the usual case: the loss was printed
             self.frames = []
@@ -102,6 +113,8 @@ class Asked:
         bad = [each for each in tensors if each is not instead_of and not self._is_finite(each)]
         found = [each for each in bad if wanted(each)]
         self.tensors = [each for each in bad if not any(each is one for one in found)]
+        if not found and output is not None and instead_of is None and wanted(output):
+            return [output]
         return found
 
     def take_frames(self) -> list[KeptFrame]:

@@ -216,13 +216,17 @@ def _asking(loops: Loops, original: Any) -> Any:
 
 
 def _testing(loops: Loops, original: Any) -> Any:
-    """A test of data: a script may leave a bad batch out before it calls the model."""
+    """A test of data, outputs or gradients: a script may leave a bad batch out, or repair bad gradients."""
     asked, guards, batches = loops.asked, loops.guards, loops.batches
 
     @functools.wraps(original)
     def test(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-        mine = guards and batches.last and not is_compiling() and not loops.is_own_call()
-        if mine and isinstance(tensor, Tensor) and not tensor.requires_grad:
+        if not isinstance(tensor, Tensor) or is_compiling() or not guards or loops.is_own_call():
+            return original(tensor, *args, **kwargs)
+        if tensor.requires_grad:
+            if asked.open and tensor.numel() > 1:
+                asked.note_output(tensor)
+        elif not loops.test_gradient(tensor) and batches.last:
             asked.note_data(tensor, batches)
         return original(tensor, *args, **kwargs)
 

@@ -110,6 +110,26 @@ class GivenUp:
         finally:
             self._activity.busy = False
 
+    def gradients(self, window: Window) -> Observation:
+        """What is bad in the gradients of a step as they are now."""
+        return self._observed(window.micros[-1], finite.read([self._driver.norm()])[0])
+
+    def repaired(self, window: Window) -> None:
+        """The script tested a bad gradient and makes the step all the same. If all are finite now, it changed them."""
+        observation, window.bad_before_repair = window.bad_before_repair, None
+        parts = self._parts
+        self._activity.busy = True
+        try:
+            if not math.isfinite(finite.read([self._driver.norm()])[0]):
+                return  # the guard sees it as well
+            draft = parts.diagnosis.draft(observation)
+            window.drafts.append(
+                (draft, "the script changed its non-finite gradients to finite ones and made the step")
+            )
+            parts.recorder.tally.left_out += 1
+        finally:
+            self._activity.busy = False
+
     def value(self, window: Window, words: str) -> None:
         """A value that no optimizer makes a step from is not finite: diagnosed and recorded, nothing is prevented."""
         parts = self._parts

@@ -18,7 +18,8 @@ def install(patches: Patches, loops: Loops) -> None:
     def replaced(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
         if isinstance(tensor, Tensor) and not loops.is_own_call():
             if not tensor.requires_grad:
-                loops.clean(tensor)
+                if not loops.test_gradient(tensor):
+                    loops.clean(tensor)
             elif asked.open:
                 asked.note(tensor)
         return original(tensor, *args, **kwargs)
@@ -28,6 +29,7 @@ def install(patches: Patches, loops: Loops) -> None:
             loops.settle()  # an evaluation follows: it must not see what a skipped batch left behind
         return original(self, mode)
 
-    patches.wrap(torch, "nan_to_num", replaced, compiled="plain")
-    patches.wrap(Tensor, "nan_to_num", replaced, compiled="plain")
+    for name in ("nan_to_num", "nan_to_num_"):
+        patches.wrap(torch, name, replaced, compiled="plain")
+        patches.wrap(Tensor, name, replaced, compiled="plain")
     patches.wrap(torch.nn.Module, "train", train, compiled="plain")

@@ -39,19 +39,20 @@ from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import make_parts
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Tally
+from nantrap.guard.protected import Protected
 from nantrap.guard.rates import current_rates
 from nantrap.guard.recorder import dead_lines
+from nantrap.guard.scaling import Scaling
 from nantrap.guard.snapshot import UpdateSnapshot
 from nantrap.guard.state_check import check_state
 from nantrap.guard.step import run_step
 from nantrap.guard.still import ASKED_AFTER
-from nantrap.guard.torch_private import version_of
+from nantrap.guard.torch_private import has_pre_hooks, version_of
 from nantrap.guard.watch import Limit
 from nantrap.guard.window import Micro, Window
 from nantrap.incident import Incident
 from nantrap.launch.activity import Activity
 from nantrap.launch.asked import Asked, BadData
-from nantrap.launch.driver import ScriptDriver
 from nantrap.launch.given_up import GivenUp
 from nantrap.launch.habits import Habits
 from nantrap.launch.loaders import Batches
@@ -68,6 +69,78 @@ from nantrap.record.alerts import Alerts
 
 _SHOWN = 16
 _REPLACED = "the script replaced this non-finite loss by a constant, so there is no gradient"
+
+
+class ScriptDriver:
+    """The driver of a script's own loop: the script's call is made, or it is not, and nothing else is touched.
+
+    Holds the script's call of this step, and the norm that the script's own clipping found.
+    """
+
+    owns_gradients = False
+    advances = False
+
+    def __init__(self, protected: Protected, scaling: Scaling, *, max_grad_norm: float | None = None) -> None:
+        self.scaling = scaling
+        self.max_grad_norm = max_grad_norm
+        """What nantrap itself clips to (`--clip`), whatever the script does."""
+        self._own_norm: Tensor | None = None
+        self.take_update: Callable[[], Any] = lambda: None
+        """The script's own call in this step."""
+        self.clipped_norm: Tensor | None = None
+        """The norm before the script clipped; `None` if it did not, or if the gradients have changed since."""
+        self.still_scaled = False
+        """The gradients still carry the loss scale; a fused optimizer divides them itself."""
+        self._protected = protected
+
+    def norm(self) -> Tensor:
+        """The norm that the script has found already, or the one of the gradients as they are."""
+        norm = self.clipped_norm
+        if norm is None:
+            gradients = self._protected.members.gradients()
+            norm = finite.gradient_norm(gradients) if self.norm_is_used() else finite.flag_norm(gradients)
+        elif norm.__class__ is not Tensor:
+            norm = finite.whole_norm(norm)
+        scale = self.scaling.scalar() if self.still_scaled else None
+        norm = norm if scale is None else norm / scale.to(norm.device)
+        if self.max_grad_norm is not None:
+            self._own_norm = norm
+        return norm
+
+    def norm_is_used(self) -> bool:
+        """The script clipped by it, or `--clip` does, or a hook of the optimizer may."""
+        own = self.clipped_norm is not None or self.max_grad_norm is not None
+        return own or has_pre_hooks(self._protected.optimizer)
+
+    def clip(self, norm: float) -> None:
+        """As `clip_grad_norm_` does; the script may have clipped before, and then the norm is taken again."""
+        limit = self.max_grad_norm
+        if limit is None or norm + 1e-6 < limit * (1 - 1e-6) or self._own_norm is None:
+            return
+        members = self._protected.members
+        total = self._own_norm if self.clipped_norm is None else finite.gradient_norm(members.gradients())
+        finite.clip_with_norm(members.parameters, max_norm=limit, total=total)
+
+    def probe(self) -> None:
+        """The scaler sees the overflow itself and skips."""
+        self.scaling.overflow()
+        if not self.scaling.would_leave_memory_uninitialised():
+            self._protected.result = self.take_update()
+
+    def repeat_update(self) -> Any:
+        """The scaler's own step is behind us: the optimizer's alone."""
+        return self._protected.optimizer.step() if self.scaling.enabled else self.take_update()
+
+    def refuse_update(self) -> None:
+        """Every gradient to 0, in place: the script may still look at them, and clears them itself."""
+        self._protected.members.zero_gradients()
+        self.scaling.forget()
+
+    def advance(self, *, applied: bool) -> None:
+        """The script updates its scaler and steps its schedule itself."""
+
+    def advance_schedule(self) -> None:
+        """The script steps its schedule itself."""
 
 
 class ScriptLoop:
@@ -203,6 +276,7 @@ class ScriptLoop:
             self._note_position(call)
         micro = Micro(Loss(loss, NO_TERMS), root_call=call)
         asked.open, asked.data = self._always_asks, None
+        asked.output = None
         left_out = asked.take(instead_of=loss, wanted=self._reaches) if asked.tensors else ()
         if self._always_asks:
             asked.trained(loss)
@@ -283,6 +357,8 @@ class ScriptLoop:
             if unseen is None:
                 return None
             window = unseen
+        if window.bad_before_repair is not None:
+            self._given_up.repaired(window)
         driver.take_update, driver.still_scaled = run, still_scaled
         if scaler is not None or driver.scaling.scaler is not None:
             driver.scaling.use(scaler)
@@ -406,6 +482,20 @@ class ScriptLoop:
         ours = set(map(id, self.parameters))
         return any(id(leaf) in ours for leaf in leaves_of(nodes)) or self.made_any_of(nodes)
 
+    def tests_gradient(self, tensor: Tensor) -> bool:
+        """The script tests a gradient. What is bad now may be repaired by the script before it makes the step."""
+        window = self.collector.window
+        if window is None or not any(parameter.grad is tensor for parameter in self.parameters):
+            return False
+        if window.bad_before_repair is None and window.micros and not window.micros[-1].bad:
+            self._activity.busy = True
+            try:
+                if finite.any_nonfinite([tensor]):
+                    window.bad_before_repair = self._given_up.gradients(window)
+            finally:
+                self._activity.busy = False
+        return True
+
     def leave_out(self, data: BadData) -> None:
         """The script tested a batch and took the next one: it has skipped the bad one before any model was called."""
         if self._activity.busy or self.collector.window is not None:
@@ -524,7 +614,7 @@ class ScriptLoop:
         if not self._activity.busy and (earlier is None or not earlier.running):
             asked.open = self._always_asks
             self._is_abandoned = False
-            if asked.tensors:
+            if asked.tensors or asked.output is not None:
                 self.settle()
                 earlier = collector.root_call
         if collector.begun:

@@ -245,6 +245,10 @@ class Loops:
         for loop in self.guards:
             loop.leave()
 
+    def test_gradient(self, tensor: Tensor) -> bool:
+        """The script tests a tensor: is it a gradient of a step that is being made?"""
+        return any(loop.tests_gradient(tensor) for loop in self.guards if loop.collector.window is not None)
+
     def next_batch(self) -> None:
         """A loader is about to give its next batch: one that the script tested and did not use was left out."""
         data, self.asked.data = self.asked.data, None

@@ -137,7 +137,7 @@ class Summary:
             by_script = f" ({self.given_up:,} by the script itself)" if self.given_up else ""
             found.append(f"{_plural(self.skipped, 'step')} skipped{by_script}, {_plural(self.rollbacks, 'rollback')}")
         if self.left_out:
-            found.append(f"{_plural(self.left_out, 'non-finite loss', 'non-finite losses')} left out by the script")
+            found.append(f"{_plural(self.left_out, 'applied step')} with non-finite values that the script left out")
         found += [f"  {count:,} × {slug}" for slug, count in self.causes.items()]
         if self.injected:
             kinds = ", ".join(f"{count:,} × {kind}" for kind, count in self.injected.items())
