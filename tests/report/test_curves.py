@@ -36,6 +36,14 @@ def test_a_falling_loss_falls_in_the_picture_too() -> None:
     assert first[1] < last[1]  # the origin is at the top
 
 
+def test_the_picture_is_as_wide_as_its_longest_label() -> None:
+    assert drawn(Curve("a", [1.0])).attrib["viewBox"] == "0 0 800 330"
+    wide = drawn(Curve("what was tried first, at length", [1.0, NAN]))
+    assert wide.attrib["width"] == wide.find(f"{SVG}rect").attrib["width"]  # type: ignore[union-attr]
+    (label,) = (each for each in wide.iter(f"{SVG}text") if (each.text or "").endswith(": NaN from 1"))
+    assert float(wide.attrib["width"]) >= float(label.attrib["x"]) + 7 * len(label.text or "")
+
+
 def test_a_curve_that_is_lost_ends_in_a_cross_and_says_where() -> None:
     picture = drawn(Curve("plain", [3.0, 2.0, NAN, NAN]), Curve("clean", [3.0, 2.0, 1.0, 0.5]))
     assert len(lines(picture)[0]) == 2

@@ -16,6 +16,8 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#
 _STRONG = "#111111"
 _WIDTH, _HEIGHT = 800, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 230, 52, 44
+_LETTER = 7
+"""How wide a letter of a label is at most, on average."""
 _LIMIT = 1e100
 """Beyond it the height of a curve has no meaning."""
 _FONT = "font-family='ui-sans-serif, system-ui, sans-serif'"
@@ -67,11 +69,13 @@ def draw_curves(curves: Sequence[Curve], *, title: str, value: str = "loss", ste
         step: what the horizontal axis shows.
     """
     scale = _Scale.of(curves)
-    size = f"viewBox='0 0 {_WIDTH} {_HEIGHT}' width='{_WIDTH}' height='{_HEIGHT}'"
+    longest = max((len(_label(curve)) for curve in curves), default=0)
+    width = max(_WIDTH, _WIDTH - _RIGHT + 20 + _LETTER * longest)
+    size = f"viewBox='0 0 {width} {_HEIGHT}' width='{width}' height='{_HEIGHT}'"
     parts = [
         f"<svg xmlns='http://www.w3.org/2000/svg' {size} role='img' {_FONT} font-size='12'>",
         f"<title>{escape(title)}</title>",
-        f"<rect width='{_WIDTH}' height='{_HEIGHT}' fill='white'/>",
+        f"<rect width='{width}' height='{_HEIGHT}' fill='white'/>",
         f"<text x='{_LEFT}' y='22' font-size='14' font-weight='600' fill='#222'>{escape(title)}</text>",
         *scale.axes(value, step),
     ]
