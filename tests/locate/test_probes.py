@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import weakref
 from typing import Any
 
 import pytest
@@ -62,8 +64,43 @@ def test_a_healthy_step_keeps_nothing(first_incident: Any) -> None:
     assert read_probes() == ()
 
 
-def test_outside_a_guarded_loop_the_list_stays_short() -> None:
-    for _ in range(5000):
-        nantrap.probe("x", good)
-    assert len(read_probes()) <= 4096
-    nantrap.locate.clear_probes()
+def test_without_a_guard_nothing_is_kept_alive() -> None:
+    """A model with probes is trained without a guard, too: 4,096 activations would fill the memory."""
+    value = torch.ones(3)
+    alive = weakref.ref(value)
+    assert nantrap.probe("x", value) is value
+    del value
+    assert alive() is None
+    assert read_probes() == ()
+
+
+def test_the_list_ends_with_its_guard() -> None:
+    model = Probed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with nantrap.Guard(model, optimizer, quiet=True):
+        model(good)
+        assert [probe.name for probe in read_probes()] == ["hidden", "log"]
+    assert read_probes() == ()
+    model(good)
+    assert read_probes() == ()
+
+
+def test_of_an_evaluation_between_two_steps_the_last_probes_are_kept() -> None:
+    model = Probed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with nantrap.Guard(model, optimizer, quiet=True) as guard:
+        with torch.no_grad():
+            for batch in range(200):
+                model(good + batch)
+        assert len(read_probes()) == 64
+        assert read_probes()[-1].stats.max == pytest.approx(math.log(200))
+        assert guard.attempt(lambda b: model(b).mean(), good).applied
+        assert read_probes() == ()
+
+
+def test_the_list_has_an_end() -> None:
+    model = Probed()
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), quiet=True):
+        for _ in range(2100):
+            model(good)
+        assert len(read_probes()) <= 4096

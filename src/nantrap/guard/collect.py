@@ -34,7 +34,7 @@ from nantrap.locate.autopsy import examine
 from nantrap.locate.calls import callable_parts
 from nantrap.locate.hooks import Hook
 from nantrap.locate.kept import note_loss_part
-from nantrap.locate.probes import pending_probes
+from nantrap.locate.probes import forget_probes_of, keep_probes_for, pending_probes
 from nantrap.locate.python_private import current_frame
 from nantrap.locate.source import is_user_code
 from nantrap.locate.step import active_replays
@@ -83,6 +83,7 @@ class Collector:
         self.stream = torch.get_rng_state()
         """torch's random stream at the end of the last step: the loss function may draw before the model."""
         weakref.finalize(self, parts.armed.stop)  # a step that ended with an exception leaves its trace running
+        keep_probes_for(self)
         self._watch(model)
         for _, module in parts.protected.members.also:
             self.watch_beside(module)
@@ -95,6 +96,7 @@ class Collector:
     def close(self) -> None:
         """Remove every hook, and end a trace that is running."""
         self.parts.armed.stop()
+        forget_probes_of(self)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()

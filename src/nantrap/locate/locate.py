@@ -18,7 +18,7 @@ from typing import Any
 from nantrap.locate.autopsy import Evidence
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.location import Location, evidence_location, location_of
-from nantrap.locate.probes import clear_probes, read_probes
+from nantrap.locate.probes import clear_probes, probes_kept, read_probes
 from nantrap.locate.replay import Replay, judge_tape, replay_norm, replay_step, replay_update
 from nantrap.locate.rerun import compute_again
 from nantrap.locate.samples import find_samples
@@ -33,7 +33,8 @@ from nantrap.locate.twoline import locate_without_function
 def locate(failed: FailedStep, *, seconds: float = 60.0) -> Location:
     """Find where the failure began. Never raises: what goes wrong while locating is written to `notes`."""
     try:
-        return _locate(failed, seconds)
+        with probes_kept():
+            return _locate(failed, seconds)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         note = f"locating failed with {type(error).__name__}: {error} ({last.name}, line {last.lineno})"

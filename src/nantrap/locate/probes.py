@@ -3,11 +3,16 @@
 In a healthy step a probe stores one reference in a list that the guard empties at each step. After a failure the
 tensors are checked, in order, and the first bad one is marked. In a compiled model a probe has no effect; the replay
 after a failure runs the model eagerly, and there it works.
+
+A reference keeps a tensor alive, so nothing is stored where nothing empties the list: without a guard a probe has no
+effect. Between two steps of a guard an evaluation may make many passes; of those, the last few are kept.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import weakref
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -16,6 +21,9 @@ from nantrap.finite import tensor_stats
 from nantrap.incident import Probe
 
 _LIMIT = 4096
+_LIMIT_WITHOUT_GRADIENT = 64
+_readers: weakref.WeakSet[object] = weakref.WeakSet()
+"""Who reads the list, and empties it."""
 _current: list[tuple[str, Tensor, Mapping[str, Tensor | float] | None]] = []
 
 
@@ -28,7 +36,7 @@ def probe(name: str, tensor: Tensor, *, watch: Mapping[str, Tensor | float] | No
 
     Args:
         name: how the incident calls it, e.g. `"mhc.read_out"`.
-        tensor: the value; referenced until the guard's step ends.
+        tensor: the value; referenced until the guard's step ends, and not at all without a guard.
         watch: values to show next to it, e.g. `{"alpha": self.alpha}`.
 
     Example:
@@ -36,11 +44,47 @@ def probe(name: str, tensor: Tensor, *, watch: Mapping[str, Tensor | float] | No
         >>> nantrap.probe("hidden", torch.ones(2))
         tensor([1., 1.])
     """
-    if not torch.compiler.is_compiling():
-        if len(_current) >= _LIMIT:  # nothing empties the list: probes outside a guarded loop
+    if not torch.compiler.is_compiling() and _readers:
+        if len(_current) >= _LIMIT:  # passes of a model that the guard's steps do not end
             _current.clear()
+        if not tensor.requires_grad:
+            _make_room()
         _current.append((name, tensor, watch))
     return tensor
+
+
+def keep_probes_for(reader: object) -> None:
+    """From here on probes are kept, until the reader is forgotten or gone."""
+    _readers.add(reader)
+
+
+def forget_probes_of(reader: object) -> None:
+    """This reader is done; without another one nothing is kept."""
+    _readers.discard(reader)
+    if not _readers:
+        _current.clear()
+
+
+@contextlib.contextmanager
+def probes_kept() -> Iterator[None]:
+    """Keep probes inside, whether or not there is a guard."""
+    reader = _Reader()
+    keep_probes_for(reader)
+    try:
+        yield
+    finally:
+        forget_probes_of(reader)
+
+
+class _Reader:
+    """Stands for a reader that has no object."""
+
+
+def _make_room() -> None:
+    """An evaluation has no graph and may have many batches: only its last probes stay."""
+    without = [index for index, (_, tensor, _) in enumerate(_current) if not tensor.requires_grad]
+    if len(without) >= _LIMIT_WITHOUT_GRADIENT:
+        del _current[without[0]]
 
 
 def clear_probes() -> None:
