@@ -60,7 +60,7 @@ def feed(exporters: Exporters) -> None:
 
 def test_the_values_of_a_line() -> None:
     assert dict(flat_values(LINE)) == {
-        "applied": 0.0, "loss": 2.5, "grad_norm": math.inf, "lr": 1e-3, "lr/1": 2e-3, "ms": 4.0, "terms/ce": 2.0,
+        "applied": 0.0, "loss": 2.5, "grad_norm": math.inf, "lr": 1e-3, "lr.1": 2e-3, "ms": 4.0, "terms/ce": 2.0,
         "watch/a.alpha": 0.1,
     }  # fmt: skip
     assert dict(flat_values(EVALUATION)) == {"eval/accuracy": 0.75}
@@ -139,6 +139,7 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("WANDB_SILENT", "true")
     feed(open_exporters(["wandb"], run_dir=tmp_path / "run", facts={"model": "Net"}))
+    wandb.teardown()  # waits for its service process, which writes the file after `finish` has returned
     (folder,) = (tmp_path / "run" / "wandb").glob("offline-run-*")
     (file,) = folder.glob("*.wandb")
     data = file.read_bytes()
@@ -152,7 +153,8 @@ def test_wandb_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_mlflow_in_a_local_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow")
     monkeypatch.chdir(tmp_path)
-    mlflow.set_tracking_uri(f"sqlite:///{tmp_path}/mlflow.db")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
+    mlflow.set_tracking_uri((tmp_path / "store").as_uri())  # the one store that mlflow-skinny has, too
     feed(open_exporters(["mlflow"], run_dir=tmp_path / "exp1", facts={"model": "Net"}))
     client = mlflow.MlflowClient()
     experiment = client.get_experiment_by_name("nantrap")

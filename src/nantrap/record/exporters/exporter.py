@@ -160,7 +160,8 @@ def flat_values(line: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
         if isinstance(value, Mapping):
             yield from ((f"{name}/{key}", float(item)) for key, item in value.items() if _is_number(item))
         elif isinstance(value, (list, tuple)):
-            yield from ((f"{name}/{i}" if i else name, float(v)) for i, v in enumerate(value) if _is_number(v))
+            # not `lr/1`: MLflow keeps `lr` as a file, and a file cannot be a folder too
+            yield from ((f"{name}.{i}" if i else name, float(v)) for i, v in enumerate(value) if _is_number(v))
         elif _is_number(value):
             yield name, float(value)
 
