@@ -27,6 +27,10 @@ def diff(line: str, expression: str, **changes: object) -> str:
         ("x.std(dim=0, keepdim=True)", "nantrap.ops.safe_std(x, dim=0, keepdim=True)"),
         ("x.var(0)", "nantrap.ops.safe_var(x, 0)"),
         ("torch.pow(x, 0.5)", "nantrap.ops.safe_pow(x, 0.5)"),
+        ("scores.softmax(dim=-1)", "nantrap.ops.masked_softmax(scores, dim=-1)"),
+        ("(q @ k).softmax(-1)", "nantrap.ops.masked_softmax(q @ k, dim=-1)"),
+        ("torch.softmax(scores, 1)", "nantrap.ops.masked_softmax(scores, dim=1)"),
+        ("F.log_softmax(scores, dim=-1)", "nantrap.ops.masked_log_softmax(scores, dim=-1)"),
         ("x / x.sum()", "nantrap.ops.safe_divide(x, x.sum())"),
     ],
 )
@@ -35,7 +39,9 @@ def test_guilty_expression_is_replaced(expression: str, safe: str) -> None:
     assert diff(line, expression) == f"-{line}\n+{line.replace(expression, safe)}"
 
 
-@pytest.mark.parametrize("expression", ["x ** 0.5", "f(x)", "x.softmax(-1)", "sqrt(x)", "x.sqrt(", "x", ""])
+@pytest.mark.parametrize(
+    "expression", ["x ** 0.5", "f(x)", "x.softmax(-1, dtype=d)", "F.softmax(x)", "sqrt(x)", "x.sqrt(", "x", ""]
+)
 def test_nothing_is_guessed(expression: str) -> None:
     assert diff(f"y = {expression}", expression) == ""
 

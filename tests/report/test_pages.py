@@ -107,7 +107,7 @@ def test_the_evidence_follows() -> None:
         "3.5 bits left",
         "✗ refuted by trial 2",
         "with a tenth of the learning rate it is still NaN",
-        "control nothing ✖ not finite 20 ms fails as recorded: the trials count",
+        "control nothing ✖ not finite 20 ms fails as it did: the trials count",
         "proves NT203, verifies the fix",
         "refutes NT501",
         "not known: the batch carries no index",

@@ -18,6 +18,7 @@ _SAFE = {
     "var": "safe_var",
     "pow": "safe_pow",
 }
+_MASKED = {"softmax": "masked_softmax", "log_softmax": "masked_log_softmax"}
 
 
 def diff_for(source: Source | None, op: str) -> str:
@@ -42,6 +43,8 @@ def _replaced(segment: str) -> str | None:
         return f"nantrap.ops.safe_divide({ast.unparse(node.left)}, {ast.unparse(node.right)})"
     if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
         return None
+    if node.func.attr in _MASKED:
+        return _masked(node, node.func)
     safe = _SAFE.get(node.func.attr)
     if safe is None:
         return None
@@ -55,6 +58,21 @@ def _replaced(segment: str) -> str | None:
         return None
     arguments += [f"{keyword.arg}={ast.unparse(keyword.value)}" for keyword in node.keywords]
     return f"nantrap.ops.{safe}({', '.join(arguments)})"
+
+
+def _masked(call: ast.Call, function: ast.Attribute) -> str | None:
+    """A softmax over scores that are masked with -inf: without a mask, the safe form reads it off the scores."""
+    arguments = [ast.unparse(argument) for argument in call.args]
+    if ast.unparse(function.value) not in ("torch", "F", "torch.nn.functional", "nn.functional"):
+        if _is_module(function.value):
+            return None
+        arguments.insert(0, ast.unparse(function.value))
+    keywords = {keyword.arg: ast.unparse(keyword.value) for keyword in call.keywords}
+    if len(arguments) == 2:
+        keywords["dim"] = arguments[1]
+    if len(arguments) + len(call.keywords) != 2 or keywords.keys() != {"dim"}:
+        return None
+    return f"nantrap.ops.{_MASKED[function.attr]}({arguments[0]}, dim={keywords['dim']})"
 
 
 def _is_module(owner: ast.expr) -> bool:

@@ -168,7 +168,7 @@ def view_incident(incident: Incident, around: Surroundings | None = None) -> Inc
         more_stats=rows[_FINDINGS_SHOWN:_FINDINGS_LISTED],
         left_out=max(0, len(rows) - _FINDINGS_LISTED),
         causes=_cause_rows(incident),
-        trials=tuple(_trial_row(trial, incident) for trial in incident.trials),
+        trials=_trial_rows(incident),
         next_steps=_next_steps(incident, cause),
         replay=_replay(incident, around),
         environment=environment(around.info),
@@ -367,6 +367,16 @@ def _reasons(cause: Cause) -> tuple[tuple[str, str], ...]:
     return tuple((f"trial {e.trial}" if e.trial is not None else e.kind, e.text) for e in cause.evidence)
 
 
+def _trial_rows(incident: Incident) -> tuple[TrialRow, ...]:
+    """The trials, after the control that they rest on: one is run only if the unchanged step failed again."""
+    rows = tuple(_trial_row(trial, incident) for trial in incident.trials)
+    if any(row.control for row in rows) or all(trial.finite is None for trial in incident.trials):
+        return rows
+    bad = Verdict("plain", "✖", "not finite")
+    control = TrialRow(0, "nothing changed", bad, "", "", "fails as it did: the trials count", control=True)
+    return (control, *rows)
+
+
 def _trial_row(trial: Trial, incident: Incident) -> TrialRow:
     control = "control" in trial.name
     if trial.finite is None:
@@ -378,7 +388,7 @@ def _trial_row(trial: Trial, incident: Incident) -> TrialRow:
     result = "" if trial.loss is None else f"loss {value(trial.loss, 4)}"
     if control and not trial.note:
         note = (
-            "nothing changed: the trials cannot be trusted" if trial.finite else "fails as recorded: the trials count"
+            "nothing changed: the trials cannot be trusted" if trial.finite else "fails as it did: the trials count"
         )
     else:
         note = trial.note or _tells(trial, incident)
