@@ -1,7 +1,7 @@
 """The code in README.md and in docs: Python blocks run, and the commands of console blocks are ones that exist.
 
-Not run: pages of causes (tests/causes runs their examples), diffs and sample outputs, and the blocks in `NOT_RUN`, each
-with its reason; those must still be Python. A block may use what its page takes for granted, such as a model.
+Not run here: pages of causes (tests/causes runs their examples), diffs and sample outputs. The blocks in `SLOW` need a
+framework, which takes seconds to import. A block may use what its page takes for granted, such as a model.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ ROOT = Path(__file__).parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*/*.md")])
 GENERATED = ("docs/causes/", "docs/checks/")
 
-NOT_RUN = {
-    "trainer = lightning.Trainer(": "three frameworks in one block; tests/adapters trains with each of them",
-    "import lightning\n": "importing it takes seconds; tests/adapters trains with it",
-    "import nantrap.transformers\n": "the Trainer's arguments are left out; tests/adapters trains with it",
-    "import nantrap.accelerate\n": "importing it takes seconds; tests/adapters trains with it",
-    'store = nantrap.CheckpointStore("runs/train-': "loads what a run saved; tests/launch does the same",
-}
-"""Python blocks by their first characters, and why they are not run here."""
+SLOW = (
+    "trainer = lightning.Trainer(",
+    "import lightning\n",
+    "import nantrap.transformers\n",
+    "import nantrap.accelerate\n",
+    'store = nantrap.CheckpointStore("runs/train-',
+)
+"""Python blocks by their first characters that need a framework or a run; `test_blocks_of_frameworks_run` runs them."""
 
 LAUNCHERS = {"torchrun", "pip", "make", "bash"}
 """Commands of others."""
@@ -136,15 +136,38 @@ def test_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.Monkey
     for block in BY_PAGE[page]:
         code = compile(block.text, block.name, "exec")
         names["path"] = "saved.pt" if "torch.save" in block.text else "runs/exp1/checkpoints/step-000010.safetensors"
-        if not block.text.startswith(tuple(NOT_RUN)):
+        if not block.text.startswith(SLOW):
             exec(code, names)
     for value in list(names.values()):
         if isinstance(value, nantrap.Guard):
             value.close()
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("block", [pytest.param(b, id=b.name) for b in PYTHON if b.text.startswith(SLOW)])
+def test_blocks_of_frameworks_run(block: Block, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same blocks with the real frameworks; `...` stands for the arguments that a Trainer already has."""
+    monkeypatch.chdir(tmp_path)
+    names = taken_for_granted(block.page, tmp_path)
+    if "CheckpointStore" in block.text:
+        model, optimizer = names["model"], names["optimizer"]
+        names["scheduler"] = scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        (folder,) = re.findall(r'CheckpointStore\("([^"]+)"', block.text)
+        nantrap.CheckpointStore(folder).save(step=7, model=model, optimizer=optimizer, scheduler=scheduler)
+    for module in ("lightning", "transformers", "accelerate"):
+        if f"{module}." in block.text:
+            names[module] = pytest.importorskip(module)
+            importlib.import_module(f"nantrap.{module}")
+    if "Accelerator" in block.text:
+        names["Accelerator"] = pytest.importorskip("accelerate").Accelerator
+        importlib.import_module("accelerate.state").AcceleratorState._reset_state(reset_partial_state=True)
+    exec(compile(block.text.replace("Trainer(..., ", "Trainer(model, "), block.name, "exec"), names)
+    assert names.get("step", 7) == 7 or "CheckpointStore" not in block.text
+
+
 def test_every_exception_is_a_block() -> None:
-    unused = [start for start in NOT_RUN if not any(block.text.startswith(start) for block in PYTHON)]
+    unused = [start for start in SLOW if not any(block.text.startswith(start) for block in PYTHON)]
     assert unused == []
 
 
