@@ -7,7 +7,7 @@ import copy
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Generic, TypeVar, overload
 
 import numpy as np
 import torch
@@ -16,15 +16,16 @@ from torch import Tensor, nn
 import nantrap
 
 NAN, INF = float("nan"), float("inf")
+M = TypeVar("M", bound=nn.Module)
 
 
 @dataclass
-class Run:
+class Run(Generic[M]):
     """Everything a training loop holds. `loss(model, batch)` gives a tensor or a dict of terms."""
 
-    model: nn.Module
+    model: M
     optimizer: torch.optim.Optimizer
-    loss: Callable[[nn.Module, Any], Any]
+    loss: Callable[[M, Any], Any]
     batches: list[Any]
     scheduler: Any = None
     scaler: Any = None
@@ -58,7 +59,7 @@ def train_plain(run: Run, windows: Iterable[tuple[Any, ...]] | None = None) -> R
         total_value = 0.0
         for batch in window:
             given = run.forward(batch)
-            total = sum(given.values()) if isinstance(given, dict) else given
+            total: Any = sum(given.values()) if isinstance(given, dict) else given
             if len(window) > 1:
                 total = total / len(window)
             total_value += float(total.detach())
@@ -132,8 +133,14 @@ def state_of(run: Run, *, gradients: bool = False, rng: bool = True) -> dict[str
     if rng:
         state["rng torch"] = torch.get_rng_state()
         state["rng python"] = random.getstate()
-        state["rng numpy"] = np.random.get_state()[1].tobytes()
+        state["rng numpy"] = numpy_words()
     return state
+
+
+def numpy_words() -> bytes:
+    """The words of NumPy's generator."""
+    state: Any = np.random.get_state()
+    return bytes(state[1].tobytes())
 
 
 def assert_same_state(left: dict[str, Any], right: dict[str, Any]) -> None:
@@ -172,6 +179,11 @@ def same_losses(left: list[float], right: list[float]) -> bool:
 class Net(nn.Module):
     """Dropout, BatchNorm, a buffer that the forward replaces, one it writes, and a large constant one."""
 
+    drop: nn.Module
+    replaced: Tensor
+    written: Tensor
+    table: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.inner = nn.Linear(6, 16)
@@ -201,14 +213,35 @@ def batches(count: int, *, rows: int = 8, inputs: int = 6, outputs: int = 3) -> 
     ]
 
 
+@overload
 def make_run(
-    optimizer: Callable[[nn.Module], torch.optim.Optimizer] | None = None,
+    optimizer: Callable[[M], torch.optim.Optimizer] | None = None,
     *,
-    model: Callable[[], nn.Module] = Net,
-    loss: Callable[[nn.Module, Any], Any] = mse,
+    model: Callable[[], M],
+    loss: Callable[[M, Any], Any] = mse,
     data: list[Any] | None = None,
     **parts: Any,
-) -> Run:
+) -> Run[M]: ...
+
+
+@overload
+def make_run(
+    optimizer: Callable[[Net], torch.optim.Optimizer] | None = None,
+    *,
+    loss: Callable[[Net, Any], Any] = mse,
+    data: list[Any] | None = None,
+    **parts: Any,
+) -> Run[Net]: ...
+
+
+def make_run(
+    optimizer: Callable[[Any], torch.optim.Optimizer] | None = None,
+    *,
+    model: Callable[[], Any] = Net,
+    loss: Callable[[Any, Any], Any] = mse,
+    data: list[Any] | None = None,
+    **parts: Any,
+) -> Run[Any]:
     """A run from a fixed seed; `scheduler`, `scaler` and `ema` are given as functions."""
     torch.manual_seed(3)
     random.seed(3)

@@ -26,7 +26,7 @@ from guard.loops import (
 from nantrap import Action, Policy
 
 
-def without_dropout() -> nn.Module:
+def without_dropout() -> Net:
     net = Net()
     net.drop = nn.Identity()
     return net

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 import nantrap
 from guard.loops import (
     FORMS,
+    Net,
     Run,
     assert_same_state,
     batches,
@@ -57,7 +58,7 @@ def test_optimizers(form: str, name: str) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("undo", ["always", "never"])
-def test_every_way_to_undo(form: str, undo: str) -> None:
+def test_every_way_to_undo(form: str, undo: Any) -> None:
     plain = train_plain(make_run())
     after_plain = state_of(plain)
     guarded = make_run()
@@ -100,7 +101,8 @@ def test_lbfgs_by_attempt() -> None:
             loss.backward()
             return loss
 
-        plain.losses.append(float(plain.optimizer.step(closure).detach()))
+        update: Any = plain.optimizer.step  # declared for closures that return a float
+        plain.losses.append(float(update(closure).detach()))
     plain.optimizer.zero_grad()
     guarded = make_run(lbfgs, model=Matrices)
     train_attempt(guarded, guarded.guard())
@@ -129,14 +131,12 @@ class Awkward(nn.Module):
 @pytest.mark.parametrize("form", FORMS)
 def test_frozen_unused_and_tied_parameters_in_several_groups(form: str) -> None:
     def groups(model: Awkward) -> torch.optim.Optimizer:
-        return torch.optim.AdamW(
-            [
-                {"params": [*model.encode.parameters(), *model.unused.parameters()], "lr": 1e-2},
-                {"params": [model.decode.bias, *model.head.parameters()], "lr": 1e-3, "weight_decay": 0.0},
-                {"params": list(model.frozen.parameters()), "betas": (0.5, 0.9)},
-            ],
-            lr=1e-4,
-        )
+        chosen: list[dict[str, Any]] = [
+            {"params": [*model.encode.parameters(), *model.unused.parameters()], "lr": 1e-2},
+            {"params": [model.decode.bias, *model.head.parameters()], "lr": 1e-3, "weight_decay": 0.0},
+            {"params": list(model.frozen.parameters()), "betas": (0.5, 0.9)},
+        ]
+        return torch.optim.AdamW(chosen, lr=1e-4)
 
     compare(form, model=Awkward, optimizer=groups)
 
@@ -260,7 +260,7 @@ def test_a_compiled_model(form: str) -> None:
     after_plain = state_of(plain)
     guarded = make_run()
     user_model = guarded.model
-    guarded.model = torch.compile(user_model, backend="eager")
+    guarded.model = cast("Net", torch.compile(user_model, backend="eager"))
     with guarded.guard() as guard:
         FORMS[form](guarded, guard)
     guarded.model = user_model

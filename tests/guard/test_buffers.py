@@ -15,6 +15,13 @@ SETTLED = 8
 
 
 class Holder(nn.Module):
+    """A module with the buffers it is given; these are the names that the tests use."""
+
+    first: Tensor
+    second: Tensor
+    mean: Tensor
+    table: Tensor
+
     def __init__(self, **buffers: Tensor) -> None:
         super().__init__()
         for name, buffer in buffers.items():

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from guard.loops import FORMS, INF, NAN, Run, assert_same_state, batches, make_run, mse, poison, state_of
+from guard.loops import FORMS, INF, NAN, Net, Run, assert_same_state, batches, make_run, mse, poison, state_of
 from nantrap import Action, Guard, Incident, Policy
 
 
@@ -210,8 +210,8 @@ class _Bomb(torch.autograd.Function):
         return gradient, None
 
 
-def bomb(value: float) -> Callable[[nn.Module, Any], Tensor]:
-    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def bomb(value: float) -> Callable[[Net, Any], Tensor]:
+    def loss(model: Net, batch: tuple[Tensor, Tensor]) -> Tensor:
         return mse(model, batch) + _Bomb.apply(model.head.bias, value).sum() * 1e-3
 
     return loss
@@ -403,6 +403,8 @@ def test_a_scaler_does_not_keep_buffers_from_being_put_back_for_the_replay() -> 
     """The question whether the scale is to blame runs the step once more; the replay still begins where it began."""
 
     class Running(torch.nn.Module):
+        mean: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.layer = torch.nn.Linear(4, 4)

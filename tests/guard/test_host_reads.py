@@ -118,6 +118,7 @@ def test_no_read_in_a_late_step(form: str, monkeypatch: pytest.MonkeyPatch) -> N
     run = make_run(lambda m: torch.optim.AdamW(m.parameters(), lr=1e-3, fused=True), model=quiet_net)
     guard = run.guard(policy=Policy(sync="late"))
     taken = []
+    assert guard._late is not None
     settle = guard._late.settle
 
     def settled() -> Any:

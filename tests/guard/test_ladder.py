@@ -14,7 +14,7 @@ import nantrap
 from guard.loops import FORMS, NAN, Run, assert_same_state, batches, make_run, poison, state_of
 from nantrap import Action, Policy
 
-QUICK = {"diagnose": "off"}
+QUICK: dict[str, Any] = {"diagnose": "off"}
 
 
 def actions(run: Run) -> list[str]:

@@ -72,7 +72,7 @@ def test_a_bad_step_never_happened_and_is_reported_one_step_later(form: str, nam
 @pytest.mark.parametrize(
     "scheduler", [lambda o: CosineAnnealingLR(o, 40), lambda o: OneCycleLR(o, 0.1, total_steps=40)]
 )
-def test_the_schedule_is_held_or_advances(on_skip: str, scheduler: Any) -> None:
+def test_the_schedule_is_held_or_advances(on_skip: Any, scheduler: Any) -> None:
     """The rate of each applied step is that of a run that never met (or quietly passed) the bad batch."""
     clean = make_run(OPTIMIZERS["adamw"], scheduler=scheduler)
     rates = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -114,7 +114,7 @@ def gan(*, guarded: bool, bad: tuple[int, ...] = (), steps: int = 8) -> list[Ten
     generator, critic = Generator(), Critic()
     for_generator = torch.optim.Adam(generator.parameters(), lr=1e-3)
     for_critic = torch.optim.Adam(critic.parameters(), lr=1e-3)
-    guards = (
+    guards: tuple[Guard, ...] = (
         (Guard(generator, for_generator, max_grad_norm=1.0, quiet=True), Guard(critic, for_critic, quiet=True))
         if guarded
         else ()
@@ -171,13 +171,13 @@ def test_two_optimizers_on_one_model() -> None:
 def test_a_compiled_model_with_a_fault(form: str) -> None:
     run = make_run()
     user_model = run.model
-    run.model = torch.compile(user_model, backend="eager")
+    run.model = cast("Net", torch.compile(user_model, backend="eager"))
     before_hooks = hooks_of(user_model)
     with run.guard() as guard:
         FORMS[form](run, guard, run.windows(run.batches[:3]))
         run.model = user_model
         before = state_of(run, rng=False)
-        run.model = torch.compile(user_model, backend="eager")
+        run.model = cast("Net", torch.compile(user_model, backend="eager"))
         FORMS[form](run, guard, [(poison(run.batches[3]),)])
         assert run.outcomes[-1].incident is not None
         run.model = user_model

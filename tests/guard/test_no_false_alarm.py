@@ -60,6 +60,9 @@ def test_control(form: str, path: Path, tmp_path: Path) -> None:
 
 
 class Attention(nn.Module):
+    mask: Tensor
+    largest: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.qkv = nn.Linear(8, 24)

@@ -20,6 +20,8 @@ from nantrap.report.wording import done_text
 class Centred(nn.Module):
     """A loss with a running mean and a learnable scale: neither belongs to the model."""
 
+    mean: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(3))
@@ -81,6 +83,8 @@ def test_a_parameter_that_the_forward_pass_writes(bad: int, diagnose: str) -> No
 
 class Writes(nn.Module):
     """Its forward pass writes what is asked for, from step `since` on."""
+
+    large: Tensor
 
     def __init__(self, what: str, since: int) -> None:
         super().__init__()

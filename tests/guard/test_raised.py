@@ -58,8 +58,7 @@ def test_attempt_contains_it_and_names_the_sample() -> None:
 
 
 def test_an_operation_of_the_forward_pass_is_named() -> None:
-    _, guard, _ = made()
-    actor = guard.model
+    actor, guard, _ = made()
 
     def loss(x: Tensor) -> Tensor:
         hidden = actor.body(x)
@@ -72,7 +71,7 @@ def test_an_operation_of_the_forward_pass_is_named() -> None:
 
 
 def test_an_exception_of_the_users_own_passes_through() -> None:
-    _, guard, _ = made()
+    actor, guard, _ = made()
 
     def loss(x: Tensor) -> Tensor:
         raise KeyError("a bug")
@@ -84,7 +83,7 @@ def test_an_exception_of_the_users_own_passes_through() -> None:
 
     def shapes(x: Tensor) -> Tensor:
         (masked + 0).softmax(-1)
-        return (guard.model.body(x) @ torch.zeros(5, 5)).mean()
+        return (actor.body(x) @ torch.zeros(5, 5)).mean()
 
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         guard.attempt(shapes, torch.randn(8, 4))

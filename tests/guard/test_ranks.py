@@ -78,7 +78,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict
     return results
 
 
-def build(rank: int, *, ddp: bool) -> tuple[nn.Module, nn.Module]:
+def build(rank: int, *, ddp: bool) -> tuple[Net, nn.Module]:
     torch.manual_seed(0)
     inner = Net()
     return inner, DistributedDataParallel(inner) if ddp else inner
@@ -281,7 +281,7 @@ def _gathered_features(rank: int, folder: str) -> dict[str, Any]:
     }
 
 
-def _small(*, seed: int = 0) -> nn.Module:
+def _small(*, seed: int = 0) -> nn.Sequential:
     torch.manual_seed(seed)
     return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
 
@@ -326,7 +326,7 @@ def _tensor_parallel(rank: int, folder: str) -> dict[str, Any]:
     x, _ = batch_of(0, 0, bad=False)
     outcome = guard.attempt(lambda b: model(b).square().mean(), x)
     plain(x).square().mean().backward()
-    norm = torch.nn.utils.get_total_norm([p.grad for p in plain.parameters()])
+    norm = torch.nn.utils.get_total_norm([p.grad for p in plain.parameters() if p.grad is not None])
     return {"applied": outcome.applied, "norm": outcome.grad_norm, "plain": float(norm)}
 
 
@@ -507,8 +507,8 @@ def _averaging_styles(rank: int, folder: str) -> dict[str, Any]:
     for style in ("no_sync", "unused", "static", "zero"):
         torch.manual_seed(0)
         inner = Net()
-        options = {"find_unused_parameters": style == "unused", "static_graph": style == "static"}
-        model = DistributedDataParallel(inner, **options)
+        unused, static = style == "unused", style == "static"
+        model = DistributedDataParallel(inner, find_unused_parameters=unused, static_graph=static)
         parameters = list(model.parameters())
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=1e-3)
         if style == "zero":

@@ -122,7 +122,7 @@ def test_position_and_evaluation_are_in_the_journal(tmp_path: Path) -> None:
         guard.attempt(run.forward, run.batches[0])
         incident = guard.attempt(run.forward, poison(run.batches[1])).incident
         guard.log_eval(None, {"val_loss": 0.5})
-        guard.log_eval(10, {"val_loss": torch.tensor(0.25)})
+        guard.log_eval(10, {"val_loss": torch.tensor(0.25)})  # type: ignore[dict-item]
     assert incident is not None
     assert (incident.epoch, incident.batch) == (2, 7)
     lines = [json.loads(line) for line in (tmp_path / "journal-r0.jsonl").read_text().splitlines()]

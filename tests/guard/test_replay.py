@@ -28,7 +28,7 @@ class Net(nn.Module):
         return scores.softmax(dim=-1)
 
 
-def build() -> tuple[nn.Module, torch.optim.Optimizer, Any]:
+def build() -> tuple[Net, torch.optim.Optimizer, Any]:
     model = Net()
     return model, torch.optim.AdamW(model.parameters(), lr=0.1), lambda b: model(b["x"], b["mask"]).square().mean()
 

@@ -67,7 +67,7 @@ def test_everything_is_as_before(form: str, name: str, when: int) -> None:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("diagnose", ["full", "off"])
-def test_the_random_streams_continue_as_if_only_the_one_forward_had_drawn(form: str, diagnose: str) -> None:
+def test_the_random_streams_continue_as_if_only_the_one_forward_had_drawn(form: str, diagnose: Any) -> None:
     run = full_run()
     guard = run.guard(policy=Policy(diagnose=diagnose))
     FORMS[form](run, guard, run.windows(run.batches[:2]))
@@ -85,7 +85,7 @@ def test_the_random_streams_continue_as_if_only_the_one_forward_had_drawn(form: 
 def test_the_run_after_a_skip_is_the_run_without_that_batch(form: str, name: str) -> None:
     """Not only the state: what follows is bit-identical to a plain run that never met the batch, dropout apart."""
 
-    def without_dropout() -> nn.Module:
+    def without_dropout() -> Net:
         net = Net()
         net.drop = nn.Identity()
         return net
@@ -102,7 +102,7 @@ def test_the_run_after_a_skip_is_the_run_without_that_batch(form: str, name: str
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("policy", ["hold", "advance"])
-def test_the_schedule_on_a_skip_follows_the_policy(form: str, policy: str) -> None:
+def test_the_schedule_on_a_skip_follows_the_policy(form: str, policy: Any) -> None:
     run = full_run()
     guard = run.guard(policy=Policy(scheduler_on_skip=policy))
     FORMS[form](run, guard, [(poison(run.batches[0]),)])
@@ -209,6 +209,8 @@ def test_several_forward_passes_in_one_step_are_all_undone(form: str) -> None:
 
 class LazyMask(nn.Module):
     """Builds its causal mask when it first sees a length, as many transformers do."""
+
+    mask: Tensor | None
 
     def __init__(self) -> None:
         super().__init__()

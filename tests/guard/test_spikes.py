@@ -79,6 +79,8 @@ def test_a_new_level_is_accepted_after_a_while() -> None:
 
 
 class Scaled(nn.Module):
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(3))

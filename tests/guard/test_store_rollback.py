@@ -15,7 +15,18 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import nantrap
-from guard.loops import FORMS, NAN, Net, assert_same_state, batches, make_run, poison, state_of, train_plain
+from guard.loops import (
+    FORMS,
+    NAN,
+    Net,
+    assert_same_state,
+    batches,
+    make_run,
+    numpy_words,
+    poison,
+    state_of,
+    train_plain,
+)
 from nantrap import Action, Policy
 from nantrap.checkpoints import CheckpointStore
 
@@ -177,12 +188,12 @@ def test_a_second_rollback_lowers_the_learning_rate_further_from_whatever_state(
 def test_the_random_streams_are_restored_too_unless_configured_otherwise(choice: Any) -> None:
     run = make_run()
     guard = run.guard(policy=Policy(anchor_every=100, rollback_rng=choice, **QUICK))
-    at_start = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())
+    at_start = (torch.get_rng_state(), random.getstate(), numpy_words())
     FORMS["attempt"](run, guard, run.windows(run.batches[:3]))
     random.random()
     np.random.rand()
     guard.attempt(run.forward, poison(run.batches[3]))
-    now = (torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist())
+    now = (torch.get_rng_state(), random.getstate(), numpy_words())
     assert torch.equal(at_start[0], now[0]) is (choice == "restore")
     assert (at_start[1] == now[1]) is (choice == "restore")
 

@@ -12,6 +12,8 @@ from nantrap import Limit
 
 
 class Gated(nn.Module):
+    count: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.alpha = nn.Parameter(torch.tensor(0.5))

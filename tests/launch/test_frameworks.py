@@ -71,7 +71,7 @@ def net() -> nn.Module:
 
 
 def lightning_trainer(**options: Any) -> Any:
-    lightning = pytest.importorskip("lightning")
+    lightning: Any = pytest.importorskip("lightning")
     for name in ("lightning.pytorch", "lightning.fabric"):
         logging.getLogger(name).setLevel(logging.ERROR)
     quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
@@ -81,7 +81,7 @@ def lightning_trainer(**options: Any) -> Any:
 
 
 def lightning_automatic(bad: int | None, *, interval: str = "step", **options: Any) -> Result:
-    lightning = pytest.importorskip("lightning")
+    lightning: Any = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):
         def __init__(self) -> None:
@@ -106,7 +106,7 @@ def lightning_automatic(bad: int | None, *, interval: str = "step", **options: A
 
 def lightning_manual(bad: int | None) -> Result:
     """Two optimizers, two networks, as in a GAN."""
-    lightning = pytest.importorskip("lightning")
+    lightning: Any = pytest.importorskip("lightning")
 
     class Module(lightning.LightningModule):
         automatic_optimization = False
@@ -153,7 +153,7 @@ def lightning_scaled(bad: int | None) -> Result:
 
 def transformers_trainer(bad: int | None, *, out: Path) -> Result:
     """A tiny BERT from scratch that learns a number; two micro-batches a step."""
-    transformers = pytest.importorskip("transformers")
+    transformers: Any = pytest.importorskip("transformers")
     transformers.utils.logging.set_verbosity_error()
     config = transformers.BertConfig(
         vocab_size=20,

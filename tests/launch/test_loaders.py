@@ -201,7 +201,7 @@ def test_a_new_dataset_in_the_memory_of_an_old_one_begins_at_epoch_0(tmp_path: P
 def test_epochs_of_a_list_are_counted_by_its_loader(tmp_path: Path) -> None:
     def loaders() -> Iterator[Any]:
         data = [torch.full((3,), float(index)) for index in range(4)]
-        loader = DataLoader(data, batch_size=4)  # type: ignore[arg-type]
+        loader: DataLoader[Tensor] = DataLoader(data, batch_size=4)  # type: ignore[arg-type]
         yield from (loader, loader, DataLoader(list(data), batch_size=4))  # type: ignore[arg-type]
 
     assert epochs_of(loaders, tmp_path) == [0, 1, 0]

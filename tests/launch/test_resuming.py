@@ -103,7 +103,7 @@ def test_a_resumed_script_goes_on_at_its_real_step(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], scaled: bool
 ) -> None:
     """Its own counter tells: the state of AdamW holds how many steps were made."""
-    states = []
+    states: list[Any] = []
     for start in range(2):
         with attached(Settings(run_dir=str(tmp_path))) as attachment:
             model = nn.Linear(3, 2)

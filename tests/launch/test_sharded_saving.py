@@ -78,7 +78,8 @@ def worker(rank: int, folder: str) -> None:
             dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=str(place / "plain"))
             if rank == 1:  # in the shard of one rank only
                 with torch.no_grad():
-                    model[2].weight.to_local()[0, 0] = float("nan")  # type: ignore[operator, union-attr]
+                    last: Any = model.get_submodule("2").weight
+                    last.to_local()[0, 0] = float("nan")
             for name, state in (
                 ("good", {"app": App(model, optimizer)}),
                 ("plain", {"model": get_model_state_dict(model)}),
@@ -87,7 +88,7 @@ def worker(rank: int, folder: str) -> None:
                     dcp.save(state, checkpoint_id=str(place / name))
                 except nantrap.NonFiniteError as error:
                     raised[name] = str(error).replace(str(place), "")
-            future = None
+            future: Any = None
             try:
                 future = dcp.async_save({"app": App(model, optimizer)}, checkpoint_id=str(place / "later"))
             except nantrap.NonFiniteError as error:

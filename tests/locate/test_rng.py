@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -69,12 +70,13 @@ def test_the_second_of_two_normal_values_counts_as_drawn(draw: Callable[[], obje
 
 
 def test_a_replaced_generator_of_numpy_is_captured() -> None:
-    kept = np.random.get_bit_generator()
+    numpy: Any = np.random  # its declarations lack these two
+    kept = numpy.get_bit_generator()
     try:
-        np.random.set_bit_generator(np.random.PCG64(5))
+        numpy.set_bit_generator(np.random.PCG64(5))
         state = RngState.capture()
         expected = np.random.rand(3).tolist()
         state.restore()
         assert np.random.rand(3).tolist() == expected
     finally:
-        np.random.set_bit_generator(kept)
+        numpy.set_bit_generator(kept)

@@ -91,7 +91,7 @@ def optimizers() -> Iterator[tuple[str, Any]]:
             optimizer = kind(parameters)  # type: ignore[call-arg]
             if name != "SparseAdam":
                 net(torch.randn(5, 3)).square().mean().backward()
-                optimizer.step(lambda: torch.zeros(()))
+                optimizer.step(lambda: torch.zeros(()))  # type: ignore[arg-type, return-value]
             yield name, {"model": net.state_dict(), "optimizer": optimizer.state_dict(), "object": optimizer}
 
 
@@ -120,7 +120,7 @@ def others() -> Iterator[tuple[str, Any]]:
         "text": np.array(["a"]),
         "object": np.array([{}], dtype=object),
     }
-    yield "arrays", {**arrays, "masked": np.ma.array([1, 2], mask=[0, 1]), "type": np.float32, "ufunc": np.add}
+    yield "arrays", {**arrays, "masked": np.ma.array([1, 2], mask=[False, True]), "type": np.float32, "ufunc": np.add}
     yield (
         "torch",
         {"dtype": torch.float32, "device": torch.device("cpu"), "size": torch.Size([1]), "version": torch.__version__},
@@ -138,7 +138,7 @@ def others() -> Iterator[tuple[str, Any]]:
         {"state_dict": model().state_dict(), "args": argparse.Namespace(lr=0.1, path=Path("x")), "metric": 0.5},
     )
     yield "distribution", torch.distributions.Normal(torch.zeros(1), torch.ones(1))
-    yield "subset", torch.utils.data.Subset([1, 2, 3], [0])
+    yield "subset", torch.utils.data.Subset([1, 2, 3], [0])  # type: ignore[arg-type]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -39,7 +39,7 @@ def sharded(folder: Path, model: dict[str, torch.Tensor], suffix: str = "safeten
     """As Hugging Face saves a model in three shards with an index."""
     folder.mkdir(parents=True, exist_ok=True)
     stem = "model" if suffix == "safetensors" else "pytorch_model"
-    weight_map = {}
+    weight_map: dict[str, str] = {}
     names = sorted(model)
     for number in range(3):
         file = f"{stem}-{number + 1:05d}-of-00003.{suffix}"

@@ -32,7 +32,8 @@ def test_plain_values_come_out_as_themselves(value: Any, protocol: int) -> None:
 
 @pytest.mark.parametrize("protocol", range(6))
 def test_containers_become_plain_ones(protocol: int) -> None:
-    value = {"od": collections.OrderedDict(a=1, b=[2]), "dd": collections.defaultdict(list, c=3), "set": {4}}
+    lists: dict[str, Any] = collections.defaultdict(list, c=3)
+    value = {"od": collections.OrderedDict(a=1, b=[2]), "dd": lists, "set": {4}}
     read = read_pickle(pickle.dumps(value, protocol))
     assert read.value == {"od": {"a": 1, "b": [2]}, "dd": {"c": 3}, "set": [4]}
     assert Name("collections", "OrderedDict") in read.names

@@ -135,7 +135,7 @@ MODEL = [
     ("sharded/model-00002-of-00003.safetensors", "transformer.h.0.mlp.c_proj.weight"),
     ("accelerate/model.safetensors", "2.weight"),
 ]
-OPTIMIZER = [
+OPTIMIZER: list[tuple[Any, ...]] = [
     (LIGHTNING, "optimizer_states", 0, "state", 3, "exp_avg"),
     (f"{TRAINER}/optimizer.pt", "state", 2, "exp_avg_sq"),
     ("accelerate/optimizer.bin", "state", 1, "exp_avg"),
@@ -144,7 +144,7 @@ BESIDE = [("accelerate/custom_checkpoint_0.pkl", "ema", "weight")]
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("place", MODEL + OPTIMIZER + BESIDE, ids=lambda place: f"{place[0]}:{place[-1]}")
+@pytest.mark.parametrize("place", [*MODEL, *OPTIMIZER, *BESIDE], ids=lambda place: f"{place[0]}:{place[-1]}")
 def test_one_planted_value_is_found_and_named(tmp_path: Path, place: tuple[Any, ...], value: float) -> None:
     name, *keys = place
     whole = Path(name).parent if name != LIGHTNING else Path(name)

@@ -59,7 +59,7 @@ def lightning_objects():
             return self.net(batch[0]).square().mean()
 
         def configure_optimizers(self):
-            optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams.lr)
+            optimizer = torch.optim.AdamW(self.parameters(), lr=self.hparams["lr"])
             return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2), "interval": "step"}]
 
     data = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.randn(8, 3)), batch_size=4)
@@ -254,7 +254,7 @@ def deepspeed_objects():
     import deepspeed.comm.torch
 
     # Would be compiled for minutes, and changes no file.
-    sys.modules["deepspeed.comm.torch"].build_shm_op = lambda: None
+    setattr(sys.modules["deepspeed.comm.torch"], "build_shm_op", lambda: None)  # noqa: B010
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])

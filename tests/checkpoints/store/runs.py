@@ -19,6 +19,9 @@ NAN, INF = float("nan"), float("inf")
 class Net(nn.Module):
     """BatchNorm, a causal mask of -inf, a tied weight, and a buffer that is not in the state dict."""
 
+    mask: Tensor
+    seen: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Linear(4, 8)
@@ -37,7 +40,7 @@ class Net(nn.Module):
 
 @dataclass
 class Run:
-    model: nn.Module
+    model: Net
     optimizer: torch.optim.Optimizer
     scheduler: Any
     scaler: Any

@@ -49,6 +49,7 @@ def test_every_part_is_looked_at(tmp_path: Path, part: str) -> None:
     if part == "ema":
         run.ema.module.first.bias.data[0] = INF
     elif part == "buffers":
+        assert run.model.norm.running_var is not None
         run.model.norm.running_var[0] = NAN
     elif part == "scaler":
         run.scaler._scale.fill_(INF)

@@ -230,12 +230,13 @@ def test_keys_of_a_wrapper(prefix: str, writer: str) -> None:
 
 
 def test_values_that_were_never_filled() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    first, second = nn.Linear(2, 2), nn.Linear(2, 2)
+    model = nn.Sequential(first, second)
     model.register_buffer("mask", torch.full((2, 2), float("-inf")).triu(1))
     assert check_resume(model=model) == []
     with torch.no_grad():
-        model[0].weight[0, 0] = 3e38
-        model[1].bias[0] = float("nan")
+        first.weight[0, 0] = 3e38
+        second.bias[0] = float("nan")
     (finding,) = check_resume(model=model)
     assert finding.text == "2 tensors hold NaN, Inf or numbers no training makes: 1.bias, 0.weight"
     assert "memory that was never filled" in finding.help

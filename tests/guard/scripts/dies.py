@@ -9,6 +9,7 @@ import json
 import os
 import sys
 import warnings
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,9 @@ BAD = 5
 def main(folder):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    how = {} if "MASTER_ADDR" in os.environ else {"init_method": f"file://{folder}/rendezvous-{ATTEMPT}"}
+    how: dict[str, Any] = (
+        {} if "MASTER_ADDR" in os.environ else {"init_method": f"file://{folder}/rendezvous-{ATTEMPT}"}
+    )
     dist.init_process_group("gloo", rank=RANK, world_size=2, timeout=datetime.timedelta(seconds=60), **how)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(4, 2))
@@ -35,7 +38,7 @@ def main(folder):
     begun = guard.load("last_good").step if store.last_good() is not None else 0
     applied = []
     for step in range(begun, 8):
-        calls = []
+        calls: list[int] = []
         bad = ATTEMPT == 0 and step == BAD and RANK == 1
         x = torch.randn(3, 4, generator=torch.Generator().manual_seed(100 * RANK + step))
 
@@ -48,7 +51,7 @@ def main(folder):
         outcome = guard.attempt(loss, x)
         applied.append(outcome.step)
     guard.close()
-    weights = [p.detach().double().sum().item().hex() for p in model.parameters()]
+    weights = [float(p.detach().double().sum()).hex() for p in model.parameters()]
     with open(os.path.join(folder, f"result-{RANK}.json"), "w") as file:
         json.dump({"begun": begun, "applied": applied, "weights": weights, "attempt": ATTEMPT}, file)
     dist.barrier()
