@@ -12,7 +12,8 @@ import nantrap
 from guard.loops import make_run, poison
 
 PLACES = {
-    "guard/step.py": {"read", "decide", "make_update", "accept", "look", "contain", "refuse", "act"},
+    "guard/step.py": {"read", "decide", "make_update", "accept"},
+    "guard/refusal.py": {"look", "contain", "refuse", "act"},
     "guard/judge.py": {"judge"},
     "guard/diagnosis.py": {"draft"},
     "guard/recorder.py": {"begin_incident", "finish", "end"},
@@ -62,13 +63,13 @@ def test_a_bad_step_is_contained_located_once_acted_on_and_then_recorded() -> No
         "step.read",
         "step.decide",
         "judge.judge",
-        "step.look",
-        "step.contain",
+        "refusal.look",
+        "refusal.contain",
         "diagnosis.draft",
         "recorder.begin_incident",
         "locate.locate",
-        "step.refuse",
-        "step.act",
+        "refusal.refuse",
+        "refusal.act",
         "protected.verify",
         "recorder.finish",
         "recorder.end",

@@ -15,6 +15,15 @@ from nantrap.guard.alone import Alone
 from nantrap.guard.anchors import Anchors
 from nantrap.guard.armed import Armed
 from nantrap.guard.bundling import material_of
+from nantrap.guard.completing import (
+    began_elsewhere,
+    like_known,
+    not_compared,
+    signature_of,
+    with_explanation,
+    with_location,
+    with_unusual_batch,
+)
 from nantrap.guard.drafts import Draft, build_incident
 from nantrap.guard.headroom import Headroom
 from nantrap.guard.joint import run_jointly
@@ -24,20 +33,19 @@ from nantrap.guard.observation import Observation
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress
 from nantrap.guard.protected import Protected
-from nantrap.guard.ranges import inputs_of, words_for
+from nantrap.guard.ranges import inputs_of
 from nantrap.guard.ranks import Ranks
 from nantrap.guard.rates import current_rates
 from nantrap.guard.scaling import Scaling
-from nantrap.guard.window import Micro, Window
-from nantrap.incident import Cause, Evidence, Finding, Fix, Incident
-from nantrap.locate import FailedStep, Location, batch_size, locate
+from nantrap.guard.window import Micro
+from nantrap.incident import Incident
+from nantrap.locate import FailedStep, Location, locate
 from nantrap.locate.autopsy import Evidence as GraphEvidence
 from nantrap.locate.location import evidence_location
-from nantrap.locate.samples import dataset_indices
 from nantrap.record import History
 
 if TYPE_CHECKING:  # the rules are many: imported by the first failure
-    from nantrap.causes import Case, Explanation
+    from nantrap.causes import Case
 
 
 class Neighbours(Protocol):
@@ -121,7 +129,7 @@ class Diagnosis:
         draft = Draft(self._bare(observation))
         self._begin(draft.incident)
         if observation.spike and observation.phase == "data":
-            draft.incident = _with_unusual_batch(draft.incident)
+            draft.incident = with_unusual_batch(draft.incident)
         local = self._ranks.rank in observation.verdict.bad_ranks
         takes_all = local and not observation.spike and self._explore(draft, observation)
         if observation.agreed and self._ranks.talking:
@@ -133,7 +141,7 @@ class Diagnosis:
             self._explore_graph(draft, observation, words)
         incident = draft.incident
         if not local:
-            draft.incident = replace(incident, notes=(_elsewhere(observation.verdict.origin_rank),))
+            draft.incident = replace(incident, notes=(began_elsewhere(observation.verdict.origin_rank),))
         elif observation.agreed and self._ranks.kept_apart and incident.op is None and incident.same_as is None:
             words = "the ranks average gradients and exchange nothing else here, so it may have begun on another rank"
             draft.incident = replace(incident, origin_rank=None, notes=(*incident.notes, words))
@@ -180,92 +188,6 @@ class Diagnosis:
         except Exception:  # a function that cannot be run again proves nothing
             return True
 
-    # ---- incidents that need no replay
-
-    def bad_batch(self, findings: Sequence[Finding], verdict: Verdict | None = None, *, batch: Any = None) -> Draft:
-        """A batch that was found bad before the forward pass, here or on another rank.
-
-        Args:
-            findings: what is bad in it.
-            verdict: of all ranks.
-            batch: the batch, which may carry the dataset's indices.
-        """
-        guilty = tuple(sorted({i for f in findings for i in f.samples}))
-        causes: tuple[Cause, ...] = ()
-        notes: tuple[str, ...] = ()
-        if findings:
-            first = findings[0]
-            described = first.stats.describe() if first.stats else ""
-            cause = Cause(
-                "bad_input_data",
-                proven=True,
-                risk="medium",
-                confidence=1.0,
-                summary=f"the batch holds non-finite values: {first.name}",
-                evidence=(Evidence(f"{first.name}: {described}, before the forward pass"),),
-                fix=Fix(text=f"clean or drop the sample where the dataset makes {first.name}"),
-            )
-            causes = (cause,)
-        else:
-            notes = (_elsewhere(verdict.origin_rank if verdict else None),)
-        incident = build_incident(
-            self._progress,
-            rank=self._ranks.rank,
-            verdict=verdict,
-            phase="data",
-            module="data",
-            findings=findings,
-            causes=causes,
-            samples=guilty,
-            inputs=findings,
-            rates=current_rates(self._protected.optimizer),
-            notes=notes,
-        )
-        indices = dataset_indices(batch, guilty, batch_size(batch))
-        return Draft(replace(incident, dataset_indices=indices), worth_a_bundle=bool(findings))
-
-    def rank_divergence(self, checksums: tuple[float, ...]) -> Draft:
-        """The ranks hold different parameters. Nothing is run again: the numbers are enough."""
-        from nantrap.causes import Case, explain_case
-
-        protected = self._protected
-        incident = build_incident(
-            self._progress,
-            rank=self._ranks.rank,
-            verdict=Verdict(bad_ranks=self._ranks.members, contested=True),
-            phase="state",
-            rates=current_rates(protected.optimizer),
-        )
-        failed = FailedStep(
-            step=self._progress.step,
-            root=protected.root,
-            parameters=dict(protected.members.named()),
-            optimizer=protected.optimizer,
-            symptom="state",
-            loss=None,
-            loss_value=math.nan,
-            gradients={},
-            restore_buffers=protected.buffers.restore,
-        )
-        case = Case(failed, Location(phase="state"), incident, self._history(), checksums=checksums)
-        return Draft(_with_explanation(incident, explain_case(case, seconds=0.0)))
-
-    def dropped_terms(self, window: Window, loss: float, terms: dict[str, float]) -> Draft:
-        """A step that was applied without loss terms whose values are bad."""
-        return Draft(
-            build_incident(
-                self._progress,
-                rank=self._ranks.rank,
-                phase="forward",
-                module="loss",
-                findings=window.findings,
-                loss=loss,
-                terms=terms,
-                rates=current_rates(self._protected.optimizer),
-                notes=('the other terms were applied, as Policy(bad_terms="drop") asks',),
-            )
-        )
-
     # ---- parts
 
     def _explore(self, draft: Draft, observation: Observation) -> bool:
@@ -287,14 +209,14 @@ class Diagnosis:
             return False
         if self._neighbours is not None and (known := self._neighbours.known_incident(observation.micro)) is not None:
             words = f"the loss is that of the incident of step {known.step:,}, where it was diagnosed"
-            draft.incident = _like(draft.incident, known, words)
+            draft.incident = like_known(draft.incident, known, words)
             return False
-        signature = _signature(draft.incident)
+        signature = signature_of(draft.incident)
         self._seen[signature] += 1
         repeated = self._seen[signature] > policy.repeat_diagnoses and not observation.verdict.contested
         if not self.runs_alone:
             if repeated and (earlier := self._known.get(signature)):
-                draft.incident = _not_compared(draft.incident, earlier[0])
+                draft.incident = not_compared(draft.incident, earlier[0])
                 return False
             return True
         bare, self._alone.met_collective = draft.incident, False
@@ -304,7 +226,7 @@ class Diagnosis:
             if repeated and (known := self._similar(draft.incident, failed, self._known.get(signature, ()))):
                 alike = "(same place, same evidence): no trials were run"
                 words = f"looks like the incident of step {known.step:,} {alike}"
-                draft.incident = _like(draft.incident, known, words)
+                draft.incident = like_known(draft.incident, known, words)
                 return False
             location = locate(failed, seconds=policy.diagnose_seconds)
             if observation.micros:
@@ -359,7 +281,7 @@ class Diagnosis:
             return here[0] if here else None
         from nantrap.causes import explain_case
 
-        case = self._case(failed, location, _with_location(incident, location), untouched=self._protected.untouched())
+        case = self._case(failed, location, with_location(incident, location), untouched=self._protected.untouched())
         slugs = {cause.slug for cause in explain_case(case, seconds=0.0).causes} or {""}
         return next((k for k in here if (k.cause.slug if k.cause is not None else "") in slugs), None)
 
@@ -375,8 +297,8 @@ class Diagnosis:
         if joint.location is None:
             self._explore_graph(draft, observation, joint.words)
             return
-        signature = _signature(draft.incident)
-        incident = self._named(_with_location(draft.incident, joint.location), observation)
+        signature = signature_of(draft.incident)
+        incident = self._named(with_location(draft.incident, joint.location), observation)
         if self._policy.diagnose == "full":
             from nantrap.causes import explain_case
 
@@ -395,7 +317,7 @@ class Diagnosis:
             try:
                 location = evidence_location(evidence, self._failed_step(observation))
                 location.notes = [each.partition("; guard.attempt")[0] for each in location.notes]  # it would not help
-                incident = self._named(_with_location(incident, location), observation)
+                incident = self._named(with_location(incident, location), observation)
             except Exception as error:  # a diagnosis is worth less than the run
                 incident = replace(incident, notes=(*incident.notes, f"the graph could not be read: {error}"))
         draft.incident = replace(incident, notes=(*incident.notes, words))
@@ -408,8 +330,9 @@ class Diagnosis:
     def _explain(
         self, draft: Draft, observation: Observation, failed: FailedStep, location: Location, *, untouched: bool
     ) -> None:
+        """The place goes into the draft, then the causes, and what a bundle needs to run the step again."""
         policy = self._policy
-        incident = self._named(_with_location(draft.incident, location), observation)
+        incident = self._named(with_location(draft.incident, location), observation)
         if self._headroom is not None:
             trend = self._headroom.trend(incident.module or "")
             incident = replace(incident, headroom={str(step): round(bits, 2) for step, bits in trend})
@@ -421,7 +344,7 @@ class Diagnosis:
 
             case = self._case(failed, location, incident, untouched=untouched)
             before = len(location.notes)
-            explained = _with_explanation(incident, explain_case(case, seconds=policy.diagnose_seconds))
+            explained = with_explanation(incident, explain_case(case, seconds=policy.diagnose_seconds))
             draft.incident = replace(explained, notes=(*location.notes[before:], *explained.notes))
         if self._keeps_bundles and policy.bundle == "full":
             draft.material, note = material_of(
@@ -446,13 +369,14 @@ class Diagnosis:
         origin = bad_ranks[0] if bad_ranks and (guilty or not verdict.contested) else None
         if origin is not None and origin != self._ranks.rank and self._ranks.rank not in bad_ranks:
             heard = Incident.from_dict(said[origin]) if said.get(origin) is not None else own
-            notes = (_elsewhere(origin), *(note for note in heard.notes if heard is not own))
+            notes = (began_elsewhere(origin), *(note for note in heard.notes if heard is not own))
             # one rank may have made more steps than another, so each keeps its own number
             own = replace(heard, step=own.step, rank=own.rank, notes=notes, epoch=own.epoch, batch=own.batch)
             draft.worth_a_bundle, draft.material = False, None
         draft.incident = replace(own, origin_rank=origin, bad_ranks=bad_ranks)
 
     def _bare(self, observation: Observation) -> Incident:
+        """The incident as it was observed: nothing was run again."""
         values = observation.values
         return build_incident(
             self._progress,
@@ -468,6 +392,7 @@ class Diagnosis:
         )
 
     def _failed_step(self, observation: Observation) -> FailedStep:
+        """Everything by which the failed step can be run again, as `locate` takes it."""
         protected, micro = self._protected, observation.micro
         forward = None
         if micro.forward is not None:
@@ -503,6 +428,7 @@ class Diagnosis:
         )
 
     def _case(self, failed: FailedStep, location: Location, incident: Incident, *, untouched: bool) -> Case:
+        """The same, with its place and the history of the run, as the rules take it."""
         from nantrap.causes import Case
 
         return Case(
@@ -518,91 +444,3 @@ class Diagnosis:
             state_untouched=untouched,
             loaded=self._progress.loaded,
         )
-
-
-def _with_location(incident: Incident, location: Location) -> Incident:
-    samples, notes = location.samples, location.notes
-    batch, indices = samples.guilty, samples.dataset_indices
-    if location.phase == "data":
-        batch = batch or tuple(sorted({i for f in location.findings for i in f.samples}))
-    elif len(batch) > 1 and len(batch) == samples.size:  # a list of all of them would say nothing
-        batch, indices = (), ()
-        notes = [
-            *notes,
-            f"each of the {samples.size:,} samples of the batch fails alone, so none of them is the reason",
-        ]
-    return replace(
-        incident,
-        phase=location.phase,
-        module=location.module,
-        op=location.op,
-        node=location.node,
-        source=location.source,
-        call=location.call,
-        findings=(*location.findings, *incident.findings),
-        samples=batch,
-        dataset_indices=indices,
-        frames=location.frames,
-        probes=location.probes,
-        exact=location.exact,
-        notes=(*incident.notes, *notes),
-    )
-
-
-def _with_explanation(incident: Incident, explanation: Explanation) -> Incident:
-    return replace(
-        incident,
-        causes=explanation.causes,
-        refuted=explanation.refuted,
-        trials=explanation.trials,
-        notes=(*incident.notes, *explanation.notes),
-    )
-
-
-def _with_unusual_batch(incident: Incident) -> Incident:
-    """A batch outside its usual range: nothing failed, and what was measured is all there is to say."""
-    found = [finding for finding in incident.findings if finding.kind == "batch"]
-    cause = Cause(
-        "input_out_of_scale",
-        proven=True,
-        risk="medium",
-        confidence=1.0,
-        summary=words_for(found),
-        evidence=tuple(Evidence(f"{finding.name} {finding.note}") for finding in found),
-        fix=Fix(text=f"check the range of {found[0].name} where the data are read, and scale or drop what is outside"),
-    )
-    samples = tuple(sorted({index for finding in found for index in finding.samples}))
-    return replace(incident, module="data", causes=(cause,), samples=samples)
-
-
-def _signature(incident: Incident) -> tuple[str, ...]:
-    """What is known of an incident without running anything: two that agree in it count as the same."""
-    return (incident.phase, *sorted({f"{f.kind}:{f.name}" for f in incident.findings})[:8])
-
-
-def _like(incident: Incident, known: Incident, words: str) -> Incident:
-    """An incident that was seen before: its place and causes are taken over, and it refers back."""
-    return replace(
-        incident,
-        phase=known.phase,
-        module=known.module,
-        op=known.op,
-        node=known.node,
-        source=known.source,
-        # the summary names another batch's samples and values; the title holds for both
-        causes=tuple(replace(cause, proven=False, summary=cause.title) for cause in known.causes),
-        same_as=known.step,
-        notes=(words,),
-    )
-
-
-def _not_compared(incident: Incident, earlier: Incident) -> Incident:
-    """The same tensors are bad as before, and the ranks do not run the step again to see whether it is the same."""
-    note = (
-        f"the same tensors are bad as in step {earlier.step:,}; the step was not run again, so the cause is not known"
-    )
-    return replace(incident, notes=(*incident.notes, note))
-
-
-def _elsewhere(rank: int | None) -> str:
-    return "it began on another rank" if rank is None else f"it began on rank {rank}; see that rank's incident"

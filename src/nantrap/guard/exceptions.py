@@ -18,7 +18,7 @@ from nantrap.guard.driver import Driver
 from nantrap.guard.loss import Loss
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
-from nantrap.guard.step import refuse_exception
+from nantrap.guard.refusal import refuse_exception
 from nantrap.guard.window import Micro
 from nantrap.incident import Action, Incident
 

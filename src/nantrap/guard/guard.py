@@ -11,16 +11,17 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from nantrap.errors import UsageError
 from nantrap.guard.anchors import Attempt
+from nantrap.guard.arguments import as_modules, check_arguments, check_listeners
 from nantrap.guard.closure import attempt_with_closure
 from nantrap.guard.collect import Collector
 from nantrap.guard.driver import OwnLoop
 from nantrap.guard.ema import ema_update
 from nantrap.guard.exceptions import contain_exception, explain_exception, no_loss
 from nantrap.guard.judge import Flags
+from nantrap.guard.known import bad_batch
 from nantrap.guard.late import LateSteps
 from nantrap.guard.loss import NO_TERMS, Loss, LossLike, as_loss
 from nantrap.guard.micro_batches import drop
@@ -31,9 +32,10 @@ from nantrap.guard.progress import Tally
 from nantrap.guard.protected import needs_closure
 from nantrap.guard.recorder import Recorder, as_metrics, summary_text
 from nantrap.guard.recovery import Recovery
+from nantrap.guard.refusal import refuse_batch
 from nantrap.guard.sample_list import SampleList
 from nantrap.guard.state_check import check_state
-from nantrap.guard.step import refuse_batch, run_step
+from nantrap.guard.step import run_step
 from nantrap.guard.torch_private import version_of
 from nantrap.guard.watch import WatchSpec
 from nantrap.guard.window import Micro
@@ -117,10 +119,10 @@ class Guard:
         alerts: Alerts | None = None,
         bad_samples: PathLike | SampleList | None = None,
     ) -> None:
-        _check_arguments(
+        check_arguments(
             scheduler=scheduler, max_grad_norm=max_grad_norm, policy=policy, run_dir=run_dir, save_every=save_every
         )
-        _check_listeners(watch=watch, export=export, alerts=alerts)
+        check_listeners(watch=watch, export=export, alerts=alerts)
         self.policy = policy or Policy()
         self.model = model
         self.optimizer = optimizer
@@ -130,7 +132,7 @@ class Guard:
             model,
             optimizer,
             policy=self.policy,
-            also=_modules(also),
+            also=as_modules(also),
             scheduler=scheduler,
             scaler=scaler,
             ema=ema,
@@ -314,7 +316,7 @@ class Guard:
             batch = batches[bad[0]] if len(bad) == 1 else None
             return refuse_batch(parts, self._driver, window, findings, verdict, batch), frozenset()
         for index in bad:
-            draft = parts.diagnosis.bad_batch(found[index], batch=batches[index])
+            draft = bad_batch(parts, found[index], batch=batches[index])
             drop(parts, window, draft, f"micro-batch {index + 1} dropped, the others stay")
         return None, frozenset(bad)
 
@@ -483,40 +485,3 @@ def _tensors(batch: Any) -> Iterable[tuple[str, Tensor]]:
         else:
             return found
     return tensors_of(batch)
-
-
-def _modules(also: Any) -> Sequence[nn.Module]:
-    modules = [also] if isinstance(also, nn.Module) else list(also) if isinstance(also, (list, tuple)) else None
-    if modules is None or not all(isinstance(module, nn.Module) for module in modules):
-        raise UsageError(f"Guard(also={also!r}): expected a list of torch.nn.Module, e.g. also=[loss_module]")
-    return modules
-
-
-def _check_listeners(*, watch: Any, export: Any, alerts: Any) -> None:
-    if not isinstance(watch, Iterable):
-        raise UsageError(f"Guard(watch={watch!r}): names or patterns, or a dict of pattern to Limit")
-    if not isinstance(export, Iterable):
-        raise UsageError(f"Guard(export={export!r}): names of exporters in a list, such as ['tensorboard']")
-    if alerts is not None and not hasattr(alerts, "stalled_after"):
-        raise UsageError(f"Guard(alerts={alerts!r}): expected nantrap.Alerts(...)")
-
-
-def _check_arguments(*, scheduler: Any, max_grad_norm: Any, policy: Any, run_dir: Any, save_every: Any) -> None:
-    """Refuse what cannot be right, by the name of the argument."""
-    if policy is not None and not isinstance(policy, Policy):
-        named = f"; for this one, Policy.{policy}()" if policy in ("strict", "observe") else ""
-        raise UsageError(f"Guard(policy={policy!r}): expected a nantrap.Policy{named}")
-    number = isinstance(max_grad_norm, (int, float)) and not isinstance(max_grad_norm, bool)
-    if max_grad_norm is not None and not (number and max_grad_norm > 0):
-        raise UsageError(f"Guard(max_grad_norm={max_grad_norm!r}): a positive number, or None not to clip")
-    if isinstance(scheduler, ReduceLROnPlateau):
-        raise UsageError(
-            "Guard(scheduler=ReduceLROnPlateau): it needs a metric, which the guard does not have; leave it out "
-            "and call scheduler.step(metric) yourself"
-        )
-    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
-        raise UsageError(f"Guard(scheduler={scheduler!r}): expected a learning rate scheduler with a step() method")
-    if run_dir is not None and not isinstance(run_dir, (str, os.PathLike)):
-        raise UsageError(f"Guard(run_dir={run_dir!r}): expected the path of a folder, or None to write nothing")
-    if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 0:
-        raise UsageError(f"Guard(save_every={save_every!r}): a number of steps, or 0 for never")

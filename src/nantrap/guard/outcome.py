@@ -19,9 +19,10 @@ class Outcome:
         applied: whether the weights moved.
         action: `apply`, `skip`, `rollback` or `stop`.
         step: 0-based count of attempted steps.
-        loss: the mean loss of the step's micro-batches, as given to the guard.
-        grad_norm: the total gradient norm before clipping.
-        incident: what went wrong, or `None`. A `GradScaler` probing its scale skips without an incident.
+        loss: the mean loss of the step's micro-batches, as given to the guard; a float.
+        grad_norm: the total gradient norm before clipping; a float.
+        incident: what went wrong (`incident.cause` says why), or `None`. A `GradScaler` probing its scale skips without
+            an incident.
         terms: the named loss terms, if the loss was given as a dict.
     """
 

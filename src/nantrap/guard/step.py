@@ -3,39 +3,35 @@
     detect    read         everything the host needs to know of the step, in a single transfer
     judge     decide       apply, probe, observe or refuse; all ranks the same
     apply     make_update  clip, update, and undo it if it created non-finite values
-    contain   refuse       this step never happened
-    diagnose               a draft of the incident: where and why
+    contain   contain      this step never happened
+    diagnose  draft        a draft of the incident: where and why
     act       act          skip, roll back or stop
-    record                 the incident is final: bundle, journal line, message, tally
+    record    refuse       the incident is final: bundle, journal line, message, tally
 
-`refuse_batch` and `refuse_exception` enter in the middle: what they refuse never came to a gradient. The two other ways
+The steps of a healthy run are in this file, in order; what is done with a bad one is in `refusal`. The two other ways
 to make a step, late reads and closures, have their own files and use the same parts.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from nantrap import finite
-from nantrap.errors import NonFiniteError
-from nantrap.guard.drafts import Draft
 from nantrap.guard.driver import Driver
 from nantrap.guard.heads import drop_bad_heads, words_for
 from nantrap.guard.judge import APPLY, APPLY_CAREFULLY, Decision, Flags, Kind, Verdict, judge
+from nantrap.guard.known import dropped_terms, rank_divergence
 from nantrap.guard.micro_batches import merge, settle
-from nantrap.guard.observation import Observation, micro_at_fault, observe
+from nantrap.guard.observation import Observation
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
 from nantrap.guard.ranges import words_for as words_for_batch
 from nantrap.guard.rates import current_rates
 from nantrap.guard.reading import NOTHING, Reading
-from nantrap.guard.recorder import stop_message
+from nantrap.guard.refusal import bad_reading, contain, look, refuse, refuse_dropped
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding
 
@@ -304,7 +300,7 @@ def compare_ranks(parts: Parts, window: Window) -> None:
     sums = ranks.checksums(parts.protected.members.parameters)
     if len(set(sums)) > 1:
         ranks.differ = True
-        draft = parts.diagnosis.rank_divergence(sums)
+        draft = rank_divergence(parts, sums)
         window.drafts.append((draft, "the step was applied; the parameters still differ between ranks"))
 
 
@@ -328,7 +324,7 @@ def accept(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Ou
     if window.drafts or window.findings:
         incident = parts.recorder.finish_dropped(window)
         if window.findings and incident is None:
-            draft = parts.diagnosis.dropped_terms(window, reading.loss, dict(reading.terms))
+            draft = dropped_terms(parts, window, reading.loss, dict(reading.terms))
             words = words_for(window.left_out, of=len(window.left_out) + len(reading.terms))
             incident = parts.recorder.finish(draft, Action.APPLY, words)
     return parts.recorder.end(window, reading, Action.APPLY, incident)
@@ -358,147 +354,3 @@ def apply_anyway(parts: Parts, driver: Driver, window: Window, reading: Reading,
     parts.scaling.probes_in_a_row = 0
     incident = parts.recorder.finish(draft, Action.APPLY, "the policy only observes")
     return parts.recorder.end(window, bad_reading(window, reading, observation), Action.APPLY, incident)
-
-
-# ---- refuse: contain, diagnose, act, record
-
-
-def look(
-    parts: Parts, driver: Driver, window: Window, reading: Reading, decision: Decision, undone: Sequence[Finding]
-) -> Observation:
-    """Note what is bad, before anything is put back."""
-    verdict = decision.verdict
-    spike = None
-    if decision.spike:
-        found = parts.spikes.find(reading.loss, reading.norm) if parts.spikes is not None else []
-        if parts.ranges is not None and parts.ranges.findings:
-            found = parts.ranges.findings
-        note = f"a spike on rank {verdict.origin_rank}"
-        spike = found[0] if found else Finding("spike", "loss", "forward", note=note)
-    micros = window.micros
-    guilty = reading.guilty
-    several = guilty is None and len(micros) > 1 and not undone and spike is None
-    if several:
-        guilty = micro_at_fault(micros)
-    observation = observe(
-        parts.protected,
-        guilty or micros[-1],
-        reading.norm,
-        verdict=verdict,
-        buffers_bad=reading.buffers_bad,
-        update=undone,
-        spike=spike,
-        harmless=decision.harmless,
-        agreed=True,
-        copy_gradients=not driver.owns_gradients,
-    )
-    return replace(observation, micros=tuple(micros)) if several else observation
-
-
-def contain(parts: Parts, driver: Driver) -> None:
-    """This step never happened: gradients, scaler, buffers, and what the forward pass wrote."""
-    driver.refuse_update()
-    parts.protected.restore()
-
-
-@dataclass(frozen=True, slots=True)
-class Act:
-    """What was done with a bad step, and why, in words."""
-
-    action: Action
-    reason: str
-
-
-def act(parts: Parts, driver: Driver, decision: Decision, *, blocked: str = "") -> Act:
-    """Skip, roll back or stop. A rollback that fails says so, and stops."""
-    if decision.spike and parts.ranges is not None and parts.ranges.findings:
-        return Act(Action.SKIP, 'skipped, as Policy(batch_range="skip") asks')
-    if decision.spike:
-        return Act(Action.SKIP, "a spike, skipped by the policy")
-    verdict, ranks = decision.verdict, parts.ranks
-
-    def no_way_back() -> str:
-        if blocked or not ranks.talking:
-            return blocked or parts.recovery.no_way_back()
-        return (parts.recovery.no_way_back() or "another rank has no older state") if verdict.stop else ""
-
-    action, reason = parts.ladder.decide(parts.progress.step, harmless=decision.harmless, no_way_back=no_way_back)
-    if action is Action.ROLLBACK:
-        done, words = parts.recovery.roll_back()
-        return Act(Action.ROLLBACK if done else Action.STOP, reason + words)
-    if parts.policy.scheduler_on_skip == "advance":
-        driver.advance_schedule()
-    return Act(action, reason)
-
-
-def refuse(
-    parts: Parts,
-    driver: Driver,
-    window: Window,
-    reading: Reading,
-    draft: Draft,
-    decision: Decision,
-    *,
-    blocked: str = "",
-    words: str = "",
-) -> Outcome:
-    """The end of a refused step, which is contained and drafted by now: act, then record."""
-    parts.protected.restore()  # a replay may have left buffers at the beginning of a later micro-batch
-    acted = act(parts, driver, decision, blocked=blocked)
-    went_back = acted.action is Action.ROLLBACK
-    incident = parts.recorder.finish(
-        draft, acted.action, words + acted.reason, restored=None if went_back else parts.protected.verify()
-    )
-    outcome = parts.recorder.end(window, reading, acted.action, incident)
-    if acted.action is Action.STOP:
-        message = stop_message(incident, words + acted.reason, parts.recovery.where_to_restart())
-        raise NonFiniteError(message, incident=incident)
-    return outcome
-
-
-def refuse_dropped(parts: Parts, driver: Driver, window: Window) -> Outcome:
-    """Every micro-batch was dropped. They were diagnosed one by one; the first one's incident is that of the step."""
-    contain(parts, driver)
-    (draft, _), *others = window.drafts
-    window.drafts = others
-    first = draft.incident
-    reading = Reading(
-        norm=math.nan if first.grad_norm is None else first.grad_norm,
-        loss=math.nan if first.loss is None else first.loss,
-        terms=dict(first.terms),
-        rates=current_rates(parts.protected.optimizer),
-        scale=driver.scaling.value(),
-    )
-    verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
-    decision = Decision(Kind.REFUSE, verdict)
-    words = f"all {window.dropped} micro-batches were bad; "
-    return refuse(parts, driver, window, reading, draft, decision, words=words)
-
-
-def refuse_batch(
-    parts: Parts, driver: Driver, window: Window, findings: Sequence[Finding], verdict: Verdict, batch: Any = None
-) -> Outcome:
-    """`check_batch` found it before the forward pass: nothing was computed. A rollback would not repair the data."""
-    contain(parts, driver)
-    draft = parts.diagnosis.bad_batch(findings, verdict, batch=batch)
-    reading = Reading(rates=current_rates(parts.protected.optimizer), scale=driver.scaling.value())
-    decision = judge(verdict, parts.policy)
-    return refuse(parts, driver, window, reading, draft, decision, blocked="the batch is at fault, not the state")
-
-
-def refuse_exception(parts: Parts, driver: Driver, window: Window, draft: Draft, words: str) -> Outcome:
-    """A non-finite value led to an exception before there was a loss."""
-    contain(parts, driver)
-    reading = Reading(rates=current_rates(parts.protected.optimizer), scale=driver.scaling.value())
-    decision = Decision(Kind.REFUSE, Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,)))
-    return refuse(parts, driver, window, reading, draft, decision, words=f"{words}; ")
-
-
-def bad_reading(window: Window, reading: Reading, observation: Observation) -> Reading:
-    """The reading of a bad step: its loss and terms are those of the micro-batch at fault."""
-    if observation.spike or not observation.values or window.separate:
-        return reading
-    micro, values = observation.micro, observation.values
-    named = micro.loss.named(list(values[1:]))
-    terms = {name: value * micro.factor for name, value in named.items()}
-    return reading._replace(loss=values[0] * micro.factor, terms=terms)

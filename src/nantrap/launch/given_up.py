@@ -16,6 +16,7 @@ from nantrap import finite
 from nantrap.guard.collect import Collector
 from nantrap.guard.driver import Driver
 from nantrap.guard.judge import Verdict
+from nantrap.guard.known import bad_batch
 from nantrap.guard.loss import Loss
 from nantrap.guard.micro_batches import drop
 from nantrap.guard.observation import Observation, observe
@@ -85,7 +86,7 @@ class GivenUp:
         words = "the script left this batch out before it called the model"
         self._activity.busy = True
         try:
-            draft = parts.diagnosis.bad_batch([finding("batch", name, tensor, "data")])
+            draft = bad_batch(parts, [finding("batch", name, tensor, "data")])
             samples = draft.incident.samples
             own = tuple(indices[sample] for sample in samples) if samples and max(samples) < len(indices) else ()
             draft.incident = replace(draft.incident, dataset_indices=own, notes=(words, *draft.incident.notes))

@@ -4,7 +4,6 @@ import argparse
 import datetime
 import json
 import os
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -21,9 +20,7 @@ def train(args):
     for index in args.bad:
         x[index, 1] = float("nan")
     data = TensorDataset(x, y)
-    sampler: DistributedSampler[Any] = DistributedSampler(
-        data, shuffle=False
-    )  # rank 0 has the even samples, rank 1 the odd ones
+    sampler = DistributedSampler(data, shuffle=False)  # rank 0 has the even samples, rank 1 the odd ones
     torch.manual_seed(rank)
     inner = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
     model = DistributedDataParallel(inner)
@@ -55,8 +52,7 @@ def save_sharded(model, rank):
     if rank == 1:
         model[0].weight.data[0, 0] = float("nan")
     dcp.save({"model": model.state_dict()}, checkpoint_id="good")
-    later: Any = dcp.async_save({"model": model.state_dict()}, checkpoint_id="later")
-    later.result()
+    dcp.async_save({"model": model.state_dict()}, checkpoint_id="later").result()
     model[0].weight.data.copy_(kept)
 
 

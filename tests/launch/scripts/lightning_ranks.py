@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import warnings
-from typing import Any
 
 warnings.simplefilter("ignore")
 
@@ -44,7 +43,7 @@ def main():
     x, y = torch.randn(32, 6, generator=generator), torch.randn(32, 3, generator=generator)
     for index in args.bad:
         x[index, 1] = float("nan")
-    callbacks: list[Any] = []
+    callbacks = []
     if args.adapter:
         import nantrap.lightning
 
@@ -66,7 +65,7 @@ def main():
     state = module.state_dict()
     result = {
         "finite": all(bool(value.isfinite().all()) for value in state.values()),
-        "weights": [float(value.double().sum()).hex() for value in module.parameters()],
+        "weights": [value.double().sum().item().hex() for value in module.parameters()],
     }
     with open(os.path.join(args.folder, f"result-{trainer.global_rank}.json"), "w") as file:
         json.dump(result, file)

@@ -28,8 +28,6 @@ for step in range(50):
     if optimizer is not None:
         optimizer.step()
     else:
-        assert W.grad is not None
-        assert b.grad is not None
         with torch.no_grad():
             W -= W.grad
             b -= b.grad

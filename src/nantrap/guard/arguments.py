@@ -1,0 +1,52 @@
+"""What `Guard` refuses when it is made, each with the name of the argument and with what was expected."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from nantrap.errors import UsageError
+from nantrap.guard.policy import Policy
+
+
+def as_modules(also: Any) -> Sequence[nn.Module]:
+    """The modules beside the model: one, or a list of them."""
+    modules = [also] if isinstance(also, nn.Module) else list(also) if isinstance(also, (list, tuple)) else None
+    if modules is None or not all(isinstance(module, nn.Module) for module in modules):
+        raise UsageError(f"Guard(also={also!r}): expected a list of torch.nn.Module, e.g. also=[loss_module]")
+    return modules
+
+
+def check_listeners(*, watch: Any, export: Any, alerts: Any) -> None:
+    """Refuse what cannot be followed or sent, by the name of the argument."""
+    if not isinstance(watch, Iterable):
+        raise UsageError(f"Guard(watch={watch!r}): names or patterns, or a dict of pattern to Limit")
+    if not isinstance(export, Iterable):
+        raise UsageError(f"Guard(export={export!r}): names of exporters in a list, such as ['tensorboard']")
+    if alerts is not None and not hasattr(alerts, "stalled_after"):
+        raise UsageError(f"Guard(alerts={alerts!r}): expected nantrap.Alerts(...)")
+
+
+def check_arguments(*, scheduler: Any, max_grad_norm: Any, policy: Any, run_dir: Any, save_every: Any) -> None:
+    """Refuse what cannot be right, by the name of the argument."""
+    if policy is not None and not isinstance(policy, Policy):
+        named = f"; for this one, Policy.{policy}()" if policy in ("strict", "observe") else ""
+        raise UsageError(f"Guard(policy={policy!r}): expected a nantrap.Policy{named}")
+    number = isinstance(max_grad_norm, (int, float)) and not isinstance(max_grad_norm, bool)
+    if max_grad_norm is not None and not (number and max_grad_norm > 0):
+        raise UsageError(f"Guard(max_grad_norm={max_grad_norm!r}): a positive number, or None not to clip")
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise UsageError(
+            "Guard(scheduler=ReduceLROnPlateau): it needs a metric, which the guard does not have; leave it out "
+            "and call scheduler.step(metric) yourself"
+        )
+    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
+        raise UsageError(f"Guard(scheduler={scheduler!r}): expected a learning rate scheduler with a step() method")
+    if run_dir is not None and not isinstance(run_dir, (str, os.PathLike)):
+        raise UsageError(f"Guard(run_dir={run_dir!r}): expected the path of a folder, or None to write nothing")
+    if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 0:
+        raise UsageError(f"Guard(save_every={save_every!r}): a number of steps, or 0 for never")
