@@ -22,15 +22,16 @@ nox.options.reuse_existing_virtualenvs = True
 MATRIX = [
     ("3.10", "2.6.0"),
     ("3.10", "2.13.0"),
-    ("3.11", "2.9.0"),
+    ("3.11", "2.9.1"),
     ("3.11", "2.13.0"),
-    ("3.11", "2.14.1"),
+    ("3.11", "2.15.0"),
     ("3.12", "2.13.0"),
     ("3.13", "2.13.0"),
 ]
 """The oldest supported torch on the oldest Python, one torch in between, the newest, and every Python in between."""
 
-TOOLS = ["pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "mpmath", "fsspec"]
+TOOLS = ["pytest", "pytest-xdist", "pytest-timeout", "pytest-random-order", "hypothesis", "mpmath", "httpx", "tqdm"]
+EXTRAS = "data,plot,watch,tensorboard,serve,completion,remote"
 """Without the frameworks: those tests are skipped here and run by `make test`."""
 
 
@@ -39,6 +40,6 @@ TOOLS = ["pytest", "pytest-xdist", "pytest-timeout", "hypothesis", "mpmath", "fs
 def tests(session: nox.Session, torch: str) -> None:
     """The default tests, without the frameworks, on one Python and one torch."""
     session.install(f"torch=={torch}")
-    session.install("-e", ".", *TOOLS)
+    session.install("-e", f".[{EXTRAS}]", *TOOLS)
     arguments = session.posargs or ["-n", "2", "--dist", "loadfile"]
     session.run("python", "-m", "pytest", "-q", *arguments, env={"OMP_NUM_THREADS": "1"})

@@ -83,6 +83,7 @@ class Matrices(nn.Module):
         return self.second(torch.tanh(self.first(x)))
 
 
+@pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="this torch has no Muon")
 @pytest.mark.parametrize("form", FORMS)
 def test_muon(form: str) -> None:
     compare(form, model=Matrices, optimizer=lambda m: torch.optim.Muon(m.parameters(), lr=1e-2))

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
 from nantrap import Policy
+from sharding import needs_sharding
 
 NAN = float("nan")
 WORLD = 2
@@ -690,6 +691,7 @@ def test_a_loss_that_gathers_from_all_ranks_is_run_again_by_all(ranks: Ranks) ->
     assert zero["parameters"] == one["parameters"]
 
 
+@needs_sharding
 def test_sharded_parameters_are_clipped_and_contained(ranks: Ranks) -> None:
     zero, one = ranks("sharded")
     assert one["folders"] == ["000002-r1"]
@@ -727,6 +729,7 @@ def test_a_rank_without_a_guard_is_noticed(ranks: Ranks) -> None:
     assert zero["parameters"] == one["parameters"]
 
 
+@needs_sharding
 def test_an_overflow_in_one_shard_under_a_scaler(ranks: Ranks) -> None:
     zero, one = ranks("sharded_scaler")
     assert zero == one
@@ -734,6 +737,7 @@ def test_an_overflow_in_one_shard_under_a_scaler(ranks: Ranks) -> None:
     assert (zero["probes"], zero["scale"]) == (1, 512.0)
 
 
+@needs_sharding
 def test_nan_in_one_shard_under_a_scaler_is_no_search(ranks: Ranks) -> None:
     zero, one = ranks("sharded_scaler_nan")
     assert zero["actions"] == one["actions"] == ["apply", "skip", "apply", "apply"]

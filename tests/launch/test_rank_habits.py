@@ -18,11 +18,13 @@ import pytest
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+import sharding
 from nantrap.launch.attach import attached
 from nantrap.launch.settings import Settings
 
 SCRIPT = Path(__file__).parent / "scripts" / "ranks.py"
-HEALTHY = ("disabled_scaler", "scaled", "join", "alone", "apart", "sharded", "mixed", "accumulated", "night")
+SHARDED = ("sharded", "mixed") if sharding.RUNS else ()
+HEALTHY = ("disabled_scaler", "scaled", "join", "alone", "apart", *SHARDED, "accumulated", "night")
 BAD = tuple(f"bad:{name}" for name in HEALTHY)
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
 
@@ -128,6 +130,7 @@ def test_models_that_have_nothing_to_do_with_each_other(runs: Runs) -> None:
     assert [each["origin_rank"] for each in runs.incidents("apart").values()] == [1]
 
 
+@sharding.needs_sharding
 def test_sharded_weights_are_located_by_all_ranks_together(runs: Runs) -> None:
     assert runs.actions("sharded") == [["apply", "skip", "apply", "skip", "apply"]] * 2
     found = runs.incidents("sharded")
@@ -141,6 +144,7 @@ def test_sharded_weights_are_located_by_all_ranks_together(runs: Runs) -> None:
         assert any("run again by all ranks together" in note for note in incident["notes"])
 
 
+@sharding.needs_sharding
 def test_split_and_plain_parameters(runs: Runs) -> None:
     assert runs.actions("mixed") == [["apply", "skip", "apply"]] * 2
     found = runs.incidents("mixed")

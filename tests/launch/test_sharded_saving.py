@@ -19,8 +19,9 @@ from torch import nn
 import nantrap
 from nantrap.launch.attach import attached
 from nantrap.launch.settings import Settings
+from sharding import needs_sharding
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
+pytestmark = [pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file"), needs_sharding]
 POLICIES = ("skip", "strict", "observe")
 
 

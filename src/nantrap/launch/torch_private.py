@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from typing import Any
 
@@ -87,5 +88,20 @@ def not_traced(function: Any) -> Any:
     return function if disable is None else disable(function)
 
 
-compiler_listens: Any = getattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback", lambda: None)
-"""Whether Dynamo looks at every Python frame that begins now; not known in an older torch."""
+_eval_frame_callback: Any = torch._C._dynamo.eval_frame.get_eval_frame_callback
+
+
+def _compiler_listens() -> Any:
+    """As `compiler_listens`, for a torch whose function gives its result away without counting the reference.
+
+    Seen in 2.6: each call takes one reference from the callback, or from None, until it is freed while it is in use. In
+    versions in between that may count it already, one reference too many is never given back, which harms nothing.
+    """
+    callback = _eval_frame_callback()
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(callback))
+    return callback
+
+
+_COUNTS_REFERENCES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
+compiler_listens: Any = _eval_frame_callback if _COUNTS_REFERENCES else _compiler_listens
+"""Whether Dynamo looks at every Python frame that begins now: its callback, or None."""
