@@ -387,9 +387,7 @@ def _trial_row(trial: Trial, incident: Incident) -> TrialRow:
         verdict = Verdict("plain" if control else "bad", "✖", "not finite")
     result = "" if trial.loss is None else f"loss {value(trial.loss, 4)}"
     if control and not trial.note:
-        note = (
-            "nothing changed: the trials cannot be trusted" if trial.finite else "fails as it did: the trials count"
-        )
+        note = "nothing changed: the trials cannot be trusted" if trial.finite else "fails as it did: the trials count"
     else:
         note = trial.note or _tells(trial, incident)
     change = trial.change or ("nothing changed" if control else trial.name)
