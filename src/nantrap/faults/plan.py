@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import fnmatch
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from nantrap.errors import UsageError
 
+Number = TypeVar("Number", int, float)
 KINDS: Final = ("batch", "activation", "loss", "grad", "param", "buffer", "optimizer", "bitflip", "checkpoint")
 """Where a fault is put, in the order of a step. `checkpoint` counts saves instead of steps."""
 
@@ -100,15 +102,25 @@ def _parse(text: str) -> Fault:
     try:
         return Fault(
             _ALIASES.get(kind, kind),
-            rate=float(given.get("rate", "0")),
-            steps=tuple(int(step) for step in given["step"].replace("|", "/").split("/")) if "step" in given else (),
+            rate=_number(float, "rate", given.get("rate", "0")),
+            steps=tuple(_number(int, "step", step) for step in given["step"].replace("|", "/").split("/"))
+            if "step" in given
+            else (),
             value=given.get("value", "nan").lower(),
             where=given.get("where", "*"),
-            rank=int(given["rank"]) if "rank" in given else None,
-            seed=int(given.get("seed", "0")),
-            bit=int(given["bit"]) if "bit" in given else None,
+            rank=_number(int, "rank", given["rank"]) if "rank" in given else None,
+            seed=_number(int, "seed", given.get("seed", "0")),
+            bit=_number(int, "bit", given["bit"]) if "bit" in given else None,
         )
     except UsageError:
         raise
     except ValueError as error:
         raise UsageError(f"{text}: {error}; a fault is written like grad:0.01,seed=1 or loss:step=5") from error
+
+
+def _number(kind: Callable[[str], Number], key: str, text: str) -> Number:
+    try:
+        return kind(text)
+    except ValueError:
+        wanted = "a whole number" if kind is int else "a number"
+        raise ValueError(f"{key} is {text or 'empty'}, not {wanted}") from None

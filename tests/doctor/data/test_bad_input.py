@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 import tarfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 
 from nantrap.cli import main
 from nantrap.doctor.data import check_data
+from nantrap.engines import Threads
 
 FACTORIES = """
 import sys
@@ -178,3 +180,39 @@ def test_a_list_that_cannot_be_written_is_reported_immediately(
     assert "files read" not in err
     assert os.path.exists("/dev/null")
     assert not os.path.isfile("/dev/null")
+
+
+CHANGED = "changed while it was read; check it again when nothing writes to it"
+
+
+def cut_it(path: Path) -> None:
+    os.truncate(path, 1000)
+
+
+def replace_it(path: Path) -> None:
+    path.rename(path.with_suffix(".old"))
+    np.save(path, np.random.default_rng(1).normal(size=(20, 8)))
+
+
+def overwrite_it(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(500)
+        file.write(b"x" * 100)
+    os.utime(path, ns=(0, 0))  # a clock that is too coarse must not hide it
+
+
+@pytest.mark.parametrize("spoil", [cut_it, replace_it, overwrite_it])
+def test_a_file_that_changes_while_it_is_read(spoil: Callable[[Path], None], tmp_path: Path) -> None:
+    """Whatever else is seen of it then is not said: it may be over already."""
+    path = tmp_path / "a.npy"
+    np.save(path, np.random.default_rng(0).normal(size=(20, 8)))
+
+    class Spoiling(Threads):
+        def run(self, function: Any, items: Any) -> Iterator[tuple[int, Any]]:
+            if items:  # there are no images
+                spoil(path)
+            yield from super().run(function, items)
+
+    report = check_data(path, engine=Spoiling(1))
+    assert CHANGED in [finding.message for finding in report.findings]
+    assert [finding.message for finding in report.findings if finding.slug == "unreadable_file"] == [CHANGED]

@@ -30,7 +30,7 @@ from nantrap.doctor.data.readers import (
 from nantrap.doctor.data.readers.csv_files import ROW
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.rows import Array, Indices
-from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
+from nantrap.doctor.data.shards import CHANGED, Plan, Problem, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import file_size, list_folder, open_source
 from nantrap.engines import Engine, Threads, in_order
 from nantrap.errors import NantrapError, UsageError
@@ -156,10 +156,10 @@ class _Run:
 
     def tables(self, files: list[_File]) -> None:
         """All other files."""
-        plans: dict[str, tuple[_File, Plan]] = {}
+        plans: dict[str, tuple[object, Plan]] = {}
         for file in files:
             try:
-                plans[file.path] = (file, plan_file(file.path, _known(file)))
+                plans[file.path] = (_identity(file.path), plan_file(file.path, _known(file)))
             except NantrapError:
                 raise
             except Exception as error:
@@ -171,9 +171,12 @@ class _Run:
         results: dict[str, list[Scanned]] = {path: [] for path in plans}
         for shard, scanned in zip(shards, found, strict=True):
             results[shard.path].append(scanned)
-        for path, (_, plan) in plans.items():
+        for path, (identity, plan) in plans.items():
             kind = plan.shards[0].format if plan.shards else None
-            self.judge(path, kind, plan, combined(path, kind, results[path], self.options))
+            made = combined(path, kind, results[path], self.options)
+            if _identity(path) != identity:  # another file under the same name: its shards are of both
+                made.append(Scanned(problems=[Problem(CHANGED)]))
+            self.judge(path, kind, plan, made)
         self.findings += _mismatched_files({path: plan for path, (_, plan) in plans.items()}, self.lengths)
 
     def judge(self, path: str, format: str | None, plan: Plan, results: Iterable[Scanned]) -> None:
@@ -210,10 +213,21 @@ class _Run:
     def _unreadable(self, path: str, *problems: Problem) -> None:
         indices = tuple(sorted({index for problem in problems for index in problem.indices}))
         messages = list(dict.fromkeys(problem.message for problem in problems))
+        if CHANGED in messages:  # what else is wrong with it may be over already
+            messages = [CHANGED]
         text = messages[0] if len(messages) == 1 else f"{messages[0]} (and {len(messages) - 1:,} more)"
         self.findings.append(
             DataFinding("unreadable_file", path, problems[0].field, indices, max(1, len(indices)), text)
         )
+
+
+def _identity(path: str) -> object:
+    """What changes when a local file is written or replaced; `None` for a URL."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def _scan_safely(shard: Shard, *, options: DataOptions) -> Scanned:

@@ -12,7 +12,7 @@ import numpy as np
 
 from nantrap.doctor.data.findings import DataFinding
 from nantrap.doctor.data.readers.images import decode
-from nantrap.doctor.data.shards import UnreadableDataError
+from nantrap.doctor.data.shards import CHANGED, UnreadableDataError
 from nantrap.doctor.data.stored import open_source
 
 _SHORT = 16
@@ -45,7 +45,7 @@ def _look_at(path: str) -> Pixels:
             size = source.size
             data = source.read(0, size)
             if source.changed() or len(data) < size:
-                return Pixels(path, size, error="changed while it was read; check it again when nothing writes to it")
+                return Pixels(path, size, error=CHANGED)
         pixels = decode(data)
     except UnreadableDataError as error:
         return Pixels(path, size, error=str(error))

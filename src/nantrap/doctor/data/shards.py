@@ -7,8 +7,11 @@ which measures one of them. Both sides are plain data, so that the same two func
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from nantrap.doctor.data.measures import Measures
+
+CHANGED: Final = "changed while it was read; check it again when nothing writes to it"
 
 
 class UnreadableDataError(Exception):

@@ -20,7 +20,7 @@ from nantrap.doctor.data.measure import measure
 from nantrap.doctor.data.measures import Block, Kind, Measures, joined, thinned
 from nantrap.doctor.data.roles import DataOptions, role_of
 from nantrap.doctor.data.rows import Array, Rows, digest
-from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
+from nantrap.doctor.data.shards import CHANGED, Plan, Problem, Scanned, Shard, UnreadableDataError
 
 _PIECE = 4 << 20
 """Bytes read and measured together: within the second-level cache or near it."""
@@ -108,7 +108,7 @@ def scan(shard: Shard, options: DataOptions, opener: Opener) -> Scanned:
         except UnreadableDataError as error:
             made.problems.append(Problem(str(error), shard.field))
         if file.changed():
-            made.problems.append(Problem("changed while it was read; check it again when nothing writes to it"))
+            made.problems.append(Problem(CHANGED))
     return made
 
 

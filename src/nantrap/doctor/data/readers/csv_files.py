@@ -21,10 +21,10 @@ import numpy as np
 from nantrap.doctor.data.measure import measure
 from nantrap.doctor.data.measures import OTHER_WIDTH, Block, Measures, joined
 from nantrap.doctor.data.readers.arrow_files import csv_table
-from nantrap.doctor.data.readers.text_pieces import CHANGED, line_bounds, plan_lines, read_piece, whole_of
+from nantrap.doctor.data.readers.text_pieces import line_bounds, plan_lines, read_piece, whole_of
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.rows import Array, Rows, line_digests
-from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
+from nantrap.doctor.data.shards import CHANGED, Plan, Problem, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import open_source
 
 _ROWS = 20_000

@@ -16,9 +16,9 @@ from nantrap.doctor.data.measure import measure
 from nantrap.doctor.data.measures import Measures, joined
 from nantrap.doctor.data.readers.arrow_files import blocks_of_batch, whole_json_table
 from nantrap.doctor.data.readers.records import blocks_of_column
-from nantrap.doctor.data.readers.text_pieces import CHANGED, line_bounds, plan_lines, read_piece, whole_of
+from nantrap.doctor.data.readers.text_pieces import line_bounds, plan_lines, read_piece, whole_of
 from nantrap.doctor.data.roles import DataOptions
-from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard
+from nantrap.doctor.data.shards import CHANGED, Plan, Problem, Scanned, Shard
 from nantrap.doctor.data.stored import open_source
 
 _LINES = 4_000

@@ -21,7 +21,7 @@ from nantrap.doctor.data.measures import Measures, joined
 from nantrap.doctor.data.readers import images
 from nantrap.doctor.data.readers.json_lines import measure_records
 from nantrap.doctor.data.roles import DataOptions
-from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
+from nantrap.doctor.data.shards import CHANGED, Plan, Problem, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import as_stream, open_source
 
 _BATCH = 64 << 20
@@ -66,7 +66,7 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
                 made.problems.append(Problem(_damage(error, made.samples, _is_tar(source))))
             measure_records(batch, options, parts)
         if source.changed():
-            made.problems.append(Problem("changed while it was read; check it again when nothing writes to it"))
+            made.problems.append(Problem(CHANGED))
     made.measures = [joined(found) for found in parts.values()]
     return made
 

@@ -19,7 +19,6 @@ from nantrap.doctor.data.stored import open_source
 PIECE = 8 << 20
 """Bytes of one piece of work."""
 _WINDOW = 1 << 20
-CHANGED = "changed while it was read; check it again when nothing writes to it"
 
 
 def plan_lines(path: str, format: str) -> Plan:
