@@ -171,7 +171,8 @@ def _save(store: CheckpointStore, run: Run, step: int, guard: Any, voice: Voice)
 
 def _evaluate(system: System, run: Run, step: int, voice: Voice) -> None:
     found = run.evaluate()
-    voice.say(f"evaluation after {step:,} steps: loss {found.loss:.4f}, {system.quality} {found.quality:.1%}")
+    steps = "1 step" if step == 1 else f"{step:,} steps"
+    voice.say(f"evaluation after {steps}: loss {found.loss:.4f}, {system.quality} {found.quality:.1%}")
     if run.evaluate_ema is not None:
         averaged = run.evaluate_ema()
         voice.say(f"  averaged weights: loss {averaged.loss:.4f}, {system.quality} {averaged.quality:.1%}")
