@@ -38,7 +38,7 @@ SLOW = (
 )
 """Python blocks by their first characters that need a framework or a run; `test_blocks_of_frameworks_run` runs them."""
 
-LAUNCHERS = {"torchrun", "pip", "make", "bash"}
+LAUNCHERS = {"torchrun", "pip", "make", "bash", "tail", "grep"}
 """Commands of others."""
 
 
