@@ -265,6 +265,15 @@ def test_any_width_breaks_lines_between_words_only(incident: Incident, width: in
         assert [word for word in shown if word != "|"] == [word for word in words if word != "|"]
 
 
+def test_a_long_path_stays_whole_and_the_function_goes_to_the_next_line() -> None:
+    file = "/home/someone/projects/experiments/attention/model_with_masks.py"
+    source = Source(file, 41, "MaskedAttention.forward", "    return scores.softmax(-1)", 11, 29)
+    incident = Incident(step=3, phase="forward", op="aten._softmax", source=source)
+    assert f"  --> {file}:41 in MaskedAttention.forward\n" in render_incident(incident, width=110)
+    narrow = render_incident(incident, width=80)
+    assert f"  --> {file}:41\n      in MaskedAttention.forward\n" in narrow
+
+
 @pytest.mark.parametrize(
     ("action", "restored", "said"),
     [

@@ -14,6 +14,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -161,7 +162,7 @@ def _excerpt_lines(excerpt: Excerpt, width: int | None) -> list[Line]:
     number = str(excerpt.line)
     pad = " " * len(number)
     path = "" if is_cell(excerpt.file) else excerpt.file
-    lines: list[Line] = [[Segment("  --> ", "frame"), Segment(excerpt.place, "frame", path=path)]]
+    lines = _place_lines(excerpt, path, width)
     if not excerpt.text:
         return lines
     gutter = len(number) + 3
@@ -177,6 +178,16 @@ def _excerpt_lines(excerpt: Excerpt, width: int | None) -> list[Line]:
     indent = min(len(blank), max(0, width - gutter - len(excerpt.label)))
     labels = wrapped(excerpt.label, width - gutter - indent)
     return lines + [[bar, Segment(" " * indent + label, "mark")] for label in labels]
+
+
+def _place_lines(excerpt: Excerpt, path: str, width: int | None) -> list[Line]:
+    """Where it began. In a narrow terminal the function goes to the next line; a path is never broken."""
+    start, indent = Segment("  --> ", "frame"), 6
+    if width is None or indent + _cells(excerpt.place) <= width or not excerpt.function:
+        return [[start, Segment(excerpt.place, "frame", path=path)]]
+    alone = replace(excerpt, function="", inferred=False).place
+    inside = excerpt.place.removeprefix(alone).strip()
+    return [[start, Segment(alone, "frame", path=path)], [Segment(" " * indent + inside, "frame")]]
 
 
 def _cropped(excerpt: Excerpt, room: int) -> tuple[str, int, int]:
