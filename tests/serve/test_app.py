@@ -24,7 +24,7 @@ def served(root: Path, token: str | None = None) -> TestClient:
     index = Index(root)
     index.discover()
     index.scan()
-    app = Live(index).application(hosts=("127.0.0.1", "localhost"), token=token)
+    app = Live(index).application(hosts=("127.0.0.1", "localhost", "::1"), token=token)
     return TestClient(cast(Any, app), base_url="http://127.0.0.1:8765", follow_redirects=False)
 
 
@@ -110,14 +110,20 @@ def test_it_is_read_only(method: str, client: TestClient) -> None:
     assert client.request(method, "/").status_code == 405
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "localhost.evil"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "localhost.evil", "127.0.0.1:8765@evil.example",
+        "127.0.0.1:", "[::1]evil.example", "[::1", "localhost/evil", "localhost:port",
+    ],
+)  # fmt: skip
 def test_other_host_names_are_refused(host: str, client: TestClient) -> None:
     answer = client.get("/", headers={"host": host})
     assert answer.status_code == 421
     assert "exp1" not in answer.text
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8765", "localhost:8765", "LOCALHOST"])
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.1:8765", "localhost:8765", "LOCALHOST", "[::1]:8765"])
 def test_its_own_names_are_answered(host: str, client: TestClient) -> None:
     assert client.get("/healthz", headers={"host": host}).status_code == 200
 

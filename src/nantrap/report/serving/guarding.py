@@ -4,6 +4,7 @@ server."""
 from __future__ import annotations
 
 import ipaddress
+import re
 import secrets
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
@@ -13,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, RedirectResponse, Response
 
 COOKIE = "nantrap_token"
+_HOST = re.compile(r"(?:\[(?P<address>[0-9a-f:.]+)\]|(?P<name>[\w.-]+))(?::\d{1,5})?", re.ASCII)
 _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
@@ -108,8 +110,6 @@ def _same(given: str, token: str) -> bool:
 
 
 def _name(host: str) -> str:
-    """The name in a Host header, without its port."""
-    host = host.strip().lower()
-    if host.startswith("["):
-        return host.partition("]")[0].lstrip("[")
-    return host.rpartition(":")[0] if ":" in host else host
+    """The name in a Host header, without its port; empty for what is no name and port."""
+    match = _HOST.fullmatch(host.strip().lower())
+    return (match["address"] or match["name"]) if match else ""
