@@ -113,8 +113,8 @@ def test_it_is_read_only(method: str, client: TestClient) -> None:
 @pytest.mark.parametrize(
     "host",
     [
-        "evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "localhost.evil", "127.0.0.1:8765@evil.example",
-        "127.0.0.1:", "[::1]evil.example", "[::1", "localhost/evil", "localhost:port",
+        "evil.example", "evil.example:8765", "127.0.0.1.evil.example", "", "localhost.evil",
+        "127.0.0.1:8765@evil.example", "127.0.0.1:", "[::1]evil.example", "[::1", "localhost/evil", "localhost:port",
     ],
 )  # fmt: skip
 def test_other_host_names_are_refused(host: str, client: TestClient) -> None:
