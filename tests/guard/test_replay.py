@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -46,6 +47,18 @@ def failed_run(folder: Path, **policy: Any) -> nantrap.Incident:
     assert incident is not None
     assert incident.bundle is not None
     return incident
+
+
+def test_a_program_that_replaced_the_generator_of_numpy(tmp_path: Path) -> None:
+    numpy: Any = np.random  # its declarations lack these two
+    kept = numpy.get_bit_generator()
+    try:
+        numpy.set_bit_generator(np.random.PCG64(5))
+        incident = failed_run(tmp_path, bundle="full", bundle_data=True)
+        assert not any("diagnosis failed" in note for note in incident.notes)
+        assert nantrap.replay(str(incident.bundle), entry=build).reproduced
+    finally:
+        numpy.set_bit_generator(kept)
 
 
 def test_the_whole_step_elsewhere(tmp_path: Path) -> None:

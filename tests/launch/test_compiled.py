@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -96,7 +97,7 @@ def test_asking_whether_the_compiler_listens_takes_no_reference() -> None:
     def callback(*_: object) -> None:
         """Stands for the callback of the compiler."""
 
-    frames = torch._C._dynamo.eval_frame
+    frames: Any = torch._C._dynamo.eval_frame
     before = frames.set_eval_frame(callback)
     try:
         counts = [sys.getrefcount(callback)]

@@ -11,7 +11,7 @@ from nantrap.finite.check import readable
 from nantrap.incident import TensorStats
 
 _CHUNK = 1 << 22
-"""Values looked at together: bounds the temporary memory to some tens of megabytes however large the tensor is."""
+"""Values read together: bounds the temporary memory to some tens of megabytes however large the tensor is."""
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -101,6 +101,7 @@ def first_nonfinite_index(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def _integer_stats(tensor: Tensor, shape: tuple[int, ...], name: str) -> TensorStats:
+    """The statistics of numbers that cannot be NaN or Inf."""
     if tensor.numel() == 0 or tensor.layout != torch.strided:
         return TensorStats(shape=shape, dtype=name, numel=tensor.numel())
     values = tensor.detach().to(torch.int64)

@@ -187,6 +187,7 @@ class Anchors:
             self.due = now + self._every if now else 0
 
     def _take(self, step: int) -> None:
+        """Copy the whole state, into the memory of the oldest anchor where there are enough of them."""
         size = state_bytes(self._parameters, self._optimizer)
         if size > self._limit_bytes:
             return
@@ -201,6 +202,7 @@ class Anchors:
             self._attempt_bytes -= self.attempts.popleft().nbytes
 
     def _fill(self, anchor: Anchor, step: int) -> None:
+        """Overwrite an anchor with the state as it is now."""
         anchor.step, anchor.rollbacks, anchor.factor = step, 0, self.factor
         anchor.finite = None
         anchor.rng = RngState.capture()

@@ -38,6 +38,7 @@ class LiveTrace(Trace):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        """Record an operation, and what it was given, while the limits allow it."""
         if len(self.ops) >= _MOST_OPERATIONS or os.getpid() != self._process:
             return func(*args, **(kwargs or {}))
         if not self.tape.wanted:

@@ -144,6 +144,7 @@ class BufferShadow:
         return len(self._slots) > before
 
     def _find(self, prefix: str, root: nn.Module) -> None:
+        """Note where each buffer of a module is held, and whether its writes are counted."""
         for path, module in root.named_modules(prefix=prefix):
             holder = buffers_of(module)
             for name, buffer in holder.items():
@@ -431,6 +432,7 @@ class BufferShadow:
         ]
 
     def _copy(self, changed: list[int], current: list[Tensor | None]) -> None:
+        """Copy the buffers at these positions, in one call for those whose copies fit."""
         targets: list[Tensor] = []
         sources: list[Tensor] = []
         self._plan = None

@@ -51,6 +51,7 @@ def material_of(
 
 
 def _material(failed: FailedStep, location: Location, *, data: bool, batch_known: bool, limit_bytes: int) -> Material:
+    """The state before the step, its random streams and, if data may be kept, the batch and the operation's inputs."""
     material = Material()
     with failed.rewound():
         state: dict[str, Tensor] = {f"parameter.{name}": p.detach() for name, p in failed.parameters.items()}
@@ -92,12 +93,16 @@ def _material(failed: FailedStep, location: Location, *, data: bool, batch_known
 
 
 def _rng(state: RngState | None) -> Any:
+    """The random streams as plain values. A generator of NumPy that is not its usual one is left out."""
     if state is None:
         return None
-    kind, keys, position, has_gauss, cached = state.numpy
+    numpy = None
+    if not isinstance(state.numpy, dict):
+        kind, keys, position, has_gauss, cached = state.numpy
+        numpy = [kind, keys.tolist(), int(position), int(has_gauss), float(cached)]
     return {
         "torch_cpu": state.torch_cpu.tolist(),
         "torch_cuda": [device.tolist() for device in state.torch_cuda],
         "python": [state.python[0], list(state.python[1]), state.python[2]],
-        "numpy": [kind, keys.tolist(), int(position), int(has_gauss), float(cached)],
+        "numpy": numpy,
     }

@@ -255,6 +255,7 @@ class _Before(Hook):
         self._collector = weakref.ref(collector)
 
     def __call__(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Note inputs, random streams and calling line, unless the call is no part of a step."""
         collector = self._collector()
         if collector is None or is_compiling():  # a compiled step: tracing this would break its graph
             return

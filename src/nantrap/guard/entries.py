@@ -97,6 +97,7 @@ def guarded_call(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def _function(entry: str) -> Callable[..., Any]:
+    """Import `module:function`; the folder in which the command runs counts, as for a script."""
     module_name, _, function_name = entry.partition(":")
     if not (module_name and function_name):
         raise UsageError(f"--entry {entry}: write it as module:function, e.g. train:build")
@@ -123,6 +124,7 @@ def _needed_arguments(function: Callable[..., Any]) -> int:
 
 
 def _built(build: Callable[[], Any]) -> Entry:
+    """Call a function that takes nothing, and check what it made."""
     built = guarded_call(build)
     if isinstance(built, Mapping):
         built = (built.get("model"), built.get("optimizer"), built.get("loss_fn"))
@@ -160,6 +162,7 @@ def _model_beside(function: Callable[..., Any], state: Mapping[str, Tensor]) -> 
 
 
 def _visible(function: Callable[..., Any]) -> Iterator[tuple[str, Any]]:
+    """Name and value of everything a function can see: its object, its closure, the globals of its module."""
     owner = getattr(function, "__self__", None)
     if owner is not None:
         yield "self", owner

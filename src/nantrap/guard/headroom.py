@@ -86,6 +86,8 @@ class Headroom:
         return f"{name} has {bits:.1f} bits of headroom left and overflows in about {left:.0f} steps at this pace"
 
     def _observer(self, name: str) -> Any:
+        """A hook that keeps the largest magnitude of one module's output, on the device."""
+
         def observe(module: nn.Module, args: Any, output: Any) -> None:
             tensor = output[0] if isinstance(output, (tuple, list)) and output else output
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():

@@ -178,6 +178,7 @@ class LateSteps:
                 tensor.copy_(torch.where(bad.to(tensor.device) > 0, kept, tensor))
 
     def _draft(self, pending: _Pending, reading: Reading, verdict: Verdict) -> Draft:
+        """The incident of a step that is read when the next one has begun: what was seen, and no place."""
         findings = []
         if not math.isfinite(reading.loss):
             findings.append(Finding("loss", "loss", "forward", value=reading.loss))

@@ -68,6 +68,7 @@ def as_loss(given: LossLike) -> Loss:
 
 
 def _from_terms(terms: Mapping[str, Tensor | float]) -> Loss:
+    """The sum of named terms; a vector counts as the sum of its heads."""
     if not terms:
         raise UsageError("the loss is an empty dict; give at least one named term")
     tensors: dict[str, Tensor] = {}

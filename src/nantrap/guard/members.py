@@ -50,7 +50,7 @@ class Members:
         self._known: list[nn.Parameter] = []
         self._names: dict[int, str] = {}
         self.sizes: list[int] = []
-        """How many parameters each group of the optimizer had when it was last looked at."""
+        """How many parameters each group of the optimizer had when it was last read."""
         self.refresh()
         owned = {id(p) for group in optimizer.param_groups for p in group["params"]}
         if not any(id(p) in owned for p in self.root.parameters()):

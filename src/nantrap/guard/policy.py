@@ -117,6 +117,7 @@ class Policy:
     max_bundles: int = 20
 
     def __post_init__(self) -> None:
+        """Refuse what cannot be right, by the name of the field."""
         choices: dict[str, tuple[str, ...]] = {
             "on_incident": get_args(OnIncident),
             "then": get_args(Then),

@@ -118,6 +118,7 @@ class Ranges:
         return self._in_a_row < self._most_in_a_row
 
     def _judge(self, path: str, tensor: Tensor, low: float, high: float) -> None:
+        """Compare the least and the greatest value of one tensor with the given range, or else with the usual one."""
         self._fresh.append((path, low, high))
         given = next((limits for pattern, limits in self._given.items() if fnmatch.fnmatchcase(path, pattern)), None)
         if given is not None:

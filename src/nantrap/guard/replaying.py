@@ -94,6 +94,7 @@ def replay(
 
 
 def _replay_step(read: Bundle, entry: str | Callable[..., Any], *, fp32: bool, device: str) -> ReplayResult:
+    """Run the whole step again with the user's code of today, from the recorded state, batch and random streams."""
     state, batch_tensors = read.tensors("state"), read.tensors("batch")
     if not state or "batch" not in read.values:
         raise UsageError(
@@ -156,6 +157,7 @@ def _failure(incident: Incident) -> str:
 
 
 def _replay_operation(read: Bundle, *, fp32: bool, device: str) -> ReplayResult:
+    """Run the guilty operation alone on its recorded inputs; the user's code is not needed."""
     origin, tensors = read.values["origin"], read.tensors("origin")
     if not (isinstance(origin, dict) and origin.keys() >= {"op", "args", "kwargs"}):
         raise FormatError(f"{read.path / 'replay.json'}: field origin: expected op, args and kwargs")
@@ -183,6 +185,7 @@ def _called(func: Callable[..., Any], args: Any, kwargs: Any, name: str) -> Any:
 
 
 def _load_model(model: nn.Module, state: Mapping[str, Tensor]) -> None:
+    """Put the recorded values into a model, which must have exactly these names and shapes."""
     named: dict[str, Tensor] = {f"parameter.{n}": p for n, p in model.named_parameters()}
     named |= {f"buffer.{n}": b for n, b in model.named_buffers()}
     with torch.no_grad():
@@ -213,6 +216,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Any) -> None:
 
 
 def _restore_rng(described: Any) -> None:
+    """Put the recorded random streams back, as far as the bundle has them."""
     if not described:
         return
     python, numpy = described["python"], described["numpy"]
@@ -222,7 +226,7 @@ def _restore_rng(described: Any) -> None:
         if torch.cuda.is_available()
         else (),
         (python[0], tuple(python[1]), python[2]),
-        (numpy[0], np.array(numpy[1], dtype=np.uint32), numpy[2], numpy[3], numpy[4]),
+        (numpy[0], np.array(numpy[1], dtype=np.uint32), *numpy[2:]) if numpy else RngState.capture().numpy,
     ).restore()
 
 
@@ -239,6 +243,7 @@ def _widened(value: Any) -> Any:
 
 
 def _differences(recorded: Incident, now: Incident | None) -> tuple[str, ...]:
+    """In what the replay differs from what was recorded, in words; empty if it failed in the same way."""
     if now is None:
         return ("the step is finite here",)
     pairs = [(name, getattr(recorded, name), getattr(now, name)) for name in ("phase", "module", "op", "node")]

@@ -55,6 +55,7 @@ class SpikeDetector:
         return _MEASURE_EVERY - self._seen % _MEASURE_EVERY
 
     def _measure(self) -> None:
+        """Take median, spread and limit from the values kept now."""
         ordered = sorted(self._recent)
         middle = len(ordered) // 2
         self._median = median = ordered[middle]

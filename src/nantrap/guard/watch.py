@@ -106,6 +106,7 @@ def _scalar(tensor: Tensor) -> Tensor:
 
 
 def _limits(given: object, pattern: str) -> tuple[Limit, ...]:
+    """The limits of one pattern: a number is the largest value."""
     if given is None:
         return ()
     if isinstance(given, Limit):

@@ -83,6 +83,7 @@ class _Writer:
         self.path = path
 
     def write(self, text: str) -> None:
+        """Append text; after the first error nothing is written any more."""
         if self.descriptor is None or not text:
             return
         data = text.encode()
@@ -106,6 +107,7 @@ class _Writer:
 
 
 def _write_lines(lines: list[Mapping[str, Any]], writer: _Writer) -> None:
+    """Turn the lines into text and append them in one write; the list is empty afterwards."""
     if not lines:
         return
     encode = json.JSONEncoder(allow_nan=False, separators=(",", ":")).encode
@@ -132,7 +134,7 @@ def _size(path: Path) -> int:
 
 
 def _end_torn_line(path: Path, writer: _Writer) -> None:
-    """A run that crashed while writing left half a line; end it, so that the next line stands alone."""
+    """A run that crashed while writing left half a line; end it, so that the next one begins a line of its own."""
     try:
         size = path.stat().st_size
         if size:
