@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any, cast
 from urllib.parse import quote
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("starlette", reason="needs nantrap[serve]")
 pytest.importorskip("httpx", reason="the client of starlette's tests needs httpx")
@@ -217,6 +219,25 @@ def test_results_in_a_run_folder_are_shown(tmp_path: Path) -> None:
     page = client.get(f"/run/{ident(client)}").text
     assert "Checkpoint audit" in page
     assert "step-5.pt: NT901 NaN" in page
+
+
+def test_what_audit_and_data_print_is_shown_below_the_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The real documents of both commands, saved in the folder of all runs."""
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "runs" / "exp1", [line(0)])
+    torch.save({"weight": torch.tensor([1.0, float("nan")])}, "step-5.pt")
+    np.savez("train.npz", x=np.array([[0.5], [float("nan")]]))
+    for command, file in ((["audit", "step-5.pt"], "audit.json"), (["data", "train.npz"], "data.json")):
+        assert main([*command, "--json"]) == 1
+        (tmp_path / "runs" / file).write_text(capsys.readouterr().out)
+    page = served(tmp_path / "runs").get("/").text
+    assert "Checkpoint audit" in page
+    assert "step-5.pt: NT901 weight: 1 of 2 values is NaN" in page
+    assert "Data check" in page
+    assert "NT151 train.npz, x: 1 sample with 1 NaN: 1" in page
+    assert page.count("✖ 1 finding<") == 2
 
 
 def test_loopback_addresses() -> None:

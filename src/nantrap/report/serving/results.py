@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from nantrap.report.numbers import count
 from nantrap.report.surroundings import read_json
 
 _LARGEST = 4_000_000
@@ -47,8 +48,8 @@ def _result(title: str, name: str, document: Mapping[str, Any]) -> Result:
     clean = document.get("clean", document.get("ok"))
     if clean is None:
         clean = not lines
-    verdict = str(document.get("verdict") or ("no problem found" if clean else f"{len(lines):,} findings"))
-    tone, sign = ("ok", "✓") if clean else ("bad", "✖")
+    verdict = str(document.get("verdict") or ("no problem found" if clean else count(len(lines), "finding")))
+    tone, sign = ("ok", "✓") if clean else ("warn", "▲") if verdict == "doubtful" else ("bad", "✖")
     return Result(title, name, tone, sign, verdict, lines[:_MOST_LINES])
 
 
@@ -68,5 +69,7 @@ def _sentences(document: Mapping[str, Any]) -> list[str]:
                     words = entry.get("message") or entry.get("summary") or entry.get("text") or entry.get("code")
                     if words:
                         code = entry.get("code")
-                        said.append(f"{code} {words}" if code and code != words else str(words))
+                        where = ", ".join(str(entry[key]) for key in ("file", "field") if entry.get(key))
+                        text = f"{where}: {words}" if where else str(words)
+                        said.append(f"{code} {text}" if code and code != words else text)
     return said
