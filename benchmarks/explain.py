@@ -1,16 +1,21 @@
-"""How well failures are explained: the best cause, proofs, verified fixes, seconds.
+"""How well failures are explained: place, best cause, proofs, verified fixes, containment, seconds.
 
-    python benchmarks/explain.py [FOLDER ...]   default: all parts of the zoo in tests
+    python benchmarks/explain.py [FOLDER ...] [--to-the-end] [--lines FILE]     default: all parts of the zoo in tests
 
-Every program knows its own cause. `tests/zoo`, `zoo_more`, `zoo_third` and `zoo_traps` were looked at while the rules
+Every program knows its own answer. `tests/zoo`, `zoo_more`, `zoo_third` and `zoo_traps` were looked at while the rules
 were written; `tests/zoo_held_back` was not, so its figures are the honest ones. A false proof is a cause that is called
 proven and is not the true one, at any rank: there must be none. A false sentence is one that the program's truth lists
 as false of it (`never_said`), found anywhere in the incident.
+
+`--to-the-end` runs each program on after its first incident and counts those whose state is finite at the end.
+`--lines` writes one JSON line per program and form, with what was said.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import json
 import statistics
 import sys
 import time
@@ -18,73 +23,141 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
-from programs import batches, load, loss_function
+from programs import Case, batches, is_place, load, loss_function
 
 import nantrap
 
 ROOT = Path(__file__).resolve().parent.parent
+FORMS = ("attempt", "two lines")
 _EITHER = {"bn_buffers_poisoned": {"bn_buffers_poisoned", "fp16_forward_overflow"}}
 """Two names for one fault: the buffer that was poisoned, and what poisoned it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one form said about one program, compared with the truth."""
+
+    program: str
+    form: str
+    control: bool
+    found: bool = False
+    step: bool = False
+    place: bool = False
+    cause: bool = False
+    among_three: bool = False
+    proven: bool = False
+    verified: bool = False
+    false_proofs: tuple[str, ...] = ()
+    false_sentences: tuple[str, ...] = ()
+    contained: bool | None = None
+    seconds: float = 0.0
+    said: str = ""
+    wanted: str = ""
+    sentences: tuple[str, ...] = ()
 
 
 @dataclass
 class Tally:
     """What one form did over all programs of a folder."""
 
-    bugs: int = 0
-    first: int = 0
-    among_three: int = 0
-    proven: int = 0
-    false_proofs: list[str] = field(default_factory=list)
-    false_sentences: list[str] = field(default_factory=list)
-    misses: list[str] = field(default_factory=list)
-    verified: int = 0
-    controls: int = 0
-    false_alarms: int = 0
-    seconds: list[float] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+
+    @property
+    def failures(self) -> list[Answer]:
+        """The answers on programs that fail."""
+        return [answer for answer in self.answers if not answer.control]
+
+    @property
+    def bugs(self) -> int:
+        """How many programs fail."""
+        return len(self.failures)
+
+    @property
+    def first(self) -> int:
+        """How often the best cause is right."""
+        return sum(answer.cause for answer in self.failures)
+
+    @property
+    def false_alarms(self) -> int:
+        """How many healthy programs gave an incident."""
+        return sum(answer.control and answer.found for answer in self.answers)
+
+    @property
+    def false_proofs(self) -> list[str]:
+        """Causes that are called proven and are not the true one."""
+        return [f"{answer.program}: {slug}" for answer in self.failures for slug in answer.false_proofs[:1]]
+
+    @property
+    def false_sentences(self) -> list[str]:
+        """Sentences that the truth of their program calls false."""
+        return [f"{answer.program}: {text!r}" for answer in self.failures for text in answer.false_sentences]
+
+    @property
+    def misses(self) -> list[str]:
+        """What was said where place or cause is wrong."""
+        missed = [answer for answer in self.failures if not (answer.place and answer.cause)]
+        return [f"{a.program}: {a.said or 'nothing'}; wanted {a.wanted}" for a in missed]
 
 
-def judge(path: Path, form: str, tally: Tally) -> None:
-    """Run one program up to its first incident and compare."""
+def judge(path: Path, form: str, tally: Tally, *, to_the_end: bool = False) -> None:
+    """Run one program up to its first incident, or to its end, and compare."""
     case = load(path)
     truth = case["truth"]
     compute = loss_function(case)
+    bad_at_first = not state_is_finite(case)
     guard = nantrap.Guard(case["model"], case["optimizer"], max_grad_norm=None, quiet=True)
-    incident, took = None, 0.0
-    for batch in batches(case):
+    incident, at, took, crash = None, -1, 0.0, ""
+    for step, batch in enumerate(batches(case)):
         begin = time.perf_counter()
-        if form == "attempt":
-            incident = guard.attempt(compute, batch).incident
-        else:
-            guard.backward(compute(batch))
-            incident = guard.step().incident
-        took = time.perf_counter() - begin
-        if incident is not None:
+        try:
+            if form == "attempt":
+                outcome = guard.attempt(compute, batch)
+            else:
+                guard.backward(compute(batch))
+                outcome = guard.step()
+        except Exception as error:
+            crash = f"{type(error).__name__}: {str(error).splitlines()[0]}"
             break
-    if truth["cause"] in (None, "benign"):
-        tally.controls += 1
-        tally.false_alarms += incident is not None
-        return
-    tally.bugs += 1
-    if incident is None:
-        return
-    tally.seconds.append(took)
-    accepted = _EITHER.get(truth["cause"], {truth["cause"]}) | set(truth.get("also", ()))
+        if incident is None and outcome.incident is not None:
+            incident, at, took = outcome.incident, step, time.perf_counter() - begin
+            if not to_the_end:
+                break
+    control = truth["cause"] in (None, "benign")
+    answer = Answer(path.stem, form, control, found=incident is not None or bool(crash), said=crash)
+    if to_the_end:
+        answer = dataclasses.replace(answer, contained=not crash and (bad_at_first or state_is_finite(case)))
+    if incident is not None:
+        answer = compared(answer, incident, truth, at, took)
+    tally.answers.append(answer)
+
+
+def compared(answer: Answer, incident: nantrap.Incident, truth: dict[str, Any], step: int, took: float) -> Answer:
+    """The answer with what the incident said, right or wrong."""
+    accepted = {truth["cause"], *_EITHER.get(truth["cause"], ()), *truth.get("also", ())}
     slugs = [cause.slug for cause in incident.causes]
     right = bool(slugs) and slugs[0] in accepted
-    tally.first += right
-    tally.among_three += bool(accepted & set(slugs[:3]))
-    best = incident.causes[0] if incident.causes else None
-    tally.proven += bool(right and best is not None and best.proven)
-    if not right:
-        tally.misses.append(f"{path.stem}: {', '.join(slugs[:3])}")
-    wrong = [cause.slug for cause in incident.causes if cause.proven and cause.slug not in accepted]
-    tally.false_proofs += [f"{path.stem}: {slug}" for slug in wrong[:1]]
-    said = "\n".join(sentences(incident))
-    tally.false_sentences += [f"{path.stem}: {text!r}" for text in truth.get("never_said", ()) if text in said]
-    tally.verified += bool(best is not None and best.fix is not None and best.fix.verified)
+    said = tuple(sentences(incident))
+    place = not answer.control and is_place(truth, incident.phase, incident.module, incident.op, incident.node)
+    shown = ", ".join(f"{cause.slug}{' (proven)' * cause.proven}" for cause in incident.causes[:3])
+    return dataclasses.replace(
+        answer,
+        step=step == truth.get("first_bad_step"),
+        place=place and step == truth.get("first_bad_step"),
+        cause=right,
+        among_three=bool(accepted & set(slugs[:3])),
+        proven=right and incident.causes[0].proven,
+        verified=bool(incident.causes and incident.causes[0].fix is not None and incident.causes[0].fix.verified),
+        false_proofs=tuple(cause.slug for cause in incident.causes if cause.proven and cause.slug not in accepted),
+        false_sentences=tuple(text for text in truth.get("never_said", ()) if text in "\n".join(said)),
+        seconds=took,
+        said=f"step {step}, {incident.phase}, {incident.module}, {incident.op}: {shown}",
+        wanted=f"step {truth.get('first_bad_step')}, {truth.get('phase')}, {truth.get('module') or 'loss'}, "
+        f"{truth.get('op')}: {', '.join(sorted(map(str, accepted)))}",
+        sentences=said,
+    )
 
 
 def sentences(incident: nantrap.Incident) -> Iterator[str]:
@@ -97,49 +170,75 @@ def sentences(incident: nantrap.Incident) -> Iterator[str]:
             yield cause.fix.text
 
 
-def measure(folder: Path, *, name_misses: bool) -> None:
+def state_is_finite(case: Case) -> bool:
+    """Whether the model and the optimizer's state hold finite values only."""
+    tensors = [*case["model"].parameters(), *case["model"].buffers()]
+    tensors += [value for entry in case["optimizer"].state.values() for value in entry.values()]
+    floats = [t for t in tensors if isinstance(t, torch.Tensor) and t.is_floating_point()]
+    return all(bool(t.isfinite().all()) for t in floats)
+
+
+_HEADS = {
+    "step": 8, "place": 8, "cause": 8, "of three": 10, "proven": 8, "false": 7, "untrue": 8, "verified": 10,
+    "alarms": 8, "contained": 11, "median s": 10, "worst": 7,
+}  # fmt: skip
+
+
+def row(tally: Tally) -> list[str]:
+    """The figures of one form, in the order of the heads."""
+    failures, everything = tally.failures, tally.answers
+    controls = [answer for answer in everything if answer.control]
+    ended = [answer.contained for answer in everything if answer.contained is not None]
+    seconds = [answer.seconds for answer in failures if answer.found] or [0.0]
+
+    def count(name: str) -> str:
+        return f"{sum(getattr(answer, name) for answer in failures)}/{len(failures)}"
+
+    return [
+        count("step"), count("place"), count("cause"), count("among_three"),
+        count("proven").partition("/")[0], str(len(tally.false_proofs)), str(len(tally.false_sentences)),
+        count("verified").partition("/")[0], f"{tally.false_alarms}/{len(controls)}",
+        f"{sum(ended)}/{len(ended)}" if ended else "", f"{statistics.median(seconds):.3f}", f"{max(seconds):.2f}",
+    ]  # fmt: skip
+
+
+def measure(folder: Path, *, name_misses: bool, to_the_end: bool, lines: Path | None) -> None:
     """Both forms over one folder."""
     sys.path.insert(0, str(folder))
     paths = sorted(folder.glob("[0-9][0-9]_*.py"))
     print(f"\n{folder.name}: {len(paths)} programs")
-    heads = (
-        ("first", 9),
-        ("of three", 10),
-        ("proven", 9),
-        ("false", 7),
-        ("untrue", 8),
-        ("verified", 10),
-        ("alarms", 9),
-    )
-    heads += (("median s", 10), ("worst", 7))
-    print(" " * 12 + "".join(f"{head:>{width}}" for head, width in heads))
-    for form in ("attempt", "two lines"):
+    print(" " * 10 + "".join(f"{head:>{width}}" for head, width in _HEADS.items()))
+    for form in FORMS:
         tally = Tally()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             for path in paths:
-                judge(path, form, tally)
-        print(
-            f"{form:12}{f'{tally.first}/{tally.bugs}':>9}{f'{tally.among_three}/{tally.bugs}':>10}{tally.proven:>9}"
-            f"{len(tally.false_proofs):>7}{len(tally.false_sentences):>8}{tally.verified:>10}{f'{tally.false_alarms}/{tally.controls}':>9}"
-            f"{statistics.median(tally.seconds):>10.3f}{max(tally.seconds):>7.2f}"
-        )
+                judge(path, form, tally, to_the_end=to_the_end)
+        print(f"{form:10}" + "".join(f"{value:>{w}}" for value, w in zip(row(tally), _HEADS.values(), strict=True)))
         for title in ("false_proofs", "false_sentences", "misses") if name_misses else ():
             for line in getattr(tally, title):
                 print(f"  {title.replace('_', ' ')}: {line}")
+        if lines is not None:
+            with lines.open("a") as file:
+                file.writelines(json.dumps(dataclasses.asdict(answer)) + "\n" for answer in tally.answers)
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("--to-the-end", action="store_true", help="run on after the first incident")
+    parser.add_argument("--lines", type=Path, help="append one JSON line per program and form")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    defaults = [
-        ROOT / "tests" / name for name in ("zoo", "zoo_more", "zoo_third", "zoo_traps", "zoo_blind", "zoo_held_back")
-    ]
+    parts = (
+        "zoo", "zoo_more", "zoo_third", "zoo_traps", "zoo_blind", "zoo_blind_models", "zoo_blind_traps",
+        "zoo_held_back",
+    )  # fmt: skip
+    defaults = [ROOT / "tests" / name for name in parts]
     for folder in arguments.folders or defaults:
-        measure(folder.resolve(), name_misses=folder.name != "zoo_held_back")
+        name_misses = folder.name != "zoo_held_back"
+        measure(folder.resolve(), name_misses=name_misses, to_the_end=arguments.to_the_end, lines=arguments.lines)
 
 
 if __name__ == "__main__":

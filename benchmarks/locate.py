@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from programs import Case, batches, load, loss_function
+from programs import Case, batches, is_place, load, loss_function, module_of
 from torch import Tensor, nn
 
 import nantrap
@@ -164,17 +164,12 @@ METHODS: dict[str, Callable[[Case], tuple[Alarm | None, list[float]]]] = {
 
 
 def right_place(alarm: Alarm, truth: dict[str, Any], method: str) -> bool:
-    module = "loss" if truth.get("module") in ("", None) or truth.get("where") == "loss_fn" else truth["module"]
-    phase, op = truth["phase"], truth["op"]
     if method == "anomaly mode":
-        return alarm.node is not None and (phase == "backward" or f"aten.{operation_name(alarm.node)}" == op)
+        named = alarm.node is not None and f"aten.{operation_name(alarm.node)}" == truth["op"]
+        return named or (alarm.node is not None and truth["phase"] == "backward")
     if method == "isfinite hooks":
-        return alarm.module == module and (alarm.phase == phase or phase == "state")
-    allowed = {("forward", "state"), ("grad_clip", "backward"), ("optimizer", "state")}
-    right_phase = alarm.phase == phase or (phase, alarm.phase) in allowed
-    right_module = alarm.module == module or phase in ("data", "optimizer", "grad_clip") or module == "data"
-    right_op = alarm.op == op or op in ("data", "state", "aten.empty") or phase == "data"
-    return right_phase and right_module and right_op
+        return alarm.module == module_of(truth) and (alarm.phase == truth["phase"] or truth["phase"] == "state")
+    return is_place(truth, alarm.phase, alarm.module, alarm.op, alarm.node)
 
 
 def judge(tally: Tally, method: str, path: Path, step_seconds: float) -> None:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nantrap.locate.nodes import operation_name
+
 Case = dict[str, Any]
 
 
@@ -38,3 +40,29 @@ def loss_function(case: Case) -> Callable[[Any], Tensor]:
             return loss
 
     return compute
+
+
+def module_of(truth: dict[str, Any]) -> str:
+    """The guilty module by its qualified name; `loss` for code outside the model."""
+    return "loss" if truth.get("module") in ("", None) or truth.get("where") == "loss_fn" else str(truth["module"])
+
+
+def is_place(
+    truth: dict[str, Any], phase: str | None, module: str | None, op: str | None, node: str | None = None
+) -> bool:
+    """Whether phase, module and operation are those of the truth, or others that it accepts (`also_op`, ...).
+
+    In backward a truth may name the operation or the forward call whose node it belongs to.
+    """
+    allowed = {("forward", "state"), ("grad_clip", "backward"), ("optimizer", "state")}
+    right_phase = phase == truth["phase"] or (truth["phase"], phase) in allowed or phase in _also(truth, "phase")
+    free = truth["phase"] in ("data", "optimizer", "grad_clip") or module_of(truth) == "data"
+    right_module = module == module_of(truth) or free or module in _also(truth, "module")
+    free = truth["op"] in ("data", "state", "aten.empty") or truth["phase"] == "data"
+    ops = {op, f"aten.{operation_name(node)}" if node else op}
+    return right_phase and right_module and (free or bool(ops & {truth["op"], *_also(truth, "op")}))
+
+
+def _also(truth: dict[str, Any], what: str) -> tuple[str, ...]:
+    more = truth.get(f"also_{what}") or ()
+    return (more,) if isinstance(more, str) else tuple(more)

@@ -41,7 +41,7 @@ def test_a_hand_written_loss_is_proven_with_the_labels_clamped() -> None:
     assert [evidence.text for evidence in cause.evidence] == [
         "aten.pow was given 1 negative values, for which it is not defined",
         "y holds labels of 0 and 1, and 255",
-        "with y clamped to [0, 1] the step is finite",
+        "with y brought into [0, 1] the step is finite",
     ]
     assert cause.fix is not None
     assert cause.fix.text == "leave out the places where y is 255 (an ignore value?): a mask"

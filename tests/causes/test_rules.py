@@ -279,7 +279,7 @@ def test_eps(incident_of: IncidentOf) -> None:
 def test_adam_eps(incident_of: IncidentOf) -> None:
     cause = first(incident_of("adam_eps_underflow_half"))
     assert evidence(cause) == [
-        "√v + eps is exactly 0 at 2 of 8 places in float16; gradients and weights are finite",
+        "what the update divides by is exactly 0 at 2 of 8 places in float16",
         "eps = 1e-08 is 0 in float16",
         "the same update in float32 is finite (trial 1)",
     ]
@@ -308,7 +308,7 @@ def test_a_learning_rate_that_diverges_later_is_not_called_stable(incident_of: I
 
 def test_resume(incident_of: IncidentOf) -> None:
     cause = first(incident_of("resume_lr_jump"))
-    assert cause.summary == "the learning rate jumped from 0.02 to 50 at step 4: restored state overrode it"
+    assert cause.summary == "the learning rate jumped from 0.02 to 50 at step 4"
     assert evidence(cause)[1] == "with the learning rate before the jump the same steps stay finite (trial 1)"
 
 
@@ -357,4 +357,4 @@ def test_flipped_bit(incident_of: IncidentOf) -> None:
 def test_a_foreign_kernel_is_a_guess(incident_of: IncidentOf) -> None:
     cause = first(incident_of("backend_or_kernel_bug"))
     assert not cause.proven
-    assert cause.summary == "the kernel nantrap_page.softmax made non-finite values from finite ones"
+    assert cause.summary == "the kernel nantrap_page.softmax made non-finite values"

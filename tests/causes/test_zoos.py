@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -35,6 +36,10 @@ def _atan2_is_safe_at_zero() -> bool:
         ("zoo_traps", "attempt", 1),
         ("zoo_traps", "two lines", 2),
         ("zoo_blind", "two lines", 0),
+        pytest.param("zoo_blind_models", "attempt", 0, marks=pytest.mark.slow),
+        ("zoo_blind_models", "two lines", 1),
+        ("zoo_blind_traps", "attempt", 1),
+        ("zoo_blind_traps", "two lines", 2),
     ],
 )
 def test_a_part_of_the_zoo(
@@ -45,6 +50,8 @@ def test_a_part_of_the_zoo(
     tally = benchmark.Tally()
     for path in sorted(folder.glob("[0-9][0-9]_*.py")):
         if path.stem == "92_benign_zero_vectors_with_safe_slopes" and not _atan2_is_safe_at_zero():
+            continue
+        if "transformers" in path.read_text(encoding="utf-8") and importlib.util.find_spec("transformers") is None:
             continue
         benchmark.judge(path, form, tally)
     assert tally.false_proofs == []

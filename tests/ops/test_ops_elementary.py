@@ -154,6 +154,11 @@ def test_xlogx(values: list[float], dtype: torch.dtype, ulps) -> None:
     )
 
 
+def test_safe_divide_by_a_count() -> None:
+    assert ops.safe_divide(torch.tensor([1.0, 3.0]), torch.tensor([0, 2])).tolist() == [0.0, 1.5]
+    assert ops.safe_divide(1.0, torch.tensor([0, 4])).tolist() == [0.0, 0.25]
+
+
 @every_dtype
 @PROPERTY
 @given(numerators=numbers, denominators=numbers)

@@ -196,7 +196,22 @@ class Case:
             return False
         from nantrap.locate.nodes import operation_name
 
-        return bool(self.node) and operation_name(self.node) is None and self.capture.op.place is not None
+        own = bool(self.node) and (operation_name(self.node) is None or not self.node[-1].isdigit())
+        return own and self.capture.op.place is not None  # PyTorch's nodes end with a number: AbsBackward0
+
+    @functools.cached_property
+    def feeds_a_logarithm(self) -> bool:
+        """Whether a logarithm is taken of what the guilty operation gave, directly or with something added."""
+        if self.trace is None or self.capture is None:
+            return False
+        reached = {self.capture.op.index}
+        for op in self.trace.ops[self.capture.op.index + 1 :]:
+            if op.phase == "forward" and reached & set(op.sources):
+                if op.name.rstrip("_") in ("aten.log", "aten.log1p"):
+                    return True
+                if op.name.rstrip("_") in ("aten.add", "aten.view", "aten.index", "aten.gather", "aten.squeeze"):
+                    reached.add(op.index)
+        return False
 
     def operands_of(self, index: int) -> Capture | None:
         """An operation of the replay with its operands: the replay is run once more to keep them."""

@@ -29,6 +29,7 @@ class Claim:
         patch: whether a diff of the user's own line may be shown with the help.
         also: further trials that support it, each with what it shows if it was finite.
         code: what to write instead, as code.
+        compares: it compares runs with each other, so a replay that does not fail as the step did is its finding.
     """
 
     has: Has
@@ -42,3 +43,4 @@ class Claim:
     patch: bool = False
     also: tuple[tuple[Trial, str], ...] = ()
     code: str = ""
+    compares: bool = False

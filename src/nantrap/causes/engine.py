@@ -10,6 +10,7 @@ from nantrap.causes.case import Case
 from nantrap.causes.claim import Claim
 from nantrap.causes.registry import RULES
 from nantrap.causes.trials import Laboratory
+from nantrap.causes.usual import unusual_inputs
 from nantrap.causes.verdict import cause_of, ranked
 from nantrap.incident import Cause, Evidence, Trial
 
@@ -40,6 +41,8 @@ def explain_case(case: Case, *, seconds: float) -> Explanation:
                 f"the rule for {slug} failed: {type(error).__name__}: {error} ({last.name}, line {last.lineno})"
             )
     notes += case.lab.notes
+    if not {cause.slug for cause, _ in causes} & {"bad_input_data", "input_out_of_scale"}:
+        notes += [f"the batch is far outside its usual range: {one.words}" for one in unusual_inputs(case)[:1]]
     found = ranked(causes) if causes else (_unknown(case),)
     return Explanation(found, tuple(case.refuted), case.lab.trials, tuple(notes))
 

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+EXPONENTIALS = ("exp", "expm1", "exp2", "cosh", "sinh")
+IN_LOG_SPACE = "softplus(x) instead of log(1 + exp(x)), log space instead of log of exp"
 USUAL_EPS = 1e-5
 """What layers that normalise add under their root; a divisor is kept from 0 by its square root."""
+
+
+def in_words(path: str) -> str:
+    """A path in the batch as it is shown: `batch[0]` for the first of a tuple, a key or field by its own name."""
+    return f"batch{path}" if path.startswith("[") else path
 
 
 def share(mask: Tensor) -> str:
     """`3 of 128 places`."""
     return f"{int(mask.sum()):,} of {mask.numel():,} places"
+
+
+def all_finite(tensors: Sequence[Tensor]) -> str:
+    """`; every input is finite`, where it is so."""
+    return "; every input is finite" if all(bool(t.isfinite().all()) for t in tensors) else ""
 
 
 def describe(tensor: Tensor) -> str:

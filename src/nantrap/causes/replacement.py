@@ -80,6 +80,10 @@ def _rsqrt(x: Tensor) -> Tensor:
     return ops.safe_divide(1.0, ops.safe_sqrt(x))
 
 
+def _hypot(a: Tensor, b: Tensor) -> Tensor:
+    return ops.safe_sqrt(a * a + b * b)
+
+
 def _pow(x: Any, exponent: Any) -> Tensor:
     return ops.safe_pow(x, exponent) if isinstance(x, Tensor) else torch.pow(x, exponent)
 
@@ -201,7 +205,7 @@ def _with_larger_eps(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 _NORMALISING = (F.layer_norm, F.group_norm, F.batch_norm, F.instance_norm, F.rms_norm, F.normalize)
 
 FAMILIES: dict[str, dict[str, Callable[..., Any]]] = {
-    "sqrt": {"sqrt": _sqrt, "rsqrt": _rsqrt, "sqrt_": _sqrt},
+    "sqrt": {"sqrt": _sqrt, "rsqrt": _rsqrt, "sqrt_": _sqrt, "hypot": _hypot},
     "log": {"log": ops.safe_log, "log_": ops.safe_log, "log1p": _log1p, "log2": _log2},
     "div": {
         "div": _divide,

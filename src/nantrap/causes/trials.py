@@ -63,6 +63,7 @@ class Laboratory:
         self._done: dict[str, Trial] = {}
         self._controls: dict[str, str] = {}
         self._drift: float | None = None
+        self._rewritten: dict[str, bool] = {}
         self.notes: list[str] = []
 
     @property
@@ -248,6 +249,25 @@ class Laboratory:
 
         return self.run(name, change, experiment, harness="step")
 
+    def writes_again(self, name: str, tensor: Tensor) -> bool:
+        """Whether the step itself writes the bad values of a parameter or buffer: they are set to 0 before it."""
+        if not self._case.failed.repeatable or f"rewritten:{name}" in self._done:
+            return self._rewritten.get(name, False)
+
+        @contextlib.contextmanager
+        def cleared() -> Iterator[None]:
+            kept = tensor.detach().clone()
+            try:
+                tensor.data.copy_(kept.nan_to_num(0.0, 0.0, 0.0))  # a counted write would be undone by the guard
+                yield
+            finally:
+                self._rewritten[name] = any_nonfinite([tensor])
+                tensor.data.copy_(kept)
+
+        change = f"the non-finite values of {name} set to 0 before the step"
+        self.run(f"rewritten:{name}", change, lambda: self._step(around=cleared()), harness="step")
+        return self._rewritten.get(name, False)
+
     # ---- the update, with one thing changed
 
     def fresh_optimizer_state(self) -> Trial:
@@ -285,6 +305,23 @@ class Laboratory:
 
         return self.run("update_fp32", "the update in float32", experiment, harness="update")
 
+    def update_with_eps(self, eps: float) -> Trial:
+        """The same update with another eps in every parameter group."""
+
+        def experiment() -> Result:
+            groups = [group for group in self._case.failed.optimizer.param_groups if "eps" in group]
+            kept = [group["eps"] for group in groups]
+            try:
+                with self._update_rewound():
+                    for group in groups:
+                        group["eps"] = eps
+                    return Result(self._update())
+            finally:
+                for group, value in zip(groups, kept, strict=True):
+                    group["eps"] = value
+
+        return self.run("update_eps", f"eps={eps:g} in every parameter group", experiment, harness="update")
+
     # ---- the steps before, with one thing changed
 
     def rate(self, name: str, change: str, rate_of: Callable[[int, float], float]) -> Trial:
@@ -311,9 +348,10 @@ class Laboratory:
             if earlier is None:
                 return None
             try:
-                with failed.rewound(), torch.no_grad():
+                with failed.rewound():
                     earlier.rng.restore()
-                    now = sum(float(earlier.forward(batch)) for batch in earlier.batches) / len(earlier.batches)
+                    losses = [float(earlier.forward(batch).detach()) for batch in earlier.batches]
+                    now = sum(losses) / len(losses)
             except Exception:  # an earlier batch that cannot be run again shows nothing
                 return None
             self._drift = abs(now) / abs(recorded[earlier.step]) if math.isfinite(now) else math.inf

@@ -65,7 +65,7 @@ def cause_of(case: Case, slug: str, claim: Claim) -> Cause:
     for trial, text in ((claim.trial, claim.shows), *claim.also):
         if trial is not None and trial.finite and text:
             evidence.append(Evidence(text, kind="trial", trial=trial.number))
-    if claim.has != "hint" and not case.faithful:
+    if claim.has != "hint" and not (case.faithful or claim.compares):
         evidence.append(Evidence("measured in a replay that did not fail as the step did, so it proves nothing"))
     return Cause(
         slug,
@@ -80,7 +80,7 @@ def cause_of(case: Case, slug: str, claim: Claim) -> Cause:
 
 def _is_proven(case: Case, claim: Claim) -> bool:
     """`measured`: by the fact itself, unless its remedy failed. `tried`: by a finite trial. `hint`: never."""
-    if claim.has == "hint" or not case.faithful:
+    if claim.has == "hint" or not (case.faithful or claim.compares):
         return False
     tried = None if claim.trial is None else claim.trial.finite
     return tried is True if claim.has == "tried" else tried is not False

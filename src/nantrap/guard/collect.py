@@ -10,6 +10,7 @@ import contextlib
 import math
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Mapping
 from operator import itemgetter
 from types import FrameType
@@ -27,7 +28,12 @@ from nantrap.guard.micro_batches import settle
 from nantrap.guard.parts import Parts
 from nantrap.guard.ranges import arguments_by_name
 from nantrap.guard.still import ASKED_AFTER
-from nantrap.guard.torch_private import has_compiled_part, is_any_autocast_on
+from nantrap.guard.torch_private import (
+    has_compiled_part,
+    inside_transform,
+    is_any_autocast_on,
+    without_transforms,
+)
 from nantrap.guard.window import Micro, Window
 from nantrap.locate import RngState, RootCall, clear_probes
 from nantrap.locate.autopsy import examine
@@ -40,6 +46,8 @@ from nantrap.locate.source import is_user_code
 from nantrap.locate.step import active_replays
 
 _parameters_of = itemgetter("params")
+_INPUTS_KEPT = 8
+_INPUT_BYTES = 4 * 2**20
 
 
 class Collector:
@@ -80,6 +88,8 @@ class Collector:
         self._parts_watched = False
         self._early: set[int] = set()
         self._handles: list[Any] = []
+        self.inputs: deque[list[Tensor]] = deque(maxlen=_INPUTS_KEPT)
+        """What the model was called with in the last good steps, by reference: the usual range, should a batch fail."""
         self.stream = torch.get_rng_state()
         """torch's random stream at the end of the last step: the loss function may draw before the model."""
         weakref.finalize(self, parts.armed.stop)  # a step that ended with an exception leaves its trace running
@@ -133,6 +143,12 @@ class Collector:
         if step >= parts.recovery.anchors.due and not parts.ladder.in_a_row:
             parts.recovery.anchors.begin_step(step)
 
+    def begin_inside_transform(self) -> None:
+        """The model is called inside `torch.func.grad` or `vmap`: such a call cannot be noted, but it begins a step."""
+        if not self.begun:
+            with without_transforms():
+                self.begin()
+
     def watch_beside(self, module: nn.Module) -> None:
         """A module beside the model takes part in the step. One that is called first (a teacher) begins the step."""
         self._handles.append(module.register_forward_pre_hook(Hook(self._before_beside)))
@@ -143,7 +159,8 @@ class Collector:
         A module that is called once more before the model is not part of a step: the first call was an evaluation.
         """
         if not (is_compiling() or self.begun or self.attempting or active_replays) and module.training:
-            self.begin_early(module)
+            with without_transforms() if inside_transform() is not None else contextlib.nullcontext():
+                self.begin_early(module)
 
     def begin_early(self, module: nn.Module) -> None:
         """The step begins with the call of a module beside the model."""
@@ -226,6 +243,17 @@ class Collector:
 
     def end(self) -> None:
         """The step is over, applied or not."""
+        window = self.window
+        due = len(self.inputs) < _INPUTS_KEPT or not self.parts.progress.step & 7  # enough to know what is usual
+        if window is not None and due and not self.attempting and not self.parts.ladder.in_a_row:
+            for micro in window.micros:
+                call = micro.root_call
+                if call is not None:
+                    inputs: list[Tensor] = []
+                    self.inputs.append(inputs)
+                    for value in (*call.args, *call.kwargs.values()):
+                        if isinstance(value, Tensor) and value.is_floating_point() and value.nbytes <= _INPUT_BYTES:
+                            inputs += () if value.requires_grad else (value,)  # a graph must not be kept
         self.window = None
         self.begun = False
         if not self.attempting:
@@ -271,6 +299,9 @@ class _Before(Hook):
             return  # a part of the model, inside the model's own call
         if collector.before_pass is not None and not collector.before_pass(module):
             return
+        if inside_transform() is not None:
+            collector.begin_inside_transform()
+            return
         if not collector.begun:
             collector.begin()
         if collector.window is not None:
@@ -289,6 +320,7 @@ class _Before(Hook):
         else:
             rng = RngState.capture(parts.protected.note_program())
         call = RootCall(args, kwargs, rng, autocast, module, called_at, collector.stream)
+        call.before = collector.inputs
         if earlier is not None:
             call.after(earlier)
         collector.root_call = call

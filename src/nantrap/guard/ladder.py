@@ -30,13 +30,19 @@ class Ladder:
         return policy.max_skips_in_window is not None and recent + 1 > policy.max_skips_in_window
 
     def decide(
-        self, step: int, *, harmless: bool = False, no_way_back: Callable[[], str] = lambda: ""
+        self,
+        step: int,
+        *,
+        harmless: bool = False,
+        spoiled: bool = False,
+        no_way_back: Callable[[], str] = lambda: "",
     ) -> tuple[Action, str]:
         """The action for an incident at `step`, and why.
 
         Args:
             step: number of the step.
             harmless: only the loss was bad, its gradients were finite: skipped, never rolled back.
+            spoiled: the weights are non-finite, an older state is not: every further step would fail as well.
             no_way_back: returns why a rollback is impossible, or ""; called only when one is due.
         """
         policy = self._policy
@@ -56,6 +62,8 @@ class Ladder:
             reason = f"{self.in_a_row} incidents in a row, {allowed} are allowed" if allowed else "no skip is allowed"
         elif policy.max_skips_in_window is not None and len(self._recent) > policy.max_skips_in_window:
             reason = f"{len(self._recent)} incidents in {policy.window} steps, {policy.max_skips_in_window} are allowed"
+        elif spoiled and self.rollbacks < policy.max_rollbacks and policy.then != "stop":
+            reason = "the weights are non-finite, which no skip puts back"
         if not reason:
             return Action.SKIP, f"{self.in_a_row} of {policy.max_consecutive_skips} in a row"
         if policy.then == "stop":

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from nantrap import checkpoints
+from nantrap import checkpoints, finite
 from nantrap.errors import NantrapError, UsageError
 from nantrap.guard.anchors import Anchor, Anchors
 from nantrap.guard.outcome import Outcome
@@ -226,10 +226,18 @@ class Recovery:
             return "every older state was tried already"
         return "there is no older state to roll back to"
 
-    def roll_back(self) -> tuple[bool, str]:
+    def has_better_weights(self) -> bool:
+        """Whether the weights are non-finite now, and were finite in an older state that can be restored.
+
+        After a refused step they are so only if something else than the update wrote them. For bad steps only: it reads
+        everything.
+        """
+        return finite.any_nonfinite(self._protected.members.parameters) and bool(self._unused_anchors())
+
+    def roll_back(self, *, lower_rate: bool = True) -> tuple[bool, str]:
         """Roll back. Returns whether it was possible, and what was done, in words. Every rank calls it together."""
         anchors = self.anchors
-        factor = anchors.factor * self._policy.lr_backoff
+        factor = anchors.factor * (self._policy.lr_backoff if lower_rate else 1.0)
         unused = self._unused_anchors()
         # all ranks hold the same anchors, unless memory ran short on one of them: then none uses them
         if self._ranks.all(bool(unused)):

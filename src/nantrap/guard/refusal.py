@@ -89,9 +89,12 @@ def act(parts: Parts, driver: Driver, decision: Decision, *, blocked: str = "") 
             return blocked or parts.recovery.no_way_back()
         return (parts.recovery.no_way_back() or "another rank has no older state") if verdict.stop else ""
 
-    action, reason = parts.ladder.decide(parts.progress.step, harmless=decision.harmless, no_way_back=no_way_back)
+    spoiled = not (decision.harmless or blocked or ranks.talking) and parts.recovery.has_better_weights()
+    action, reason = parts.ladder.decide(
+        parts.progress.step, harmless=decision.harmless, spoiled=spoiled, no_way_back=no_way_back
+    )
     if action is Action.ROLLBACK:
-        done, words = parts.recovery.roll_back()
+        done, words = parts.recovery.roll_back(lower_rate=not spoiled)
         return Act(Action.ROLLBACK if done else Action.STOP, reason + words)
     if parts.policy.scheduler_on_skip == "advance":
         driver.advance_schedule()

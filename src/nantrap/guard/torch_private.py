@@ -5,6 +5,7 @@ Each has a reason why no public name will do. A name that is missing in another 
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Sequence
 from typing import Any
@@ -48,6 +49,16 @@ def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
 def has_pre_hooks(optimizer: Optimizer) -> bool:
     """Whether any hook runs before the optimizer's step: it may clip by the gradient norm."""
     return bool(getattr(optimizer, "_optimizer_step_pre_hooks", None)) or bool(_global_optimizer_pre_hooks)
+
+
+inside_transform = getattr(torch._C._functorch, "peek_interpreter_stack", lambda: None)
+"""What `torch.func` is transforming (grad, vmap), or `None`: tensors are then wrapped, and none may be written."""
+
+
+def without_transforms() -> contextlib.AbstractContextManager[None]:
+    """The plain tensors again, inside a transform of `torch.func`."""
+    disabled = getattr(torch._C, "_DisableFuncTorch", None)
+    return contextlib.nullcontext() if disabled is None else disabled()
 
 
 copy_all = torch._foreach_copy_

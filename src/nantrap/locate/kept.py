@@ -8,6 +8,7 @@ tensors between the model's output and the loss are taken (`note_loss_part`). Bo
 from __future__ import annotations
 
 import weakref
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import setitem
@@ -81,6 +82,7 @@ class RootCall:
         passed: the program's loop has moved on, so its variables belong to a later batch.
         watched: its outputs that have a graph.
         nodes: their autograd nodes: where the model's part of the graph ends.
+        before: the arguments of the calls in the last good steps, oldest first that are floating-point tensors.
     """
 
     args: tuple[Any, ...]
@@ -97,6 +99,7 @@ class RootCall:
     passed: bool = False
     watched: list[Output] = field(default_factory=list)
     nodes: set[Any] = field(default_factory=set)
+    before: Sequence[list[Tensor]] = ()
 
     @property
     def place(self) -> Place | None:

@@ -12,7 +12,7 @@ from nantrap.incident import Finding, Frame, Phase, Probe, Source
 from nantrap.locate.autopsy import Evidence
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.caller import batch_of_caller, find_in_batch
-from nantrap.locate.replay import Replay
+from nantrap.locate.replay import Replay, compiled_code_ran
 from nantrap.locate.samples import Samples
 from nantrap.locate.step import FailedStep
 from nantrap.locate.trace import OUTSIDE, Capture, External, Op, Trace
@@ -47,7 +47,8 @@ class Location:
 
 def location_of(replay: Replay, *, fallback: Phase) -> Location:
     location = Location(phase=fallback, replay=replay, exact=replay.exact, sinks=replay.sinks)
-    location.notes += [f"the replay differs: {text}" for text in replay.differences]
+    shown = replay.differences if replay.failed else replay.differences[:1]
+    location.notes += [f"the replay differs: {text}" for text in shown]
     held = captured_bytes(replay.trace)
     if held > _MUCH_BYTES:
         location.notes.append(f"the diagnosis held {held / 2**20:,.0f} MB of tensors in addition to those of the step")
@@ -56,7 +57,8 @@ def location_of(replay: Replay, *, fallback: Phase) -> Location:
         location.notes.append(f"the replay ended with {kind}: {str(replay.error).splitlines()[0]}")
     if replay.origin is None:
         if not replay.failed and replay.error is None:
-            location.notes.append("the replay is finite: the failure does not repeat with the same inputs")
+            how = "without compilation " if compiled_code_ran() else ""
+            location.notes.append(f"the replay is finite: {how}the failure does not repeat with the same inputs")
         return location
     if replay.origin < 0:
         return external_location(location, replay.trace.externals[replay.origin], replay.trace)
@@ -65,12 +67,27 @@ def location_of(replay: Replay, *, fallback: Phase) -> Location:
     location.op, location.node = op.name, op.node
     location.source = op.place.source() if op.place else None
     location.capture = replay.trace.captures.get(op.index)
+    location.notes += _constant_note(replay, op)
     location.frames = frames_before(replay.trace, op)
     if location.capture is not None:
         for output in location.capture.outputs:
             if output.is_floating_point() and any_nonfinite([output]):
                 location.findings.append(finding("activation", op.name, output, op.phase))
     return location
+
+
+def _constant_note(replay: Replay, op: Op) -> list[str]:
+    """Where the guilty operation made nothing, and a tensor that only the program knows brought it in."""
+    constants = [e for e in replay.trace.externals.values() if e.kind == "constant" and not e.mask]
+    if op.made is not None or not constants:
+        return []
+    stats = tensor_stats(constants[0].tensor)
+    return [
+        (
+            f"{op.name} reads a tensor that is no parameter, no buffer and no part of the batch (a cached table, a "
+            f"closure): {stats.describe()}. It was made before the replay, so what made it is not known"
+        )
+    ]
 
 
 def captured_bytes(trace: Trace) -> int:
@@ -89,13 +106,15 @@ def evidence_location(evidence: Evidence, failed: FailedStep, *, replay: Replay 
     location.notes += evidence.notes
     names = {id(parameter): name for name, parameter in failed.parameters.items()}
     if evidence.external is not None:
-        return _outside_the_graph(location, evidence, names)
+        return _outside_the_graph(location, evidence, names, repeatable=failed.repeatable)
     if evidence.inside and replay is not None and replay.anchor is not None:
         anchor = evidence.anchor if failed.repeatable else evidence.model_anchor
         twin = replay.trace.op_of_node(op.sequence - anchor + replay.anchor)
         if twin is not None and twin.name == op.name:
             location.module, location.call = twin.module, twin.call
             location.source = twin.place.source() if twin.place else None
+        elif replay.error is None:
+            location.module = location.module or OUTSIDE  # the model's calls do not hold it: the code around them does
     if evidence.inside or failed.root_call is None:
         owners = [owner_of(names[id(p)]) for p in evidence.parameters if id(p) in names]
         if owners and location.module in (None, OUTSIDE):
@@ -106,7 +125,7 @@ def evidence_location(evidence: Evidence, failed: FailedStep, *, replay: Replay 
     return location
 
 
-def _outside_the_graph(location: Location, evidence: Evidence, names: dict[int, str]) -> Location:
+def _outside_the_graph(location: Location, evidence: Evidence, names: dict[int, str], *, repeatable: bool) -> Location:
     """A bad tensor that entered without gradient: a parameter, a part of the batch, or something made from it."""
     external = evidence.external
     assert external is not None
@@ -124,7 +143,8 @@ def _outside_the_graph(location: Location, evidence: Evidence, names: dict[int, 
         location.op = None
         location.notes.append(
             f"an operand of {reader} ({external.name}) is not finite and needs no gradient. It was computed outside "
-            "the graph, so the operation that made it is not known; guard.attempt(fn, batch) would show it"
+            "the graph, so the operation that made it is not known"
+            + ("" if repeatable else "; guard.attempt(fn, batch) would show it")
         )
         return location
     location.phase, location.module, location.external = "data", "data", external

@@ -135,7 +135,7 @@ def replay_step(
         if error is not None:
             sinks.append(Sink("the exception", "value", trace.recent))
         replay = judge(trace, sinks)
-        if not replay.failed:
+        if not replay.failed or _loss_from_constant(trace, sinks, loss):
             reached = next((left for left in _left_behind(failed, loss) if any_nonfinite([left[2]])), None)
             replay = _constant_reached(trace, *reached) if reached is not None else replay
         replay.error = error
@@ -374,12 +374,21 @@ def _blame_derivative(replay: Replay) -> None:
             return
 
 
+def _loss_from_constant(trace: Trace, sinks: list[Sink], loss: Tensor | None) -> bool:
+    """Whether the loss is bad because of a table of the program's own: what backward makes of it is no origin."""
+    constants = [e for e in trace.externals.values() if e.kind == "constant" and not e.mask]
+    if not constants or loss is None or not any_nonfinite([loss]):
+        return False
+    return not any(sink.origins for sink in sinks if sink.kind == "value")
+
+
 def _constant_reached(trace: Trace, kind: SinkKind, name: str, tensor: Tensor) -> Replay:
     """Nothing made it: a constant of the program (a mask, a table in a closure) got there. The guilty operation is the
     one that reduced it into the loss, or the first operation that read it.
     """
     chain = trace.bad_ancestors(tensor)
-    reductions = [op for op in chain if op.name in _REDUCTIONS] if kind == "value" else []
+    masks = all(e.mask for e in trace.externals.values() if e.kind == "constant")
+    reductions = [op for op in chain if op.name in _REDUCTIONS] if kind == "value" and masks else []
     guilty = reductions or chain
     origin = guilty[0].index if guilty else None
     return Replay(trace, origin=origin, sinks=(name,), failed=True)

@@ -72,6 +72,8 @@ _EMPTY = frozenset(
         "aten.new_empty_strided",
     }
 )
+_ADOPTS = "aten.set_"
+_FLOATS = ("float", "bfloat", "complex")
 _OVERWRITE = frozenset(
     {"aten.copy_", "aten.fill_", "aten.zero_", "aten.normal_", "aten.uniform_", "aten.bernoulli_",
      "aten.random_", "aten.exponential_", "aten.set_", "aten._foreach_zero_", "aten._foreach_copy_"}
@@ -199,13 +201,15 @@ class Trace(DispatchMode):
         self._by_sequence: dict[int, Op] = {}
         self._handles: list[Any] = []
         self._named: dict[int, tuple[Any, str]] = {}
+        self._tensors_named: dict[int, Tensor] = {}
+        self._reads: dict[int, set[int]] = {}  # operations that were given one of those by itself
+        self._overwriters: dict[int, int] = {}  # what wrote bad values over memory, without reading it
         self._erased: dict[int, tuple[Tensor, frozenset[int]]] = {}
         for kind in ("optimizer_state", "batch", "buffers", "parameters"):
             for name, tensor in getattr(registered, kind).items():
-                self._named[self._memory.key(tensor)] = (
-                    kind.removesuffix("s") if kind != "batch" else kind,
-                    name,
-                )
+                key = self._memory.key(tensor)
+                self._named[key] = (kind.removesuffix("s") if kind != "batch" else kind, name)
+                self._tensors_named[key] = tensor
 
     # ---- life of the trace
 
@@ -256,6 +260,8 @@ class Trace(DispatchMode):
         if inherited:
             self.recent = inherited
         result = func(*args, **kwargs)
+        if name == _ADOPTS:  # other memory under the same tensor, as when a file is read: nothing was computed
+            return result
         op = self._record(name)
         op.sources = tuple(self._writer.get(self._memory.key(tensor), -1) for tensor in tensors_in(arguments))
         op.scalars = tuple(numbers_in(arguments))
@@ -273,6 +279,8 @@ class Trace(DispatchMode):
                 self._writer[key] = op.index
             return result
         input_keys = {self._memory.key(tensor) for tensor in tensors_in(arguments)}
+        if named := input_keys & self._named.keys():
+            self._reads[op.index] = named
         views = not mutable
         fresh_output = any(self._memory.key(output) not in input_keys for output in outputs)
         if self._unread and (mutable or not outputs or fresh_output):
@@ -288,6 +296,8 @@ class Trace(DispatchMode):
             nan, inf, absmax = extremes(output)
             checked.append((output, key, fresh, nan, inf))
             self._writer[key] = op.index
+            if (nan or inf) and name in _OVERWRITE:
+                self._overwriters[key] = op.index
             op.nan, op.inf = op.nan or nan, op.inf or inf
             if absmax is not None and (op.absmax is None or absmax > op.absmax):
                 op.absmax, op.dtype = absmax, dtype_name(output.dtype)
@@ -313,6 +323,8 @@ class Trace(DispatchMode):
             self.witnesses[op.index] = Capture(op, func, kept, kwargs, outputs)
         origins = inherited | {op.index} if op.made else inherited
         for output, key, fresh, nan, inf in checked:
+            if (nan or inf) and not origins and name in _OVERWRITE and key in self._named:
+                origins = self._meet_written(key, op)
             self._write(output, key, bad=nan or inf, fresh=fresh, origins=origins)
             if outs:  # a part of a buffer that is passed for a result will be read
                 self._uninitialised.pop(key, None)
@@ -445,6 +457,14 @@ class Trace(DispatchMode):
         self._bad[key] = _Bad(origins)
         self._unread[key] = external
 
+    def _meet_written(self, key: int, op: Op) -> frozenset[int]:
+        """A constant of the program was written over a parameter or buffer: that is where it began."""
+        kind, name = self._named[key]
+        tensor = self._tensors_named[key]
+        index = -1 - len(self.externals)
+        self.externals[index] = External(kind, name, tensor, first_reader=op.index, during=True)
+        return frozenset({index})
+
     def _write(self, output: Tensor, key: int, *, bad: bool, fresh: bool, origins: frozenset[int]) -> None:
         self._known.add(key)
         whole = fresh or covers_storage(output)
@@ -464,6 +484,30 @@ class Trace(DispatchMode):
     def wrote(self, tensor: Tensor) -> bool:
         """Whether an operation of the trace wrote the tensor's memory."""
         return self._memory.key(tensor) in self._writer
+
+    def writer_of(self, tensor: Tensor) -> Op | None:
+        """The operation that wrote the tensor's memory last; `None` if none of the trace did."""
+        index = self._writer.get(self._memory.key(tensor), -1)
+        return self.ops[index] if index >= 0 else None
+
+    def overwriter_of(self, tensor: Tensor) -> Op | None:
+        """The operation that wrote bad values over (a part of) the tensor: a copy, a fill; `None` if none did."""
+        index = self._overwriters.get(self._memory.key(tensor))
+        return None if index is None else self.ops[index]
+
+    def computes_from(self, writer: Op, tensor: Tensor, *, most: int = 64) -> bool:
+        """Whether what `writer` wrote was computed from a named tensor itself, through floating-point operations."""
+        key = self._memory.key(tensor)
+        seen, queue = {writer.index}, [writer]
+        while queue:
+            op = queue.pop()
+            if key in self._reads.get(op.index, ()) and not (op is writer and op.name in _OVERWRITE):
+                return True
+            for index in op.sources:
+                if index >= 0 and index not in seen and len(seen) < most and self.ops[index].dtype.startswith(_FLOATS):
+                    seen.add(index)
+                    queue.append(self.ops[index])
+        return False
 
     def op_of_node(self, sequence: int) -> Op | None:
         """The forward operation that made the autograd node with this sequence number."""

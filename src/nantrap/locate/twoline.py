@@ -101,4 +101,7 @@ def _finite_model(failed: FailedStep) -> str:
         return "the gradient that entered the model was bad already: the cause is in the loss function's backward"
     if not math.isfinite(failed.loss_value) and failed.evidence is None:
         return "the model's output is finite in a replay: the cause is in the loss function, or does not repeat"
-    return "the model's calls are finite in a replay: the failure does not repeat with the same inputs"
+    return (
+        "the model's calls are finite in a replay: the cause is in the code around them, or the failure does not "
+        "repeat with the same inputs"
+    )

@@ -154,6 +154,8 @@ def safe_divide(numerator: float | Tensor, denominator: Tensor, *, floor: float 
         >>> torch.autograd.grad(safe_divide(1.0, b).sum(), b)
         (tensor([-0.0000, -0.2500]),)
     """
+    if not (denominator.is_floating_point() or denominator.is_complex()):  # a count
+        denominator = denominator.to(numerator.dtype if isinstance(numerator, Tensor) else torch.get_default_dtype())
     if not isinstance(numerator, Tensor):
         numerator = denominator.new_full((), numerator)
     floor = representable_floor(floor, denominator.dtype)

@@ -161,7 +161,7 @@ def _dropped_branch(case: Case, index: int) -> Claim | None:
         "measured",
         f"the branch of {call} that was not selected put NaN into the gradient",
         (
-            f"{capture.op.name} gave NaN at {share(~capture.outputs[0].isfinite())}, and the loss is finite: dropped",
+            f"{capture.op.name} gave NaN at {share(capture.outputs[0].isnan())}, and the loss is finite: dropped",
             f"{case.node} multiplies the gradient of exactly 0 that those places get by NaN, and 0 · NaN = NaN",
         ),
         trial=case.try_replacement(family, safe),

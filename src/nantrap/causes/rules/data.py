@@ -2,26 +2,37 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import describe, share, where_text
+from nantrap.causes.facts import EXPONENTIALS, IN_LOG_SPACE, describe, in_words, share, where_text
 from nantrap.causes.registry import rule
+from nantrap.causes.usual import flags_before, in_usual_range, unusual_inputs
 from nantrap.incident import Trial
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
+    from nantrap.locate.samples import Samples
 
 _ABSURD = 1e12
 _ADDED_OVER_MASKS = ("sum", "count_nonzero", "mean")
+_AVERAGES = (
+    "mean", "nanmean", "median", "nanmedian", "var", "std", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss",
+    "huber_loss", "binary_cross_entropy", "kl_div", "div", "norm", "linalg_vector_norm", "quantile", "soft_margin_loss",
+)  # fmt: skip
 _FLAGS = (
     "gt", "ge", "lt", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "bitwise_not",
     "bitwise_and", "isfinite",
     "ones_like", "zeros_like", "ones", "zeros", "one_hot", "scatter", "arange", "count_nonzero", "masked_fill", "where",
     "rsub", "new_ones", "new_zeros", "full",
+)  # fmt: skip
+_SUMS = ("sum", "mean", "mm", "bmm", "dot", "mv", "matmul")
+_MOVES = (
+    "_to_copy", "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "transpose", "t", "permute",
+    "slice", "select", "clone", "alias", "detach", "mul",
 )  # fmt: skip
 _SPREADS = ("std", "var", "linalg_vector_norm", "sub", "amax", "max", "sqrt", "norm", "native_layer_norm", "abs")
 
@@ -92,7 +103,7 @@ def bad_input_data(case: Case) -> Claim | None:
     return Claim(
         "measured" if given == "loader" else "hint",
         what,
-        (f"{external.name} {describe(external.tensor)} before the forward pass{which}",),
+        (f"{external.name} {describe(external.tensor)}{' before the forward pass' if given else ''}{which}",),
         trial=trial,
         shows="without those samples the step is finite",
         help=f"clean or drop the sample where {external.name} is made",
@@ -104,6 +115,9 @@ def _sentinel(case: Case) -> Claim | None:
     found = largest_input(case)
     if found is None or not _is_sentinel(found.tensor, found.value):
         return None
+    targets = [call.args[1] for call in case.calls_of("aten.binary_cross_entropy")]
+    if any(target.shape == found.tensor.shape for target in targets):
+        return None  # that loss has a range of its own: see label_out_of_range
     return out_of_range(
         case,
         found,
@@ -139,15 +153,24 @@ def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim
     shows = ""
     if samples.guilty and samples.rest_is_finite:
         which = ", ".join(map(str, samples.guilty[:6]))
-        facts[0] = f"|{found.name}| reaches {found.value:.4g} in sample {which}, though it is finite"
+        plural = "s" * (len(samples.guilty) > 1)
+        if _holds_extreme(found, samples):
+            facts[0] = f"|{found.name}| reaches {found.value:.4g} in sample{plural} {which}, though it is finite"
         trial = case.lab.without_samples(samples.guilty, samples.size or 0)
-        shows = "without that sample the step is finite"
+        shows = f"without {'those samples' if plural else 'that sample'} the step is finite"
     if trial is None or not trial.finite:
         trial = case.lab.with_batch("rescaled_batch", "the batch in the usual scale", rescaled(case.failed.batch))
         shows = "with the batch brought to the usual scale the step is finite"
     if trial.finite is False:
         return None
     return Claim("tried", summary, tuple(facts), trial=trial, shows=shows, help=advice)
+
+
+def _holds_extreme(found: Extreme, samples: Samples) -> bool:
+    """Whether the largest value lies in the guilty samples, where the tensor has samples."""
+    if found.tensor.dim() == 0 or found.tensor.shape[0] != samples.size:
+        return False
+    return float(found.tensor[list(samples.guilty)].abs().max()) == found.value
 
 
 def rescaled(batch: Any) -> Any:
@@ -181,7 +204,7 @@ def largest_input(case: Case) -> Extreme | None:
         if tensor.is_floating_point() and tensor.numel() and not _is_added_mask(tensor):
             value = float(tensor.detach().abs().max())
             if value < float("inf") and (worst is None or value > worst.value):
-                worst = Extreme(tensor.detach(), path, value)
+                worst = Extreme(tensor.detach(), in_words(path), value)
     return worst if worst is not None and worst.value >= _ABSURD else None
 
 
@@ -239,14 +262,14 @@ def empty_reduction(case: Case) -> Claim | None:
         target, ignored = capture.args[1], capture.args[4]
         total = capture.outputs[1] if len(capture.outputs) > 1 else (target != ignored).sum()
         if bool((total == 0).all()):  # the weight by which the mean divides
+            summary = "every label of the batch is ignored"
             text = f"all {target.numel():,} targets are {ignored} (ignored): the mean is 0/0"
             if bool((target != ignored).any()):
+                summary = "every label of the batch has a class weight of 0"
                 text = "the weights of all classes that occur are 0: the mean is 0/0"
             trial = case.try_replacement("cross_entropy", "nantrap.ops.cross_entropy")
-            return _empty(
-                case, "every label of the batch is ignored", text, "nantrap.ops.cross_entropy(logits, labels)", trial
-            )
-    if case.inputs and all(t.numel() == 0 for t in case.inputs):
+            return _empty(case, summary, text, "nantrap.ops.cross_entropy(logits, labels)", trial)
+    if case.inputs and all(t.numel() == 0 for t in case.inputs) and case.op.startswith(_AVERAGES):
         text = f"{capture.op.name} was given an empty tensor of shape {tuple(case.inputs[0].shape)}"
         return _empty(
             case,
@@ -304,11 +327,34 @@ def _counted_by(case: Case) -> str | None:
     position = next((i for i, name in enumerate(names) if name in (*_ADDED_OVER_MASKS, *_SPREADS)), None)
     if position is None or names[position] not in _ADDED_OVER_MASKS:
         return None
-    behind = chain[position:]
-    from_outside = behind[-1].sources[:1] == (-1,) and len(behind) <= 3  # a mask that came with the batch
-    if from_outside or any(op.name.removeprefix("aten.") in _FLAGS for op in behind):
-        return names[position]
-    return None
+    behind = names[position + 1 :]
+    from_outside = chain[-1].sources[:1] == (-1,) and all(name in _MOVES for name in behind)  # came with the batch
+    made_here = any(name in _FLAGS for name in behind)
+    if not from_outside and not made_here:
+        return None
+    kept = case.operands_of(chain[position].index)
+    summed = kept.inputs()[0] if kept is not None and kept.inputs() else None
+    if summed is not None and not _is_counted(case, summed.detach(), made_here=made_here):
+        return None
+    return names[position]
+
+
+def _is_counted(case: Case, summed: Tensor, *, made_here: bool) -> bool:
+    """Whether a sum over these values is a count: flags, or whole numbers. A sum that is 0 of measured values is none.
+
+    A float tensor of zeros alone does not show it: a mask that selects nothing, or a blank image. Then the batches
+    before decide, or that a sum is divided by it: a weighted mean whose weights are all 0.
+    """
+    if not summed.is_floating_point():
+        return True
+    if not bool(((summed == 0) | (summed == 1)).all()):
+        return False
+    if bool((summed != 0).any()) or made_here:
+        return True
+    before = flags_before(case, summed)
+    assert case.capture is not None
+    divided = [op.name.removeprefix("aten.") for op in case.source_ops(case.capture.op, 0)[:2]]
+    return before if before is not None else any(name in _SUMS for name in divided)
 
 
 def _empty(case: Case, summary: str, text: str, advice: str, trial: Trial | None) -> Claim:
@@ -429,11 +475,14 @@ def input_out_of_scale(case: Case) -> Claim | None:
         Gradient clipping does not help, since the loss itself overflows. A clamp of the input hides the bad file.
 
     Proof:
-        The largest value of the batch is far beyond the usual inputs of a network, and the step is finite without the
-        sample that holds it, or with the batch brought to the usual scale.
+        The largest value of the batch is far beyond the usual inputs of a network, or beyond those of the batches
+        before it, and the step is finite without the sample that holds it, or with the batch brought to the usual
+        scale.
     """
     found = largest_input(case)
-    if found is None or _is_sentinel(found.tensor, found.value):
+    if found is None:
+        return _in_other_units(case)
+    if _is_sentinel(found.tensor, found.value):
         return None
     return out_of_range(
         case,
@@ -441,3 +490,46 @@ def input_out_of_scale(case: Case) -> Claim | None:
         f"the batch is out of scale: {found.name} reaches {found.value:.3g}",
         "check the range where the data are read, and scale or drop what lies outside it",
     )
+
+
+def _in_other_units(case: Case) -> Claim | None:
+    """A batch that no network would find absurd, and that is far outside the batches before it.
+
+    Where an exponential overflowed there are two explanations: code that passes an unbounded number to exp, and a batch
+    in another unit. Three things decide. Code that has a form which is exact and does not overflow is the cause, if the
+    step is finite with it. Otherwise it is the batch, if it is too far outside to be an unusual sample, and the step is
+    finite with the batch in its usual range.
+    """
+    if case.made != "inf" or case.half or case.phase not in ("forward", "backward") or case.failed.norm_overflowed:
+        return None
+    unusual = unusual_inputs(case)
+    if not unusual or not _left_the_range(case):
+        return None
+    furthest = unusual[0]
+    claim = Claim(
+        "hint",
+        f"the batch is in another scale than those before it: {furthest.name} reaches {furthest.value:.4g}",
+        (f"{furthest.words}: {furthest.factor:.3g} times",),
+        help=f"check the range of {furthest.name} where the data are read, and scale or drop what lies outside it",
+    )
+    if not case.failed.repeatable or (case.op in EXPONENTIALS and not furthest.in_other_units):
+        return claim
+    if case.op in EXPONENTIALS and case.feeds_a_logarithm and case.lab.in_log_space(IN_LOG_SPACE).finite:
+        return claim
+    scaled = in_usual_range(case.failed.batch, unusual)
+    trial = case.lab.with_batch("usual_range", "the batch brought to the range of those before it", scaled)
+    if trial.finite is False:
+        return None
+    return replace(
+        claim, has="tried", trial=trial, shows="with the batch in that range the step is finite", verifies=False
+    )
+
+
+def _left_the_range(case: Case) -> bool:
+    """Whether the exact result is a number that the dtype cannot hold; at a pole (log 0, 1/0) it is no number."""
+    if case.op in EXPONENTIALS:
+        return True
+    from nantrap.causes.reference import recomputed
+
+    exact = recomputed(case, "float64")
+    return exact is not None and bool(exact.isfinite().all())

@@ -13,6 +13,9 @@ if TYPE_CHECKING:
     from nantrap.causes.case import Case
 
 
+_TRIANGULAR = ("Qr", "Cholesky")
+
+
 @rule("degenerate_linalg_backward")
 def degenerate_linalg_backward(case: Case) -> Claim | None:
     """The gradient of a decomposition with a repeated or zero spectrum.
@@ -55,10 +58,12 @@ def degenerate_linalg_backward(case: Case) -> Claim | None:
     """
     if case.phase != "backward" or case.trace is None or not is_decomposition(case.node):
         return None
+    if any(word in case.node for word in _TRIANGULAR):
+        return _singular_factor(case)
     gap = _smallest_gap(case)
     facts = [f"{case.node} divides by differences of singular or eigen-values"]
     if gap is not None:
-        facts.append(f"the smallest gap in the spectrum is {gap:.3g}")
+        facts.append(f"the smallest gap in the spectrum is {gap:.3g} of its largest value")
     return Claim(
         "measured" if gap is not None and gap < 1e-5 else "hint",
         "the gradient of a decomposition with a repeated or zero spectrum is infinite",
@@ -67,6 +72,35 @@ def degenerate_linalg_backward(case: Case) -> Claim | None:
         "gradient "
         "does not need the vectors (svdvals, slogdet)",
     )
+
+
+def _singular_factor(case: Case) -> Claim:
+    """QR and Cholesky: the derivative solves with a triangular factor, whose diagonal holds a 0."""
+    least = _least_diagonal(case)
+    facts = [f"{case.node} solves with the triangular factor, and so divides by its diagonal"]
+    if least is not None:
+        facts.append(f"the smallest value on that diagonal is {least:.3g} of the largest")
+    return Claim(
+        "measured" if least is not None and least < 1e-6 else "hint",
+        "the gradient of a factorisation of a singular matrix is infinite",
+        tuple(facts),
+        help="add a small jitter before the factorisation (x + 1e-6·I for a square matrix, noise for a tall one); a "
+        "column that is 0 or repeats another one is the usual reason",
+    )
+
+
+def _least_diagonal(case: Case) -> float | None:
+    """The smallest value on the diagonal of a triangular factor that was computed in the forward pass, relatively."""
+    assert case.trace is not None
+    found = []
+    for witness in case.trace.witnesses.values():
+        if not any(name in witness.op.name for name in ("qr", "cholesky")) or witness.op.phase != "forward":
+            continue
+        factor = next((t for t in reversed(witness.outputs) if t.dim() >= 2 and t.numel()), None)
+        if factor is not None:
+            diagonal = factor.detach().diagonal(dim1=-2, dim2=-1).abs().double()
+            found.append(float((diagonal.amin(-1) / diagonal.amax(-1).clamp(min=1e-300)).min()))
+    return min(found) if found else None
 
 
 def _smallest_gap(case: Case) -> float | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import share
+from nantrap.causes.facts import all_finite, share
 from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
@@ -73,15 +73,18 @@ def division_by_zero(case: Case) -> Claim | None:
     # a single 0/0 of the two-line form may as well be a mean over nothing: see empty_reduction
     sure = case.failed.repeatable or denominator.numel() > 1 or case.made != "nan"
     where = f"the backward of {case.node}, written by hand" if own_backward else case.place
+    trial = case.try_replacement(family, "nantrap.ops.safe_divide")
+    advice = "add an eps inside (x / (y + eps)), or nantrap.ops.safe_divide(x, y)"
+    if trial is not None and trial.finite is False and family == "div":  # 0 there is no better: log(0), 1/0 come next
+        trial = case.try_replacement("floor", "a denominator kept from 0")
+        advice = "keep the denominator from 0: x / (y + eps), or bound what it is computed from"
     return Claim(
         "measured" if sure else "hint",
         f"a division by exactly zero in {where}",
-        (f"the denominator is exactly 0 at {share(zero)}{origin}; every input is finite",),
-        trial=case.try_replacement(family, "nantrap.ops.safe_divide"),
+        (f"the denominator is exactly 0 at {share(zero)}{origin}{all_finite(case.inputs)}",),
+        trial=trial,
         shows="with a floor under the denominator the step is finite",
-        help="add an eps inside (x / (std + eps)), or nantrap.ops.safe_divide(x, y); blank or constant inputs are "
-        "the usual "
-        "reason",
+        help=f"{advice}; blank or constant inputs are the usual reason",
         patch=True,
     )
 
@@ -106,7 +109,7 @@ def _weight_norm_of_zeros(case: Case) -> Claim | None:
     return Claim(
         "measured",
         f"a weight norm divides by the length of a direction that is all zeros, in {case.place}",
-        (f"g·v/|v|: {int(zero.sum()):,} of {zero.numel():,} rows of v are exactly 0; every input is finite",),
+        (f"g·v/|v|: {int(zero.sum()):,} of {zero.numel():,} rows of v are exactly 0{all_finite(case.inputs)}",),
         help="do not set a weight-normed layer to zeros: give v a direction (nn.init.normal_) and set g, its length "
         "(original0 of the parametrization), to 0 instead",
     )

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import share
+from nantrap.causes.facts import all_finite, share
 from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
@@ -136,10 +136,11 @@ def log_of_zero(case: Case) -> Claim | None:
     if not bool(at_pole.any()) or (bad.shape == at_pole.shape and not bool(at_pole[bad].all())):
         return None  # below the pole it is a domain error
     trial, advice = _log_remedy(case)
+    exactly = "0 or 1" if case.op == "logit" else f"{pole:g}"
     return Claim(
         "measured",
-        f"the logarithm of zero gave -Inf in {case.place}",
-        (f"{case.location.op} was given exactly {pole:g} at {share(at_pole)}",),
+        f"the logarithm of zero gave {'±Inf' if case.op == 'logit' else '-Inf'} in {case.place}",
+        (f"{case.location.op} was given exactly {exactly} at {share(at_pole)}",),
         trial=trial,
         shows=f"with {trial.change} the step is finite" if trial is not None else "",
         help=advice,
@@ -213,6 +214,7 @@ def zero_times_inf(case: Case) -> Claim | None:
         and case.capture is None
         and case.external is None
         and case.location.sinks == ("the loss",)
+        and _only_masks_came_in(case)
     ):
         return _constant_in_loss(case)
     if case.made != "nan" or case.phase != "forward" or not case.inputs or case.output is None or case.capture is None:
@@ -234,11 +236,27 @@ def zero_times_inf(case: Case) -> Claim | None:
     return Claim(
         "measured" if case.op in ("mul", "addcmul") else "hint",
         "zero times infinity gave NaN: a product with 0 does not remove an Inf",
-        (text, "the Inf was there before this product, and was not made by an overflow in this step"),
+        (text, *_where_inf_came_from(case)),
         help="select instead of multiplying: torch.where(mask, x, 0) before the product, or leave out a term whose "
         "weight "
         "is 0; nantrap.ops.xlogx(p) for p·log p",
     )
+
+
+def _where_inf_came_from(case: Case) -> tuple[str, ...]:
+    """Said only where the whole step was traced: no operation before this one made a non-finite value."""
+    trace, capture = case.trace, case.capture
+    if trace is None or capture is None or trace.captures.get(capture.op.index) is not capture:
+        return ()
+    if any(op.made is not None for op in trace.ops[: capture.op.index]):
+        return ()
+    return ("no operation before it made an Inf: it came in with a constant of the program (a mask)",)
+
+
+def _only_masks_came_in(case: Case) -> bool:
+    """Whether all bad constants of the step are masks: 0 or any number, and -Inf at some places."""
+    known = [] if case.trace is None else [e for e in case.trace.externals.values() if e.kind == "constant"]
+    return all(external.mask for external in known)
 
 
 def _constant_in_loss(case: Case) -> Claim:
@@ -359,7 +377,7 @@ def domain_error(case: Case) -> Claim | None:
         return None
     if case.phase != "forward" and not case.in_users_backward:
         return None
-    x = case.inputs[0]
+    x = case.inputs[-1 if case.op in ("xlogy", "xlog1py") else 0]
     outside = _outside_domain(case, x)
     if outside is None or not bool(outside.any()):
         return None
@@ -373,7 +391,7 @@ def domain_error(case: Case) -> Claim | None:
         (
             (
                 f"{case.location.op} was given values outside its domain at {share(outside)}, from "
-                f"{float(values.double().min()):.4g} to {float(values.double().max()):.4g}; every input is finite"
+                f"{float(values.double().min()):.4g} to {float(values.double().max()):.4g}{all_finite(case.inputs)}"
             ),
         ),
         trial=case.try_replacement("domain", "an argument kept inside the domain"),
@@ -387,9 +405,9 @@ def domain_error(case: Case) -> Claim | None:
 def _outside_domain(case: Case, x: Tensor) -> Tensor | None:
     """The places at which an argument lies outside the domain of the guilty function."""
     assert case.capture is not None
-    if case.op in ("sqrt", "rsqrt", "log", "log2", "log10", "special_entr"):
+    if case.op in ("sqrt", "rsqrt", "log", "log2", "log10", "special_entr", "xlogy"):
         return x < 0
-    if case.op == "log1p":
+    if case.op in ("log1p", "xlog1py"):
         return x < -1
     if case.op in ("acos", "asin", "erfinv", "atanh"):
         return x.abs() > 1

@@ -6,14 +6,12 @@ import math
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import absmax, limit
+from nantrap.causes.facts import EXPONENTIALS, IN_LOG_SPACE, absmax, limit
 from nantrap.causes.registry import rule
 from nantrap.causes.rounds import growing_rounds
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
-
-_EXPONENTIALS = ("exp", "expm1", "exp2", "cosh", "sinh")
 
 
 @rule("exp_overflow")
@@ -55,7 +53,7 @@ def exp_overflow(case: Case) -> Claim | None:
         The largest argument is above the limit of the dtype and the result is Inf: a measurement. The call is then
         replaced at its own line by one with a bounded argument, and the step must be finite.
     """
-    if case.op not in _EXPONENTIALS or case.made != "inf" or not case.inputs or case.output is None:
+    if case.op not in EXPONENTIALS or case.made != "inf" or not case.inputs or case.output is None:
         return None
     x = case.inputs[0]
     top = absmax(x) if case.op in ("cosh", "sinh") else float(x.max())
@@ -63,11 +61,12 @@ def exp_overflow(case: Case) -> Claim | None:
     facts = [f"{case.location.op} was given {top:.4g}; in {case.dtype} it overflows above {bound:.4g}"]
     samples = case.location.samples
     if samples.guilty and samples.rest_is_finite:
-        facts.append(f"only sample {', '.join(map(str, samples.guilty[:4]))} reaches it")
+        which, one = ", ".join(map(str, samples.guilty[:4])), len(samples.guilty) == 1
+        facts.append(f"only sample {which} reaches it" if one else f"only samples {which} reach it")
     advice = "bound the argument (log-variances to [-30, 20]), or stay in log space with logsumexp"
     trial = None
-    if case.failed.repeatable and _log_follows(case):
-        trial = case.lab.in_log_space("softplus(x) instead of log(1 + exp(x)), log space instead of log of exp")
+    if case.failed.repeatable and case.feeds_a_logarithm:
+        trial = case.lab.in_log_space(IN_LOG_SPACE)
     if trial is not None and trial.finite:
         advice = "softplus(x) instead of log(1 + exp(x)), or log space (logsumexp) instead of the logarithm of exp"
         shows = "computed in log space the step is finite"
@@ -78,7 +77,7 @@ def exp_overflow(case: Case) -> Claim | None:
             trial = case.try_replacement("exp_both", "an argument bounded on both sides") or trial
     return Claim(
         "measured",
-        f"exp of {top:.4g} exceeds the range of {case.dtype} in {case.place}",
+        f"{case.op} of {top:.4g} exceeds the range of {case.dtype} in {case.place}",
         tuple(facts),
         trial=trial,
         shows=shows,
@@ -129,7 +128,7 @@ def exploding_recurrence(case: Case) -> Claim | None:
     """
     if case.trace is None or case.capture is None or case.phase != "forward" or case.half:
         return None
-    if case.op in _EXPONENTIALS or (case.made == "nan" and not case.op.endswith(("norm", "mm"))):
+    if case.op in EXPONENTIALS or (case.made == "nan" and not case.op.endswith(("norm", "mm"))):
         return None
     rounds = growing_rounds(case.trace, case.capture.op)
     if rounds is None:
@@ -140,22 +139,9 @@ def exploding_recurrence(case: Case) -> Claim | None:
         f"{case.place} multiplied its values by about {rounds.factor:.3g} in each of {len(rounds.values) + 1} rounds",
         (
             f"{rounds.op.name} at the same line gave {shown} -> Inf within one forward pass",
-            f"the factor per round is {rounds.factor:.3g}: growth inside the step, not between steps",
+            f"the factor per round is {rounds.factor:.3g}: growth inside the step"
+            + (", not between steps" if case.growth < 10 else ""),
         ),
         help="normalise or gate the state in each round (LayerNorm, a spectral bound below 1, tanh), or run fewer "
         "rounds",
     )
-
-
-def _log_follows(case: Case) -> bool:
-    """Whether a logarithm is taken of what the guilty exponential gave, directly or with something added."""
-    if case.trace is None or case.capture is None:
-        return False
-    reached = {case.capture.op.index}
-    for op in case.trace.ops[case.capture.op.index + 1 :]:
-        if op.phase == "forward" and reached & set(op.sources):
-            if op.name.rstrip("_") in ("aten.log", "aten.log1p"):
-                return True
-            if op.name.rstrip("_") in ("aten.add", "aten.view", "aten.index", "aten.gather", "aten.squeeze"):
-                reached.add(op.index)
-    return False

@@ -22,7 +22,9 @@ _REDUCING_LOSSES = (
 )  # fmt: skip
 _SLOPES = ("Sqrt", "Pow", "Rsqrt", "Log", "Div", "Reciprocal", "LinalgVectorNorm")
 _GUARDS = ("aten.add", "aten.clamp", "aten.clamp_min", "aten.maximum", "aten.sub")
-_ZERO_POLES = ("div", "true_divide", "log", "log2", "log10", "log1p", "rsqrt", "reciprocal", "logit", "pow")
+_ZERO_POLES = ("div", "true_divide", "log", "log2", "log10", "log1p", "rsqrt", "reciprocal", "pow")
+_END_POLES = {"logit": (0.0, 1.0), "atanh": (-1.0, 1.0), "erfinv": (-1.0, 1.0)}
+"""Infinite at both ends of their domain."""
 
 
 @rule("mask_overflow")
@@ -263,10 +265,11 @@ def eps_underflow_half(case: Case) -> Claim | None:
     """
     if case.phase == "backward":
         return _swallowed_before_the_slope(case)
-    if case.phase != "forward" or not case.half or case.op not in _ZERO_POLES or case.output is None:
+    if case.phase != "forward" or not case.half or case.op not in (*_ZERO_POLES, *_END_POLES) or case.output is None:
         return None
     argument = case.inputs[-1] if case.op in ("div", "true_divide") else case.inputs[0]
-    pole = -1.0 if case.op == "log1p" else 0.0
+    poles = _END_POLES.get(case.op, (-1.0 if case.op == "log1p" else 0.0,))
+    pole = next((end for end in poles if bool((argument == end).any())), poles[0])
     zero = argument == pole
     if not bool(zero.any()) or (case.op == "pow" and not _negative_exponent(case)):
         return None
@@ -284,9 +287,10 @@ def eps_underflow_half(case: Case) -> Claim | None:
     if not trial.finite and not constants and case.failed.repeatable:
         return None
     failed = trial.finite is False
+    lost = f"an epsilon has no effect in {case.dtype}" if constants or swallowed else f"rounded away in {case.dtype}"
     return Claim(
         "measured" if swallowed else "tried",
-        f"an epsilon has no effect in {case.dtype}: the argument of {case.op} is exactly {pole:g}",
+        f"{lost}: the argument of {case.op} is exactly {pole:g}",
         tuple(facts),
         trial=None if failed else trial,
         shows="the same step in float32 is finite",

@@ -51,19 +51,33 @@ def adam_eps_underflow_half(case: Case) -> Claim | None:
         √v + eps is exactly 0 at the bad places of the update, with finite weights and gradients. The same update with
         weights, gradients and state in float32 must be finite.
     """
-    if case.phase != "optimizer" or case.op not in ("addcdiv", "div") or not case.half or case.capture is None:
+    if case.phase != "optimizer" or case.op not in ("addcdiv", "div") or case.capture is None:
         return None
     denominator = case.inputs[-1]
     if denominator.numel() <= 1 or not bool((denominator == 0).any()):
         return None
-    eps = [group["eps"] for group in case.failed.optimizer.param_groups if "eps" in group]
-    facts = [f"√v + eps is exactly 0 at {share(denominator == 0)} in {case.dtype}; gradients and weights are finite"]
-    if eps:
-        facts.append(f"eps = {eps[0]:g} is {rounded(eps[0], denominator):g} in {case.dtype}")
+    given = [group["eps"] for group in case.failed.optimizer.param_groups if "eps" in group]
+    lost = [eps for eps in given if rounded(eps, denominator) == 0]
+    if not lost:
+        return None  # it divides by something else that is 0
+    facts = (
+        f"what the update divides by is exactly 0 at {share(denominator == 0)} in {case.dtype}",
+        f"eps = {lost[0]:g} is 0 in {case.dtype}",
+    )
+    summary = f"the optimizer's eps is 0 in {case.dtype}, so it divides by zero"
+    if not case.half:
+        return Claim(
+            "tried",
+            summary,
+            facts,
+            trial=case.lab.update_with_eps(1e-8),
+            shows="the same update with eps=1e-8 is finite",
+            help=f"an eps that {case.dtype} can hold, in every parameter group: eps=1e-8",
+        )
     return Claim(
         "tried",
-        f"the optimizer's eps is 0 in {case.dtype}, so it divides by zero",
-        tuple(facts),
+        summary,
+        facts,
         trial=case.lab.update_in_single_precision(),
         shows="the same update in float32 is finite",
         help="keep the weights in float32 and use autocast (or a float32 master copy); eps=1e-4 holds in float16",
@@ -124,16 +138,39 @@ def optimizer_constant_rounding(case: Case) -> Claim | None:
     if not divisors and not scalar_zero:
         return None
     dtype = str(divisors[0].dtype).removeprefix("torch.") if divisors else case.dtype
+    rounded_away = _rounded_to_one(case)
     trial = case.lab.update_in_single_precision()
-    facts = [f"{case.location.op} divides by a single value that is exactly 0, in {dtype}; 0.999 is 1.0 in bfloat16"]
+    facts = [f"{case.location.op} divides by a single value that is exactly 0, in {dtype}"]
+    facts += [rounded_away] if rounded_away else []
     if trial.finite is False:
         facts.append("weights, gradients and state in float32 do not clear it")
     return Claim(
-        "measured" if trial.finite is False else "hint",
-        "a bias correction 1 - beta^t is exactly 0: its constant was rounded to 1",
+        "measured" if trial.finite is False and rounded_away else "hint",
+        "a bias correction 1 - beta^t is exactly 0: its constant was rounded to 1"
+        if rounded_away
+        else "the update divides by a single value that is exactly 0",
         tuple(facts),
-        help="keep the optimizer's constants as Python floats or float32 tensors",
+        help="keep the optimizer's constants as Python floats or float32 tensors"
+        if rounded_away
+        else "look at what the optimizer divides by: a bias correction, a norm or a count that is 0",
     )
+
+
+def _rounded_to_one(case: Case) -> str:
+    """A constant of the optimizer that is exactly 1 in its own low precision, or the difference 1 - 1 in the update."""
+    for group in case.failed.optimizer.param_groups:
+        for name, value in group.items():
+            for one in value if isinstance(value, (tuple, list)) and name != "params" else (value,):
+                if getattr(one, "dtype", None) is not None and one.numel() <= 4 and bool((one == 1).any()):
+                    return f"{name} of the optimizer is exactly 1 in {str(one.dtype).removeprefix('torch.')}"
+    if case.trace is None or case.capture is None:
+        return ""
+    for argument in range(len(case.capture.op.sources)):
+        for op in case.source_ops(case.capture.op, argument)[:4]:
+            subtracts = op.name.rstrip("_") in ("aten.rsub", "aten.sub", "aten._foreach_sub", "aten.add")
+            if subtracts and 1.0 in op.scalars:
+                return "it was computed as 1 minus a number that is exactly 1 in its precision"
+    return ""
 
 
 @rule("loss_scale_misuse")

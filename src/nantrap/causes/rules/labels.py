@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import integer_valued
+from nantrap.causes.facts import in_words, integer_valued
 from nantrap.causes.registry import rule
+from nantrap.causes.usual import were_shares
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from nantrap.incident import Trial
     from nantrap.locate.trace import Capture
 
-_WANTS_POSITIVE = ("pow", "log", "log2", "log10", "log1p", "sqrt", "rsqrt")
+_NEVER_NEGATIVE = "binary cross-entropy with targets in [0, 1] is never negative"
+_WANTS_POSITIVE = ("pow", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "xlogy", "xlog1py")
 
 
 @rule("label_out_of_range")
@@ -67,10 +69,12 @@ def label_out_of_range(case: Case) -> Claim | None:
             outside = float(((target < 0) | (target > 1)).sum())
             return _label(case, call, target, f"[{low:g}, {high:g}]", "[0, 1]", outside)
     for call in case.calls_of("aten.xlogy", "aten.kl_div"):
-        target = call.args[1 if call.op.name == "aten.kl_div" else 0]
-        if float(target.min()) < 0:
+        target = call.args[1]  # of kl_div its targets; xlogy(y, y) has them twice, and any other xlogy has a domain
+        own = call.op.name == "aten.kl_div" or _same_values(call.args[0], target)
+        if own and float(target.min()) < 0:
             outside = float((target < 0).sum())
-            return _label(case, call, target, f"from {float(target.min()):g}", "probabilities >= 0", outside)
+            low, high = float(target.min()), float(target.max())
+            return _label(case, call, target, f"[{low:g}, {high:g}]", "probabilities >= 0", outside)
     return _outside_the_domain(case) or _negative_label(case) or _handmade_cross_entropy(case)
 
 
@@ -78,32 +82,43 @@ def _outside_the_domain(case: Case) -> Claim | None:
     """A label of 255 makes 1 - p negative, and a power or logarithm of that is NaN: tried with labels in [0, 1]."""
     if case.phase != "forward" or case.made != "nan" or case.op not in _WANTS_POSITIVE or not case.inputs:
         return None
-    below = int((case.inputs[0] < (-1 if case.op == "log1p" else 0)).sum())
+    argument = case.inputs[-1 if case.op.startswith("xlog") else 0]
+    below = int((argument < (-1 if case.op in ("log1p", "xlog1py") else 0)).sum())
     if not below or not case.failed.repeatable:
         return None
     from nantrap.locate import tensors_of
 
     for path, tensor in tensors_of(case.failed.batch):
-        if not tensor.numel() or not integer_valued(tensor):
+        if not tensor.numel():
             continue
         outside = tensor[(tensor < 0) | (tensor > 1)].unique()
-        inside = float(((tensor == 0) | (tensor == 1)).float().mean())
-        if not 0 < outside.numel() <= 2 or inside < 0.5:
+        flags = integer_valued(tensor) and outside.numel() <= 2
+        if flags:
+            few = bool(outside.numel()) and float(((tensor == 0) | (tensor == 1)).float().mean()) >= 0.5
+        else:  # shares: what they were in the batches before counts, else what most of them are
+            most = float(tensor.min()) >= 0 and float((tensor <= 1).double().mean()) >= 0.5
+            few = bool(outside.numel()) and (were_shares(case, path) or (most and not integer_valued(tensor)))
+        if not few:
             continue
-        shown = f"batch{path}" if path.startswith("[") else path
-        values = " and ".join(f"{float(value):g}" for value in outside)
-        trial = case.lab.with_tensor(path, f"{shown} clamped to [0, 1]", tensor, tensor.clamp(0, 1))
+        shown = in_words(path)
+        kind = "labels of 0 and 1" if flags else "shares from 0 to 1"
+        values = " and ".join(f"{float(value):g}" for value in outside[:2])
+        values = values if outside.numel() <= 2 else f"values from {float(outside.min()):g} to {float(outside.max()):g}"
+        inside = tensor.clamp(0, 1) if flags else tensor.clamp(0.01, 0.99)
+        trial = case.lab.with_tensor(path, f"{shown} brought into [0, 1]", tensor, inside)
         if trial.finite:
             return Claim(
                 "tried",
-                f"{shown} holds {values}, and the loss is written for labels of 0 and 1",
+                f"{shown} holds {values}, and the loss is written for {kind}",
                 (
                     f"{case.location.op} was given {below:,} negative values, for which it is not defined",
-                    f"{shown} holds labels of 0 and 1, and {values}",
+                    f"{shown} holds {kind}, and {values}" if flags else f"{shown} holds {values}",
                 ),
                 trial=trial,
-                shows=f"with {shown} clamped to [0, 1] the step is finite",
-                help=f"leave out the places where {shown} is {values} (an ignore value?): a mask",
+                shows=f"with {shown} brought into [0, 1] the step is finite",
+                help=f"leave out the places where {shown} is {values} (an ignore value?): a mask"
+                if flags
+                else f"bring {shown} into [0, 1] where it is loaded (percent need / 100)",
             )
     return None
 
@@ -125,7 +140,7 @@ def _negative_label(case: Case) -> Claim | None:
         same = bool((tensor.detach().flatten()[bad.flatten()] < 0).all())
         if not 0 < negative.numel() <= 2 or not same or float((tensor >= 0).float().mean()) < 0.5:
             continue
-        shown = f"batch{path}" if path.startswith("[") else path
+        shown = in_words(path)
         values = " and ".join(f"{float(value):g}" for value in negative)
         trial = case.lab.with_tensor(path, f"{shown} clamped to 0 and above", tensor, tensor.clamp(min=0))
         if trial.finite:
@@ -151,12 +166,10 @@ def _handmade_cross_entropy(case: Case) -> Claim | None:
         if integer_valued(tensor) and tensor.numel() and float(tensor.max()) > 1 and float(tensor.min()) >= 0:
             return Claim(
                 "hint",
-                f"{path} holds values up to {float(tensor.max()):g}, and the loss fell below zero",
-                (f"{path} reaches {float(tensor.max()):g}",),
-                history=(
-                    f"the loss fell to {losses[-1]:.4g}; a cross-entropy with targets in [0, 1] is never negative",
-                ),
-                help=f"map {path} to [0, 1] before the loss",
+                f"{in_words(path)} holds values up to {float(tensor.max()):g}, and the loss fell below zero",
+                (f"{in_words(path)} reaches {float(tensor.max()):g}",),
+                history=(f"the loss fell to {losses[-1]:.4g}; {_NEVER_NEGATIVE}",),
+                help=f"if this is a cross-entropy, map {in_words(path)} to [0, 1] before the loss",
             )
     return None
 
@@ -176,8 +189,8 @@ def _label(case: Case, call: Capture, target: Tensor, found: str, allowed: str, 
         "tried" if case.failed.repeatable or not at_origin else "measured",
         f"targets lie in {found}, {call.op.name.removeprefix('aten.')} accepts {allowed}",
         (f"{call.op.name} was given {count:,.0f} targets outside {allowed}: {found}",),
-        history=(f"the loss had fallen to {losses[-1]:.4g}: with valid targets it is never negative",)
-        if below_zero
+        history=(f"the loss had fallen to {losses[-1]:.4g}; {_NEVER_NEGATIVE}",)
+        if below_zero and call.op.name.startswith("aten.binary_cross_entropy")
         else (),
         trial=trial,
         shows=f"with targets in {allowed} the same steps are finite",

@@ -76,13 +76,16 @@ def lr_too_high(case: Case) -> Claim | None:
     tried = (
         f" (the same steps stay finite at {rate / 10:.3g})" if trial.finite else f" (for example to {rate / 10:.3g})"
     )
-    grew = "the loss grew until it overflowed" if overflowed else "the loss and its gradients grew from step to step"
+    rose = case.loss_growth >= _GROWTH
+    grew = ("the loss grew" if rose else "the gradients grew") + (" until it overflowed" if overflowed and rose else "")
     return Claim(
         "tried",
         f"a learning rate of {rate:.4g} is beyond the stability limit: {grew}"
         if trial.finite
         else f"the learning rate{f' of {rate:.4g}' if known else ''} may be too high: {grew}",
-        ("an earlier batch has a far larger loss now, with the same random numbers",) if trial.finite else (),
+        ("an earlier batch has a far larger loss now, with the same random numbers",)
+        if case.lab.weights_diverged()
+        else (),
         history=(f"the loss went {shown} before the failure",),
         trial=trial,
         shows="the same batches with a tenth of the learning rate stay finite",
@@ -156,13 +159,13 @@ def resume_lr_jump(case: Case) -> Claim | None:
         return None
     return Claim(
         "tried",
-        f"the learning rate jumped from {before:.4g} to {after:.4g} at step {step:,}: restored state overrode it",
+        f"the learning rate jumped from {before:.4g} to {after:.4g} at step {step:,}",
         (),
         history=(f"the learning rate jumped from {before:.4g} to {after:.4g} at step {step:,}",),
         trial=trial,
         shows="with the learning rate before the jump the same steps stay finite",
-        help="after load_state_dict set the learning rate again in every param group (and the scheduler's base_lrs), "
-        "or do not restore the scheduler",
+        help="if a state was restored there, set the learning rate again after load_state_dict in every param group "
+        "(and the scheduler's base_lrs), or do not restore the scheduler; if a schedule jumps there, slow it down",
     )
 
 
@@ -467,13 +470,14 @@ def _over_the_steps(case: Case) -> Claim | None:
     losses = [record.loss for record in case.history.applied()[-8:]]
     trial = case.lab.rate("tenth_of_rate", "a tenth of the learning rate from an older state on", lambda _, lr: lr / 10)
     facts = ("a tenth of the learning rate does not help",) if trial.finite is False else ()
+    bounded = case.loss_growth < _GROWTH
     return Claim(
-        "measured" if trial.finite is False else "hint",
-        f"the gradients exploded in {case.place} while the loss stayed bounded",
+        "measured" if trial.finite is False and bounded else "hint",
+        f"the gradients exploded in {case.place}" + (" while the loss stayed in its range" if bounded else ""),
         facts,
         history=(
             f"the gradient norm went {shown} -> {case.incident.grad_norm:.3g}",
-            f"the loss stayed between {min(losses):.3g} and {max(losses):.3g}: the forward pass is bounded",
+            f"the loss was between {min(losses):.3g} and {max(losses):.3g}",
         ),
         help=f"clip the gradients (max_grad_norm=1.0), and bound what {case.place} multiplies in each round",
     )
@@ -518,21 +522,15 @@ def dead_training(case: Case) -> Claim | None:
     still = [record for record in applied[-_STILL:] if record.grad_norm == 0]
     if len(applied) < _STILL or len(still) < _STILL:
         return None
-    first = applied[-1].step
+    first, count = applied[-1].step, 0
     for record in reversed(applied):
         if record.grad_norm != 0:
             break
-        first = record.step
+        first, count = record.step, count + 1
     return Claim(
         "hint",
         f"nothing has been learned since step {first:,}: every gradient is exactly zero",
         (),
-        history=(
-            (
-                f"the gradient norm is exactly 0 in each of the "
-                f"{len(applied) - first if first < len(applied) else _STILL} "
-                "last steps"
-            ),
-        ),
+        history=(f"the gradient norm is exactly 0 in each of the last {count:,} steps",),
         help="look for a detach, a frozen layer or a term without a graph between the loss and the parameters",
     )

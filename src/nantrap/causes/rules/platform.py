@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import absmax, limit
+from nantrap.causes.facts import absmax, all_finite, limit
 from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def hardware_fault(case: Case) -> Claim | None:
     """
     external = case.external
     if external is not None and external.kind in ("parameter", "buffer") and case.state_untouched:
+        if case.lab.writes_again(external.name, external.tensor):
+            return None  # the program itself writes those bits
         return _odd_bits(external.name, external.tensor)
     if case.capture is not None and not case.half and (case.location.op or "").startswith("aten."):
         return _other_bits(case)
@@ -127,8 +129,8 @@ def backend_or_kernel_bug(case: Case) -> Claim | None:
         largest = max([absmax(t) for t in case.inputs], default=0.0)
         return Claim(
             "hint",
-            f"the kernel {name} made non-finite values from finite ones",
-            (f"{name} is not an operation of PyTorch; its inputs are finite, absmax {largest:.4g}",),
+            f"the kernel {name} made non-finite values",
+            (f"{name} is not an operation of PyTorch; its finite inputs reach {largest:.4g}{all_finite(case.inputs)}",),
             help=f"compare {name} with a plain PyTorch version on these inputs; use that one meanwhile",
         )
     if case.half or max([absmax(t) for t in case.inputs], default=0.0) > _MODERATE:
@@ -216,6 +218,7 @@ def compiler_bug(case: Case) -> Claim | None:
         ),
         help="train eagerly, or exclude the part with torch.compiler.disable, until the compiler is fixed; "
         'backend="aot_eager" shows whether the code generator is the cause',
+        compares=True,
     )
 
 
@@ -299,7 +302,7 @@ def _odd_bits(name: str, tensor: Tensor) -> Claim | None:
                 f"arithmetic "
                 "writes for NaN"
             ),
-            "no operation of PyTorch wrote it; NumPy, tensor.data or a kernel may have",
+            "no write to it was counted; NumPy, tensor.data or a kernel may have written it",
         ),
         help="resume from the last good checkpoint; if it happens again at other places of the same device, test its "
         "memory",
@@ -341,7 +344,7 @@ def _did_not_repeat(case: Case) -> Claim | None:
         "the failure did not repeat: run again twice, the same step is finite",
         (
             (
-                "two replays are finite and agree bit for bit; weights, buffers, batch, random streams and the "
+                "two replays are finite and give the same loss; weights, buffers, batch, random streams and the "
                 "program's own "
                 "generators and attributes were put back before each"
             ),

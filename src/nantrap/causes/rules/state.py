@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
+    from nantrap.locate.trace import External, Op
 
 
 @rule("uninitialised_memory")
@@ -131,16 +132,18 @@ def corrupt_checkpoint(case: Case) -> Claim | None:
         found every key. The counts are a measurement.
     """
     external = case.external
-    if external is None or external.kind not in ("parameter", "buffer") or external.during:
+    if external is None or external.kind not in ("parameter", "buffer") or (external.during and not case.loaded):
         return None
-    if _never_written(case, external.tensor) if case.first_step else not case.loaded:
+    if not case.loaded and (not case.first_step or _never_written(case, external.tensor)):
         return None
     bad = ~external.tensor.detach().isfinite()
-    when = "before the first step" if case.first_step else "before this step"
+    when = "inside this step" if external.during else "before the first step" if case.first_step else "before this step"
     why = "load_state_dict wrote the model since the last step" if case.loaded else _why_loaded(case, bad)
     return Claim(
         "measured",
-        f"{external.name} was non-finite when it was loaded",
+        f"{external.name} was non-finite when it was loaded"
+        if case.loaded
+        else f"{external.name} was non-finite before the first step: a bad checkpoint",
         (f"{external.name} {describe(external.tensor)} {when}", why),
         help="nantrap audit on the checkpoint folder names the newest healthy one; start from that",
     )
@@ -258,19 +261,19 @@ def bn_buffers_poisoned(case: Case) -> Claim | None:
         and case.is_updated_in_forward(external)
     ):
         name = external.name
-        text = f"{external.name} {describe(external.tensor)} before the step; the parameters are finite"
-    elif (bad := _bad_buffers(case)) and _only_buffers(case):
+        text = f"{external.name} {describe(external.tensor)} before the step"
+        done = "the buffer was bad before this step; reset it (module.reset_running_stats()), and keep it in float32"
+    elif (bad := _bad_buffers(case)) and _only_buffers(case) and accumulates(case, bad[0]) is not False:
         name = bad[0]
         text = f"the forward pass made {name} non-finite; loss and gradients are finite, so no check of them finds it"
+        done = "keep the buffer in float32, and reset it (module.reset_running_stats()) where it is already bad"
     else:
         return None
     return Claim(
         "measured",
         f"{name}, updated in the forward pass, holds non-finite values",
         (text, "a skipped optimizer step does not undo what a forward pass wrote"),
-        help="the guard put the buffer back; reset it (module.reset_running_stats()) where it is already bad, and "
-        "keep it in "
-        "float32",
+        help=done,
     )
 
 
@@ -333,10 +336,16 @@ def ema_poisoned(case: Case) -> Claim | None:
         f"the averaged weights are non-finite: {averaged[0].name}",
         (
             f"{averaged[0].name}: {averaged[0].stats.describe() if averaged[0].stats else averaged[0].note}",
-            "the model itself is finite",
+            *(("what the optimizer trains is finite",) if _trained_is_finite(case, trained) else ()),
         ),
         help="keep the average in float32, update it only after applied steps (Guard(ema=...)), and guard its divisor",
     )
+
+
+def _trained_is_finite(case: Case, trained: set[str]) -> bool:
+    from nantrap.finite import any_nonfinite
+
+    return not any_nonfinite([case.failed.parameters[name] for name in trained])
 
 
 def _never_written(case: Case, tensor: Tensor) -> bool:
@@ -377,6 +386,20 @@ def _is_bad_everywhere(case: Case) -> bool:
     parameters = [p.detach() for p in case.failed.parameters.values()]
     bad = sum(any_nonfinite([parameter]) for parameter in parameters)
     return bad > 1 and (bad == len(parameters) or (bad > 2 and 2 * bad > len(parameters)))
+
+
+def accumulates(case: Case, name: str) -> bool | None:
+    """Whether the forward pass computes a buffer's new value from its old one, as a running average does.
+
+    Followed back through floating-point operations from what was written last. `None` if that cannot be seen.
+    """
+    replay, buffer = case.location.replay, dict(case.failed.root.named_buffers()).get(name)
+    if replay is None or buffer is None:
+        return None
+    writer = replay.trace.writer_of(buffer)
+    if writer is None:
+        return None
+    return replay.trace.computes_from(writer, buffer)
 
 
 def _bad_buffers(case: Case) -> list[str]:
@@ -444,6 +467,8 @@ def state_overwritten(case: Case) -> Claim | None:
     """
     external = case.external
     written = [f for f in case.incident.findings if (f.kind, f.phase) == ("parameter", "forward")]
+    replaced = [name for name in _bad_buffers(case) if accumulates(case, name) is False]
+    written += [f for f in case.incident.findings if f.kind == "buffer" and f.name in replaced]
     if written and external is None and _only_buffers(case):
         said = written[0].stats.describe() if written[0].stats else "it is non-finite"
         text = f"the forward pass wrote {written[0].name}: {said}; loss and gradients are finite"
@@ -451,6 +476,8 @@ def state_overwritten(case: Case) -> Claim | None:
     if external is None or external.kind not in ("parameter", "buffer", "overwritten"):
         return None
     name = external.name or "a value of the forward pass"
+    if external.during and case.trace is not None and (op := case.trace.overwriter_of(external.tensor)) is not None:
+        return _overwritten(name, "measured", f"{name} {describe(external.tensor)}: {_writer_in_words(op)}")
     if external.during:
         text = f"{name} {describe(external.tensor)} inside the forward pass, and no operation that was seen wrote it"
         return _overwritten(name, "measured", text)
@@ -459,13 +486,30 @@ def state_overwritten(case: Case) -> Claim | None:
     from nantrap.finite import has_nan_payload
 
     bad = external.tensor.detach()[~external.tensor.detach().isfinite()]
-    if case.state_untouched and bad.numel() == 1 and has_nan_payload(bad):
+    odd = bool(case.state_untouched) and bad.numel() == 1 and has_nan_payload(bad)
+    if odd and not case.lab.writes_again(name, external.tensor):
         return None  # no assignment writes such bits: see hardware_fault
+    if (written_by := _written_by(case, external)) is not None:
+        return _overwritten(name, "measured", f"{name} {describe(external.tensor)}: {written_by}")
     sure = case.state_untouched
     since = "it was finite after the last step" if case.state_untouched else "the last step was applied"
     return _overwritten(
         name, "measured" if sure else "hint", f"{name} {describe(external.tensor)} before this step; {since}"
     )
+
+
+def _written_by(case: Case, external: External) -> str | None:
+    """What writes bad values into a parameter or buffer inside the step, in words; `None` if nothing was seen to."""
+    if case.trace is not None and (op := case.trace.overwriter_of(external.tensor)) is not None:
+        return _writer_in_words(op)
+    if case.lab.writes_again(external.name, external.tensor):
+        return "with those values set to 0, the step writes them again"
+    return None
+
+
+def _writer_in_words(op: Op) -> str:
+    line = "" if op.place is None else f", in line {op.place.line} of {op.place.source().function}"
+    return f"{op.name} writes non-finite values over it inside the step{line}"
 
 
 def _overwritten(name: str, has: Has, text: str) -> Claim:
