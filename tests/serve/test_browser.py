@@ -162,3 +162,12 @@ def test_reports_open_without_a_word_on_the_console_and_fit_the_screen(browser: 
         with opened(browser, report.as_uri(), viewport={"width": width, "height": 900}) as page:
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             assert page.evaluate("getComputedStyle(document.querySelector('.badge')).borderRadius") == "4px", "styled"
+
+
+def test_on_a_phone_a_long_name_does_not_cover_the_state(browser: Any, tmp_path: Path) -> None:
+    usual_run(tmp_path / "a-folder-with-a-long-name" / "and-a-run-with-a-name-that-is-longer-than-the-screen")
+    with serving(tmp_path) as address, opened(browser, address, viewport={"width": 420, "height": 800}) as page:
+        name, state = (page.locator(f"#rows .{cell}").first.bounding_box() for cell in ("c-run", "c-state"))
+        assert name["y"] + name["height"] <= state["y"] + 1
+        assert name["x"] + name["width"] <= 420
+        assert page.locator("#rows .c-run a").first.bounding_box()["width"] <= name["width"]
