@@ -93,6 +93,7 @@ def _hints(cls: Hashable) -> dict[str, Any]:
 
 
 def _decode_as(hint: Any, value: Any, path: str) -> Any:
+    """A value as its declared type wants it; what does not fit is refused by the path of its field."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is Any:
         return value
@@ -125,6 +126,7 @@ def _decode_as(hint: Any, value: Any, path: str) -> Any:
 
 
 def _decode_plain(hint: Any, value: Any, path: str) -> Any:
+    """A number, a truth value or a string. NaN and Inf are strings in JSON."""
     if hint is float:
         if isinstance(value, str) and value in NONFINITE:
             return NONFINITE[value]

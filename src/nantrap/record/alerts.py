@@ -53,6 +53,7 @@ class Alerts:
     stalled_after: float = 1800.0
 
     def __post_init__(self) -> None:
+        """Refuse what cannot be right, by the name of the field."""
         unknown = [event for event in self.on if event not in EVENTS]
         if unknown:
             raise UsageError(f"Alerts(on=...): {unknown[0]!r} is not an event; choose from {', '.join(EVENTS)}")
@@ -170,6 +171,7 @@ class Alerter:
             self.check_stall()
 
     def _send(self, document: dict[str, Any]) -> None:
+        """Call what was configured. The first failure of each kind gives a warning, and none stops the run."""
         alerts = self._alerts
         held = document["held_back"]
         more = f" (and {held:,} more since the last alert)" if held else ""

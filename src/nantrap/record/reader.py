@@ -57,6 +57,7 @@ def read_journal(run_dir: str | os.PathLike[str], *, rank: int | None = None) ->
 
 
 def _read_file(path: Path, rank: int) -> Iterator[JournalLine]:
+    """The steps of one journal."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, text in enumerate(file, start=1):
             if not text.strip():
@@ -72,6 +73,7 @@ def _read_file(path: Path, rank: int) -> Iterator[JournalLine]:
 
 
 def _line(raw: Any, path: Path, number: int, rank: int) -> JournalLine:
+    """One step; a field that does not fit is refused by file, line and name."""
     where = f"{path.name}, line {number}"
     if not isinstance(raw, dict):
         raise FormatError(f"{where}: expected an object")

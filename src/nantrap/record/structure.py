@@ -97,6 +97,7 @@ class Packer:
         return {kind: pairs}
 
     def _tensor(self, value: Tensor, path: str) -> Any:
+        """Keep a tensor under its path; one memory under several names is kept once."""
         import torch
 
         if not self._strict:
@@ -161,6 +162,7 @@ def unpack(described: Any, tensors: Mapping[str, Tensor] | None) -> Any:
 
 
 def _unpack(kind: str, content: Any, tensors: Mapping[str, Tensor] | None) -> Any:
+    """The value of one kind; only kinds listed here are made, whatever the file asks for."""
     if kind == "value":
         return content
     if kind == "float":
@@ -186,6 +188,7 @@ def _unpack(kind: str, content: Any, tensors: Mapping[str, Tensor] | None) -> An
 
 
 def _unpack_tensor(kind: str, content: Any, tensors: Mapping[str, Tensor]) -> Any:
+    """A tensor of the bundle, or an array or a constant of PyTorch."""
     import numpy as np
     import torch
 
@@ -200,6 +203,7 @@ def _unpack_tensor(kind: str, content: Any, tensors: Mapping[str, Tensor]) -> An
 
 
 def _torch_constant(name: str) -> Any:
+    """A dtype, a layout, a memory format or a device by its name, and nothing else of PyTorch."""
     import torch
 
     if name.startswith("torch."):
