@@ -252,7 +252,7 @@ class Run:
         return changed
 
     def _read_folder(self) -> bool:
-        """Read what changed beside the journals: `run.json`, incidents, ranks that came late. Returns whether any did."""
+        """Read what changed beside the journals: `run.json`, incidents, new ranks. Returns whether anything did."""
         changed = False
         info = self.path / "run.json"
         try:
