@@ -26,14 +26,17 @@ def run_preflight(target: Any, *, strict: bool = False, **given: Any) -> Preflig
     Args:
         target: a factory, a dict, a module or `module:factory`, as for `nantrap.preflight`.
         strict: fail on warnings, too.
-        given: optimizer, batch, loss, expected_loss.
+        given: optimizer, batch, loss, expected_loss; `guard=False` leaves out margins and drill, the longest part.
 
     Returns:
         The report.
     """
     import nantrap
 
-    report = nantrap.preflight(target, **given)
+    try:
+        report = nantrap.preflight(target, **given)
+    except nantrap.NantrapError as error:  # a factory that cannot be used: our own lines would not help
+        pytest.fail(f"the preflight could not be made: {error}", pytrace=False)
     bad = [check for check in report.checks if check.status == "fail" or (strict and check.status == "warn")]
     if bad:
         lines = [

@@ -55,6 +55,11 @@ def test_a_failed_preflight_fails_the_test(folder: Path) -> None:
     assert "edge: zeros: division_by_zero[NT202] in loss (aten.div) at preflight_training.py:8" in str(caught.value)
 
 
+def test_a_factory_that_cannot_be_used_fails_the_test_in_words() -> None:
+    with pytest.raises(pytest.fail.Exception, match=r"the preflight could not be made: .* gave an object of type int"):
+        run_preflight(lambda: 5)
+
+
 def test_the_plugin_offers_its_fixtures_without_importing_torch(tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
         "import sys\n"

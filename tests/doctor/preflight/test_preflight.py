@@ -181,7 +181,7 @@ def test_margins() -> None:
 @pytest.mark.parametrize(
     ("target", "words"),
     [
-        (lambda: 3, "gave a int; a factory returns a dict with model, optimizer, batch, loss, or a torch module"),
+        (lambda: 3, "gave an object of type int; a factory returns a dict with model, optimizer, batch, loss, or a"),
         (lambda: 1 / 0, "raised ZeroDivisionError: division by zero; a factory takes no arguments"),
         ({"model": 3}, "model is a int, not a torch module"),
         (nn.ReLU(), "the model has no parameter that can be trained"),
@@ -318,3 +318,32 @@ def test_the_example_of_a_lightning_module_is_named() -> None:
     report = nantrap.preflight(model, guard=False)
     words = [check.message for check in report.checks if check.name == "default"]
     assert "not given, so: the model's example_input_array as the batch" in words
+
+
+def ignores_zero(logits: Tensor, labels: Tensor) -> Tensor:
+    return functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), ignore_index=0)
+
+
+def aligns(logits: Tensor, labels: Tensor) -> Tensor:
+    lengths = torch.full((4,), 6), torch.full((4,), 2)
+    return functional.ctc_loss(logits.log_softmax(-1).transpose(0, 1), labels[:, :2], *lengths)
+
+
+def gathers(logits: Tensor, labels: Tensor) -> Tensor:
+    return -logits.log_softmax(-1).gather(2, labels[..., None]).mean()
+
+
+@pytest.mark.parametrize(("loss", "status"), [(ignores_zero, "fail"), (aligns, "skip"), (gathers, "skip")])
+def test_only_a_loss_that_ignores_a_label_gets_nothing_else(loss: Any, status: str) -> None:
+    """CTC indexes with -100 without a check, and damages the memory of the process."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Linear(8, 20)
+    batch = {
+        "x": torch.randn(4, 6, 8, generator=generator),
+        "labels": torch.randint(1, 20, (4, 6), generator=generator),
+    }
+    tested = subject(
+        model=model, optimizer=None, batch=batch, loss=lambda model, batch: loss(model(batch["x"]), batch["labels"])
+    )
+    check = next(check for check in check_edges(tested) if check.name == "edge: empty targets")
+    assert (check.status, check.values.get("error", "")) == (status, "")

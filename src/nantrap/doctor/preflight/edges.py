@@ -12,11 +12,13 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import functional
+from torch.overrides import TorchFunctionMode
 
 from nantrap.doctor.data.roles import DataOptions, is_inverted_mask, role_of
 from nantrap.doctor.preflight.report import Check, Status
 from nantrap.doctor.preflight.subject import Subject
-from nantrap.doctor.preflight.trial import StepResult, try_step
+from nantrap.doctor.preflight.trial import StepResult, quiet, try_step
 from nantrap.locate import batch_size, select, tensors_of
 from nantrap.locate.batch import with_tensor
 
@@ -37,7 +39,7 @@ class Edge:
 def check_edges(subject: Subject) -> Iterator[Check]:
     """Try every edge input that this batch allows."""
     for edge in EDGES:
-        batch = edge.make(subject.batch)
+        batch = _empty_targets(subject) if edge.name == "empty targets" else edge.make(subject.batch)
         name = f"edge: {edge.name}"
         if batch is None:
             yield Check(name, "skip", "this batch has nothing to change that way")
@@ -121,8 +123,13 @@ def _all_masked(batch: Any) -> Any:
     return batch if chosen else None
 
 
-def _empty_targets(batch: Any) -> Any:
-    """Every label is ignored, or the first target has length 0."""
+def _empty_targets(subject: Subject) -> Any:
+    """Every label is ignored, or the first target has length 0.
+
+    Only a loss that is known to ignore a label gets it: any other one would index with it. CTC would even read and
+    write memory that is not its own.
+    """
+    batch = subject.batch
     changed = False
     for part, _, tensor in parts_of(batch):
         if part == "target_length" and tensor.dim() >= 1:
@@ -131,7 +138,12 @@ def _empty_targets(batch: Any) -> Any:
             batch, changed = with_tensor(batch, tensor, empty), True
     if changed:
         return batch
-    return _on("label", _ignored)(batch) if _has_class_labels(batch) else None
+    ignored = _ignored_label(subject) if _has_class_labels(batch) else None
+    if ignored is None:
+        return None
+    return _on("label", lambda tensor: torch.full_like(tensor, ignored) if tensor.dtype == torch.int64 else tensor)(
+        batch
+    )
 
 
 def _has_class_labels(batch: Any) -> bool:
@@ -142,8 +154,29 @@ def _has_class_labels(batch: Any) -> bool:
     )
 
 
-def _ignored(tensor: Tensor) -> Tensor:
-    return torch.full_like(tensor, _IGNORED) if tensor.dtype == torch.int64 else tensor
+def _ignored_label(subject: Subject) -> int | None:
+    """The label that the cross-entropies of a step leave out; `None` if there is none, or CTC uses labels too."""
+    fresh = subject.fresh()
+    torch.manual_seed(0)
+    with quiet(), torch.no_grad(), _IgnoreWatch() as watch:
+        fresh.total_loss(subject.batch)
+    return watch.ignored[0] if len(set(watch.ignored)) == 1 and not watch.others else None
+
+
+class _IgnoreWatch(TorchFunctionMode):
+    """Notes which label the cross-entropies of a step ignore, and whether CTC is among its losses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ignored: list[int] = []
+        self.others = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = kwargs or {}
+        if func in (functional.cross_entropy, functional.nll_loss):
+            self.ignored.append(int(given.get("ignore_index", args[4] if len(args) > 4 else _IGNORED)))
+        self.others |= func in (functional.ctc_loss, torch.ctc_loss)
+        return func(*args, **given)
 
 
 def _one_sample(batch: Any) -> Any:
@@ -184,7 +217,7 @@ EDGES = (
     Edge("negative", _on("input", lambda tensor: -tensor.abs()), "fail", "a logarithm or a root of the input"),
     Edge("all masked", _all_masked, "fail", "softmax or mean over nothing is NaN; nantrap.ops.masked_softmax is not"),
     Edge("one sample", _one_sample, "fail", "the last batch of an epoch can be this small; drop_last avoids it"),
-    Edge("empty targets", _empty_targets, "fail", "the mean over zero labels is NaN"),
+    Edge("empty targets", lambda batch: batch, "fail", "the mean over zero labels is NaN"),
     Edge("shortest", lambda batch: _sequence(batch, lambda tensor: tensor[:, :1]), "fail", "texts can be this short"),
     Edge(
         "longest",

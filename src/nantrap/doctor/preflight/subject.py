@@ -133,8 +133,8 @@ def _subject(name: str, found: Any, given: Mapping[str, Any], again: Callable[[]
         parts = dict(found)
     else:
         raise UsageError(
-            f"{name} gave a {type(found).__name__}; a factory returns a dict with {', '.join(_WANTED)}, or a torch "
-            "module"
+            f"{name} gave an object of type {type(found).__name__}; a factory returns a dict with "
+            f"{', '.join(_WANTED)}, or a torch module"
         )
     parts.update({key: value for key, value in given.items() if value is not None})
     model = parts.get("model")
