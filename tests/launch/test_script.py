@@ -717,7 +717,7 @@ def test_a_script_with_its_own_guard_is_left_alone(shell: Shell) -> None:
     [
         ("optimizer", "step 4 skipped: forward: [NT201]", "5 steps, 4 applied (80.0 %), 1 incident"),
         ("looks", "step 0 applied: forward: [NT201]", "no optimizer made a step, so nothing was guarded"),
-        ("by-hand", "step 0 applied: forward: [NT201]", "no optimizer made a step, so nothing was guarded"),
+        ("by-hand", "step 4 applied: forward: [NT201]", "no optimizer made a step, so nothing was guarded"),
     ],
 )
 def test_plain_tensors_whose_loss_is_looked_at_by_a_helper_that_exits(
@@ -727,14 +727,14 @@ def test_plain_tensors_whose_loss_is_looked_at_by_a_helper_that_exits(
     ended = shell.nantrap("--run-dir", "run", str(HERE / "plain.py"), how)
     assert ended.code == 0, ended.err
     assert ended.err.startswith(f"nantrap: {first} the logarithm of zero gave -Inf")
-    assert "plain.py:21 in <module> (inferred)" in ended.err
+    assert "plain.py:21 in <module>\n" in ended.err
     assert "21 |     cost = -(y * torch.log(hypothesis) + (1 - y) * torch.log(1 - hypothesis)).mean()" in ended.err
     assert f"nantrap: {summary}" in ended.err
     if how != "optimizer":
         assert "the script has no optimizer: this value is only reported" in ended.err
         assert ended.err.splitlines()[-2:] == [
             "nantrap: 1 value that the script used was not finite",
-            "nantrap: report: run/incidents/000000-r0",
+            f"nantrap: report: run/incidents/00000{first[5]}-r0",
         ]
 
 
@@ -745,3 +745,27 @@ def test_clip_and_save_every_on_the_command_line(shell: Shell) -> None:
     assert saved
     assert f"nantrap: last good checkpoint: run/checkpoints/{saved[-1]} (step {int(saved[-1][5:11]):,})" in ended.err
     assert json.loads((shell.folder / "run" / "run.json").read_text())["max_grad_norm"] == 0.5
+
+
+ASSERTS = """
+import math, torch
+torch.manual_seed(0)
+model = torch.nn.Linear(3, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(4):
+    loss = model(torch.full((2, 3), float("nan") if step == 2 else 1.0)).square().mean()
+    assert math.isfinite(loss.item())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+"""
+
+
+def test_a_loss_that_fails_an_assertion_is_one_incident(shell: Shell) -> None:
+    shell.write("asserts.py", ASSERTS)
+    ended = shell.nantrap("--run-dir", "run", "asserts.py")
+    assert ended.code == 1
+    assert "AssertionError" in ended.err
+    assert ended.err.count("nantrap: step 2 skipped: ") == 1
+    assert "the script ended itself at this loss" in ended.err
+    assert "nantrap: 3 steps, 2 applied (66.7 %), 1 incident\n" in ended.err

@@ -15,7 +15,7 @@ import random
 import sys
 from types import ModuleType
 
-LARGEST_MOVE, MOST_ROUNDS, BAD_ROUNDS = 1.0, 4000, 4
+LARGEST_MOVE, MOST_ROUNDS, BAD_ROUNDS = float(os.environ.get("GRIST_MOVE", "1")), 4000, 4
 
 
 def torch_utils():

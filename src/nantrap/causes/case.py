@@ -153,6 +153,17 @@ class Case:
                 return "loader" if call.loaded else "argument"
         return ""
 
+    def bad_model_input(self) -> tuple[str, Tensor] | None:
+        """An input of the model that holds NaN and was not made of finite data by the program: its name and itself."""
+        from nantrap.locate import tensors_of
+
+        calls = self.failed.root_call.chain() if self.failed.root_call is not None else []
+        for call in calls:
+            for path, tensor in () if call.made_from_finite else tensors_of({"args": call.args, **call.kwargs}):
+                if tensor.grad_fn is None and tensor.is_floating_point() and bool(tensor.isnan().any()):
+                    return path, tensor
+        return None
+
     def made_from_finite(self, tensor: Tensor) -> bool:
         """Whether a tensor is an input of the model that the program made of a batch whose values are finite."""
         from nantrap.locate import tensors_of

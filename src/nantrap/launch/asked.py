@@ -51,6 +51,8 @@ class Asked:
         """The script's frames when it looked at the first scalar that is not finite."""
         self.replaced = False
         """Whether the script ran a backward pass from a constant since then."""
+        self.ended = False
+        """The script has ended itself: what it looked at last is why."""
         self.data: BadData | None = None
         """The batch that the script has tested and not used yet, if it is not finite."""
         self.output: Tensor | None = None

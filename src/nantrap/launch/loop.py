@@ -68,6 +68,7 @@ from nantrap.record import History
 from nantrap.record.alerts import Alerts
 
 _SHOWN = 16
+_SKIPPED = "the script skipped this batch itself"
 _REPLACED = "the script replaced this non-finite loss by a constant, so there is no gradient"
 
 
@@ -448,7 +449,8 @@ class ScriptLoop:
                     micro = self._bad_micro(loss, call)
                     self._given_up.micro_batch(window, micro, "left out by the script")
                 else:
-                    self._abandon(loss, call, _REPLACED if replaced else "the script skipped this batch itself")
+                    skipped = "the script ended itself at this loss" if asked.ended else _SKIPPED
+                    self._abandon(loss, call, _REPLACED if replaced else skipped)
                     abandoned = True
             asked.data = None
             break  # several losses of one forward pass are one incident
@@ -514,6 +516,8 @@ class ScriptLoop:
 
     def explain(self, error: BaseException) -> Incident | None:
         """The script ended with an exception: report the non-finite value that caused it, if any."""
+        if self.collector.root_call is not None and self._batches.last:
+            self._note_position(self.collector.root_call, bad=True)
         return explain_exception(self.parts, self.collector, error)
 
     def bad_state(self) -> list[str]:

@@ -45,6 +45,7 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
     try:
         call()
     except SystemExit as error:
+        attachment.loops.asked.ended = True
         with ended_by(error):  # a loss that the script looked at before it gave up
             attachment.loops.settle()
         return _exit_code(error)
@@ -58,8 +59,13 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
         return STOPPED
     except BaseException as error:
         _show(error)
-        for loop in attachment.loops:
-            loop.explain(error)
+        before = sum(loop.tally.incidents for loop in attachment.loops)
+        attachment.loops.asked.ended = True
+        with ended_by(error):  # `assert math.isfinite(loss)`: the loss that the script looked at is the reason
+            attachment.loops.settle()
+        if sum(loop.tally.incidents for loop in attachment.loops) == before:
+            for loop in attachment.loops:
+                loop.explain(error)
         return STOPPED if came_from_guard(error) else 1
     return 0
 

@@ -79,6 +79,14 @@ def bad_input_data(case: Case) -> Claim | None:
         then be finite.
     """
     external = case.external
+    if external is None and case.capture is None and (given_bad := case.bad_model_input()) is not None:
+        name, tensor = given_bad
+        return Claim(
+            "hint",
+            f"the model's input is non-finite before its forward pass: {name}",
+            (f"{name} {describe(tensor)}",),
+            help=f"clean or drop the sample where {name} is made",
+        )
     if external is None or external.kind != "batch":
         return _sentinel(case)
     finding = next((f for f in case.location.findings if f.kind == "batch"), None)
