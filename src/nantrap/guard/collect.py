@@ -222,6 +222,8 @@ class Collector:
         scaling = self._driver.scaling
         if scaling.enabled:
             total = scaling.scaler.scale(total)
+        if self.together:
+            self.tell_ranks(window)
         if not self._drops_terms or not loss.terms:
             total.backward(retain_graph=retain_graph)
             return
@@ -230,6 +232,19 @@ class Collector:
             micro.given, retain_graph = given, True
         with left_out(heads_of(given), micro.absent) if micro.absent else contextlib.nullcontext():
             total.backward(retain_graph=retain_graph)
+
+    def tell_ranks(self, window: Window) -> None:
+        """Before a backward pass: what the averaged gradients would not show is said with them, if need be."""
+        ranks = self.parts.ranks
+        if ranks.silent and (any(micro.bad for micro in window.micros) or self._has_bad_buffers()):
+            ranks.tacit.say()
+
+    def _has_bad_buffers(self) -> bool:
+        protected = self.parts.protected
+        largest = protected.buffers.largest() if protected.has_buffers else None
+        if largest is None or math.isfinite(finite.value_of(largest)):
+            return False
+        return bool(protected.buffers.names_of_bad())
 
     def _keeps_graphs(self, total: Tensor) -> bool:
         """Whether graphs are kept until the step is judged, so that its terms can be run backward one by one.

@@ -15,6 +15,7 @@ different steps on different ranks, and then for `SECONDS` at most.
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections import Counter
 from datetime import timedelta
@@ -44,14 +45,18 @@ class Handshake:
     def __init__(self, group: Any, members: tuple[int, ...], *, model: nn.Module) -> None:
         self._store = default_store()
         self._size = len(members)
+        self.prefix = ""
+        """What the keys of these ranks begin with in the store."""
         if self._store is None:
             return
         shapes = [tuple(parameter.shape) for parameter in model.parameters()]
         name = f"{zlib.crc32(repr((members, shapes)).encode()):08x}"
         begun = _begun.setdefault(group, Counter())
         begun[name] += 1
-        self._prefix = f"nantrap/{name}/{begun[name]}"
-        self._store.add(f"{self._prefix}/guards", 1)
+        # a launcher that starts the ranks again may keep the store, with what the dead ranks wrote into it
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        self.prefix = f"nantrap/{attempt}/{name}/{begun[name]}"
+        self._store.add(f"{self.prefix}/guards", 1)
 
     def succeeds(self, *, counted: bool) -> bool:
         """Whether every rank has a guard. All ranks get the same answer.
@@ -63,10 +68,10 @@ class Handshake:
         store = self._store
         if store is None:
             return True
-        answer = f"{self._prefix}/answer"
-        if counted and store.add(f"{self._prefix}/guards", 0) < self._size:
+        answer = f"{self.prefix}/answer"
+        if counted and store.add(f"{self.prefix}/guards", 0) < self._size:
             return bytes(store.compare_set(answer, "", "no")) == b"yes"
-        if store.add(f"{self._prefix}/ready", 1) == self._size:
+        if store.add(f"{self.prefix}/ready", 1) == self._size:
             return bytes(store.compare_set(answer, "", "yes")) == b"yes"
         try:
             store.wait([answer], timedelta(seconds=SECONDS))

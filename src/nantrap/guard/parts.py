@@ -122,6 +122,7 @@ def make_parts(
     progress = Progress()
     scaling = Scaling(scaler, optimizer, policy)
     ranks = Ranks(model, process_group=process_group)
+    ranks.tacit.allow(policy, protected.members.parameters)
     watched = Watch(watch, protected.root) if watch else None
     headroom = Headroom(protected.root, every=policy.headroom_every) if policy.headroom_every else None
     anchors = Anchors(

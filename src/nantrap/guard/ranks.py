@@ -32,9 +32,10 @@ from torch import Tensor, nn
 from nantrap.errors import RankLostError
 from nantrap.guard.handshake import Handshake
 from nantrap.guard.judge import Flags, Verdict, combine
+from nantrap.guard.tacit import Tacit
 from nantrap.guard.torch_private import default_store, is_joining
 
-_FIELDS = ("origin", "symptom", "harmful", "careful", "probing", "spike", "stop")
+_FIELDS = ("origin", "symptom", "harmful", "careful", "probing", "spike", "stop", "said")
 
 
 class Ranks:
@@ -73,6 +74,8 @@ class Ranks:
             on_gpu = "nccl" in backend and torch.cuda.is_available()
             self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self._common_gradients = self._group is not None and (self.replicated or is_sharded(model))
+        self.tacit = Tacit(self._wrappers, possible=self.together and self.replicated and process_group is None)
+        """How they agree while they exchange nothing."""
         self._handshake: Handshake | None = None
         self._greeted = False
         # the script averages gradients itself: nothing is known of when the ranks meet, but every one has a guard
@@ -90,6 +93,11 @@ class Ranks:
     def talking(self) -> bool:
         """Whether the ranks exchange anything now."""
         return self._may_talk and self._greeted and not self.stands_down
+
+    @property
+    def silent(self) -> bool:
+        """Whether the ranks agree in this step without messages, by what their averaged gradients show."""
+        return self.tacit.on and self.talking
 
     @property
     def acquainted(self) -> bool:
@@ -124,8 +132,19 @@ class Ranks:
 
     def end_step(self) -> None:
         """The step is over."""
+        self.tacit.end_step()
         if not self._always_averages:
             self._averages = None
+
+    def meet(self) -> None:
+        """Something is bad in a step without messages: all ranks come together, or this one ends with words."""
+        assert self._handshake is not None
+        if not self.tacit.meet(default_store(), self._handshake.prefix, self.size):
+            raise RankLostError(
+                f"the averaged gradients, or the update made from them, are bad on rank {self.rank} alone: the other "
+                "ranks hold the same gradients and found nothing. A memory or communication fault of this rank does "
+                "that, and so does code that changes gradients on one rank only"
+            )
 
     def agree(self, flags: Flags) -> Verdict:
         """The common verdict on a step, the same on every rank. Each rank calls it once in each step."""
@@ -160,6 +179,22 @@ class Ranks:
         except RuntimeError as error:
             raise self._lost(error) from error
         return bool(flag.item())
+
+    def same(self, number: int) -> bool:
+        """Whether all ranks give the same number. Each rank calls it; used after a failure."""
+        both = torch.tensor([number, -number], dtype=torch.int64, device=self._device)
+        try:
+            dist.all_reduce(both, op=dist.ReduceOp.MAX, group=self._group)
+        except RuntimeError as error:
+            raise self._lost(error) from error
+        largest, smallest = both.tolist()
+        return bool(largest == -smallest)
+
+    def average(self, tensors: Sequence[Tensor]) -> None:
+        """Average tensors over the ranks in place, as DistributedDataParallel averages gradients."""
+        for tensor in tensors:
+            tensor.div_(self.size)
+            dist.all_reduce(tensor, group=self._group)
 
     def any_of_all(self, found: bool) -> bool:
         """Whether any rank found something, in a branch that depends on nothing but common gradients.

@@ -46,6 +46,8 @@ def run_step(parts: Parts, driver: Driver, window: Window) -> Outcome:
     if not math.isfinite(reading.norm) and window.micros[0].given is not None:
         reading = without_bad_heads(parts, driver, window, reading)
     decision = decide(parts, driver, window, reading)
+    if decision.verdict.said:
+        reading = without_signal(parts, driver, reading)
     if decision.kind is Kind.APPLY:
         undone, verdict = make_update(parts, driver, window, reading, careful=decision.verdict.careful)
         if verdict is None:
@@ -195,24 +197,49 @@ def decide(parts: Parts, driver: Driver, window: Window, reading: Reading) -> De
         and not (norm_bad or local_bad)
         and _is_skipped_spike(parts, reading)
     ) or (parts.ranges is not None and _is_skipped_batch(parts))
-    if not (norm_bad or local_bad or spike or parts.ranks.together):
+    ranks = parts.ranks
+    if not (norm_bad or local_bad or spike or ranks.together):
         return APPLY_CAREFULLY if careful else APPLY
-    probing = norm_bad and not local_bad and driver.scaling.is_probing() and _is_the_scale(parts, window)
+    said = False
+    if ranks.silent:
+        if norm_bad:
+            ranks.meet()
+            said = ranks.tacit.said
+        elif ranks.tacit.lasts():  # what only this rank knows must not decide: all of them hold the same gradients
+            return APPLY_CAREFULLY if careful else APPLY
+        else:
+            careful = True
+    # several ranks ask each other about the scale, so all of them do: also one that has another reason
+    overflow = norm_bad and (ranks.together or not local_bad)
+    probing = overflow and driver.scaling.is_probing() and _is_the_scale(parts, window) and not local_bad
+    harmful = norm_bad and not probing
+    if said:
+        harmful = not math.isfinite(without_signal(parts, driver, reading).norm)
     flags = Flags(
         origin=local_bad,
         symptom=norm_bad and not probing,
-        harmful=(norm_bad and not probing) or reading.buffers_bad,
+        harmful=harmful or reading.buffers_bad,
         careful=careful,
         probing=probing,
         spike=spike,
         stop=_cannot_go_back(parts),
+        said=said,
     )
-    decision = judge(parts.ranks.agree(flags), parts.policy)
+    decision = judge(ranks.agree(flags), parts.policy)
+    if decision.kind is Kind.APPLY and not decision.verdict.careful and ranks.talking:
+        ranks.tacit.begin()
     outside = parts.ranges is not None and bool(parts.ranges.findings)
     if decision.spike and not outside and parts.spikes is not None and not parts.spikes.may_skip():
         parts.recorder.say(f"step {parts.progress.step:,}: the spike lasts; the new level is accepted")
         return Decision(Kind.APPLY, decision.verdict)
     return decision
+
+
+def without_signal(parts: Parts, driver: Driver, reading: Reading) -> Reading:
+    """The reading without the NaN by which a rank told the others of something else than gradients."""
+    parts.ranks.tacit.take_back()
+    norm = finite.value_of(finite.gradient_norm(parts.protected.members.gradients()))
+    return reading._replace(norm=norm if math.isfinite(norm) else confirmed_norm(parts, driver, norm))
 
 
 def _is_skipped_spike(parts: Parts, reading: Reading) -> bool:
@@ -275,7 +302,12 @@ def make_update(
     if not careful:
         return undone, None
     bad = bool(undone)
-    verdict = parts.ranks.agree(Flags(origin=bad, symptom=bad, harmful=bad, stop=_cannot_go_back(parts)))
+    ranks, verdict = parts.ranks, Verdict()
+    silent = ranks.together and ranks.silent
+    if silent and bad:
+        ranks.meet()
+    if bad or not silent:
+        verdict = ranks.agree(Flags(origin=bad, symptom=bad, harmful=bad, stop=_cannot_go_back(parts)))
     if verdict.bad:
         if not undone:
             protected.undo()
@@ -286,7 +318,7 @@ def make_update(
             f"step {parts.progress.step:,}: {found.kind.replace('_', ' ')} {found.name} was non-finite before this "
             "step and takes no part in it; it is not changed"
         )
-    if parts.ranks.together:
+    if ranks.together and not silent:
         compare_ranks(parts, window)
     return undone, None
 

@@ -61,8 +61,20 @@ def without_transforms() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if disabled is None else disabled()
 
 
-copy_all = torch._foreach_copy_
-"""Copies a list of tensors in one call: targets, then sources."""
+_PLAIN = frozenset({Tensor, nn.Parameter})
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy a list of tensors in one call. Of tensors that are spread over ranks, the local parts: they are laid out
+    alike, and the operation has no rule for the others."""
+    if not _PLAIN.issuperset(map(type, targets)):
+        targets, sources = _local(targets), _local(sources)
+    torch._foreach_copy_(targets, sources)
+
+
+def _local(tensors: list[Tensor]) -> list[Tensor]:
+    """The parts of tensors that this rank holds; a plain tensor is its own part."""
+    return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
 
 
 def add_all(targets: list[Tensor], sources: list[Tensor]) -> None:
@@ -121,6 +133,11 @@ def is_joining(model: nn.Module) -> bool:
     """Whether the model runs under `Join`: ranks that ran out of data answer its collectives, and no others."""
     config = getattr(model, "_join_config", None)
     return bool(getattr(config, "enable", False))
+
+
+def communication_hooks(model: nn.Module) -> bool:
+    """Whether a hook of the script replaces the averaging of gradients; there is no public question for it."""
+    return bool(getattr(model, "_comm_hooks", ()))
 
 
 def default_store() -> Any:

@@ -302,6 +302,8 @@ class ScriptLoop:
                     self._given_up.micro_batch(window, micro)
                     return
         window.micros.append(micro)
+        if collector.together:
+            collector.tell_ranks(window)
         self._in_backward = True
         try:
             run()
