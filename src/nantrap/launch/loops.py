@@ -24,7 +24,7 @@ from nantrap.checkpoints.store.resume import steps_made
 from nantrap.errors import NantrapError
 from nantrap.guard.graphs import leaves_below, leaves_of, nodes_below
 from nantrap.guard.guard import is_guarded
-from nantrap.guard.ranks import is_sharded
+from nantrap.guard.ranks import is_sharded, replicas_in
 from nantrap.guard.torch_private import inner_schedulers
 from nantrap.guard.watch import Limit
 from nantrap.incident.wording import escaped, some_of
@@ -352,6 +352,9 @@ class Loops:
         root = find_root(_parameters(optimizer), called)
         if root is None:
             return  # lazy: the next call will show it
+        bare = called is not None and not replicas_in(called)
+        if bare:
+            self.replicas.watch()
         self.activity.busy = True
         try:
             entry.loop = ScriptLoop(
@@ -374,7 +377,7 @@ class Loops:
                 schedules=entry.schedules,
             )
             self.guards.append(entry.loop)
-            self._compare_ranks(entry.loop)
+            self._compare_ranks(entry.loop, bare=bare)
             for each in self._beside.values():
                 beside = each.module()
                 if beside is not None and not owns_some(beside, entry.loop.parameters):
@@ -387,10 +390,15 @@ class Loops:
         finally:
             self.activity.busy = False
 
-    def _compare_ranks(self, loop: ScriptLoop) -> None:
-        """Where the model's own wrapper does not tell the ranks to agree, their weights are compared now and then."""
+    def _compare_ranks(self, loop: ScriptLoop, *, bare: bool) -> None:
+        """Where the model's own wrapper does not tell the ranks to agree, their weights are compared now and then.
+
+        Args:
+            loop: the guard of an optimizer.
+            bare: the model was called, and not a wrapper around it.
+        """
         ranks = loop.parts.ranks
-        if several_ranks() and not ranks.replicated and not is_sharded(loop.model):
+        if several_ranks() and (bare or not ranks.replicated) and not is_sharded(loop.model):
             loop.comparison = Comparison(
                 len(self.guards),
                 lambda: list(loop.parts.protected.members.named()),

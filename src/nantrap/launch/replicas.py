@@ -53,6 +53,14 @@ class Replicas:
         self.wrapped = True
         self._wrappers.append(_Wrapper(wrapper, self._is_own_call))
 
+    def watch(self) -> None:
+        """A model is called that is no wrapper: from here on the calls of wrappers and of what is inside are counted.
+
+        Not earlier: a hook on a model that is to be compiled would break its graph.
+        """
+        for wrapper in self._wrappers:
+            wrapper.watch()
+
     def backward(self) -> None:
         """A backward pass begins: of a wrapped model it needs a call of the wrapper before it."""
         for wrapper in self._wrappers:
@@ -89,15 +97,22 @@ class _Wrapper:
         self._inside = False
         self._called = False
         self._bare = False
+        self._watched = False
+
+    def watch(self) -> None:
+        """Count from here on."""
+        wrapper: Any = self._module()
+        if wrapper is None or self._watched:
+            return
+        self._watched = True
         wrapper.register_forward_pre_hook(Hook(self._enter))
-        wrapper.register_forward_hook(Hook(self._leave), always_call=True)
-        inner: Any = wrapper.module
-        inner.register_forward_pre_hook(Hook(self._enter_bare))
+        wrapper.register_forward_hook(Hook(self._leave))  # `always_call` would add a break to a compiled graph
+        wrapper.module.register_forward_pre_hook(Hook(self._enter_bare))
 
     def passed_by(self) -> int:
         """A backward pass begins. Returns how many had no call of the wrapper if this is one of them, else 0."""
         bare, called = self._bare, self._called
-        self._bare = self._called = False
+        self._bare = self._called = self._inside = False  # a call that raised did not leave
         if not bare or called or self._module() is None:
             return 0
         self.count += 1

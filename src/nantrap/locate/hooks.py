@@ -6,6 +6,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from torch.compiler import is_compiling
+
 
 class Hook:
     """Calls a method while its owner is alive. Copied or pickled it does nothing.
@@ -20,6 +22,8 @@ class Hook:
         self._method = None if method is None else weakref.WeakMethod(method)
 
     def __call__(self, *args: Any) -> Any:
+        if is_compiling():  # a weak reference would break the graph
+            return None
         method = None if self._method is None else self._method()
         return None if method is None else method(*args)
 
