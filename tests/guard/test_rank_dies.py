@@ -67,3 +67,30 @@ def test_a_restart_continues_from_the_last_good_checkpoint(tmp_path: Path) -> No
     for restarted, plain in zip(results(tmp_path / "restarted"), results(tmp_path / "undisturbed"), strict=True):
         assert (restarted["begun"] in (2, 4), plain["begun"]) == (True, 0)
         assert restarted["weights"] == plain["weights"], "as if no rank had died"
+
+
+@pytest.mark.slow
+def test_torchrun_restarts_and_the_guard_continues(tmp_path: Path) -> None:
+    """The launcher's own restart: it ends the rank that is left, and starts both again."""
+    folder = tmp_path / "elastic"
+    folder.mkdir()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "--max-restarts=1"]
+    ended = subprocess.run(
+        [*torchrun, SCRIPT, str(folder)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert [code for code, _ in start(tmp_path / "undisturbed", TORCHELASTIC_RESTART_COUNT="1")] == [0, 0]
+    for restarted, plain in zip(results(folder), results(tmp_path / "undisturbed"), strict=True):
+        assert restarted["attempt"] == 1, "both ranks were started a second time"
+        assert restarted["begun"] in (2, 4)
+        assert restarted["weights"] == plain["weights"], "as if no rank had died"
+    kinds = [
+        json.loads(line).get("kind", "step") for line in (folder / "run" / "journal-r1.jsonl").read_text().splitlines()
+    ]
+    assert "incident_begins" in kinds, "what the dead rank was doing is still there"
+    assert kinds[-1] == "run_ends"

@@ -9,7 +9,6 @@ import json
 import os
 import sys
 import warnings
-from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -26,10 +25,11 @@ BAD = 5
 def main(folder):
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    how: dict[str, Any] = (
-        {} if "MASTER_ADDR" in os.environ else {"init_method": f"file://{folder}/rendezvous-{ATTEMPT}"}
+    # under torchrun too: its own store keeps gloo's addresses of the dead ranks, and a new rank may connect to them
+    meeting = f"file://{folder}/rendezvous-{ATTEMPT}"
+    dist.init_process_group(
+        "gloo", init_method=meeting, rank=RANK, world_size=2, timeout=datetime.timedelta(seconds=60)
     )
-    dist.init_process_group("gloo", rank=RANK, world_size=2, timeout=datetime.timedelta(seconds=60), **how)
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(4, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
