@@ -17,12 +17,13 @@ from nantrap.incident import Cause, Evidence, Trial
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The causes, best first; what trials refuted; and the trials themselves."""
+    """The causes, best first; what trials refuted; the trials themselves; whether other ranks could try more."""
 
     causes: tuple[Cause, ...] = ()
     refuted: tuple[Cause, ...] = ()
     trials: tuple[Trial, ...] = ()
     notes: tuple[str, ...] = ()
+    wants_others: bool = False
 
 
 def explain_case(case: Case, *, seconds: float) -> Explanation:
@@ -44,7 +45,7 @@ def explain_case(case: Case, *, seconds: float) -> Explanation:
     if not {cause.slug for cause, _ in causes} & {"bad_input_data", "input_out_of_scale"}:
         notes += [f"the batch is far outside its usual range: {one.words}" for one in unusual_inputs(case)[:1]]
     found = ranked(causes) if causes else (_unknown(case),)
-    return Explanation(found, tuple(case.refuted), case.lab.trials, tuple(notes))
+    return Explanation(found, tuple(case.refuted), case.lab.trials, tuple(notes), case.lab.wants_others)
 
 
 def _unknown(case: Case) -> Cause:

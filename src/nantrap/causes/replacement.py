@@ -30,7 +30,9 @@ class Replacement(TorchFunctionMode):
 
     def __init__(self, sources: Iterable[Source], family: str) -> None:
         super().__init__()
-        self._lines = {(source.file, source.line) for source in sources}
+        self.sources = tuple(sources)
+        self.family = family
+        self._lines = {(source.file, source.line) for source in self.sources}
         self._functions = FAMILIES[family]
         self.hits = 0
 

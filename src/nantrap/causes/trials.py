@@ -10,22 +10,25 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from nantrap.causes.described import described
 from nantrap.causes.logspace import LogSpace
 from nantrap.causes.precision import SinglePrecision
 from nantrap.causes.replacement import FAMILIES, Replacement
 from nantrap.finite import any_nonfinite, clip_with_norm, gradient_norm
 from nantrap.incident import Source, Trial
 from nantrap.locate.batch import with_tensor
+from nantrap.locate.part import forward_and_backward
 from nantrap.locate.program import cannot_rewind
 from nantrap.locate.replay import fails_alike, replay_step
 from nantrap.locate.samples import fails
+from nantrap.locate.step import Part
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
@@ -65,6 +68,8 @@ class Laboratory:
         self._drift: float | None = None
         self._rewritten: dict[str, bool] = {}
         self.notes: list[str] = []
+        self.wants_others = False
+        """A trial was left out that all ranks together could run."""
 
     @property
     def trials(self) -> tuple[Trial, ...]:
@@ -221,6 +226,8 @@ class Laboratory:
 
     def _next_line(self, sources: list[Source], family: str) -> Source | None:
         """The next line at which a call of the same family fails, with those in `sources` replaced."""
+        if self._case.failed.crew is not None:  # no second trace by all ranks
+            return None
         replay = replay_step(self._case.failed, around=Replacement(sources, family))
         op = replay.op
         if op is None or op.place is None or op.name.removeprefix("aten.") not in FAMILIES[family]:
@@ -340,7 +347,7 @@ class Laboratory:
         """
         failed = self._case.failed
         drive = _drivable(self._case.anchors, failed.step)
-        if drive is None or not failed.repeatable:
+        if drive is None or not failed.repeatable or (failed.crew is not None and not failed.averaged):
             return None
         if self._drift is None:
             recorded = {record.step: record.loss for record in self._case.history.applied()}
@@ -370,34 +377,15 @@ class Laboratory:
         failed = self._case.failed
         if failed.forward is None:
             raise LookupError("the two-line form cannot compute the loss again; guard.attempt can")
+        if failed.crew is not None:
+            description = described(around)
+            if description is None:
+                raise LookupError("it changes the weights, and each rank holds a part of them")
+            own = None if batch is _AS_IT_WAS else (batch,)
+            return Result(*failed.crew.step(description, around, batch=own, seed=seed))
         with failed.rewound(), around or contextlib.nullcontext():
             given = failed.batch if batch is _AS_IT_WAS else batch
-            return self._forward_and_backward(given, seed=seed, stop_early=stop_early)
-
-    def _forward_and_backward(self, batch: Any, *, seed: float | None = None, stop_early: bool = True) -> Result:
-        failed = self._case.failed
-        assert failed.forward is not None
-        if failed.rng is not None:
-            failed.rng.restore()
-        for parameter in failed.parameters.values():
-            parameter.grad = None
-        bad_before = {name for name, buffer in failed.root.named_buffers() if any_nonfinite([buffer])}
-        loss = failed.forward(batch)
-        value = float(loss.detach())
-        if not math.isfinite(value) and (stop_early or not loss.requires_grad):
-            return Result(False, value)
-        factor = failed.loss_factor if seed is None else seed
-        loss.backward(torch.full_like(loss, factor))
-        gradients = {n: p.grad for n, p in failed.parameters.items() if p.grad is not None}
-        bad = tuple(name for name, gradient in gradients.items() if any_nonfinite([gradient]))
-        finite = math.isfinite(value) and not bad
-        if finite and failed.norm_overflowed:
-            finite = math.isfinite(float(gradient_norm(list(gradients.values()))))
-        if finite:
-            finite = not any_nonfinite([b for n, b in failed.root.named_buffers() if n not in bad_before])
-        if finite:
-            finite = not any_nonfinite(failed.parameters.values())  # a forward pass may write them
-        return Result(finite, value, bad)
+            return Result(*forward_and_backward(failed, given, seed=seed, stop_early=stop_early))
 
     @contextlib.contextmanager
     def _update_rewound(self) -> Iterator[None]:
@@ -423,30 +411,69 @@ class Laboratory:
 
     def _driven(self, rate_of: Callable[[int, float], float], alter: Callable[[Any], Any] | None = None) -> Result:
         """The steps from an older state up to the failed one, which is run last. Everything is put back."""
-        case = self._case
-        anchors, failed = case.anchors, case.failed
+        failed = self._case.failed
         if not failed.repeatable or failed.rng is None:
             raise LookupError("the two-line form cannot run earlier steps again")
-        drive = _drivable(anchors, failed.step)
+        if failed.averaged and failed.crew is None:
+            self.wants_others = True
+            raise LookupError("earlier steps averaged the gradients of all ranks, which one alone does not get again")
+        drive = _drivable(self._case.anchors, failed.step)
         if drive is None:
             raise LookupError("no older state is kept from which the steps could be run again")
         anchor, attempts = drive
+        recorded = {record.step: record.lr for record in self._case.history}
+        groups = failed.optimizer.param_groups
+        rates = {}
+        for attempt in attempts:
+            known = recorded.get(attempt.step, ())
+            before = [known[i] if i < len(known) else float(group["lr"]) for i, group in enumerate(groups)]
+            rates[attempt.step] = tuple(rate_of(attempt.step, rate) for rate in before)
+        if failed.crew is None:
+            return Result(*self.drive(anchor.step, rates, alter=alter))
+        if alter is not None:
+            raise LookupError("the batches of the other ranks are not changed")
+        return Result(*failed.crew.steps(anchor.step, rates))
+
+    def drive(
+        self,
+        since: int,
+        rates: Mapping[int, tuple[float, ...]],
+        *,
+        alter: Callable[[Any], Any] | None = None,
+        average: Callable[[], None] | None = None,
+    ) -> Part:
+        """Make the steps since an older state again, and the failed one.
+
+        Args:
+            since: the step of the older state.
+            rates: the learning rates of each step, by parameter group.
+            alter: gives the batch that is used instead of another.
+            average: averages the gradients over the ranks, where all of them do this.
+        """
+        case = self._case
+        anchors, failed = case.anchors, case.failed
+        drive = _drivable(anchors, failed.step)
+        if drive is None or drive[0].step != since or failed.rng is None:
+            raise LookupError(f"the state of step {since:,} is not kept, or not every step since then")
+        anchor, attempts = drive
         change = alter or (lambda batch: batch)
-        rates = {record.step: record.lr for record in case.history}
         gradients = {name: parameter.grad for name, parameter in failed.parameters.items()}
         found, present = failed.rng.now(), anchors.capture(failed.step)
         try:
             anchors.restore(anchor)
+            bad = False
             for attempt in attempts:
                 if attempt.step == failed.step:
                     break
                 if attempt.applied:
-                    self._drive(attempt, rates.get(attempt.step, ()), rate_of, change)
-                if any_nonfinite(failed.parameters.values()):
-                    return Result(False)
+                    self._drive(attempt, rates[attempt.step], change, average)
+                bad = bad or any_nonfinite(failed.parameters.values())
+                if bad and average is None:  # several ranks make all steps: each sees only its own part of the weights
+                    return Part(False)
             if failed.symptom == "optimizer":
-                return Result(True)  # reached the failed step with finite weights; its update is another harness
-            return self._forward_and_backward(change(failed.batch))
+                return Part(not bad)  # reached the failed step with finite weights; its update is another harness
+            part = forward_and_backward(failed, change(failed.batch), stop_early=average is None)
+            return Part(False) if bad else part
         finally:
             anchors.restore(present)
             for name, parameter in failed.parameters.items():
@@ -457,8 +484,8 @@ class Laboratory:
         self,
         attempt: Any,
         rates: tuple[float, ...],
-        rate_of: Callable[[int, float], float],
         change: Callable[[Any], Any],
+        average: Callable[[], None] | None,
     ) -> None:
         """One earlier step, as the plain loop would make it."""
         case = self._case
@@ -469,13 +496,14 @@ class Laboratory:
         for batch in attempt.batches:
             loss = attempt.forward(change(batch)) / len(attempt.batches)
             loss.backward()
+        if average is not None:
+            average()
         parameters = list(case.failed.parameters.values())
         if case.max_grad_norm is not None:
             total = gradient_norm([p.grad for p in parameters if p.grad is not None])
             clip_with_norm(parameters, max_norm=case.max_grad_norm, total=total)
-        for index, group in enumerate(optimizer.param_groups):
-            rate = rates[index] if index < len(rates) else float(group["lr"])
-            group["lr"] = rate_of(attempt.step, rate)
+        for rate, group in zip(rates, optimizer.param_groups, strict=True):
+            group["lr"] = rate
         optimizer.step()
 
 

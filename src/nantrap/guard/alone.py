@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nantrap.errors import NantrapError
 from nantrap.guard.ranks import is_sharded, replicas_in
-from nantrap.locate.together import is_collective
+from nantrap.locate.together import holds_parts, is_collective
 
 
 class NeedsOthersError(NantrapError):
@@ -86,6 +86,8 @@ class _Refuse(TorchDispatchMode):
         self._alone = alone
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if holds_parts(types):
+            return NotImplemented
         if is_collective(func):
             self._alone.met_collective = True
             raise NeedsOthersError(f"{func} needs the other ranks, which do not take part in a replay")

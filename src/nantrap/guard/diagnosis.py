@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import nn
 
 from nantrap import finite
+from nantrap.errors import RankLostError
 from nantrap.guard.alone import Alone
 from nantrap.guard.anchors import Anchors
 from nantrap.guard.armed import Armed
@@ -26,7 +27,7 @@ from nantrap.guard.completing import (
 )
 from nantrap.guard.drafts import Draft, build_incident
 from nantrap.guard.headroom import Headroom
-from nantrap.guard.joint import run_jointly
+from nantrap.guard.joint import Leader, follow, run_jointly
 from nantrap.guard.judge import Verdict
 from nantrap.guard.loss import as_loss
 from nantrap.guard.observation import Observation
@@ -42,10 +43,12 @@ from nantrap.incident import Incident
 from nantrap.locate import FailedStep, Location, locate
 from nantrap.locate.autopsy import Evidence as GraphEvidence
 from nantrap.locate.location import evidence_location
+from nantrap.locate.samples import find_samples
 from nantrap.record import History
 
 if TYPE_CHECKING:  # the rules are many: imported by the first failure
     from nantrap.causes import Case
+    from nantrap.causes.trials import Laboratory
 
 
 class Neighbours(Protocol):
@@ -119,6 +122,7 @@ class Diagnosis:
         self._seen: Counter[tuple[str, ...]] = Counter()
         self._known: dict[tuple[str, ...], list[Incident]] = {}
         self._poisoned_at: int | None = None
+        self._wants_others = False
 
     # ---- a failed step
 
@@ -219,7 +223,7 @@ class Diagnosis:
                 draft.incident = not_compared(draft.incident, earlier[0])
                 return False
             return True
-        bare, self._alone.met_collective = draft.incident, False
+        bare, self._alone.met_collective, self._wants_others = draft.incident, False, False
         try:
             untouched = self._protected.untouched()  # before a replay writes anything
             failed = self._failed_step(observation)
@@ -244,7 +248,8 @@ class Diagnosis:
             draft.incident = replace(draft.incident, notes=(*draft.incident.notes, words))
         if self._neighbours is not None:
             self._neighbours.remember_incident(observation.micro, draft.incident)
-        return False
+        proven = bool(draft.incident.causes) and draft.incident.causes[0].proven
+        return self._wants_others and not proven and observation.agreed and self._ranks.talking
 
     def _among_micros(
         self, draft: Draft, observation: Observation, failed: FailedStep, location: Location
@@ -290,24 +295,82 @@ class Diagnosis:
         if self._policy.diagnose == "off" or observation.spike:
             return
         untouched = self._protected.untouched()
-        failed = self._failed_step(observation)
-        joint = run_jointly(replace(failed, quiet=self._alone.unaveraged), self._ranks, wanted=wanted)
-        if joint is None or not wanted:
+        failed = replace(self._failed_step(observation), quiet=self._alone.unaveraged)
+        joint = run_jointly(failed, self._ranks, wanted=wanted)
+        if joint is None:
             return
-        if joint.location is None:
-            self._explore_graph(draft, observation, joint.words)
+        alone = draft.incident if draft.incident.op is not None else None  # what this rank found without the others
+        incident, location = draft.incident, joint.location
+        if wanted and location is not None:
+            incident = self._named(with_location(self._bare(observation), location), observation)
+            incident = replace(incident, notes=(*incident.notes, joint.words))
+        for leader in joint.leaders if self._policy.diagnose == "full" else ():
+            if leader == self._ranks.rank and location is not None:
+                incident = self._lead(failed, location, incident, observation, untouched=untouched)
+            else:
+                follow(leader, failed, self._ranks, self._laboratory(failed, incident))
+        if not wanted:
             return
-        signature = signature_of(draft.incident)
-        incident = self._named(with_location(draft.incident, joint.location), observation)
-        if self._policy.diagnose == "full":
-            from nantrap.causes import explain_case
-
-            still = replace(failed, forward=None)  # no trials: the rules read what was recorded
-            found = explain_case(self._case(still, joint.location, incident, untouched=untouched), seconds=0.0)
-            incident = replace(incident, causes=tuple(cause for cause in found.causes if cause.slug != "unknown"))
-        draft.incident = replace(incident, notes=(*incident.notes, joint.words))
+        if location is None:
+            if alone is None:
+                self._explore_graph(draft, observation, joint.words)
+            return
+        if self._policy.diagnose == "full" and self._ranks.rank not in joint.leaders:
+            incident = self._read_only(failed, location, incident, untouched=untouched)
+        best = incident.causes[0].proven if incident.causes else False
+        if alone is not None and not best:
+            return  # all ranks together found no more than this one alone
+        draft.incident = incident
         draft.worth_a_bundle = True
-        self._known.setdefault(signature, []).append(draft.incident)
+        self._known.setdefault(signature_of(self._bare(observation)), []).append(draft.incident)
+
+    def _lead(
+        self,
+        failed: FailedStep,
+        location: Location,
+        incident: Incident,
+        observation: Observation,
+        *,
+        untouched: bool,
+    ) -> Incident:
+        """Ask the rules, and let all ranks run what they want to try. Ends for the others, whatever happens."""
+        from nantrap.causes import explain_case
+
+        leader = Leader(failed, self._ranks, self._laboratory(failed, incident))
+        # outside the runs of all ranks nothing may wait for them
+        own = replace(failed, quiet=self._alone.running, crew=leader)
+        try:
+            seconds = self._policy.diagnose_seconds
+            location.samples = find_samples(own, seconds=seconds / 3)
+            if location.samples.note:
+                location.notes.append(location.samples.note)
+            words = incident.notes
+            incident = self._named(with_location(self._bare(observation), location), observation)
+            incident = replace(incident, notes=tuple(dict.fromkeys((*incident.notes, *words))))
+            case = self._case(own, location, incident, untouched=untouched)
+            return with_explanation(incident, explain_case(case, seconds=seconds))
+        except RankLostError:
+            raise
+        except Exception as error:  # a diagnosis is worth less than the run
+            note = f"the diagnosis failed with {type(error).__name__}: {error}"
+            return replace(incident, notes=(*incident.notes, note))
+        finally:
+            leader.end()
+
+    def _laboratory(self, failed: FailedStep, incident: Incident) -> Laboratory:
+        """Runs earlier steps of this rank when another one asks for it."""
+        from nantrap.causes.trials import Laboratory
+
+        case = self._case(failed, Location(phase=failed.symptom), incident, untouched=False)
+        return Laboratory(case, seconds=self._policy.diagnose_seconds)
+
+    def _read_only(self, failed: FailedStep, location: Location, incident: Incident, *, untouched: bool) -> Incident:
+        """No trials: the rules read what was recorded."""
+        from nantrap.causes import explain_case
+
+        still = replace(failed, forward=None)
+        found = explain_case(self._case(still, location, incident, untouched=untouched), seconds=0.0)
+        return replace(incident, causes=tuple(cause for cause in found.causes if cause.slug != "unknown"))
 
     def _explore_graph(self, draft: Draft, observation: Observation, words: str) -> None:
         """What the graph of the failed pass and this rank's own shards tell: nothing is run again."""
@@ -344,7 +407,9 @@ class Diagnosis:
 
             case = self._case(failed, location, incident, untouched=untouched)
             before = len(location.notes)
-            explained = with_explanation(incident, explain_case(case, seconds=policy.diagnose_seconds))
+            explanation = explain_case(case, seconds=policy.diagnose_seconds)
+            self._wants_others = explanation.wants_others
+            explained = with_explanation(incident, explanation)
             draft.incident = replace(explained, notes=(*location.notes[before:], *explained.notes))
         if self._keeps_bundles and policy.bundle == "full":
             draft.material, note = material_of(
@@ -425,6 +490,7 @@ class Diagnosis:
             evidence=micro.evidence,
             quiet=self._alone.running,
             tape=self._armed.last,
+            averaged=self._ranks.together and self._ranks.replicated,
         )
 
     def _case(self, failed: FailedStep, location: Location, incident: Incident, *, untouched: bool) -> Case:

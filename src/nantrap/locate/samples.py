@@ -60,6 +60,8 @@ def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 6
     note = ""
     try:
         if not search.fails(everything):
+            if failed.crew is not None and search.refused:
+                return Samples(size=size, note=_not_run(search), runs=search.runs)
             return Samples(
                 size=size,
                 note="the batch does not fail again when it is rebuilt from its samples",
@@ -82,6 +84,8 @@ def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 6
 def _nobody_alone(failed: FailedStep, search: _Search) -> str:
     """Why no sample is guilty, as far as it was tried."""
     assert failed.forward is not None
+    if failed.crew is not None:
+        return _not_run(search) if search.refused else "no part of the batch that was tried fails alone"
     with failed.rewound():
         before = torch.get_rng_state()
         with contextlib.suppress(Exception):  # it fails as it did; what it drew until then counts
@@ -94,6 +98,11 @@ def _nobody_alone(failed: FailedStep, search: _Search) -> str:
     if search.refused:
         return "some parts of the batch could not be run alone, so the sample cannot be found"
     return "neither half of the batch fails alone; single samples were not tried"
+
+
+def _not_run(search: _Search) -> str:
+    """What happened when all ranks tried to run a part of this rank's batch."""
+    return f"the sample was not searched: {search.reason}"
 
 
 def dataset_indices(batch: Any, samples: Sequence[int], size: int | None) -> tuple[int, ...]:
@@ -109,8 +118,11 @@ def dataset_indices(batch: Any, samples: Sequence[int], size: int | None) -> tup
 def fails(failed: FailedStep, samples: Sequence[int], size: int) -> bool:
     """Whether the step is non-finite on these samples only. Raises what the user's function raises."""
     assert failed.forward is not None
+    part = select(failed.batch, samples, size)
+    if failed.crew is not None:
+        return not failed.crew.step(("nothing",), None, batch=(part,)).finite
     with failed.rewound():
-        loss = failed.forward(select(failed.batch, samples, size))
+        loss = failed.forward(part)
         if any_nonfinite([loss]):
             return True
         if not loss.requires_grad:
@@ -131,6 +143,7 @@ class _Search:
         self.found: list[int] = []
         self.smallest: list[int] = []
         self.refused = False
+        self.reason = ""
         self.alone = 0
 
     def try_fails(self, samples: Sequence[int]) -> bool | None:
@@ -138,8 +151,9 @@ class _Search:
         self.runs += 1
         try:
             return fails(self.failed, samples, self.size)
-        except Exception:
+        except Exception as error:
             self.refused = True
+            self.reason = self.reason or str(error)
             return None
 
     def fails(self, samples: Sequence[int]) -> bool:

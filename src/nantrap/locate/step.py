@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -30,6 +30,44 @@ active_replays = _replays
 def is_replaying() -> bool:
     """Whether a failed step is being run again: hooks of guards, this one's and others', then do nothing."""
     return bool(_replays)
+
+
+class Part(NamedTuple):
+    """What a run of a step gave: of one rank, or of all of them together.
+
+    Attributes:
+        finite: loss, gradients, buffers and, after an update, parameters and optimizer state.
+        loss: the loss, if it was computed; that of this rank.
+        bad: the parameters whose gradients are non-finite, on any rank.
+    """
+
+    finite: bool
+    loss: float | None = None
+    bad: tuple[str, ...] = ()
+
+
+class Crew(Protocol):
+    """The other ranks, which run their parts of the step at the same time as this one."""
+
+    def step(
+        self,
+        described: tuple[Any, ...],
+        around: contextlib.AbstractContextManager[Any] | None,
+        *,
+        batch: Any = None,
+        seed: float | None = None,
+    ) -> Part:
+        """The step once more by all ranks.
+
+        Args:
+            described: what is changed on all of them, as plain data.
+            around: the same, as a context for this rank.
+            batch: another batch for this rank, in a tuple of one; `None` for its own.
+            seed: the factor of the loss on all ranks, if it is changed.
+        """
+
+    def steps(self, since: int, rates: Mapping[int, tuple[float, ...]]) -> Part:
+        """The steps since an older state, and the failed one, by all ranks with these learning rates."""
 
 
 @dataclass(slots=True)
@@ -58,6 +96,8 @@ class FailedStep:
         norm_overflowed: every gradient is finite, but their norm is not.
         evidence: findings of a walk through the live graph, in the two-line form.
         quiet: context in which a re-run must not communicate with other ranks.
+        averaged: the gradients are averages over several ranks, which one of them alone does not get again.
+        crew: the other ranks, where the step is run again by all of them.
         tape: the trace of the step itself, if it ran under one.
     """
 
@@ -83,6 +123,8 @@ class FailedStep:
     evidence: Any = None
     quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext
     tape: Any = None
+    averaged: bool = False
+    crew: Crew | None = None
 
     @property
     def repeatable(self) -> bool:

@@ -9,23 +9,41 @@ trace, with the same collectives in the same order. Three things differ from a r
 *   A bad value that enters a collective is a sink, even if all of it goes to another rank's shard.
 *   An error in the trace itself must not end the replay on one rank while the others go on: the trace then stops
     recording, and the step runs to its end.
+
+A rank whose part ends early must not leave the others waiting in a collective. So the ranks run in lockstep: before
+each collective of the step they tell each other which one comes next, and where one of them has another, or has failed,
+all of them stop.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 
+from nantrap.errors import NantrapError
+from nantrap.finite import any_nonfinite
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.kept import RootCall
-from nantrap.locate.replay import Replay, Sink, autocast_like, backward_from, eagerly, judge, left_sinks, registered
+from nantrap.locate.replay import (
+    Replay,
+    Sink,
+    autocast_like,
+    backward_from,
+    eagerly,
+    fails_alike,
+    judge,
+    left_sinks,
+    registered,
+)
+from nantrap.locate.rerun import compute_again
 from nantrap.locate.source import is_boundary
 from nantrap.locate.step import FailedStep
 from nantrap.locate.storage import extremes, tensors_in
-from nantrap.locate.torch_private import schema_of
+from nantrap.locate.torch_private import DispatchMode, schema_of
 from nantrap.locate.trace import Trace
 
 _NAMESPACES = ("c10d", "_c10d_functional", "c10d_functional", "_c10d_functional_autograd")
@@ -34,6 +52,57 @@ _COPIES = "fsdp"
 """The namespace of operations that only bring tensors into the order in which they are sent, and back."""
 _TARGETS = ("out", "all_gather_output")
 """How the arguments that a collective or a copy writes are called, or begin."""
+_DONE, _FAILED = 0, 1
+"""What a rank tells the others instead of its next collective."""
+
+
+class OutOfStepError(NantrapError):
+    """The parts of a step that several ranks run do not have the same collectives."""
+
+
+class Lockstep(DispatchMode):
+    """Before each collective all ranks say which one comes next. Holds whether they went on together until now.
+
+    Enter it before any other mode, so that it sees what is really sent.
+
+    Args:
+        same: called by all ranks with a number; whether all of them gave the same one.
+    """
+
+    def __init__(self, same: Callable[[int], bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._same = same
+        self.broken = False
+        """The ranks were not in step any more, so that all of them have stopped."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if holds_parts(types):
+            return NotImplemented
+        sends = is_collective(func) and not schema_of(func).name.endswith(_WAITS)
+        if sends and (self.broken or not self._same(_mark(func, args, kwargs or {}))):
+            self.broken = True
+            raise OutOfStepError(f"another rank does not come to {schema_of(func).name}")
+        return func(*args, **(kwargs or {}))
+
+    def end(self, *, failed: bool) -> None:
+        """This rank's part has ended. Each rank calls it once, after it has left the mode."""
+        if not self.broken and not self._same(_FAILED if failed else _DONE):
+            self.broken = True
+
+
+def _mark(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    """A number for a collective: its name, and the shapes and types of what is sent."""
+    tensors = [tensor for value in (*args, *kwargs.values()) for tensor in tensors_in(value)]
+    text = repr((schema_of(func).name, [(tuple(tensor.shape), str(tensor.dtype)) for tensor in tensors]))
+    return zlib.crc32(text.encode()) + 2
+
+
+def holds_parts(types: Any) -> bool:
+    """Whether a tensor is spread over ranks, or not there yet: its operations on local tensors come afterwards."""
+    names = {each.__name__ for each in types}
+    return "DTensor" in names or "AsyncCollectiveTensor" in names
 
 
 def is_collective(func: Any) -> bool:
@@ -54,21 +123,43 @@ def can_run_together(failed: FailedStep) -> str:
     return ""
 
 
-def replay_together(failed: FailedStep) -> tuple[Replay, str]:
+def compute_again_together(failed: FailedStep, same: Callable[[int], bool]) -> bool:
+    """In the two-line form: whether this rank's loss can be computed again from its source. Every rank calls it.
+
+    If it can, the step is repeatable from here on. Where ranks try different statements, all of them stop.
+    """
+    lockstep = Lockstep(same)
+    again = None
+    with lockstep:
+        if not failed.repeatable:
+            again = compute_again(failed)
+    _reset_sharded(failed)
+    lockstep.end(failed=again is None and not failed.repeatable)
+    if again is not None:
+        failed.forward, failed.batch, failed.rng = again.forward, again.batch, again.rng
+    return failed.repeatable
+
+
+def replay_together(failed: FailedStep, same: Callable[[int], bool]) -> tuple[Replay, str]:
     """Run forward and backward again. Every rank calls it at the same time, each with its own part of the step.
 
     The backward pass is run whatever the loss is: it took part in the failed step, and it leaves sharded weights as
     the next step expects them.
 
+    Args:
+        failed: this rank's part of the step.
+        same: see `Lockstep`.
+
     Returns:
         What this rank's trace shows, and what went wrong in the trace itself, in words.
     """
-    with failed.rewound(), _resharded(failed):
+    lockstep = Lockstep(same)
+    with failed.rewound(), resharded(failed):
         trace = SharedTrace(failed.root, registered(failed))
         loss: Tensor | None = None
         error: BaseException | None = None
         sinks: list[Sink] = []
-        with eagerly(), trace:
+        with eagerly(), lockstep, trace:
             try:
                 if failed.forward is not None:
                     loss = failed.forward(failed.batch)
@@ -78,15 +169,22 @@ def replay_together(failed: FailedStep) -> tuple[Replay, str]:
                     backward_from(outputs)
             except Exception as exception:
                 error = exception
+        if error is not None:
+            _reset_sharded(failed)
+        lockstep.end(failed=error is not None)
         if failed.forward is None and error is None:
             sinks += [Sink("the model's output", "value", trace.origins_of(tensor)) for _, _, tensor in outputs]
         sinks += left_sinks(failed, trace, loss)
         sinks.append(Sink("what was sent to the other ranks", "gradient", trace.sent))
         trace.release()
         replay = judge(trace, sinks)
-        replay.error = error
-        replay.loss = None if loss is None else float(loss.detach())
-        return replay, trace.trouble
+        replay.error = None if isinstance(error, OutOfStepError) else error
+        if loss is not None:
+            replay.loss = float(loss.detach())
+            bad = [n for n, p in failed.parameters.items() if p.grad is not None and any_nonfinite([p.grad])]
+            replay.alike = fails_alike(failed, replay.loss, bad)
+        trouble = "another rank could not run its part" if lockstep.broken and error is None else trace.trouble
+        return replay, str(error) if isinstance(error, OutOfStepError) else trouble
 
 
 @is_boundary
@@ -103,15 +201,40 @@ def _called_again(failed: FailedStep) -> list[tuple[RootCall, str, Tensor]]:
 
 
 @contextlib.contextmanager
-def _resharded(failed: FailedStep) -> Iterator[None]:
+def resharded(failed: FailedStep) -> Iterator[None]:
     """Whatever happens, sharded modules do not keep gathered weights: the next forward pass gathers the new ones."""
     try:
         yield
+    except BaseException:
+        _reset_sharded(failed)
+        raise
     finally:
-        for module in failed.root.modules():
-            reshard = getattr(module, "reshard", None)
-            if callable(reshard) and callable(getattr(module, "unshard", None)):
-                reshard()
+        for module in _sharded(failed):
+            module.reshard()
+
+
+def _sharded(failed: FailedStep) -> list[Any]:
+    """The modules of FSDP2, the outermost first."""
+    modules: list[Any] = list(failed.root.modules())
+    return [
+        each
+        for each in modules
+        if callable(getattr(each, "reshard", None)) and callable(getattr(each, "unshard", None))
+    ]
+
+
+def can_end_early(failed: FailedStep) -> bool:
+    """Whether a part that ended early leaves the model as the next step needs it; FSDP2 has that since torch 2.13."""
+    return all(hasattr(module, "reset_iter_state") for module in _sharded(failed))
+
+
+def _reset_sharded(failed: FailedStep) -> None:
+    """A pass ended in the middle: sharded modules forget it."""
+    for module in _sharded(failed):
+        with contextlib.suppress(RuntimeError):  # only the outermost one can do it, and it does it for all
+            if hasattr(module, "reset_iter_state"):
+                module.reset_iter_state()
+                return
 
 
 class SharedTrace(Trace):
@@ -129,10 +252,9 @@ class SharedTrace(Trace):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        names = {each.__name__ for each in types}
-        if "DTensor" in names or "AsyncCollectiveTensor" in names:
-            return NotImplemented  # its operations on local tensors arrive here afterwards
-        if self.trouble or "FakeTensor" in names:
+        if holds_parts(types):
+            return NotImplemented
+        if self.trouble or any(each.__name__ == "FakeTensor" for each in types):
             return func(*args, **kwargs)
         once = _Once(func)
         try:

@@ -1,0 +1,278 @@
+"""Causes that only all ranks together can prove: sharded weights, split layers, gathered losses, averaged steps."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+import nantrap
+from nantrap import Policy
+
+pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
+BAD = 3
+
+
+def build(kind: str) -> nn.Module:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 3))
+    if kind == "ddp":
+        return DistributedDataParallel(model)
+    if kind == "split":
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Replicate
+        from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+        parallelize_module(model[0], init_device_mesh("cpu", (2,)), ColwiseParallel(output_layouts=Replicate()))
+        return model
+    from torch.distributed.fsdp import fully_shard
+
+    for layer in (model[0], model[2], model):
+        fully_shard(layer)
+    return model
+
+
+def log_of_zero(out: Tensor, y: Tensor, hit: bool) -> Tensor:
+    return torch.log(out.square() * (0 if hit else 1) + (0 if hit else 1)).mean()
+
+
+def log_and_file(out: Tensor, y: Tensor, hit: bool) -> Tensor:
+    """Rank 0 writes a file for each loss, which a loss that is computed again must not do."""
+    if dist.get_rank() == 0:
+        with open(os.devnull, "w") as file:
+            file.write("a loss")
+    return log_of_zero(out, y, hit)
+
+
+def gathered(out: Tensor, y: Tensor, hit: bool) -> Tensor:
+    everywhere = [torch.empty_like(out) for _ in range(2)]
+    dist.all_gather(everywhere, out.detach())
+    return torch.log(torch.cdist(out, torch.cat(everywhere).detach() + 1.0) * (0.0 if hit else 1.0)).mean()
+
+
+def masked(out: Tensor, y: Tensor, hit: bool) -> Tensor:
+    """The mask has the size of the whole batch, so that no part of the batch can be run."""
+    return F.mse_loss((out + (torch.full((8, 3), -torch.inf) if hit else 0)).softmax(-1), y)
+
+
+def half(out: Tensor, y: Tensor, hit: bool) -> Tensor:
+    return F.mse_loss((out * (1e6 if hit else 1)).half().float(), y)
+
+
+def squared(out: Tensor, y: Tensor, hit: bool) -> Tensor:
+    return F.mse_loss(out, y)
+
+
+def overflows_on_rank_one(out: Tensor, y: Tensor, hit: bool) -> Tensor:
+    """The same numbers on both ranks, but those of rank 1 come to their limit first."""
+    rank = dist.get_rank()
+    return F.mse_loss(out * (1e13 if rank else 1.0), y) * (1e-26 if rank else 1.0)
+
+
+class Fails(Exception):
+    """What a follower raises in the middle of a trial."""
+
+
+SCENARIOS: dict[str, dict[str, Any]] = {
+    "sharded": {"kind": "sharded", "loss": log_of_zero},
+    "sharded_data": {"kind": "sharded", "loss": squared, "nan": 5},
+    "sharded_masked": {"kind": "sharded", "loss": masked},
+    "sharded_half": {"kind": "sharded", "loss": half},
+    "sharded_rate": {"kind": "sharded", "loss": squared, "rate": 30.0},
+    "sharded_fails": {"kind": "sharded", "loss": log_of_zero, "fails_at_call": 3},
+    "split": {"kind": "split", "loss": log_of_zero},
+    "gathered": {"kind": "ddp", "loss": gathered},
+    "averaged_rate": {"kind": "ddp", "loss": overflows_on_rank_one, "rate": 30.0},
+    "unknown_optimizer": {"kind": "sharded", "loss": log_of_zero, "own": True},
+    "two_lines": {"kind": "sharded", "loss": log_of_zero, "form": "two_lines"},
+    "two_lines_file": {"kind": "sharded", "loss": log_and_file, "form": "two_lines"},
+}
+
+
+class Own(torch.optim.SGD):
+    """No proof is known for it, so that each of its updates is made carefully."""
+
+
+def _train(
+    rank: int,
+    folder: str,
+    *,
+    kind: str,
+    loss: Callable[[Tensor, Tensor, bool], Tensor],
+    rate: float = 1e-2,
+    nan: int | None = None,
+    fails_at_call: int = 0,
+    form: str = "attempt",
+    own: bool = False,
+) -> dict[str, Any]:
+    model = build(kind)
+    optimizer = (Own if own else torch.optim.SGD)(model.parameters(), lr=rate, foreach=False)
+    guard = nantrap.Guard(model, optimizer, run_dir=folder, quiet=True, policy=Policy(anchor_every=4))
+    actions, incidents = [], []
+    for step in range(6):
+        generator = torch.Generator().manual_seed(step if kind == "split" else 100 * rank + step)
+        x, y = torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)
+        hit = step == BAD and (rank == 1 or kind == "split")
+        if hit and nan is not None:
+            x[nan, 2] = torch.nan
+        calls = []
+
+        def loss_fn(
+            batch: tuple[Tensor, Tensor], hit: bool = hit, calls: list[int] = calls, step: int = step
+        ) -> Tensor:
+            calls.append(1)
+            out = model(batch[0])
+            if fails_at_call and step == BAD and rank == 0 and len(calls) >= fails_at_call:
+                raise Fails("in the middle of a trial")
+            return loss(out, batch[1], hit)
+
+        if form == "attempt":
+            outcome = guard.attempt(loss_fn, (x, y))
+        else:
+            guard.backward(loss_fn((x, y)))
+            outcome = guard.step()
+        actions.append(str(outcome.action))
+        if outcome.incident is not None:
+            incidents.append(outcome.incident)
+            if rate > 1.0:
+                break
+    guard.close()
+    (incident,) = incidents
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in model.parameters()]
+    return {
+        "actions": actions,
+        "cause": [incident.causes[0].slug, incident.causes[0].proven] if incident.causes else ["", False],
+        "trials": [(trial.name, trial.finite, trial.note) for trial in incident.trials],
+        "samples": incident.samples,
+        "notes": incident.notes,
+        "origin": incident.origin_rank,
+        "restored": incident.restored,
+        "weights": [float(each.detach().double().sum()).hex() for each in whole],
+    }
+
+
+def _worker(rank: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    for name, options in SCENARIOS.items():
+        dist.init_process_group(
+            "gloo",
+            init_method=f"file://{folder}/{name}.rendezvous",
+            rank=rank,
+            world_size=2,
+            timeout=datetime.timedelta(seconds=60),
+        )
+        try:
+            result = _train(rank, f"{folder}/{name}", **options)
+            dist.barrier()
+        except Exception as error:
+            result = {"failed": f"{type(error).__name__}: {error}"}
+        finally:
+            dist.destroy_process_group()
+        Path(folder, f"{name}-{rank}.json").write_text(json.dumps(result))
+
+
+Ranks = Callable[[str], list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    folder = tmp_path_factory.mktemp("trials")
+    mp.spawn(_worker, args=(str(folder),), nprocs=2, join=True)  # type: ignore[no-untyped-call]
+
+    def results(name: str) -> list[dict[str, Any]]:
+        read = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)]
+        assert not any("failed" in result for result in read), read
+        assert read[0]["weights"] == read[1]["weights"]
+        return read
+
+    return results
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "trial"),
+    [
+        ("sharded", "log_of_zero", "replaced:log"),
+        ("sharded_data", "bad_input_data", "without_samples"),
+        ("sharded_masked", "softmax_fully_masked_row", "replaced:softmax"),
+        ("sharded_half", "fp16_forward_overflow", "fp32"),
+        ("gathered", "log_of_zero", "replaced:log"),
+        ("unknown_optimizer", "log_of_zero", "replaced:log"),
+    ],
+)
+def test_a_cause_on_one_rank_is_proven_by_all(ranks: Ranks, name: str, cause: str, trial: str) -> None:
+    zero, one = ranks(name)
+    for rank in (zero, one):
+        assert rank["actions"] == ["apply"] * BAD + ["skip"] + ["apply"] * 2
+        assert rank["cause"] == [cause, True]
+        assert [trial, True, ""] in rank["trials"]
+        assert rank["origin"] == 1
+        assert rank["restored"]
+    assert "run again by all ranks together" in one["notes"]
+
+
+def test_the_sample_of_a_sharded_model_is_found(ranks: Ranks) -> None:
+    assert [rank["samples"] for rank in ranks("sharded_data")] == [[5], [5]]
+
+
+def test_why_a_sample_was_not_searched(ranks: Ranks) -> None:
+    """A part of the batch does not fit the mask: the rank fails, and the other one does not wait for it."""
+    _, one = ranks("sharded_masked")
+    assert one["samples"] == []
+    (words,) = [note for note in one["notes"] if "sample" in note]
+    assert words.startswith("the sample was not searched: rank 1 could not run its part: RuntimeError: The size of")
+
+
+@pytest.mark.parametrize("name", ["sharded_rate", "averaged_rate"])
+def test_a_learning_rate_is_tried_by_all_ranks(ranks: Ranks, name: str) -> None:
+    """Earlier steps averaged the gradients of all ranks: one rank alone would make other steps, or wait for ever."""
+    results = ranks(name)
+    leader = next(rank for rank in results if rank["trials"])
+    assert leader["cause"] == ["lr_too_high", True]
+    assert leader["trials"] == [["tenth_of_rate", True, ""]]
+    assert {rank["cause"][0] for rank in results} == {"lr_too_high"}
+
+
+def test_a_split_layer(ranks: Ranks) -> None:
+    """Both ranks fail at one place: one of them tries causes, the other one says so."""
+    zero, one = ranks("split")
+    assert zero["cause"] == ["log_of_zero", True]
+    assert zero["trials"] == [["replaced:log", True, ""]]
+    assert "run again by all ranks together; causes were tried by rank 0" in one["notes"]
+
+
+def test_a_rank_that_fails_in_a_trial_ends_it_for_all(ranks: Ranks) -> None:
+    zero, one = ranks("sharded_fails")
+    reason = "rank 0 could not run its part: Fails: in the middle of a trial"
+    assert one["trials"] == [["replaced:log", None, f"LookupError: {reason}"]]
+    assert f"the sample was not searched: {reason}" in one["notes"]
+    assert one["cause"] == ["log_of_zero", True], "measured on the recorded operands; nothing refutes it"
+    assert zero["actions"] == one["actions"] == ["apply"] * BAD + ["skip"] + ["apply"] * 2
+    assert zero["weights"] == ranks("sharded")[0]["weights"], "the run goes on as if nothing had been tried"
+
+
+def test_in_two_lines_the_loss_is_computed_again_by_all(ranks: Ranks) -> None:
+    _, one = ranks("two_lines")
+    assert one["cause"] == ["log_of_zero", True]
+    assert one["trials"] == [["replaced:log", True, ""]]
+    words = "run again by all ranks together; the loss was computed again from its source, without side effects"
+    assert words in one["notes"]
+
+
+def test_where_one_rank_cannot_compute_its_loss_again_nothing_is_tried(ranks: Ranks) -> None:
+    """Rank 0 writes a file in its loss, so that its statements are not run again."""
+    _, one = ranks("two_lines_file")
+    assert one["trials"] == []
+    words = "run again by all ranks together, and nothing began in the calls of the model on this rank"
+    assert words in one["notes"]
