@@ -2,11 +2,12 @@
 
     python benchmarks/distributed.py [--ranks 2 4] [--steps 60] [--json]
 
-Plain DistributedDataParallel and the same loop under a guard take turns in blocks in the same processes, so a busy
-machine slows both. Calls and bytes are counted at `torch.distributed` itself and do not depend on the machine; the
-times do. The all-reduce of the flags is also timed alone, and compared with the model of `docs/scale.md`: a tree of
-`2 * ceil(log2 n)` messages, whose time per message is taken from the smallest group that was measured. More ranks than
-cores take turns on them, which the model does not know. `docs/scale.md` takes its figures from here.
+Four loops take turns in blocks in the same processes, so a busy machine slows all of them: plain
+DistributedDataParallel; the same with one all-reduce of the size of the flags (the control); a guard; and a guard whose
+policy needs the flags of all ranks in every step (`spikes="skip"`). Calls and bytes are counted at `torch.distributed`
+itself and do not depend on the machine; the times do. More ranks than cores take turns on them. That slows every
+all-reduce, so what an exchange adds is compared with what the control adds on the same cores, and the processor time of
+a rank is given beside the time of the clock. `docs/scale.md` takes its figures from here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
 import os
 import statistics
 import tempfile
@@ -33,7 +33,8 @@ import nantrap
 
 BLOCK = 10
 WARM = 10
-FLAGS = 7
+FLAGS = 8
+LOOPS = ("plain", "control", "guarded", "exchanging")
 
 
 class Counter:
@@ -70,19 +71,26 @@ def work(rank: int, world: int, steps: int, folder: str) -> None:
     )
     x, y = torch.randn(16, 64), torch.randn(16, 8)
     loops = {}
-    for name in ("plain", "guarded"):
+    for name in LOOPS:
         torch.manual_seed(0)
         model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        guard = nantrap.Guard(model, optimizer, quiet=True) if name == "guarded" else None
+        guard = None
+        if name in ("guarded", "exchanging"):
+            policy = nantrap.Policy(spikes="skip" if name == "exchanging" else "warn")
+            guard = nantrap.Guard(model, optimizer, quiet=True, policy=policy)
 
-        def step(model: nn.Module = model, optimizer: Any = optimizer, guard: Any = guard) -> None:
+        def step(model: nn.Module = model, optimizer: Any = optimizer, guard: Any = guard, name: str = name) -> None:
             loss = nn.functional.mse_loss(model(x), y)
             if guard is not None:
                 guard.backward(loss)
                 guard.step()
                 return
             loss.backward()
+            if name == "control":
+                flags = torch.zeros(FLAGS)
+                dist.all_reduce(flags, op=dist.ReduceOp.MAX)
+                flags.tolist()
             optimizer.step()
             optimizer.zero_grad()
 
@@ -92,33 +100,28 @@ def work(rank: int, world: int, steps: int, folder: str) -> None:
             step()
     counter = Counter()
     counter.attach()
-    times: dict[str, list[float]] = {"plain": [], "guarded": []}
-    counts: dict[str, tuple[int, int]] = {"plain": (0, 0), "guarded": (0, 0)}
+    times: dict[str, list[float]] = {name: [] for name in LOOPS}
+    processor = dict.fromkeys(LOOPS, 0.0)
+    counts = {name: [0, 0] for name in LOOPS}
     for _ in range(max(1, steps // BLOCK)):
         for name, step in loops.items():
-            before = counter.calls, counter.bytes
+            calls, sent, used = counter.calls, counter.bytes, time.process_time()
             for _ in range(BLOCK):
                 began = time.perf_counter()
                 step()
                 times[name].append((time.perf_counter() - began) * 1e3)
-            seen = counts[name]
-            counts[name] = seen[0] + counter.calls - before[0], seen[1] + counter.bytes - before[1]
-    exchanges = []
-    for _ in range(max(50, steps)):
-        flags = torch.zeros(FLAGS)
-        began = time.perf_counter()
-        dist.all_reduce(flags, op=dist.ReduceOp.MAX)
-        exchanges.append((time.perf_counter() - began) * 1e3)
-    made = len(times["guarded"])
-    result = {
-        "ranks": world,
-        "plain_ms": statistics.median(times["plain"]),
-        "guarded_ms": statistics.median(times["guarded"]),
-        "added_ms": statistics.median(times["guarded"]) - statistics.median(times["plain"]),
-        "exchange_ms": statistics.median(exchanges),
-        "calls_per_step": (counts["guarded"][0] - counts["plain"][0]) / made,
-        "bytes_per_step": (counts["guarded"][1] - counts["plain"][1]) / made,
-    }
+            processor[name] += (time.process_time() - used) * 1e3
+            counts[name][0] += counter.calls - calls
+            counts[name][1] += counter.bytes - sent
+    made = len(times["plain"])
+    result: dict[str, Any] = {"ranks": world}
+    for name in LOOPS:
+        result[name] = {
+            "ms": statistics.median(times[name]),
+            "processor_ms": processor[name] / made,
+            "calls_per_step": counts[name][0] / made,
+            "bytes_per_step": counts[name][1] / made,
+        }
     if rank == 0:
         Path(folder, f"result-{world}.json").write_text(json.dumps(result))
     dist.barrier()
@@ -137,26 +140,20 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             mp.spawn(work, args=(world, arguments.steps, folder), nprocs=world, join=True)  # type: ignore[no-untyped-call]
             rows.append(json.loads(Path(folder, f"result-{world}.json").read_text()))
-    smallest = min(rows, key=lambda row: row["ranks"])
-    for row in rows:
-        row["messages"] = messages(row["ranks"])
-        row["model_ms"] = smallest["exchange_ms"] / messages(smallest["ranks"]) * row["messages"]
     if arguments.json:
         print(json.dumps({"cores": os.cpu_count(), "rows": rows}))
         return
     print(f"{os.cpu_count()} cores")
-    print("ranks   plain ms   guarded ms   added ms   exchange alone ms   model ms   calls/step   bytes/step")
+    print("ranks   loop         ms/step   added   processor ms   added   calls/step   bytes/step")
     for row in rows:
-        print(
-            f"{row['ranks']:5}   {row['plain_ms']:8.2f}   {row['guarded_ms']:10.2f}   {row['added_ms']:8.2f}   "
-            f"{row['exchange_ms']:17.3f}   {row['model_ms']:8.3f}   {row['calls_per_step']:10.2f}   "
-            f"{row['bytes_per_step']:10.0f}"
-        )
-
-
-def messages(ranks: int) -> int:
-    """Messages one after the other in an all-reduce over a tree."""
-    return 2 * math.ceil(math.log2(ranks)) if ranks > 1 else 1
+        plain = row["plain"]
+        for name in LOOPS:
+            one = row[name]
+            print(
+                f"{row['ranks']:5}   {name:10}   {one['ms']:7.2f}   {one['ms'] - plain['ms']:5.2f}   "
+                f"{one['processor_ms']:12.2f}   {one['processor_ms'] - plain['processor_ms']:5.2f}   "
+                f"{one['calls_per_step']:10.2f}   {one['bytes_per_step']:10.0f}"
+            )
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def _train(
         hit = step == BAD and (rank == 1 or kind == "split")
         if hit and nan is not None:
             x[nan, 2] = torch.nan
-        calls = []
+        calls: list[int] = []
 
         def loss_fn(
             batch: tuple[Tensor, Tensor], hit: bool = hit, calls: list[int] = calls, step: int = step

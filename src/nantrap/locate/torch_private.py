@@ -7,6 +7,7 @@ No public name gives what these give. The tensors that an autograd node saved ar
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -80,8 +81,15 @@ hook_adder = operator.attrgetter("_register_hook_dict")
 
 
 def has_hooks(tensor: Tensor | None) -> bool:
-    """Whether the program has put hooks on a tensor that may change its gradient."""
-    return tensor is not None and bool(tensor._backward_hooks)
+    """Whether the program has put hooks on a tensor that may change its gradient. Those of FSDP gather weights only."""
+    hooks = {} if tensor is None else tensor._backward_hooks or {}
+    return not all(_module_of(hook).startswith("torch.distributed.") for hook in hooks.values())
+
+
+def _module_of(hook: Any) -> str:
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    return str(getattr(hook, "__module__", ""))
 
 
 def _by_data(node: Any, raw_name: str) -> Any:
