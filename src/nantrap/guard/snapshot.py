@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nantrap import finite
-from nantrap.guard.torch_private import copy_all
+from nantrap.guard.torch_private import copy_parts
 
 
 class UpdateSnapshot:
@@ -53,13 +53,13 @@ class UpdateSnapshot:
             self._copies = [tensor.detach().clone() for tensor in tensors]
             return
         with torch.no_grad():
-            copy_all(self._copies, tensors)
+            copy_parts(self._copies, tensors)
 
     def restore(self) -> None:
         """Put everything back as it was at `take`. May be called again."""
         with torch.no_grad():
             if self._originals:
-                copy_all(self._originals, self._copies)
+                copy_parts(self._originals, self._copies)
         live = self._optimizer.state
         for key in [key for key in live if key not in self._states]:
             del live[key]

@@ -61,10 +61,13 @@ def without_transforms() -> contextlib.AbstractContextManager[None]:
     return contextlib.nullcontext() if disabled is None else disabled()
 
 
+copy_all = torch._foreach_copy_
+"""Copies a list of tensors in one call: targets, then sources."""
+
 _PLAIN = frozenset({Tensor, nn.Parameter})
 
 
-def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+def copy_parts(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy a list of tensors in one call. Of tensors that are spread over ranks, the local parts: they are laid out
     alike, and the operation has no rule for the others."""
     if not _PLAIN.issuperset(map(type, targets)):
