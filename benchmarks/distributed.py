@@ -34,7 +34,7 @@ import nantrap
 BLOCK = 10
 WARM = 10
 FLAGS = 8
-LOOPS = ("plain", "control", "guarded", "exchanging")
+LOOPS = ("plain", "control", "guarded", "averaged")
 
 
 class Counter:
@@ -76,8 +76,8 @@ def work(rank: int, world: int, steps: int, folder: str) -> None:
         model = DistributedDataParallel(nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 8)))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         guard = None
-        if name in ("guarded", "exchanging"):
-            policy = nantrap.Policy(spikes="skip" if name == "exchanging" else "warn")
+        if name in ("guarded", "averaged"):
+            policy = nantrap.Policy(rank_flags="averaged" if name == "averaged" else "every_step")
             guard = nantrap.Guard(model, optimizer, quiet=True, policy=policy)
 
         def step(model: nn.Module = model, optimizer: Any = optimizer, guard: Any = guard, name: str = name) -> None:

@@ -78,9 +78,8 @@ def _train(
         model.register_comm_hook(None, allreduce_hook)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = torch.amp.GradScaler("cpu", init_scale=8.0) if scaler else None
-    guard = nantrap.Guard(
-        model, optimizer, scaler=losses, policy=Policy(diagnose="off", **(policy or {})), quiet=True, max_grad_norm=9.0
-    )
+    chosen = Policy(**{"diagnose": "off", "rank_flags": "averaged", **(policy or {})})
+    guard = nantrap.Guard(model, optimizer, scaler=losses, policy=chosen, quiet=True, max_grad_norm=9.0)
     made: dict[str, Any] = {"actions": [], "calls": [], "norms": [], "ranks": [], "findings": [], "error": ""}
     with pytest.MonkeyPatch.context() as monkeypatch:
         monkeypatch.setattr(tacit, "SECONDS", 2.0)
@@ -139,6 +138,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "every": {"every": 3},
     "undone": {"policy": {"undo": "always"}},
     "alone": {"fault": "alone", "steps": EMPTY + 1},
+    "by_default": {"fault": "alone", "policy": {"rank_flags": "every_step"}},
 }
 
 
@@ -247,3 +247,10 @@ def test_gradients_that_are_bad_on_one_rank_alone_end_with_words(ranks: Ranks) -
         "does code that changes gradients on one rank only"
     )
     assert one["finite"]
+
+
+def test_by_default_gradients_that_are_bad_on_one_rank_alone_are_skipped_by_both(ranks: Ranks) -> None:
+    zero, one = ranks("by_default")
+    assert zero["actions"] == one["actions"] == ["apply"] * EMPTY + ["skip"] + ["apply"] * 3
+    assert min(zero["calls"]) >= 1
+    assert zero["weights"] == one["weights"] == ranks("left_out")[0]["weights"]

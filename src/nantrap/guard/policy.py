@@ -40,6 +40,10 @@ class Policy:
         repeat_diagnoses: how often incidents that look the same are diagnosed; later ones are counted and refer back.
         sync: `step` reads one value per step; `late` reads it one step later, and the skip happens on the device
             (fused Adam, AdamW, Adagrad and SGD without momentum).
+        rank_flags: when the ranks of a `DistributedDataParallel` model exchange what they found. `every_step`: one
+            small all-reduce per step, so that they always decide together. `averaged`: nothing is exchanged while the
+            averaged gradients show everything; a fault that one rank alone has after the averaging (its memory, its
+            optimizer state) then ends that rank with `RankLostError` instead of a common skip.
         undo: how an update that made non-finite values is undone: `auto` copies parameters and optimizer state
             before a step only where the update cannot be proven finite in advance, `always`, or `never`.
         anchor_every: number of steps between copies of the state in memory, for rollback and for trials; 0 for never.
@@ -94,6 +98,7 @@ class Policy:
     armed_steps: int = 100
     repeat_diagnoses: int = 3
     sync: Sync = "step"
+    rank_flags: Literal["every_step", "averaged"] = "every_step"
     undo: Literal["auto", "always", "never"] = "auto"
     anchor_every: int = 32
     anchor_bytes: int = 256 * 2**20
@@ -124,6 +129,7 @@ class Policy:
             "diagnose": get_args(Diagnose),
             "armed": ("after", "always", "off"),
             "sync": get_args(Sync),
+            "rank_flags": ("every_step", "averaged"),
             "undo": ("auto", "always", "never"),
             "rollback_rng": ("restore", "continue"),
             "scheduler_on_skip": ("hold", "advance"),

@@ -1,4 +1,4 @@
-"""Agreement without messages, where DistributedDataParallel averages the gradients.
+"""Agreement without messages, where DistributedDataParallel averages the gradients: `Policy(rank_flags="averaged")`.
 
 After a backward pass every rank holds the same averaged gradients, so that a norm that is not finite is seen by all of
 them. As long as that is all there is to know, the ranks exchange nothing. Four rules make it safe:
@@ -9,8 +9,8 @@ them. As long as that is all there is to know, the ranks exchange nothing. Four 
   says with the gradients: before they are averaged it makes one element of its own NaN. All ranks know which element,
   and take it out when they have read it.
 * Before the first collective of a bad step the ranks meet at the group's store. A rank whose averaged gradients alone
-  are bad (a fault of its memory, code that changes gradients on one rank) would wait there for ever, so it waits
-  `SECONDS` at most and then ends with words.
+  are bad (a fault of its memory, code that changes gradients on one rank) would wait there without end, so it waits
+  `SECONDS` at most and then ends with words. That is why it is not the default.
 * An update that must be checked is checked by each rank for itself; only one that failed calls the others.
 """
 
@@ -63,7 +63,9 @@ class Tacit:
             policy: what is done with bad steps.
             parameters: those that are guarded; the gradients of the last one carry what a rank has to say.
         """
-        if self._wrapper is None or policy.on_incident == "observe" or policy.sync != "step":
+        if policy.rank_flags != "averaged" or self._wrapper is None:
+            return
+        if policy.on_incident == "observe" or policy.sync != "step":
             return
         if "skip" in (policy.spikes, policy.batch_range) or policy.bad_terms == "drop":
             return
