@@ -19,11 +19,16 @@ SHOWS = {
     "accumulation.py": ["step 3: applied True", "dropped micro-batches: 1"],
     "resume.py": ["not saved: ", "resumed after step 20; the weights are finite: True"],
 }
+OF_FRAMEWORKS = {
+    "lightning_trainer.py": ("lightning", ["applied 14 of 16 steps", "the model is finite: True"]),
+    "transformers_trainer.py": ("transformers", ["applied 7 of 8 steps", "the model is finite: True"]),
+    "accelerate_loop.py": ("accelerate", ["a step was skipped", "learning rate after 4 of 5 steps: 0.006561"]),
+}
 RUN_BY_OTHER_TESTS = {"ddp.py"}
 
 
 def test_every_example_is_run() -> None:
-    assert {path.name for path in EXAMPLES.glob("*.py")} == {*SHOWS, *RUN_BY_OTHER_TESTS}
+    assert {path.name for path in EXAMPLES.glob("*.py")} == {*SHOWS, *OF_FRAMEWORKS, *RUN_BY_OTHER_TESTS}
 
 
 @pytest.mark.parametrize("name", SHOWS)
@@ -32,6 +37,33 @@ def test_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for sentence in SHOWS[name]:
         assert sentence in printed
+
+
+@pytest.mark.filterwarnings("ignore")  # of the frameworks themselves
+@pytest.mark.parametrize("name", OF_FRAMEWORKS)
+def test_example_of_a_framework(
+    name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    framework, sentences = OF_FRAMEWORKS[name]
+    pytest.importorskip(framework)
+    monkeypatch.chdir(tmp_path)  # an adapter makes its run folder where the program is started
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    printed = capsys.readouterr().out
+    for sentence in sentences:
+        assert sentence in printed
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_framework_that_divides_the_loss_once_more_is_not_blamed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Accelerate divides the loss by the number of accumulated steps; the line that made 0/0 is the loop's own."""
+    pytest.importorskip("accelerate")
+    monkeypatch.chdir(tmp_path)
+    runpy.run_path(str(EXAMPLES / "accelerate_loop.py"), run_name="__main__")
+    said = capsys.readouterr().err
+    assert "accelerate_loop.py:27" in said
+    assert "accelerator.py" not in said
 
 
 def test_two_ranks_skip_together() -> None:

@@ -10,6 +10,7 @@ import contextlib
 import io
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -307,7 +308,7 @@ def test_wrong_use_is_said_in_one_line(shell: Shell, arguments: list[str], messa
 
 def test_values_and_incidents_are_exported_and_an_alert_is_sent(shell: Shell) -> None:
     shell.write("note.py", "import sys; open('alert.json', 'a').write(sys.stdin.read() + chr(10))")
-    command = f"command:{sys.executable} {shell.folder}/note.py"
+    command = f"command:{shlex.join([sys.executable, f'{shell.folder}/note.py'])}"
     options = ("--run-dir", "run", "--export", "tensorboard", "--alert", command)
     assert shell.nantrap(*options, TRAIN, "--out", "out.pt", "--bad", "5").code == 0
     run = open_run(shell.folder / "run" / "tensorboard")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import nantrap
+from nantrap.locate import probes
 from nantrap.locate.probes import read_probes
 
 
@@ -25,6 +26,13 @@ class Probed(nn.Module):
 
 
 good, zeros = torch.ones(2, 3), torch.zeros(2, 3)
+
+
+@pytest.fixture(autouse=True)
+def _no_other_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Guards of other tests that were not closed and are still alive would keep probes, too."""
+    monkeypatch.setattr(probes, "_readers", weakref.WeakSet())
+    probes.clear_probes()
 
 
 def check(incident: Any) -> None:

@@ -14,6 +14,7 @@ import linecache
 import types
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
+from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -97,6 +98,7 @@ def infer_source(operation: str, root: nn.Module, replayed: Collection[nn.Module
         replayed: modules whose calls were run again under a trace: their code cannot be the cause.
     """
     parts = _Parts.of(root, {id(root), *map(id, replayed)})
+    installed: tuple[list[_Candidate], Frame] | None = None
     for frame, _ in zip(callers(), range(_OUTWARDS), strict=False):
         found: dict[tuple[str, int, int], _Candidate] = {}
         for unit in _units(frame, parts):
@@ -104,9 +106,20 @@ def infer_source(operation: str, root: nn.Module, replayed: Collection[nn.Module
                 if _matches(expression, operation, unit):
                     place = unit.code.co_filename, expression.lineno, expression.col_offset
                     found[place] = _Candidate(unit.code, expression)
-        if found:
-            return _chosen(list(found.values()), frame, parts)
-    return None
+        if not found:
+            continue
+        # a framework that is given the loss may divide it once more; the loop that computed it is further out
+        if installed is None and _is_installed(frame.f_code):
+            installed = list(found.values()), frame
+        elif installed is None or _loop_around(frame.f_code, frame.f_lineno):
+            own = [each for each in found.values() if not _is_installed(each.code)]
+            return _chosen(own or list(found.values()), frame, parts)
+    return _chosen(*installed, parts) if installed is not None else None
+
+
+def _is_installed(code: types.CodeType) -> bool:
+    """Whether code belongs to an installed package and not to the program itself."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(PurePath(code.co_filename).parts)
 
 
 class _Candidate(NamedTuple):
