@@ -33,4 +33,5 @@ weights = [torch.zeros_like(model.module.weight) for _ in range(2)]
 dist.all_gather(weights, model.module.weight.detach())
 if rank == 0:
     print(f"applied {applied} of 8 steps; both ranks have the same weights: {torch.equal(*weights)}")
+dist.barrier()  # a rank that leaves early can end the other one's exit with an abort
 dist.destroy_process_group()

@@ -44,6 +44,7 @@ def _worker(rank: int, folder: str) -> None:
         "weight": [float(value) for value in model.module.weight.detach().flatten()],
     }
     Path(folder, f"{rank}.json").write_text(json.dumps(result))
+    dist.barrier()
     dist.destroy_process_group()
 
 

@@ -233,6 +233,7 @@ def main(folder, *scenarios):
     results = run(scenarios)
     with open(f"{folder}/result-{RANK}.json", "w") as file:
         json.dump(results, file)
+    dist.barrier()
     dist.destroy_process_group()
 
 
