@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -121,7 +122,7 @@ def test_a_damaged_cache_is_thrown_away(content: bytes, tmp_path: Path) -> None:
     index.scan()
     assert index.counts(only(index)).steps == 1
     index.close()
-    with sqlite3.connect(cache) as database:
+    with contextlib.closing(sqlite3.connect(cache)) as database:
         assert database.execute("SELECT COUNT(*) FROM scans").fetchone() == (1,)
 
 

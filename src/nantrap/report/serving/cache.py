@@ -7,6 +7,7 @@ import json
 import math
 import sqlite3
 import threading
+import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -50,6 +51,7 @@ class Cache:
     def __init__(self, file: Path | None = None) -> None:
         self._lock = threading.Lock()
         self._database = _opened(file)
+        weakref.finalize(self, self._database.close)  # Python 3.13 warns of a connection that is left open
 
     def close(self) -> None:
         """Close the database."""
@@ -125,6 +127,7 @@ def _opened(cache: Path | None) -> sqlite3.Connection:
     """The database; a damaged one, or one of another version, is thrown away, and without a disk it is in memory."""
     if cache is not None:
         for _ in range(2):
+            database: sqlite3.Connection | None = None
             try:
                 cache.parent.mkdir(parents=True, exist_ok=True)
                 database = sqlite3.connect(cache, check_same_thread=False, timeout=5.0)
@@ -134,11 +137,13 @@ def _opened(cache: Path | None) -> sqlite3.Connection:
                 database.execute(f"PRAGMA user_version = {_SCHEMA}")
                 return database
             except (sqlite3.DatabaseError, OSError):
+                if database is not None:
+                    database.close()
                 with contextlib.suppress(OSError):
                     cache.unlink()
-    database = sqlite3.connect(":memory:", check_same_thread=False)
-    database.executescript(_TABLES)
-    return database
+    in_memory = sqlite3.connect(":memory:", check_same_thread=False)
+    in_memory.executescript(_TABLES)
+    return in_memory
 
 
 def _count(counts: Counts, row: Row) -> None:
