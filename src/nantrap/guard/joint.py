@@ -8,7 +8,7 @@ is able to.
 First all ranks run the step under a trace. Then each rank on which it began leads in turn: it asks its rules, and for
 each run that they want it describes to the others in plain data what is changed (`causes.described`). All ranks run
 their parts in lockstep, and a run is finite only if it is finite on all of them. A rank that fails ends the run on all
-ranks, and nobody waits.
+ranks, and no rank is left waiting.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def follow(leader: int, failed: FailedStep, ranks: Ranks, laboratory: Laboratory
     from nantrap.causes.described import change_of
 
     while (told := ranks.share(None)[leader]) is not None:
-        with contextlib.suppress(LookupError):  # the leader is told, and decides
+        with contextlib.suppress(LookupError):  # the leader gets the reason, and decides
             if told[0] == "steps":
                 _, since, rates = told
                 _in_lockstep(ranks, lambda: _steps(failed, ranks, laboratory, since, rates))  # noqa: B023

@@ -69,8 +69,7 @@ def degenerate_linalg_backward(case: Case) -> Claim | None:
         "the gradient of a decomposition with a repeated or zero spectrum is infinite",
         tuple(facts),
         help="add a small diagonal jitter before decomposing (x + 1e-6·diag(1..n)), or use only quantities whose "
-        "gradient "
-        "does not need the vectors (svdvals, slogdet)",
+        "gradient does not need the vectors (svdvals, slogdet)",
     )
 
 
