@@ -28,6 +28,7 @@ from torch.optim import Optimizer
 
 from nantrap import finite
 from nantrap.guard.guard import is_guarded
+from nantrap.launch.closures import step_with_closure
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 from nantrap.launch.resuming import look_at_resume
@@ -190,7 +191,7 @@ def _step(loops: Loops, original: Any) -> Any:
         if closure is None:
             return loop.step(functools.partial(original, self, *args, **kwargs))
         others = {name: value for name, value in kwargs.items() if name != "closure"}
-        return loop.step_with_closure(lambda used: original(self, used, *args[1:], **others), closure)
+        return step_with_closure(loop, lambda used: original(self, used, *args[1:], **others), closure)
 
     untraced = not_traced(step)
     return step

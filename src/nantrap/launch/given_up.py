@@ -25,7 +25,7 @@ from nantrap.guard.rates import current_rates
 from nantrap.guard.reading import Reading
 from nantrap.guard.window import Micro, Window
 from nantrap.incident import Action
-from nantrap.launch.activity import Activity
+from nantrap.launch.shared import Activity
 from nantrap.locate.autopsy import examine
 from nantrap.locate.location import finding
 

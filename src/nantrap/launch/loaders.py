@@ -21,7 +21,7 @@ from torch import Tensor
 from nantrap import finite
 from nantrap.launch.patches import Patches
 from nantrap.launch.torch_private import LoaderIterator, dataset_of, index_sampler_of
-from nantrap.locate import tensors_of
+from nantrap.locate import RootCall, tensors_of
 
 _REMEMBERED = 8
 _KEPT = 2
@@ -260,3 +260,8 @@ def _weakly(dataset: Any) -> Callable[[], Any]:
         return weakref.ref(dataset)
     except TypeError:
         return lambda: dataset
+
+
+def inputs_of(call: RootCall) -> Any:
+    """What the model was given in a step, in all of its calls."""
+    return (call.args, call.kwargs) if call.previous is None else [(each.args, each.kwargs) for each in call.chain()]

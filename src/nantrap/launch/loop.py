@@ -9,7 +9,7 @@ no schedule; the script's own `optimizer.step()` runs, or it does not.
     clip_grad_norm_(...)       driver.clipped_norm           saves a second pass over the gradients
     optimizer.step()           step(run)                     judges; runs it, or not
     scaler.step(optimizer)     step(run, scaler=...)         the same, and leaves the scaler its search for a scale
-    optimizer.step(closure)    step_with_closure(...)        the same, for optimizers that evaluate the loss themselves
+    optimizer.step(closure)    closures.step_with_closure    the same, for optimizers that evaluate the loss themselves
     optimizer.zero_grad()      clears()                      what the script abandons takes no part any more
 """
 
@@ -17,59 +17,39 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.optim import LBFGS, Optimizer
 
 from nantrap import finite
 from nantrap.errors import NonFiniteError
-from nantrap.guard.closure import judge_evaluations
 from nantrap.guard.collect import Collector
 from nantrap.guard.exceptions import explain_exception, no_loss
 from nantrap.guard.graphs import leaves_of, nodes_below
 from nantrap.guard.loss import NO_TERMS, Loss
 from nantrap.guard.outcome import Outcome
-from nantrap.guard.parts import make_parts
-from nantrap.guard.policy import Policy
+from nantrap.guard.parts import Parts
 from nantrap.guard.progress import Tally
 from nantrap.guard.protected import Protected
-from nantrap.guard.rates import current_rates
 from nantrap.guard.recorder import dead_lines
 from nantrap.guard.scaling import Scaling
-from nantrap.guard.snapshot import UpdateSnapshot
-from nantrap.guard.state_check import check_state
 from nantrap.guard.step import run_step
 from nantrap.guard.still import ASKED_AFTER
 from nantrap.guard.torch_private import has_pre_hooks, version_of
-from nantrap.guard.watch import Limit
 from nantrap.guard.window import Micro, Window
 from nantrap.incident import Incident
-from nantrap.launch.activity import Activity
-from nantrap.launch.asked import Asked, BadData
+from nantrap.launch.abandoning import Abandoning
 from nantrap.launch.given_up import GivenUp
 from nantrap.launch.habits import Habits
-from nantrap.launch.loaders import Batches
+from nantrap.launch.position import Position
 from nantrap.launch.replicas import Comparison
 from nantrap.launch.roots import Parts as PlainParts
-from nantrap.launch.torch_private import hook_tables
-from nantrap.locate import RootCall
+from nantrap.launch.shared import Shared
 from nantrap.locate.autopsy import examine
 from nantrap.locate.caller import KeptFrame, keep_frames, seen_from
-from nantrap.locate.hooks import Hook
 from nantrap.locate.kept import note_loss_part
 from nantrap.record import History
-from nantrap.record.alerts import Alerts
-
-_SHOWN = 16
-_SKIPPED = "the script skipped this batch itself"
-_REPLACED = "the script replaced this non-finite loss by a constant, so there is no gradient"
 
 
 class ScriptDriver:
@@ -152,92 +132,58 @@ class ScriptLoop:
 
     Args:
         model: the outermost module that the optimizer's parameters belong to.
-        optimizer: the optimizer.
-        policy: what to check and what to do.
-        run_dir: where the journal and the incidents go.
-        quiet: print nothing.
-        batches: what the data loaders gave.
-        checks_epochs: check the whole state before each epoch of the data loader, and print the result.
-        watch: names of parameters and buffers to follow, with their limits.
-        siblings: the guards of the script's other optimizers, which may share a loss with this one.
-        export: exporters, by name.
-        alerts: which alerts to send.
-        bad_samples: the list of bad samples of the run.
-        asked: the scalars that the script asked about, shared by all guards.
-        activity: whether any guard of the process is at work.
+        parts: the collaborators of a step.
+        shared: what all guards of the script share.
         max_grad_norm: clip to this total norm before each step, whatever the script does; `None` does not.
-        save_every: save every this many steps; 0 for never.
-        schedules: gives the schedules of the optimizer, which the script steps.
+        checks_epochs: check the whole state before each epoch of the data loader, and print the result.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        optimizer: Optimizer,
+        parts: Parts,
+        shared: Shared,
         *,
-        policy: Policy,
-        run_dir: str | os.PathLike[str] | None = None,
-        quiet: bool = False,
-        batches: Batches | None = None,
-        checks_epochs: bool = False,
-        watch: Mapping[str, Limit | None] | None = None,
-        siblings: Sequence[ScriptLoop] = (),
-        export: Sequence[str] = (),
-        alerts: Alerts | None = None,
-        bad_samples: str | None = None,
-        asked: Asked | None = None,
-        activity: Activity | None = None,
         max_grad_norm: float | None = None,
-        save_every: int = 0,
-        schedules: Callable[[], Sequence[Any]] = tuple,
+        checks_epochs: bool = False,
     ) -> None:
         self.model = model
-        self.optimizer = optimizer
-        self.policy = policy
+        self.parts = parts
+        self.shared = shared
+        self.optimizer = parts.protected.optimizer
+        self.policy = parts.policy
         self.refused = False
         self.stopped: NonFiniteError | None = None
         self.comparison: Comparison | None = None
         """Compares the parameters with those of other ranks that hold the same model."""
-        self._activity = activity or Activity()
-        self._batches = batches or Batches()
-        self._checks_epochs = checks_epochs
-        self._checked_epoch = -1
-        self._siblings = siblings
-        self._asked = asked or Asked()
-        self.diagnosed: tuple[weakref.ref[Tensor], Incident] | None = None
-        """The loss and the incident of the last diagnosis, for a sibling that sees the same loss."""
-        self.parts = make_parts(
-            model,
-            optimizer,
-            policy=policy,
-            run_dir=run_dir,
-            quiet=quiet,
-            by="script",
-            watch=watch or (),
-            neighbours=self,
-            export=export,
-            alerts=alerts,
-            bad_samples=bad_samples,
-            max_grad_norm=max_grad_norm,
-            save_every=save_every,
-            schedules=schedules,
-        )
-        self.parameters = self.parts.protected.members.parameters
+        self.evaluating = False
+        """Whether the optimizer evaluates a closure now, which clears the gradients each time."""
+        self.parameters = parts.protected.members.parameters
         """The guarded parameters; the list grows with the optimizer."""
-        self.driver = ScriptDriver(self.parts.protected, self.parts.scaling, max_grad_norm=max_grad_norm)
-        self.collector = Collector(model, self.parts, self.driver, before_pass=self._before_pass)
-        self.keeps_bad_gradients = policy.on_incident != "observe"
+        self.driver = ScriptDriver(parts.protected, parts.scaling, max_grad_norm=max_grad_norm)
+        self.collector = Collector(model, parts, self.driver, before_pass=self._before_pass)
+        self.keeps_bad_gradients = parts.policy.on_incident != "observe"
         """Whether gradients that are not finite are left as they are by the script's clipping: no step follows."""
-        self._given_up = GivenUp(self.parts, self.driver, self.collector, self._activity)
-        self._habits = Habits(self.parts.recorder.say)
-        self._micros_last_time = 1
-        self._has_position = False
-        self._is_abandoned = False
-        self._evaluating = False
-        self._bad_frames: list[KeptFrame] = []
         # without a module no forward pass is seen, so questions are of interest at any time
         self._always_asks = isinstance(model, PlainParts) and not any(True for _ in model.children())
+        self._asked = shared.asked
         self._asked.open = self._asked.open or self._always_asks
+        self._activity = shared.activity
+        self._batches = shared.batches
+        self._position = Position(parts, shared, checks_epochs=checks_epochs)
+        self._given_up = GivenUp(parts, self.driver, self.collector, self._activity)
+        self.abandoning = Abandoning(
+            parts,
+            self.collector,
+            self._given_up,
+            self._position,
+            shared,
+            reaches=self._reaches,
+            always_asks=self._always_asks,
+        )
+        self._habits = Habits(parts.recorder.say)
+        self._micros_last_time = 1
+        self._bad_frames: list[KeptFrame] = []
         self._in_backward = False
 
     @property
@@ -274,7 +220,7 @@ class ScriptLoop:
             call = collector.take_root_call()
         collector.root_call = None
         if call is not None and self._batches.last:
-            self._note_position(call)
+            self._position.note(call)
         micro = Micro(Loss(loss, NO_TERMS), root_call=call)
         asked.open, asked.data = self._always_asks, None
         asked.output = None
@@ -286,7 +232,7 @@ class ScriptLoop:
             micro.values = [value]
             if math.isfinite(value):
                 if left_out and not window.micros and not self._reaches(loss):
-                    self._replaced(left_out[0], call)
+                    self.abandoning.replaced(left_out[0], call)
                     run()
                     return
                 if left_out:
@@ -295,7 +241,7 @@ class ScriptLoop:
                 micro.evidence = note_loss_part(loss, call)
             else:
                 if call is not None and self._batches.last:
-                    self._note_position(call, bad=True)
+                    self._position.note(call, bad=True)
                 micro.evidence = examine(loss, call)
                 self._bad_frames = self._bad_frames or keep_frames()
                 if self._drops(window):
@@ -352,7 +298,7 @@ class ScriptLoop:
             judge: what to do instead of `run_step`.
         """
         if self.stopped is not None:
-            self._refuse_again()
+            self.refuse_again()
         driver, collector, protected = self.driver, self.collector, self.parts.protected
         window = collector.window
         if window is None or not window.micros:
@@ -396,118 +342,31 @@ class ScriptLoop:
                 break
         return protected.result
 
-    def step_with_closure(self, run: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any]) -> Any:
-        """The script's `optimizer.step(closure)`; `run` takes the closure that is to be used."""
-        if self.stopped is not None:
-            self._refuse_again()
-        optimizer = self.optimizer
-        if type(optimizer).__module__.startswith("torch.optim") and not isinstance(optimizer, LBFGS):
-            # it would evaluate the closure once, before anything else: here it is judged before it is used
-            with torch.enable_grad():
-                value = closure()
-            self.step(lambda: run(lambda: value))
-            return value
-        return self._evaluated_step(run, closure)
-
     def clears(self) -> None:
         """The script is about to clear the gradients. In the middle of a step this abandons the step."""
         window = self.collector.window
         if window is None or self._activity.busy:
             return
-        if not self._evaluating and window.micros and self._given_up.is_bad(window):
+        if not self.evaluating and window.micros and self._given_up.is_bad(window):
             self._given_up.step(window, "the script cleared the gradients of this step instead of making it")
         self.collector.window = None
         self.driver.clipped_norm = None
-        if not self._evaluating:
+        if not self.evaluating:
             self._bad_frames = []
             self._given_up.buffers()
 
     def leave(self) -> None:
         """The script turns to an evaluation, a save or its end: a forward pass without a backward pass is abandoned."""
         if not self._activity.busy:
-            self.settle()
+            self.abandoning.settle()
             if self.collector.window is None:
                 self._given_up.buffers()
-
-    def settle(self) -> bool:
-        """A forward pass whose loss the script tested and abandoned is an incident; its buffers are restored
-        immediately.
-
-        Returns:
-            Whether a whole step was abandoned.
-        """
-        asked, abandoned = self._asked, False
-        asked.open = False
-        for loss in asked.take(wanted=self._reaches):
-            frames, replaced = asked.take_frames(), asked.replaced
-            asked.replaced = False
-            call = self.collector.take_root_call()
-            if call is not None:
-                call.passed = not frames
-                self._note_position(call, bad=True)
-            window = self.collector.window
-            with seen_from(frames) if frames else contextlib.nullcontext():
-                if window is not None and window.micros:
-                    micro = self._bad_micro(loss, call)
-                    self._given_up.micro_batch(window, micro, "left out by the script")
-                else:
-                    skipped = "the script ended itself at this loss" if asked.ended else _SKIPPED
-                    self._abandon(loss, call, _REPLACED if replaced else skipped)
-                    abandoned = True
-            asked.data = None
-            break  # several losses of one forward pass are one incident
-        if abandoned:
-            asked.tensors = []
-        asked.open = self._always_asks
-        return abandoned
-
-    def _bad_micro(self, loss: Tensor, call: RootCall | None) -> Micro:
-        micro = Micro(Loss(loss, {}), root_call=call, values=[float(loss.detach())])
-        micro.evidence = examine(loss, call)
-        return micro
-
-    def _abandon(self, loss: Tensor, call: RootCall | None, words: str) -> None:
-        """The script makes no step from a bad loss: recorded as a step that it skipped."""
-        micros = [self._bad_micro(loss, call)]
-        skipped = Window(time.perf_counter(), whole=True, micros=micros, without_gradient=True)
-        self._given_up.step(skipped, words)
-
-    def _replaced(self, loss: Tensor, call: RootCall | None) -> None:
-        """The script runs a backward pass from a constant in the place of a bad loss. Its step is recorded now."""
-        self.collector.window = None
-        frames = self._asked.take_frames()
-        with seen_from(frames) if frames else contextlib.nullcontext():
-            self._abandon(loss, call, _REPLACED)
-        self._is_abandoned, self._asked.data = True, None
 
     def _reaches(self, loss: Tensor) -> bool:
         """Whether a loss was computed from what this guard watches. With one optimizer there is nothing to ask."""
         nodes = nodes_below(loss)
         ours = set(map(id, self.parameters))
         return any(id(leaf) in ours for leaf in leaves_of(nodes)) or self.made_any_of(nodes)
-
-    def tests_gradient(self, tensor: Tensor) -> bool:
-        """The script tests a gradient. What is bad now may be repaired by the script before it makes the step."""
-        window = self.collector.window
-        if window is None or not any(parameter.grad is tensor for parameter in self.parameters):
-            return False
-        if window.bad_before_repair is None and window.micros and not window.micros[-1].bad:
-            self._activity.busy = True
-            try:
-                if finite.any_nonfinite([tensor]):
-                    window.bad_before_repair = self._given_up.gradients(window)
-            finally:
-                self._activity.busy = False
-        return True
-
-    def leave_out(self, data: BadData) -> None:
-        """The script tested a batch and took the next one: it has skipped the bad one before any model was called."""
-        if self._activity.busy or self.collector.window is not None:
-            return
-        progress = self.parts.progress
-        self._has_position = True
-        progress.epoch, progress.batch = data.batch.epoch, data.batch.number
-        self._given_up.data(data.tensor, data.name, data.batch.indices)
 
     def continue_at(self, step: int) -> None:
         """The script restored a state of this step: journal and messages count on from there."""
@@ -519,7 +378,7 @@ class ScriptLoop:
     def explain(self, error: BaseException) -> Incident | None:
         """The script ended with an exception: report the non-finite value that caused it, if any."""
         if self.collector.root_call is not None and self._batches.last:
-            self._note_position(self.collector.root_call, bad=True)
+            self._position.note(self.collector.root_call, bad=True)
         return explain_exception(self.parts, self.collector, error)
 
     def bad_state(self) -> list[str]:
@@ -549,62 +408,6 @@ class ScriptLoop:
         self.parts.recorder.close()
         self.parts.recovery.close()
 
-    @contextlib.contextmanager
-    def unhooked(self) -> Iterator[None]:
-        """The guard's hooks are removed while the whole model is being saved."""
-        taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
-        for module in self.parts.protected.root.modules():
-            for hooks in hook_tables(module):
-                if any(isinstance(hook, Hook) for hook in hooks.values()):
-                    taken.append((hooks, dict(hooks)))
-                    for key in [key for key, hook in hooks.items() if isinstance(hook, Hook)]:
-                        del hooks[key]
-        try:
-            yield
-        finally:
-            for hooks, before in taken:
-                hooks.clear()
-                hooks.update(before)
-
-    # ---- what a diagnosis asks for
-
-    def name_samples(self, incident: Incident, micro: Micro) -> Incident:
-        """The incident with the dataset's own indices, where the data loader gives them."""
-        call = micro.root_call
-        if incident.dataset_indices or call is None:
-            return incident
-        inputs = _inputs_of(call)
-        recognised = self._batches.recognise(inputs)
-        batch = recognised or self._batches.position(inputs)[0]
-        if batch is None or not batch.indices:
-            return incident
-        indices = batch.indices
-        if recognised is not None and incident.samples and max(incident.samples) < len(indices):
-            notes = incident.notes
-            if batch.original:
-                below = ", ".join(str(batch.original[i]) for i in incident.samples[:_SHOWN])
-                kind = type(batch.dataset()).__name__
-                notes = (*notes, f"the dataset is a {kind}: in the dataset below it the index is {below}")
-            found = tuple(indices[i] for i in incident.samples)
-            samples = self.parts.recorder.samples
-            if samples is not None:
-                samples.see(batch.dataset(), found)
-            return replace(incident, dataset_indices=found, notes=notes)
-        shown = ", ".join(map(str, indices[:_SHOWN])) + (", ..." if len(indices) > _SHOWN else "")
-        return replace(incident, notes=(*incident.notes, f"the batch was made of the dataset's samples {shown}"))
-
-    def known_incident(self, micro: Micro) -> Incident | None:
-        """The incident of a sibling that saw the same loss."""
-        for sibling in self._siblings:
-            known = sibling.diagnosed
-            if sibling is not self and known is not None and known[0]() is micro.loss.total:
-                return known[1]
-        return None
-
-    def remember_incident(self, micro: Micro, incident: Incident) -> None:
-        """For a sibling that sees the same loss."""
-        self.diagnosed = weakref.ref(micro.loss.total), incident
-
     # ---- parts
 
     def report_value(self, window: Window, words: str) -> None:
@@ -619,9 +422,9 @@ class ScriptLoop:
         earlier = collector.root_call
         if not self._activity.busy and (earlier is None or not earlier.running):
             asked.open = self._always_asks
-            self._is_abandoned = False
+            self.abandoning.is_recorded = False
             if asked.tensors or asked.output is not None:
-                self.settle()
+                self.abandoning.settle()
                 earlier = collector.root_call
         if collector.begun:
             if earlier is not None and earlier.module is module and not earlier.running:
@@ -637,24 +440,6 @@ class ScriptLoop:
         accumulates = bool(window.micros) or window.dropped or self._micros_last_time > 1
         return bool(accumulates) and self.parts.drops_micro_batches
 
-    def _note_position(self, call: RootCall, *, bad: bool = False) -> None:
-        """Epoch and batch of a forward pass, where the data loader gives them; of a bad one, what it was made of."""
-        batch, call.loaded = self._batches.position(_inputs_of(call))
-        if bad and not call.loaded and batch is not None:
-            self._activity.busy = True  # what is asked here is not asked by the script
-            call.made_from_finite = batch.is_finite()
-            self._activity.busy = False
-        progress = self.parts.progress
-        if batch is None:
-            if self._has_position:  # that of the step before would be wrong
-                progress.epoch = progress.batch = None
-        else:
-            self._has_position = True
-            progress.epoch, progress.batch = batch.epoch, batch.number
-            if self._checks_epochs and batch.epoch > self._checked_epoch:
-                self._checked_epoch = batch.epoch
-                check_state(self.parts, in_forward=True)
-
     def _unseen_window(self) -> Window | None:
         """The window of a step without a backward pass that was seen: it has only the gradients.
 
@@ -663,8 +448,8 @@ class ScriptLoop:
         """
         window, repeated = self.collector.window, False
         if window is None:
-            abandoned = self.settle() or self._is_abandoned
-            self._is_abandoned = False
+            abandoned = self.abandoning.settle() or self.abandoning.is_recorded
+            self.abandoning.is_recorded = False
             if abandoned and not finite.read([self.driver.norm()])[0]:
                 self.refused = self.policy.on_incident != "observe"
                 if self.refused:
@@ -679,50 +464,10 @@ class ScriptLoop:
             window.micros.append(Micro(no_loss(), values=[]))
         return window
 
-    def _refuse_again(self) -> None:
+    def refuse_again(self) -> None:
         """A script may catch the error with which the guard stopped it; it must not continue after that."""
         assert self.stopped is not None
         self.driver.refuse_update()
         self.parts.protected.buffers.restore()
         self.collector.end()
         raise self.stopped
-
-    def _evaluated_step(self, run: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any]) -> Any:
-        """An optimizer that evaluates the loss several times: a copy is taken, start and result are judged."""
-        members = self.parts.protected.members
-        norms: list[Tensor] = []
-        first: list[Window | None] = []
-
-        def watched() -> Any:
-            value = closure()
-            if not norms:
-                norms.append(finite.gradient_norm(members.gradients()))
-                first.append(self.collector.window)
-            return value
-
-        snapshot = UpdateSnapshot(members.parameters, self.optimizer)
-        snapshot.take()
-        rates = current_rates(self.optimizer)
-        self._evaluating = True  # the closure clears the gradients before each evaluation
-        try:
-            taken = run(watched)
-        finally:
-            self._evaluating = False
-        if first and first[0] is not None:
-            self.collector.window = first[0]
-        self._asked.trained(taken)
-        self._asked.tensors = []
-        norm = finite.read(norms or [torch.zeros(())])[0]
-
-        def judged(window: Window) -> Outcome:
-            first = window.micros[0]
-            first.values = finite.read(first.loss.scalars()) if first.values is None else first.values
-            return judge_evaluations(self.parts, self.driver, window, norm, snapshot, rates)
-
-        self.step(lambda: taken, judge=judged)
-        return taken
-
-
-def _inputs_of(call: RootCall) -> Any:
-    """What the model was given in a step, in all of its calls."""
-    return (call.args, call.kwargs) if call.previous is None else [(each.args, each.kwargs) for each in call.chain()]

@@ -6,7 +6,6 @@ healthy run pays for the hooks of its root and nothing else.
 
 from __future__ import annotations
 
-import fnmatch
 import gc
 import weakref
 from collections.abc import Iterable, Iterator
@@ -26,17 +25,16 @@ from nantrap.guard.graphs import leaves_below, leaves_of, nodes_below
 from nantrap.guard.guard import is_guarded
 from nantrap.guard.ranks import is_sharded, replicas_in
 from nantrap.guard.torch_private import inner_schedulers
-from nantrap.guard.watch import Limit
-from nantrap.incident.wording import escaped, some_of
-from nantrap.launch.activity import Activity
-from nantrap.launch.asked import Asked
+from nantrap.incident.wording import escaped
 from nantrap.launch.cleaned import Cleaned
 from nantrap.launch.loaders import Batches
 from nantrap.launch.loop import ScriptLoop
 from nantrap.launch.loose import LooseValues
+from nantrap.launch.making import make_loop, make_loose_loop
 from nantrap.launch.replicas import Comparison, Replicas, several_ranks
 from nantrap.launch.roots import find_root, innermost, names_in_script, owns_some
 from nantrap.launch.settings import Settings
+from nantrap.launch.shared import Shared
 from nantrap.launch.torch_private import compiler_listens
 from nantrap.locate.replay import compiled_frames
 from nantrap.locate.step import active_replays
@@ -90,7 +88,9 @@ class Loops:
     def __init__(self, settings: Settings, batches: Batches) -> None:
         self.settings = settings
         self.batches = batches
-        self.asked = Asked()
+        self.shared = Shared(batches)
+        self.asked = self.shared.asked
+        self.activity = self.shared.activity
         self.cleaned = Cleaned(batches, self.say)
         """The data that the script passed through `nan_to_num` and that were not finite."""
         batches.before_next = self.next_batch
@@ -104,7 +104,6 @@ class Loops:
         """Every optimizer by its id."""
         self.guards: list[ScriptLoop] = []
         """Every guard there was, in the order they were made."""
-        self.activity = Activity()
         self.loose_values = LooseValues(self._make_loose, self.activity, self.say)
         """Values that are not finite in a script without an optimizer."""
         self.replicas = Replicas(self.say, self.is_own_call)
@@ -247,13 +246,13 @@ class Loops:
 
     def test_gradient(self, tensor: Tensor) -> bool:
         """The script tests a tensor: is it a gradient of a step that is being made?"""
-        return any(loop.tests_gradient(tensor) for loop in self.guards if loop.collector.window is not None)
+        return any(loop.abandoning.tests_gradient(tensor) for loop in self.guards if loop.collector.window is not None)
 
     def next_batch(self) -> None:
         """A loader is about to give its next batch: one that the script tested and did not use was left out."""
         data, self.asked.data = self.asked.data, None
         if data is not None and self.guards and not self.is_own_call():
-            self.guards[0].leave_out(data)
+            self.guards[0].abandoning.leave_out(data)
 
     def clean(self, tensor: Tensor) -> None:
         """The script passes data through `nan_to_num`. If they are not finite, that is counted, and reported once."""
@@ -357,24 +356,14 @@ class Loops:
             self.replicas.watch()
         self.activity.busy = True
         try:
-            entry.loop = ScriptLoop(
+            entry.loop = make_loop(
                 root,
                 optimizer,
-                policy=self.settings.policy(),
+                self.settings,
+                shared=self.shared,
                 run_dir=self._folder(),
-                quiet=self.settings.quiet,
-                batches=self.batches,
-                watch=self._watch(root),
-                checks_epochs=self.settings.check_state == "epoch",
-                siblings=self.guards,
-                export=self.settings.exporters,
-                alerts=self.settings.alerts(),
-                bad_samples=self.settings.bad_samples or None,
-                asked=self.asked,
-                activity=self.activity,
-                max_grad_norm=self.settings.clip or None,
-                save_every=self._save_every(root),
                 schedules=entry.schedules,
+                say=self.say,
             )
             self.guards.append(entry.loop)
             self._compare_ranks(entry.loop, bare=bare)
@@ -406,54 +395,18 @@ class Loops:
                 say=self.say,
             )
 
-    def _save_every(self, root: nn.Module) -> int:
-        """How often to save. Of a sharded model each rank holds a part, and one rank alone cannot write the whole."""
-        if self.settings.save_every and is_sharded(root):
-            self.say(
-                "--save-every does nothing for a sharded model: save it in the script with "
-                "torch.distributed.checkpoint, which is guarded as well"
-            )
-            return 0
-        return self.settings.save_every
-
     def _make_loose(self, leaves: list[Tensor]) -> ScriptLoop | None:
-        """A loop over tensors that no optimizer owns, to diagnose their values. It never makes a step."""
+        """A guard over tensors that no optimizer owns; `None` if they are not known by any module or name."""
         leaves = [leaf for leaf in leaves if leaf.is_floating_point()]
+        shared = Shared(self.batches, activity=self.activity)
         try:
             root = find_root(leaves) if leaves else None
             if root is None:
                 return None
-            never_steps = torch.optim.SGD(leaves, lr=0.0)
-            for group in never_steps.param_groups:
-                del group["lr"]  # there is no learning rate to report
-            return ScriptLoop(
-                root,
-                never_steps,
-                policy=self.settings.policy(),
-                run_dir=self._folder(),
-                quiet=self.settings.quiet,
-                batches=self.batches,
-                export=self.settings.exporters,
-                alerts=self.settings.alerts(),
-                activity=self.activity,
-            )
+            return make_loose_loop(root, leaves, self.settings, shared=shared, run_dir=self._folder())
         except NantrapError as error:
             self.say(f"a value that is not finite cannot be diagnosed: {error}")
             return None
-
-    def _watch(self, root: nn.Module) -> dict[str, Limit | None]:
-        """What to follow in this model. A name may be meant for the model of another optimizer."""
-        names = [name for name, _ in (*root.named_parameters(), *root.named_buffers())]
-        found: dict[str, Limit | None] = {}
-        for pattern, (least, largest) in self.settings.watches().items():
-            if any(fnmatch.fnmatchcase(name, pattern) for name in names):
-                found[pattern] = None if least is largest is None else Limit(min=least, max=largest)
-            else:
-                self.say(
-                    f"--watch {pattern}: no parameter or buffer of {type(root).__name__} has such a name; "
-                    f"names look like {some_of(names)}"
-                )
-        return found
 
     def _folder(self) -> Path:
         if self.run_dir is None:

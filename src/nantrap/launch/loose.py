@@ -20,8 +20,8 @@ from nantrap.guard.graphs import leaves_below
 from nantrap.guard.loss import Loss
 from nantrap.guard.window import Micro, Window
 from nantrap.incident.wording import some_of
-from nantrap.launch.activity import Activity
 from nantrap.launch.loop import ScriptLoop
+from nantrap.launch.shared import Activity
 from nantrap.locate.autopsy import examine
 from nantrap.record import StepRecord
 

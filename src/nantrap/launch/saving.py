@@ -21,6 +21,8 @@ from nantrap.errors import NonFiniteError
 from nantrap.incident.wording import some_of
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
+from nantrap.launch.torch_private import hook_tables
+from nantrap.locate.hooks import Hook
 
 T = TypeVar("T")
 _DEPTH = 4
@@ -33,7 +35,9 @@ def install(patches: Patches, loops: Loops) -> None:
         place = _checked_place(loops, obj, f)
         with contextlib.ExitStack() as without:
             for loop in loops:
-                without.enter_context(loop.unhooked())  # a pickled module must open where nantrap is not installed
+                without.enter_context(
+                    _unhooked(loop.parts.protected.root)
+                )  # a pickled module must open where nantrap is not installed
             return original(obj, place, *args, **kwargs)
 
     def save_file(original: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
@@ -44,6 +48,24 @@ def install(patches: Patches, loops: Loops) -> None:
     import safetensors.torch
 
     patches.wrap(safetensors.torch, "save_file", save_file)
+
+
+@contextlib.contextmanager
+def _unhooked(root: nn.Module) -> Iterator[None]:
+    """Our hooks are removed from a model while the whole of it is being saved."""
+    taken: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    for module in root.modules():
+        for hooks in hook_tables(module):
+            if any(isinstance(hook, Hook) for hook in hooks.values()):
+                taken.append((hooks, dict(hooks)))
+                for key in [key for key, hook in hooks.items() if isinstance(hook, Hook)]:
+                    del hooks[key]
+    try:
+        yield
+    finally:
+        for hooks, before in taken:
+            hooks.clear()
+            hooks.update(before)
 
 
 def _checked_place(loops: Loops, obj: Any, where: Any) -> Any:

@@ -1,0 +1,142 @@
+"""What the script abandons: a loss, a batch or gradients that it tested, and then did not use as they were.
+
+Here it is noticed; `given_up` records it. The script's questions are the sign (`asked`): a loss that was tested, is not
+finite and gets no backward pass until something else begins was skipped by the script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+
+from torch import Tensor
+
+from nantrap import finite
+from nantrap.guard.collect import Collector
+from nantrap.guard.loss import Loss
+from nantrap.guard.parts import Parts
+from nantrap.guard.window import Micro, Window
+from nantrap.launch.asked import BadData
+from nantrap.launch.given_up import GivenUp
+from nantrap.launch.position import Position
+from nantrap.launch.shared import Shared
+from nantrap.locate import RootCall
+from nantrap.locate.autopsy import examine
+from nantrap.locate.caller import seen_from
+
+_SKIPPED = "the script skipped this batch itself"
+_ENDED = "the script ended itself at this loss"
+_REPLACED = "the script replaced this non-finite loss by a constant, so there is no gradient"
+
+
+class Abandoning:
+    """Notices what the script abandons. Holds whether the step that comes next was abandoned already.
+
+    Args:
+        parts: the collaborators of a step.
+        collector: of the script's loop.
+        given_up: records what was abandoned.
+        position: where the script is in its data.
+        shared: what all guards of the script share.
+        reaches: whether a loss was computed from what this guard watches.
+        always_asks: the script's questions are of interest at any time, not only after a forward pass.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        collector: Collector,
+        given_up: GivenUp,
+        position: Position,
+        shared: Shared,
+        *,
+        reaches: Callable[[Tensor], bool],
+        always_asks: bool,
+    ) -> None:
+        self.is_recorded = False
+        """The loss of the step that comes next was replaced by a constant, and that is recorded."""
+        self._parts = parts
+        self._collector = collector
+        self._given_up = given_up
+        self._position = position
+        self._asked = shared.asked
+        self._activity = shared.activity
+        self._reaches = reaches
+        self._always_asks = always_asks
+
+    def settle(self) -> bool:
+        """A forward pass whose loss the script tested and abandoned is an incident; its buffers are restored
+        immediately.
+
+        Returns:
+            Whether a whole step was abandoned.
+        """
+        asked, abandoned = self._asked, False
+        asked.open = False
+        for loss in asked.take(wanted=self._reaches):
+            frames, replaced = asked.take_frames(), asked.replaced
+            asked.replaced = False
+            call = self._collector.take_root_call()
+            if call is not None:
+                call.passed = not frames
+                self._position.note(call, bad=True)
+            window = self._collector.window
+            with seen_from(frames) if frames else contextlib.nullcontext():
+                if window is not None and window.micros:
+                    self._given_up.micro_batch(window, _bad_micro(loss, call), "left out by the script")
+                else:
+                    skipped = _ENDED if asked.ended else _SKIPPED
+                    self._abandon(loss, call, _REPLACED if replaced else skipped)
+                    abandoned = True
+            asked.data = None
+            break  # several losses of one forward pass are one incident
+        if abandoned:
+            asked.tensors = []
+        asked.open = self._always_asks
+        return abandoned
+
+    def replaced(self, loss: Tensor, call: RootCall | None) -> None:
+        """The script runs a backward pass from a constant in the place of a bad loss. Its step is recorded now."""
+        self._collector.window = None
+        frames = self._asked.take_frames()
+        with seen_from(frames) if frames else contextlib.nullcontext():
+            self._abandon(loss, call, _REPLACED)
+        self.is_recorded, self._asked.data = True, None
+
+    def leave_out(self, data: BadData) -> None:
+        """The script tested a batch and took the next one: it has skipped the bad one before any model was called."""
+        if self._activity.busy or self._collector.window is not None:
+            return
+        self._position.move_to(data.batch)
+        self._given_up.data(data.tensor, data.name, data.batch.indices)
+
+    def tests_gradient(self, tensor: Tensor) -> bool:
+        """Whether the tensor that the script tests is a gradient of a step that is being made.
+
+        If it is bad, that is noted: the script may repair it before it makes the step.
+        """
+        window = self._collector.window
+        if window is None or not any(each.grad is tensor for each in self._parts.protected.members.parameters):
+            return False
+        if window.bad_before_repair is None and window.micros and not window.micros[-1].bad:
+            self._activity.busy = True
+            try:
+                if finite.any_nonfinite([tensor]):
+                    window.bad_before_repair = self._given_up.gradients(window)
+            finally:
+                self._activity.busy = False
+        return True
+
+    def _abandon(self, loss: Tensor, call: RootCall | None, words: str) -> None:
+        """The script makes no step from a bad loss: recorded as a step that it skipped."""
+        micros = [_bad_micro(loss, call)]
+        skipped = Window(time.perf_counter(), whole=True, micros=micros, without_gradient=True)
+        self._given_up.step(skipped, words)
+
+
+def _bad_micro(loss: Tensor, call: RootCall | None) -> Micro:
+    """A micro-batch of a loss that is not finite, with what its graph still shows."""
+    micro = Micro(Loss(loss, {}), root_call=call, values=[float(loss.detach())])
+    micro.evidence = examine(loss, call)
+    return micro
