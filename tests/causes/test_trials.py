@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 import nantrap
 from causes.programs import InspectCase
 from nantrap.causes import Case, page
+from nantrap.causes.harness import Result
 from nantrap.causes.replacement import Replacement
-from nantrap.causes.trials import Laboratory, Result
+from nantrap.causes.trials import Laboratory
 from nantrap.incident import Source, Trial
 
 FORWARD = """

@@ -41,6 +41,7 @@ class LogSpace(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Answer a logarithm from what is kept beside its argument; keep the logarithm of what else is computed."""
         given = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         kept = self._kept.get(id(args[0])) if args and isinstance(args[0], Tensor) else None

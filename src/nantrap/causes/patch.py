@@ -35,6 +35,7 @@ def diff_for(source: Source | None, op: str) -> str:
 
 
 def _replaced(segment: str) -> str | None:
+    """The stable form of one expression, or `None` where it cannot be written without changing what it means."""
     try:
         node = ast.parse(segment.strip(), mode="eval").body
     except SyntaxError:

@@ -39,6 +39,7 @@ class Replacement(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        """Call the stable form instead, if the call stands at one of the lines."""
         given = dict(kwargs or {})
         stable = self._functions.get(getattr(func, "__name__", ""))
         if stable is not None:

@@ -43,6 +43,7 @@ def growing_rounds(trace: Trace, origin: Op) -> Rounds | None:
 
 
 def _rounds(trace: Trace, like: Op, among: range | list[int]) -> Rounds | None:
+    """The operations at the place of `like`, if their results grow from round to round."""
     place = _place(like)
     same = [op for index in among if _place(op := trace.ops[index]) == place and op.absmax]
     values = [op.absmax for op in same if op.absmax]

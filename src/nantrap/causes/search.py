@@ -48,6 +48,7 @@ def search(pages: Iterable[T], query: str, *, most: int = 8) -> list[T]:
 
 
 def _score(page: Found, word: str) -> float:
+    """How well a page answers one word: whole words count more than parts, and each section has its weight."""
     also = _SAME.get(word)
     forms: Sequence[str] = (word, also) if also is not None else (word,)
     best = 0.0

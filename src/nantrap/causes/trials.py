@@ -8,23 +8,21 @@ Where a control does not hold, its trials are not run; each notes it, and none o
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from nantrap.causes.described import described
+from nantrap.causes.earlier_steps import drift, drive, driven
+from nantrap.causes.harness import Result, run_step, update_in_float32, update_is_finite, update_rewound
 from nantrap.causes.logspace import LogSpace
 from nantrap.causes.precision import SinglePrecision
 from nantrap.causes.replacement import FAMILIES, Replacement
-from nantrap.finite import any_nonfinite, clip_with_norm, gradient_norm
+from nantrap.finite import any_nonfinite
 from nantrap.incident import Source, Trial
 from nantrap.locate.batch import with_tensor
-from nantrap.locate.part import forward_and_backward
 from nantrap.locate.program import cannot_rewind
 from nantrap.locate.replay import fails_alike, replay_step
 from nantrap.locate.samples import fails
@@ -33,33 +31,15 @@ from nantrap.locate.step import Part
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
 
-_HALF = (torch.float16, torch.bfloat16)
-_AS_IT_WAS = object()
 _MOST_LINES = 4
 _DIVERGED = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What a run of a step gave.
-
-    Attributes:
-        finite: loss, gradients, buffers and, after an update, parameters and optimizer state.
-        loss: the loss, if it was computed.
-        bad: the parameters whose gradients are non-finite.
-        change: what was changed, where that is known only afterwards.
-    """
-
-    finite: bool
-    loss: float | None = None
-    bad: tuple[str, ...] = ()
-    change: str = ""
 
 
 class Laboratory:
     """Runs trials on one case, each at most once, within a budget. Holds their results and those of the controls."""
 
     def __init__(self, case: Case, *, seconds: float, most: int = 16) -> None:
+        """Nothing is run yet. `seconds` and `most` bound all trials together."""
         self._case = case
         self._deadline = time.monotonic() + seconds
         self._most = most
@@ -124,12 +104,13 @@ class Laboratory:
         return self._controls[harness]
 
     def _step_again(self) -> str:
+        """The control of the step: unchanged, it must fail as it did. What cannot be put back is noted."""
         failed = self._case.failed
         if failed.forward is None:
             raise LookupError("the two-line form cannot compute the loss again; guard.attempt can")
         if failed.symptom == "optimizer":
             return "the step itself is finite, only its update is not"
-        result = self._step(stop_early=False)
+        result = run_step(self._case, stop_early=False)
         assert result.loss is not None
         if not result.finite and fails_alike(failed, result.loss, result.bad):
             return ""
@@ -141,8 +122,8 @@ class Laboratory:
         return reason
 
     def _update_again(self) -> str:
-        with self._update_rewound():
-            finite = self._update()
+        with update_rewound(self._case):
+            finite = update_is_finite(self._case)
         return "the unchanged update is finite when it is run again" if finite else ""
 
     def _steps_again(self) -> str:
@@ -159,12 +140,12 @@ class Laboratory:
 
     def again(self) -> Trial:
         """Nothing changed: whether the step fails again as the program runs it."""
-        return self.run("again", "nothing: the same step once more", self._step, harness="none")
+        return self.run("again", "nothing: the same step once more", lambda: run_step(self._case), harness="none")
 
     def single_precision(self) -> Trial:
         """Every operation in float32 instead of half precision."""
         return self.run(
-            "fp32", "every operation in float32", lambda: self._step(around=SinglePrecision()), harness="step"
+            "fp32", "every operation in float32", lambda: run_step(self._case, around=SinglePrecision()), harness="step"
         )
 
     def in_log_space(self, what: str) -> Trial:
@@ -172,7 +153,7 @@ class Laboratory:
 
         def experiment() -> Result:
             mode = LogSpace()
-            result = self._step(around=mode)
+            result = run_step(self._case, around=mode)
             if not mode.hits:
                 raise LookupError("no logarithm of a softmax, sigmoid or exp was found")
             return result
@@ -193,25 +174,26 @@ class Laboratory:
     def with_tensor(self, path: str, change: str, old: Tensor, new: Tensor) -> Trial:
         """The batch with one of its tensors changed."""
         batch = with_tensor(self._case.failed.batch, old, new)
-        return self.run(f"changed:{path}", change, lambda: self._step(batch=batch), harness="step")
+        return self.run(f"changed:{path}", change, lambda: run_step(self._case, batch=batch), harness="step")
 
     def with_batch(self, name: str, change: str, batch: Any) -> Trial:
         """Another batch in place of the failed one."""
-        return self.run(name, change, lambda: self._step(batch=batch), harness="step")
+        return self.run(name, change, lambda: run_step(self._case, batch=batch), harness="step")
 
     def loss_scale_one(self, scale: float) -> Trial:
         """The gradients of the loss divided by its scale."""
         change = f"a loss scale of 1 instead of {scale:g}"
-        return self.run("scale_one", change, lambda: self._step(seed=1.0 / scale), harness="step")
+        return self.run("scale_one", change, lambda: run_step(self._case, seed=1.0 / scale), harness="step")
 
     def replaced(self, source: Source, family: str, instead: str) -> Trial:
         """The guilty call replaced by a stable one at its own line, and at others where the same call fails next."""
 
         def experiment() -> Result:
+            """Replace one line after the other, until the step is finite or no further line of the family fails."""
             sources = [source]
             while True:
                 replacement = Replacement(sources, family)
-                result = self._step(around=replacement)
+                result = run_step(self._case, around=replacement)
                 if not replacement.hits:
                     raise LookupError("the call was not found at its line")
                 further = None if result.finite or len(sources) == _MOST_LINES else self._next_line(sources, family)
@@ -241,6 +223,7 @@ class Laboratory:
 
         @contextlib.contextmanager
         def altered() -> Iterator[None]:  # inside the rewound step: rewinding puts the parameters back, too
+            """The changed weights, while the step runs."""
             kept = [(p, p.detach().clone()) for p in self._case.failed.parameters.values()]
             try:
                 with torch.no_grad():
@@ -252,7 +235,7 @@ class Laboratory:
                         parameter.copy_(values)
 
         def experiment() -> Result:
-            return self._step(around=altered())
+            return run_step(self._case, around=altered())
 
         return self.run(name, change, experiment, harness="step")
 
@@ -272,7 +255,7 @@ class Laboratory:
                 tensor.data.copy_(kept)
 
         change = f"the non-finite values of {name} set to 0 before the step"
-        self.run(f"rewritten:{name}", change, lambda: self._step(around=cleared()), harness="step")
+        self.run(f"rewritten:{name}", change, lambda: run_step(self._case, around=cleared()), harness="step")
         return self._rewritten.get(name, False)
 
     # ---- the update, with one thing changed
@@ -281,9 +264,9 @@ class Laboratory:
         """The same gradients, the optimizer's memory empty."""
 
         def experiment() -> Result:
-            with self._update_rewound():
+            with update_rewound(self._case):
                 self._case.failed.optimizer.state.clear()
-                return Result(self._update())
+                return Result(update_is_finite(self._case))
 
         return self.run("fresh_state", "a fresh optimizer state", experiment, harness="update")
 
@@ -291,24 +274,8 @@ class Laboratory:
         """Parameters, gradients and state in float32 for the update."""
 
         def experiment() -> Result:
-            failed = self._case.failed
-            with self._update_rewound():
-                kept = [(p, p.data) for p in failed.parameters.values()]
-                try:
-                    for parameter in failed.parameters.values():
-                        gradient = parameter.grad
-                        parameter.grad = None
-                        parameter.data = parameter.data.float()
-                        parameter.grad = None if gradient is None else gradient.float()
-                    for state in failed.optimizer.state.values():
-                        for key, value in state.items():
-                            if isinstance(value, Tensor) and value.dtype in _HALF:
-                                state[key] = value.float()
-                    return Result(self._update())
-                finally:
-                    for parameter, data in kept:
-                        parameter.grad = None
-                        parameter.data = data
+            with update_rewound(self._case):
+                return Result(update_in_float32(self._case))
 
         return self.run("update_fp32", "the update in float32", experiment, harness="update")
 
@@ -316,13 +283,14 @@ class Laboratory:
         """The same update with another eps in every parameter group."""
 
         def experiment() -> Result:
+            """The update with the other eps, which is put back."""
             groups = [group for group in self._case.failed.optimizer.param_groups if "eps" in group]
             kept = [group["eps"] for group in groups]
             try:
-                with self._update_rewound():
+                with update_rewound(self._case):
                     for group in groups:
                         group["eps"] = eps
-                    return Result(self._update())
+                    return Result(update_is_finite(self._case))
             finally:
                 for group, value in zip(groups, kept, strict=True):
                     group["eps"] = value
@@ -340,188 +308,21 @@ class Laboratory:
         return self.run(name, change, lambda: self._driven(lambda _, rate: rate, alter), harness="steps")
 
     def weights_diverged(self) -> bool | None:
-        """Whether an earlier batch has a much larger loss with the weights of now; `None` if that is not known.
-
-        A loss may rise since its batches are noisy or get harder. Only a rise on the same batch, with the same random
-        numbers, shows that the weights got worse.
-        """
-        failed = self._case.failed
-        drive = _drivable(self._case.anchors, failed.step)
-        if drive is None or not failed.repeatable or (failed.crew is not None and not failed.averaged):
-            return None
+        """Whether an earlier batch has a much larger loss with the weights of now; `None` if that is not known."""
         if self._drift is None:
-            recorded = {record.step: record.loss for record in self._case.history.applied()}
-            earlier = next((a for a in drive[1] if a.applied and recorded.get(a.step)), None)
-            if earlier is None:
-                return None
-            try:
-                with failed.rewound():
-                    earlier.rng.restore()
-                    losses = [float(earlier.forward(batch).detach()) for batch in earlier.batches]
-                    now = sum(losses) / len(losses)
-            except Exception:  # an earlier batch that cannot be run again shows nothing
-                return None
-            self._drift = abs(now) / abs(recorded[earlier.step]) if math.isfinite(now) else math.inf
-        return self._drift >= _DIVERGED
-
-    # ---- parts
-
-    def _step(
-        self,
-        *,
-        around: contextlib.AbstractContextManager[Any] | None = None,
-        seed: float | None = None,
-        batch: Any = _AS_IT_WAS,
-        stop_early: bool = True,
-    ) -> Result:
-        failed = self._case.failed
-        if failed.forward is None:
-            raise LookupError("the two-line form cannot compute the loss again; guard.attempt can")
-        if failed.crew is not None:
-            description = described(around)
-            if description is None:
-                raise LookupError("it changes the weights, and each rank holds a part of them")
-            own = None if batch is _AS_IT_WAS else (batch,)
-            return Result(*failed.crew.step(description, around, batch=own, seed=seed))
-        with failed.rewound(), around or contextlib.nullcontext():
-            given = failed.batch if batch is _AS_IT_WAS else batch
-            return Result(*forward_and_backward(failed, given, seed=seed, stop_early=stop_early))
-
-    @contextlib.contextmanager
-    def _update_rewound(self) -> Iterator[None]:
-        failed = self._case.failed
-        with failed.rewound():
-            for name, parameter in failed.parameters.items():
-                gradient = failed.gradients.get(name)
-                parameter.grad = None if gradient is None else gradient.clone()
-            yield
-
-    def _update(self) -> bool:
-        failed = self._case.failed
-        assert failed.run_update is not None
-        failed.run_update()
-        state = [
-            value
-            for entry in failed.optimizer.state.values()
-            if isinstance(entry, dict)
-            for value in entry.values()
-            if isinstance(value, Tensor)
-        ]
-        return not any_nonfinite([*failed.parameters.values(), *state])
-
-    def _driven(self, rate_of: Callable[[int, float], float], alter: Callable[[Any], Any] | None = None) -> Result:
-        """The steps from an older state up to the failed one, which is run last. Everything is put back."""
-        failed = self._case.failed
-        if not failed.repeatable or failed.rng is None:
-            raise LookupError("the two-line form cannot run earlier steps again")
-        if failed.averaged and failed.crew is None:
-            self.wants_others = True
-            raise LookupError("earlier steps averaged the gradients of all ranks, which one alone does not get again")
-        drive = _drivable(self._case.anchors, failed.step)
-        if drive is None:
-            raise LookupError("no older state is kept from which the steps could be run again")
-        anchor, attempts = drive
-        recorded = {record.step: record.lr for record in self._case.history}
-        groups = failed.optimizer.param_groups
-        rates = {}
-        for attempt in attempts:
-            known = recorded.get(attempt.step, ())
-            before = [known[i] if i < len(known) else float(group["lr"]) for i, group in enumerate(groups)]
-            rates[attempt.step] = tuple(rate_of(attempt.step, rate) for rate in before)
-        if failed.crew is None:
-            return Result(*self.drive(anchor.step, rates, alter=alter))
-        if alter is not None:
-            raise LookupError("the batches of the other ranks are not changed")
-        return Result(*failed.crew.steps(anchor.step, rates))
+            self._drift = drift(self._case)
+        return None if self._drift is None else self._drift >= _DIVERGED
 
     def drive(
-        self,
-        since: int,
-        rates: Mapping[int, tuple[float, ...]],
-        *,
-        alter: Callable[[Any], Any] | None = None,
-        average: Callable[[], None] | None = None,
+        self, since: int, rates: Mapping[int, tuple[float, ...]], *, average: Callable[[], None] | None = None
     ) -> Part:
-        """Make the steps since an older state again, and the failed one.
+        """Make the steps since an older state again, and the failed one: see `earlier_steps.drive`."""
+        return drive(self._case, since, rates, average=average)
 
-        Args:
-            since: the step of the older state.
-            rates: the learning rates of each step, by parameter group.
-            alter: gives the batch that is used instead of another.
-            average: averages the gradients over the ranks, where all of them do this.
-        """
-        case = self._case
-        anchors, failed = case.anchors, case.failed
-        drive = _drivable(anchors, failed.step)
-        if drive is None or drive[0].step != since or failed.rng is None:
-            raise LookupError(f"the state of step {since:,} is not kept, or not every step since then")
-        anchor, attempts = drive
-        change = alter or (lambda batch: batch)
-        gradients = {name: parameter.grad for name, parameter in failed.parameters.items()}
-        found, present = failed.rng.now(), anchors.capture(failed.step)
-        try:
-            anchors.restore(anchor)
-            bad = False
-            for attempt in attempts:
-                if attempt.step == failed.step:
-                    break
-                if attempt.applied:
-                    self._drive(attempt, rates[attempt.step], change, average)
-                bad = bad or any_nonfinite(failed.parameters.values())
-                if bad and average is None:  # several ranks make all steps: each sees only its own part of the weights
-                    return Part(False)
-            if failed.symptom == "optimizer":
-                return Part(not bad)  # reached the failed step with finite weights; its update is another harness
-            part = forward_and_backward(failed, change(failed.batch), stop_early=average is None)
-            return Part(False) if bad else part
-        finally:
-            anchors.restore(present)
-            for name, parameter in failed.parameters.items():
-                parameter.grad = gradients[name]
-            found.restore()
-
-    def _drive(
-        self,
-        attempt: Any,
-        rates: tuple[float, ...],
-        change: Callable[[Any], Any],
-        average: Callable[[], None] | None,
-    ) -> None:
-        """One earlier step, as the plain loop would make it."""
-        case = self._case
-        optimizer = case.failed.optimizer
-        attempt.rng.restore()
-        for parameter in case.failed.parameters.values():
-            parameter.grad = None
-        for batch in attempt.batches:
-            loss = attempt.forward(change(batch)) / len(attempt.batches)
-            loss.backward()
-        if average is not None:
-            average()
-        parameters = list(case.failed.parameters.values())
-        if case.max_grad_norm is not None:
-            total = gradient_norm([p.grad for p in parameters if p.grad is not None])
-            clip_with_norm(parameters, max_norm=case.max_grad_norm, total=total)
-        for rate, group in zip(rates, optimizer.param_groups, strict=True):
-            group["lr"] = rate
-        optimizer.step()
-
-
-def _drivable(anchors: Any, step: int) -> tuple[Any, list[Any]] | None:
-    """The oldest anchor from which every step up to this one can be run again."""
-    if anchors is None:
-        return None
-    attempts = [attempt for attempt in anchors.attempts if attempt.step < step]
-    for anchor in reversed(anchors.candidates()):
-        since = [attempt for attempt in attempts if attempt.step >= anchor.step]
-        if len(since) == step - anchor.step and len(since) >= 1:
-            return anchor, since
-    return None
-
-
-def try_replacement(case: Case, family: str, instead: str) -> Trial | None:
-    """Replace the guilty call at its own line by its stable form, if line and step can be run again."""
-    source = case.location.source
-    if source is None or not case.failed.repeatable:
-        return None
-    return case.lab.replaced(source, family, instead)
+    def _driven(self, rate_of: Callable[[int, float], float], alter: Callable[[Any], Any] | None = None) -> Result:
+        """The steps from an older state up to the failed one; notes where only all ranks together could make them."""
+        failed = self._case.failed
+        self.wants_others = self.wants_others or (
+            failed.repeatable and failed.rng is not None and failed.averaged and failed.crew is None
+        )
+        return driven(self._case, rate_of, alter)

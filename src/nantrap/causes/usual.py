@@ -114,6 +114,7 @@ def _batches_before(case: Case) -> list[Any]:
 
 
 def _compare(name: str, tensor: Tensor, before: list[float]) -> Unusual | None:
+    """The tensor, if its largest value lies far outside those of the batches before it."""
     sizes = sorted(size for size in before if size > 0)
     value = absmax(tensor)
     if len(sizes) < _FEWEST or not value:

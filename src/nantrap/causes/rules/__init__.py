@@ -2,32 +2,52 @@
 
 # the order in which they are run
 # isort: off
-from nantrap.causes.rules import state
-from nantrap.causes.rules import data
+from nantrap.causes.rules import loaded_state
+from nantrap.causes.rules import written_state
+from nantrap.causes.rules import bad_data
+from nantrap.causes.rules import reductions
+from nantrap.causes.rules import alignments
+from nantrap.causes.rules import scales
 from nantrap.causes.rules import labels
 from nantrap.causes.rules import half_forward
 from nantrap.causes.rules import half_update
-from nantrap.causes.rules import forward_poles
+from nantrap.causes.rules import logarithms
+from nantrap.causes.rules import products
+from nantrap.causes.rules import domains
 from nantrap.causes.rules import divisions
 from nantrap.causes.rules import forward_range
-from nantrap.causes.rules import backward
 from nantrap.causes.rules import decompositions
-from nantrap.causes.rules import optimisation
+from nantrap.causes.rules import unselected
+from nantrap.causes.rules import slopes
+from nantrap.causes.rules import learning_rate
+from nantrap.causes.rules import gradients
+from nantrap.causes.rules import initialisation
+from nantrap.causes.rules import no_learning
 from nantrap.causes.rules import platform
 
 # isort: on
 
 __all__ = [
-    "backward",
-    "data",
+    "alignments",
+    "bad_data",
     "decompositions",
     "divisions",
-    "forward_poles",
+    "domains",
     "forward_range",
+    "gradients",
     "half_forward",
     "half_update",
+    "initialisation",
     "labels",
-    "optimisation",
+    "learning_rate",
+    "loaded_state",
+    "logarithms",
+    "no_learning",
     "platform",
-    "state",
+    "products",
+    "reductions",
+    "scales",
+    "slopes",
+    "unselected",
+    "written_state",
 ]

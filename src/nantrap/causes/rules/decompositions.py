@@ -103,6 +103,7 @@ def _least_diagonal(case: Case) -> float | None:
 
 
 def _smallest_gap(case: Case) -> float | None:
+    """The smallest distance in a spectrum, between two values or from 0, relative to its largest value."""
     assert case.trace is not None
     gaps = []
     for witness in case.trace.witnesses.values():

@@ -116,6 +116,7 @@ def _weight_norm_of_zeros(case: Case) -> Claim | None:
 
 
 def _denominator(case: Case) -> Tensor | None:
+    """What the guilty operation divides by, if it is a tensor."""
     assert case.capture is not None
     if case.op in ("div", "true_divide", "remainder", "fmod"):
         other = case.capture.args[1] if len(case.capture.args) > 1 else None

@@ -1,0 +1,149 @@
+"""The steps before the failed one, run again from an older state with one thing changed. Everything is put back."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+from nantrap.causes.harness import Result
+from nantrap.finite import any_nonfinite, clip_with_norm, gradient_norm
+from nantrap.locate.part import forward_and_backward
+from nantrap.locate.step import Part
+
+if TYPE_CHECKING:
+    from nantrap.causes.case import Case
+
+
+def drift(case: Case) -> float | None:
+    """How many times larger the loss of an earlier batch is with the weights of now; `None` if that is not known.
+
+    A loss may rise since its batches are noisy or get harder. Only a rise on the same batch, with the same random
+    numbers, shows that the weights got worse.
+    """
+    failed = case.failed
+    found = drivable(case.anchors, failed.step)
+    if found is None or not failed.repeatable or (failed.crew is not None and not failed.averaged):
+        return None
+    recorded = {record.step: record.loss for record in case.history.applied()}
+    earlier = next((a for a in found[1] if a.applied and recorded.get(a.step)), None)
+    if earlier is None:
+        return None
+    try:
+        with failed.rewound():
+            earlier.rng.restore()
+            losses = [float(earlier.forward(batch).detach()) for batch in earlier.batches]
+    except Exception:  # an earlier batch that cannot be run again shows nothing
+        return None
+    now = sum(losses) / len(losses)
+    return abs(now) / abs(recorded[earlier.step]) if math.isfinite(now) else math.inf
+
+
+def driven(case: Case, rate_of: Callable[[int, float], float], alter: Callable[[Any], Any] | None = None) -> Result:
+    """The steps from an older state up to the failed one, which is run last. Everything is put back."""
+    failed = case.failed
+    if not failed.repeatable or failed.rng is None:
+        raise LookupError("the two-line form cannot run earlier steps again")
+    if failed.averaged and failed.crew is None:
+        raise LookupError("earlier steps averaged the gradients of all ranks, which one alone does not get again")
+    found = drivable(case.anchors, failed.step)
+    if found is None:
+        raise LookupError("no older state is kept from which the steps could be run again")
+    anchor, attempts = found
+    recorded = {record.step: record.lr for record in case.history}
+    groups = failed.optimizer.param_groups
+    rates = {}
+    for attempt in attempts:
+        known = recorded.get(attempt.step, ())
+        before = [known[i] if i < len(known) else float(group["lr"]) for i, group in enumerate(groups)]
+        rates[attempt.step] = tuple(rate_of(attempt.step, rate) for rate in before)
+    if failed.crew is None:
+        return Result(*drive(case, anchor.step, rates, alter=alter))
+    if alter is not None:
+        raise LookupError("the batches of the other ranks are not changed")
+    return Result(*failed.crew.steps(anchor.step, rates))
+
+
+def drive(
+    case: Case,
+    since: int,
+    rates: Mapping[int, tuple[float, ...]],
+    *,
+    alter: Callable[[Any], Any] | None = None,
+    average: Callable[[], None] | None = None,
+) -> Part:
+    """Make the steps since an older state again, and the failed one.
+
+    Args:
+        case: the failure.
+        since: the step of the older state.
+        rates: the learning rates of each step, by parameter group.
+        alter: gives the batch that is used instead of another.
+        average: averages the gradients over the ranks, where all of them do this.
+    """
+    anchors, failed = case.anchors, case.failed
+    found = drivable(anchors, failed.step)
+    if found is None or found[0].step != since or failed.rng is None:
+        raise LookupError(f"the state of step {since:,} is not kept, or not every step since then")
+    anchor, attempts = found
+    change = alter or (lambda batch: batch)
+    gradients = {name: parameter.grad for name, parameter in failed.parameters.items()}
+    streams, present = failed.rng.now(), anchors.capture(failed.step)
+    try:
+        anchors.restore(anchor)
+        bad = False
+        for attempt in attempts:
+            if attempt.step == failed.step:
+                break
+            if attempt.applied:
+                _drive_one(case, attempt, rates[attempt.step], change, average)
+            bad = bad or any_nonfinite(failed.parameters.values())
+            if bad and average is None:  # several ranks make all steps: each sees only its own part of the weights
+                return Part(False)
+        if failed.symptom == "optimizer":
+            return Part(not bad)  # reached the failed step with finite weights; its update is another harness
+        part = forward_and_backward(failed, change(failed.batch), stop_early=average is None)
+        return Part(False) if bad else part
+    finally:
+        anchors.restore(present)
+        for name, parameter in failed.parameters.items():
+            parameter.grad = gradients[name]
+        streams.restore()
+
+
+def _drive_one(
+    case: Case,
+    attempt: Any,
+    rates: tuple[float, ...],
+    change: Callable[[Any], Any],
+    average: Callable[[], None] | None,
+) -> None:
+    """One earlier step, as the plain loop would make it."""
+    optimizer = case.failed.optimizer
+    attempt.rng.restore()
+    for parameter in case.failed.parameters.values():
+        parameter.grad = None
+    for batch in attempt.batches:
+        loss = attempt.forward(change(batch)) / len(attempt.batches)
+        loss.backward()
+    if average is not None:
+        average()
+    parameters = list(case.failed.parameters.values())
+    if case.max_grad_norm is not None:
+        total = gradient_norm([p.grad for p in parameters if p.grad is not None])
+        clip_with_norm(parameters, max_norm=case.max_grad_norm, total=total)
+    for rate, group in zip(rates, optimizer.param_groups, strict=True):
+        group["lr"] = rate
+    optimizer.step()
+
+
+def drivable(anchors: Any, step: int) -> tuple[Any, list[Any]] | None:
+    """The oldest anchor from which every step up to this one can be run again."""
+    if anchors is None:
+        return None
+    attempts = [attempt for attempt in anchors.attempts if attempt.step < step]
+    for anchor in reversed(anchors.candidates()):
+        since = [attempt for attempt in attempts if attempt.step >= anchor.step]
+        if len(since) == step - anchor.step and len(since) >= 1:
+            return anchor, since
+    return None

@@ -1,0 +1,104 @@
+"""Values of the batch that are finite and far too large for any model, and the trials that show it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from nantrap.causes.claim import Claim
+from nantrap.causes.facts import in_words
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nantrap.causes.case import Case
+    from nantrap.locate.samples import Samples
+
+_ABSURD = 1e12
+
+
+@dataclass(frozen=True, slots=True)
+class Extreme:
+    """The largest value that came in from outside: its tensor, name and magnitude."""
+
+    tensor: Tensor
+    name: str
+    value: float
+
+
+def largest_input(case: Case) -> Extreme | None:
+    """The largest value that came in from outside: from the batch, or in the two-line form from the model's inputs."""
+    from nantrap.locate import tensors_of
+
+    if case.made == "" or case.phase not in ("forward", "backward") or case.failed.norm_overflowed:
+        return None
+    given = list(tensors_of(case.failed.batch))
+    if not case.failed.repeatable and case.failed.root_call is not None:
+        given += list(tensors_of((case.failed.root_call.args, case.failed.root_call.kwargs)))
+    if not case.failed.repeatable and case.phase == "forward" and case.location.module == "loss":
+        given += [("a target of the loss", t) for t in case.inputs[1:]]
+    worst: Extreme | None = None
+    for path, tensor in given:
+        if tensor.is_floating_point() and tensor.numel() and not _is_added_mask(tensor):
+            value = float(tensor.detach().abs().max())
+            if value < float("inf") and (worst is None or value > worst.value):
+                worst = Extreme(tensor.detach(), in_words(path), value)
+    return worst if worst is not None and worst.value >= _ABSURD else None
+
+
+def is_sentinel(tensor: Tensor, value: float) -> bool:
+    """Whether a value is one that programs write for "missing", rather than a measurement in another scale."""
+    if value >= 1e29:
+        return True
+    whole = value == round(value) and int(value) % 100 in (0, 99)
+    return value >= 1e15 and (whole and int((tensor.abs() == value).sum()) > 1)
+
+
+def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim | None:
+    """A finite value that overflows: proven if the step is finite without its samples, or with the batch rescaled."""
+    facts = [f"|{found.name}| reaches {found.value:.4g}, though it is finite"]
+    samples = case.location.samples
+    if not case.failed.repeatable:
+        return Claim("hint", summary, tuple(facts), help=advice) if case.growth < 8 else None
+    trial = None
+    shows = ""
+    if samples.guilty and samples.rest_is_finite:
+        which = ", ".join(map(str, samples.guilty[:6]))
+        plural = "s" * (len(samples.guilty) > 1)
+        if _holds_extreme(found, samples):
+            facts[0] = f"|{found.name}| reaches {found.value:.4g} in sample{plural} {which}, though it is finite"
+        trial = case.lab.without_samples(samples.guilty, samples.size or 0)
+        shows = f"without {'those samples' if plural else 'that sample'} the step is finite"
+    if trial is None or not trial.finite:
+        trial = case.lab.with_batch("rescaled_batch", "the batch in the usual scale", rescaled(case.failed.batch))
+        shows = "with the batch brought to the usual scale the step is finite"
+    if trial.finite is False:
+        return None
+    return Claim("tried", summary, tuple(facts), trial=trial, shows=shows, help=advice)
+
+
+def rescaled(batch: Any) -> Any:
+    """The batch with values beyond 1e6 times the usual scale brought back to it."""
+    import torch
+
+    from nantrap.locate.storage import map_leaves
+
+    def scale(leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point() or not leaf.numel():
+            return leaf
+        size = float(leaf.abs().max())
+        return leaf / size if size > 1e6 else leaf
+
+    return map_leaves(batch, scale)
+
+
+def _holds_extreme(found: Extreme, samples: Samples) -> bool:
+    """Whether the largest value lies in the guilty samples, where the tensor has samples."""
+    if found.tensor.dim() == 0 or found.tensor.shape[0] != samples.size:
+        return False
+    return float(found.tensor[list(samples.guilty)].abs().max()) == found.value
+
+
+def _is_added_mask(tensor: Tensor) -> bool:
+    """0 and one very negative number: a mask that is added to scores, not a measurement."""
+    return float(tensor.detach().min()) < -1e4 and tensor.detach().unique().numel() <= 2

@@ -1,0 +1,116 @@
+"""The harnesses of trials: the failed step, and its update, run again. Each leaves everything as it found it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from nantrap.causes.described import described
+from nantrap.finite import any_nonfinite
+from nantrap.locate.part import forward_and_backward
+
+if TYPE_CHECKING:
+    from nantrap.causes.case import Case
+
+AS_IT_WAS = object()
+_HALF = (torch.float16, torch.bfloat16)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a run of a step gave.
+
+    Attributes:
+        finite: loss, gradients, buffers and, after an update, parameters and optimizer state.
+        loss: the loss, if it was computed.
+        bad: the parameters whose gradients are non-finite.
+        change: what was changed, where that is known only afterwards.
+    """
+
+    finite: bool
+    loss: float | None = None
+    bad: tuple[str, ...] = ()
+    change: str = ""
+
+
+def run_step(
+    case: Case,
+    *,
+    around: contextlib.AbstractContextManager[Any] | None = None,
+    seed: float | None = None,
+    batch: Any = AS_IT_WAS,
+    stop_early: bool = True,
+) -> Result:
+    """The failed step once more, with everything put back before and after it.
+
+    Args:
+        case: the failure.
+        around: changes one thing while the step runs.
+        seed: what the loss is multiplied by in backward.
+        batch: another batch in place of the failed one.
+        stop_early: whether a non-finite loss ends it.
+    """
+    failed = case.failed
+    if failed.forward is None:
+        raise LookupError("the two-line form cannot compute the loss again; guard.attempt can")
+    if failed.crew is not None:
+        description = described(around)
+        if description is None:
+            raise LookupError("it changes the weights, and each rank holds a part of them")
+        own = None if batch is AS_IT_WAS else (batch,)
+        return Result(*failed.crew.step(description, around, batch=own, seed=seed))
+    with failed.rewound(), around or contextlib.nullcontext():
+        given = failed.batch if batch is AS_IT_WAS else batch
+        return Result(*forward_and_backward(failed, given, seed=seed, stop_early=stop_early))
+
+
+@contextlib.contextmanager
+def update_rewound(case: Case) -> Iterator[None]:
+    """The failed step's gradients in place for one update; everything is put back afterwards."""
+    failed = case.failed
+    with failed.rewound():
+        for name, parameter in failed.parameters.items():
+            gradient = failed.gradients.get(name)
+            parameter.grad = None if gradient is None else gradient.clone()
+        yield
+
+
+def update_is_finite(case: Case) -> bool:
+    """Run the update, and whether parameters and optimizer state are finite after it."""
+    failed = case.failed
+    assert failed.run_update is not None
+    failed.run_update()
+    state = [
+        value
+        for entry in failed.optimizer.state.values()
+        if isinstance(entry, dict)
+        for value in entry.values()
+        if isinstance(value, Tensor)
+    ]
+    return not any_nonfinite([*failed.parameters.values(), *state])
+
+
+def update_in_float32(case: Case) -> bool:
+    """Whether the update is finite with parameters, gradients and state in float32. Call it inside `update_rewound`."""
+    failed = case.failed
+    kept = [(p, p.data) for p in failed.parameters.values()]
+    try:
+        for parameter in failed.parameters.values():
+            gradient = parameter.grad
+            parameter.grad = None
+            parameter.data = parameter.data.float()
+            parameter.grad = None if gradient is None else gradient.float()
+        for state in failed.optimizer.state.values():
+            for key, value in state.items():
+                if isinstance(value, Tensor) and value.dtype in _HALF:
+                    state[key] = value.float()
+        return update_is_finite(case)
+    finally:
+        for parameter, data in kept:
+            parameter.grad = None
+            parameter.data = data

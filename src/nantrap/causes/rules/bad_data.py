@@ -1,0 +1,111 @@
+"""NT1xx: non-finite values and sentinels in the batch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nantrap.causes.claim import Claim
+from nantrap.causes.extremes import is_sentinel, largest_input, out_of_range
+from nantrap.causes.facts import describe
+from nantrap.causes.registry import rule
+from nantrap.incident import Trial
+
+if TYPE_CHECKING:
+    from nantrap.causes.case import Case
+
+
+@rule("bad_input_data")
+def bad_input_data(case: Case) -> Claim | None:
+    """The batch holds values that no model can train on.
+
+    The batch was already NaN or Inf before the model saw it, or it holds finite nonsense: a sentinel such as -9999 or
+    1e30, a pressure in pascal where bar was meant. Nothing in the model is at fault. One such sample is enough to
+    make the loss, every gradient and, one update later, every weight non-finite.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = [torch.randn(8, 4) for _ in range(3)]
+        batches[2][5, 1] = float("nan")  # an empty cell of the table
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        NaN absorbs: NaN + x, NaN · x, and even NaN · 0 are NaN. A matrix product mixes the columns of a sample, the
+        mean of the loss mixes the samples, and backward carries it into every weight that took part.
+
+    Fix:
+        Find where the value is made (an empty cell, log of a zero count, a division in the augmentation) and repair
+        or drop it there:
+
+            - x = torch.tensor(row)
+            + x = torch.tensor(row)
+            + if not x.isfinite().all():
+            +     raise ValueError(f"row {index}: {x}")
+
+        What does not help: `torch.isnan(x).any()` misses Inf; use `isfinite`. `x.clamp(-10, 10)` passes NaN through.
+        `nan_to_num(x)` turns a missing value into a measured 0 and Inf into 3.4e38, which overflows in the next
+        product. `nan_to_num(loss)` leaves the gradients unchanged.
+
+    Proof:
+        The tensor is read before the forward pass: its path in the batch, the samples and the counts are a
+        measurement. For values that are finite but absurd, the step is run again without the suspect samples and must
+        then be finite.
+    """
+    external = case.external
+    if external is None and case.capture is None and (given_bad := case.bad_model_input()) is not None:
+        name, tensor = given_bad
+        return Claim(
+            "hint",
+            f"the model's input is non-finite before its forward pass: {name}",
+            (f"{name} {describe(tensor)}",),
+            help=f"clean or drop the sample where {name} is made",
+        )
+    if external is None or external.kind != "batch":
+        return _sentinel(case)
+    finding = next((f for f in case.location.findings if f.kind == "batch"), None)
+    samples = finding.samples if finding else ()
+    noun = "sample" if len(samples) == 1 else "samples"
+    which = f", {noun} {', '.join(map(str, samples[:6]))}" if samples else ""
+    trial: Trial | None = None
+    if case.location.samples.rest_is_finite:
+        trial = case.lab.without_samples(case.location.samples.guilty, case.location.samples.size or 0)
+    given = case.was_given(external.tensor)
+    if (given == "argument" and case.loop_is_finite) or case.made_from_finite(external.tensor):
+        case.location.notes.append(
+            f"{external.name} of the model is non-finite, though what the loop took from its loader is finite: the "
+            "code between the two made it"
+        )
+        return None
+    what = {
+        "loader": "the batch is non-finite before the forward pass"
+        + ("" if external.name == "batch" else f": {external.name}"),
+        "argument": f"the model's input is non-finite before its forward pass: {external.name}",
+    }.get(given, f"a tensor that the loss reads without a gradient is non-finite: {external.name}")
+    return Claim(
+        "measured" if given == "loader" else "hint",
+        what,
+        (f"{external.name} {describe(external.tensor)}{' before the forward pass' if given else ''}{which}",),
+        trial=trial,
+        shows="without those samples the step is finite",
+        help=f"clean or drop the sample where {external.name} is made",
+    )
+
+
+def _sentinel(case: Case) -> Claim | None:
+    """A value that stands for a missing one (1e30, the largest float): finite, and no measurement."""
+    found = largest_input(case)
+    if found is None or not is_sentinel(found.tensor, found.value):
+        return None
+    targets = [call.args[1] for call in case.calls_of("aten.binary_cross_entropy")]
+    if any(target.shape == found.tensor.shape for target in targets):
+        return None  # that loss has a range of its own: see label_out_of_range
+    return out_of_range(
+        case,
+        found,
+        f"the batch holds nonsense: {found.name} reaches {found.value:.3g}",
+        "replace the sentinel or missing-value code before the data reach the model",
+    )

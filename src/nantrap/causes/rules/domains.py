@@ -1,0 +1,165 @@
+"""NT2xx: an argument for which a function has no value."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nantrap.causes.claim import Claim
+from nantrap.causes.facts import all_finite, share
+from nantrap.causes.registry import rule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nantrap.causes.case import Case
+
+
+@rule("std_of_one_element")
+def std_of_one_element(case: Case) -> Claim | None:
+    """An unbiased standard deviation of a single element.
+
+    `torch.std` and `torch.var` divide by n - 1. With one element that is 0/0. It happens in the last batch of an
+    epoch (`len(dataset) % batch_size == 1`), in a group of one, in a sequence of length one.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [(torch.randn(n, 3), torch.randn(n)) for n in (8, 8, 1)]  # 17 samples, batch size 8
+
+        def loss_fn(batch):
+            x, reward = batch
+            advantage = (reward - reward.mean()) / (reward.std() + 1e-8)
+            return -(model(x).squeeze(-1) * advantage).mean()
+
+    Why:
+        The unbiased estimate is √(Σ (x - mean)² / (n - 1)). For n = 1 both are 0. An eps added to the result does not
+        change it, since NaN + eps is NaN.
+
+    Fix:
+        Drop the ragged batch, or use the biased estimate, which is 0 for one element:
+
+            - loader = DataLoader(dataset, batch_size=8)
+            + loader = DataLoader(dataset, batch_size=8, drop_last=True)
+
+            - spread = x.std()
+            + spread = x.std(correction=0)
+
+        `nantrap.ops.safe_std(x)` keeps the correction and is 0, with a gradient of 0, for one element and for equal
+        ones. `(x.var() + eps).sqrt()` does not help: var is 0/0 as well.
+
+    Proof:
+        The number of elements in each group, minus the correction, is 0 or less: a measurement. The call is then
+        replaced by a safe deviation at its own line, and the step must be finite.
+    """
+    if case.op not in ("std", "var", "var_mean", "std_mean") or case.made != "nan" or case.output is None:
+        return None
+    count = case.inputs[0].numel() // max(1, case.output.numel())
+    if count > 1:
+        return None
+    return Claim(
+        "measured",
+        "an unbiased standard deviation over one element is 0/0",
+        (
+            (
+                f"each group holds {count} element{'s' * (count != 1)}: the unbiased estimate divides by "
+                f"{count} - 1 = {count - 1}"
+            ),
+        ),
+        trial=case.try_replacement("std", "nantrap.ops.safe_std"),
+        shows="with a deviation that is 0 for one element the step is finite",
+        help="correction=0, drop_last=True in the DataLoader, or nantrap.ops.safe_std(x)",
+        patch=True,
+    )
+
+
+@rule("domain_error")
+def domain_error(case: Case) -> Claim | None:
+    """A function was given an argument for which it is not defined.
+
+    The square root or logarithm of a negative number, a fractional power of one, acos beyond ±1: the result is NaN
+    although every input is finite. Often the argument is negative by rounding only: E[x²] - E[x]², 1 - x² next to 1, a
+    distance built from differences of large numbers.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = [torch.tensor([[3.0, 4.0, 5.0]]), torch.tensor([[1.0, 2.0, 4.0]])]  # the second is no triangle
+
+        def loss_fn(batch):
+            half = batch.sum(-1, keepdim=True) / 2
+            area = (half * (half - batch).prod(-1, keepdim=True)).sqrt()  # the root of a negative number
+            return (model(batch) * area).mean()
+
+    Why:
+        Over the real numbers those functions have no value there. In floating point a difference of nearly equal
+        numbers keeps only the rounding errors of both, whose sign is arbitrary.
+
+    Fix:
+        Compute the argument in a form that cannot be negative, or bound it:
+
+            - variance = (x * x).mean(-1) - x.mean(-1) ** 2
+            + variance = x.var(-1, correction=0)
+
+            - length = (squared_a - squared_b).sqrt()
+            + length = (squared_a - squared_b).clamp(min=0).sqrt()
+
+        At exactly 0 the slope of sqrt is infinite (NT301), so bound it a little above. `nan_to_num` after it leaves NaN
+        in the gradient.
+
+    Proof:
+        At all bad places the argument lies outside the domain of the function, and every input is finite: a
+        measurement. The call is then replaced at its own line by one whose argument is kept inside, and the step must
+        be finite.
+    """
+    if case.capture is None or case.made != "nan" or not case.inputs or case.output is None:
+        return None
+    if case.phase != "forward" and not case.in_users_backward:
+        return None
+    x = case.inputs[-1 if case.op in ("xlogy", "xlog1py") else 0]
+    outside = _outside_domain(case, x)
+    if outside is None or not bool(outside.any()):
+        return None
+    bad = case.output.isnan()
+    if bad.shape == outside.shape and not bool(outside[bad].all()):
+        return None
+    values = x[outside] if x.shape == outside.shape else x
+    return Claim(
+        "tried",  # the labels or the data may have moved the argument there: only the remedy decides
+        f"{case.op} was given {float(values.double().flatten()[0]):.4g}, for which it is not defined, in {case.place}",
+        (
+            (
+                f"{case.location.op} was given values outside its domain at {share(outside)}, from "
+                f"{float(values.double().min()):.4g} to {float(values.double().max()):.4g}{all_finite(case.inputs)}"
+            ),
+        ),
+        trial=case.try_replacement("domain", "an argument kept inside the domain"),
+        shows="with the argument kept inside the domain the step is finite",
+        help="compute the argument in a form that cannot leave the domain (var instead of E[x²] - E[x]²), or bound "
+        "it a "
+        "little inside: x.clamp(min=1e-12)",
+    )
+
+
+def _outside_domain(case: Case, x: Tensor) -> Tensor | None:
+    """The places at which an argument lies outside the domain of the guilty function."""
+    assert case.capture is not None
+    if case.op in ("sqrt", "rsqrt", "log", "log2", "log10", "special_entr", "xlogy"):
+        return x < 0
+    if case.op in ("log1p", "xlog1py"):
+        return x < -1
+    if case.op in ("acos", "asin", "erfinv", "atanh"):
+        return x.abs() > 1
+    if case.op == "acosh":
+        return x < 1
+    if case.op == "logit":
+        return (x < 0) | (x > 1)
+    if case.op == "pow" and len(case.capture.args) > 1:
+        exponent = case.capture.args[1]
+        if isinstance(exponent, (int, float)):
+            return x < 0 if exponent != int(exponent) else None
+        return (x < 0).expand_as(case.output) if case.output is not None else None
+    return None

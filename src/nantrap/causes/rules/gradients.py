@@ -1,0 +1,201 @@
+"""NT5xx: gradients that are too large: their norm, their squares, their growth."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from nantrap.causes.claim import Claim
+from nantrap.causes.registry import rule
+from nantrap.causes.rounds import growing_rounds
+
+if TYPE_CHECKING:
+    from nantrap.causes.case import Case
+
+_GROWTH = 8.0
+_FEWEST_ROUNDS = 8
+_SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq")
+
+
+@rule("grad_norm_overflow")
+def grad_norm_overflow(case: Case) -> Claim | None:
+    """The norm of finite gradients overflowed.
+
+    Every gradient is finite, but the sum of their squares is not, so their norm is Inf. `clip_grad_norm_` then
+    multiplies every gradient by 1/Inf = 0: the update vanishes, no number is NaN, and nothing is learned any more. Adam
+    squares each gradient for its second moment, with the same end: once that is Inf, the weight never moves again.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        batches = [(torch.randn(8, 4), unit) for unit in (1.0, 1.0, 1e13)]  # the last one in another unit
+
+        def clip(optimizer, args, kwargs):
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+
+        optimizer.register_step_pre_hook(clip)
+
+        def loss_fn(batch):
+            x, unit = batch
+            return (model(x) * unit).square().mean()
+
+    Why:
+        A norm squares first: 1e20² = 1e40 is above 3.4e38, the end of float32. The norm of float16 gradients must fit
+        into 65504: a few thousand each are enough in a large layer.
+
+    Fix:
+        Bring loss and targets to a sensible scale: gradients of 1e19 are never intended.
+
+            - loss = (pressure_in_pascal - target).square().mean()
+            + loss = ((pressure_in_pascal - target) / 1e5).square().mean()
+
+        For half-precision gradients take the norm in float32, as the guard does. `error_if_nonfinite=True` in
+        `clip_grad_norm_` at least raises an error. Clipping by value (`clip_grad_value_`) is finite and changes
+        the direction. Where nothing clips, the guard applies such a step: finite gradients alone are not a fault.
+
+    Proof:
+        Every gradient is finite, and their norm, computed again with a scale taken out, is a finite number too large
+        for the dtype: a measurement. Or: the optimizer multiplied a finite gradient by itself, and the exact square is
+        beyond the dtype.
+    """
+    finding = next((f for f in case.incident.findings if f.kind == "grad_norm"), None)
+    squared = None if finding is not None else _largest_squared(case)
+    if finding is None and squared is None:
+        return None
+    slower = case.lab.rate(
+        "tenth_of_rate", "a tenth of the learning rate from an older state on", lambda _, lr: lr / 10
+    )
+    messenger = case.growth >= _GROWTH and case.lab.weights_diverged() and slower.finite
+    if squared is not None:
+        name, largest, limit = squared
+        return Claim(
+            "hint" if messenger else "measured",
+            f"a finite gradient of {largest:.3g} overflows when the optimizer squares it",
+            (
+                f"the gradient of {name} reaches {largest:.4g}; its square, {largest**2:.3g}, is beyond {limit:.3g}",
+                "a second moment that is Inf divides every later update to 0: the weight would never move again",
+            ),
+            help="bring loss and targets to a sensible scale (gradients above 1e19 are never intended), or clip the "
+            "gradients (max_grad_norm=1.0)",
+        )
+    assert finding is not None
+    return Claim(
+        "hint" if messenger else "measured",
+        "every gradient is finite, but their norm overflows: clipping would silently zero the update",
+        (finding.note,),
+        help="bring loss and targets to a sensible scale (gradients above 1e19 are never intended), or take the norm "
+        "in float32 for half-precision gradients",
+    )
+
+
+def _largest_squared(case: Case) -> tuple[str, float, float] | None:
+    """The parameter whose finite gradient overflowed as a square in the optimizer, its size, and the dtype's limit."""
+    import torch
+
+    made = [f.name for f in case.incident.findings if f.kind == "optimizer_state"]
+    if case.phase != "optimizer" or case.made != "inf" or case.half:
+        return None
+    if not any(name.startswith(tuple(f"{key} of " for key in _SECOND_MOMENTS)) for name in made):
+        return None
+    sizes = {n: float(g.detach().abs().max()) for n, g in case.failed.gradients.items() if g.numel()}
+    if not sizes or not all(math.isfinite(size) for size in sizes.values()):
+        return None
+    name = max(sizes, key=lambda n: sizes[n])
+    limit = float(torch.finfo(case.failed.gradients[name].dtype).max)
+    return (name, sizes[name], limit) if sizes[name] ** 2 > limit else None
+
+
+@rule("exploding_gradient")
+def exploding_gradient(case: Case) -> Claim | None:
+    """The gradients grew step by step until they overflowed.
+
+    The forward pass is bounded and the loss looks normal, while the gradient norm grows by orders of magnitude:
+    backward multiplies repeatedly by a factor above 1. Long unrolls, straight-through estimators and chaotic
+    simulators do that.
+
+    Example:
+        import torch
+
+        torch.manual_seed(0)
+        model = torch.nn.Linear(6, 6, bias=False)
+        torch.nn.init.eye_(model.weight).data.mul_(1.6)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
+        batches = [(torch.randn(3, 6), rounds) for rounds in (4, 8, 16, 32, 64, 256)]  # a curriculum of lengths
+
+        def loss_fn(batch):
+            state, rounds = batch
+            for _ in range(rounds):
+                new = model(state)
+                state = new + (new.clamp(-1, 1) - new).detach()  # straight through: clamped, with a slope of 1
+            return state.square().mean()
+
+    Why:
+        The gradient at the first of T rounds is a product of T Jacobians. With a factor of 1.6 that is 1.6^256 =
+        1e52, and float32 ends at 3.4e38, although no activation ever exceeds 1.
+
+    Fix:
+        Bound the factor of a round (tanh, normalisation, a spectral norm), or cut the unroll:
+
+            - state = cell(state)
+            + state = cell(state.detach() if t % 32 == 0 else state)
+
+        `max_grad_norm=1.0` keeps finite gradients small, and is the right first measure. It cannot help once they are
+        Inf: Inf / Inf is NaN. A lower learning rate does not help, the weights hardly moved.
+
+    Proof:
+        The gradient norm of the last steps grew by a factor of 1,000 or more while the loss stayed in its range, and
+        a tenth of the learning rate does not help: so the learning rate is not the cause.
+    """
+    if case.phase != "backward" or case.made not in ("inf", "nan"):
+        return None
+    if case.op in ("div", "rsqrt", "reciprocal", "log"):
+        return None
+    return _through_a_loop(case) or _over_the_steps(case)
+
+
+def _through_a_loop(case: Case) -> Claim | None:
+    """The gradient is multiplied in each round of a loop on its way back, inside this one step."""
+    if case.trace is None or case.capture is None or case.half:
+        return None
+    rounds = growing_rounds(case.trace, case.capture.op)
+    if rounds is None or len(rounds.values) < _FEWEST_ROUNDS:
+        return None
+    forward = [
+        op.absmax for op in case.trace.ops if op.phase == "forward" and op.absmax and op.place == rounds.op.place
+    ]
+    bounded = bool(forward) and max(forward) < 1e3 * max(1.0, min(forward))
+    shown = " -> ".join(f"{value:.3g}" for value in rounds.values[-5:])
+    facts = [f"{rounds.op.node} at one line gave gradients of {shown} -> Inf within one backward pass"]
+    if bounded:
+        facts.append(f"the values at that line stay below {max(forward):.3g} in the forward pass: only the slope grows")
+    return Claim(
+        "measured",
+        f"the gradient was multiplied by about {rounds.factor:.3g} in each of {len(rounds.values)} rounds of a loop",
+        tuple(facts),
+        help="bound the factor of a round (tanh, a norm, a spectral bound), run fewer rounds, or cut the unroll "
+        "(state.detach() every few rounds); clipping cannot help once a gradient is Inf",
+    )
+
+
+def _over_the_steps(case: Case) -> Claim | None:
+    """The gradient norm grew from step to step, and the learning rate is not the reason."""
+    norms = [record.grad_norm for record in case.history.applied()[-8:]]
+    if len(norms) < 2 or not norms[0] > 0 or norms[-1] / min(norms) < 1e3:
+        return None
+    shown = " -> ".join(f"{value:.3g}" for value in norms[-5:])
+    losses = [record.loss for record in case.history.applied()[-8:]]
+    trial = case.lab.rate("tenth_of_rate", "a tenth of the learning rate from an older state on", lambda _, lr: lr / 10)
+    facts = ("a tenth of the learning rate does not help",) if trial.finite is False else ()
+    bounded = case.loss_growth < _GROWTH
+    return Claim(
+        "measured" if trial.finite is False and bounded else "hint",
+        f"the gradients exploded in {case.place}" + (" while the loss stayed in its range" if bounded else ""),
+        facts,
+        history=(
+            f"the gradient norm went {shown} -> {case.incident.grad_norm:.3g}",
+            f"the loss was between {min(losses):.3g} and {max(losses):.3g}",
+        ),
+        help=f"clip the gradients (max_grad_norm=1.0), and bound what {case.place} multiplies in each round",
+    )

@@ -1,0 +1,129 @@
+"""NT5xx: weights that are far too large before the first step."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from nantrap.causes.claim import Claim
+from nantrap.causes.registry import rule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nantrap.causes.case import Case
+
+_KNOWN_LAYOUT = ("Linear", "Conv1d", "Conv2d", "Conv3d", "LSTM", "GRU", "RNN", "Bilinear", "MultiheadAttention")
+
+
+@rule("bad_initialisation")
+def bad_initialisation(case: Case) -> Claim | None:
+    """The first forward pass is already far outside any useful range.
+
+    The weights were drawn far too large (a standard deviation of 20 instead of 0.02, an embedding without scaling),
+    so that each layer multiplies the signal. The very first forward pass overflows. Nothing has been learned and
+    nothing has been broken yet.
+
+    Example:
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        layers = [nn.Linear(32, 32) for _ in range(24)]
+        for layer in layers:
+            nn.init.normal_(layer.weight, std=20.0)  # 0.02 was meant
+        model = nn.Sequential(*layers)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+        batches = [torch.randn(4, 32)]
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        A layer with weights of standard deviation s and n inputs multiplies the size of the signal by about s·√n.
+        With s = 20 and n = 32 that is 113 per layer, and 113^19 exceeds float32.
+
+    Fix:
+        Aim at a gain near 1:
+
+            - nn.init.normal_(layer.weight, std=20.0)
+            + nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+
+        A lower learning rate cannot help, since the first forward pass has not used it. Gradient clipping cannot
+        either. A normalisation after each layer hides it, but leaves weights that the optimizer can hardly move.
+
+    Proof:
+        No step was applied before, the named weights multiply the scale of their input by more than 4, and with those
+        weights divided by their gain the same step is finite.
+    """
+    if not case.first_step or case.phase not in ("forward", "backward") or case.half or case.trace is None:
+        return None
+    if case.op in ("div", "log", "sqrt", "rsqrt", "reciprocal", "pow", "acos", "asin") and case.made == "nan":
+        return None  # at a pole or outside a domain: no question of size
+    suspects = _oversized(case)
+    if not suspects or _is_parameter_itself(case):
+        return None
+    name, gain = max(suspects.items(), key=lambda item: item[1])
+
+    def rescale() -> None:
+        for key, factor in suspects.items():
+            case.failed.parameters[key].div_(factor)
+
+    trial = case.lab.with_weights("rescaled", "the oversized weights divided by their gain", rescale)
+    facts = [f"{len(suspects)} weights multiply the scale of their input by more than 4; {name} by {gain:.3g}"]
+    grown = [f.absmax for f in case.location.frames if f.absmax is not None]
+    if len(grown) > 2:
+        facts.append("magnitudes on the way: " + " -> ".join(f"{value:.3g}" for value in grown[-5:]))
+    if trial.finite is False:
+        case.refute("bad_initialisation", trial, "the step stays bad with rescaled weights")
+        return None
+    return Claim(
+        "tried",
+        f"the weights are initialised far too large: {name} multiplies by about {gain:.3g}",
+        tuple(facts),
+        trial=trial,
+        shows="with those weights rescaled the step is finite",
+        help="initialise with a gain near 1 (nn.init.kaiming_normal_, std = 1/√fan_in)",
+    )
+
+
+def _is_parameter_itself(case: Case) -> bool:
+    """Whether an exponential was given a parameter as it is (a log temperature): it multiplies nothing before that."""
+    from nantrap.locate.storage import share_memory
+
+    if case.op not in ("exp", "expm1", "exp2", "cosh", "sinh") or not case.inputs:
+        return False
+    argument = case.inputs[0]
+    same = [p.detach() for p in case.failed.parameters.values() if p.shape == argument.shape]
+    return any(share_memory(p, argument) or bool((p == argument).all()) for p in same)
+
+
+def _oversized(case: Case) -> dict[str, float]:
+    """Weights that multiply the scale of their input by more than 4, and by how much."""
+    from nantrap.locate.torch_private import parameters_of
+
+    owners = {
+        f"{name}.{key}" if name else key: type(module).__name__
+        for name, module in case.failed.root.named_modules()
+        for key in parameters_of(module)
+    }
+    found = {}
+    for name, parameter in case.failed.parameters.items():
+        if not (parameter.is_floating_point() or parameter.is_complex()) or not parameter.numel():
+            continue
+        gain = _gain(parameter.detach(), owners.get(name, ""))
+        if math.isfinite(gain) and gain > 4:
+            found[name] = gain
+    return found
+
+
+def _gain(weight: Tensor, owner: str) -> float:
+    """How a weight scales what it multiplies: std · √fan_in for a matrix, its magnitude for a vector or a table."""
+    magnitude = weight.abs().double()
+    typical = float(magnitude.square().mean().sqrt())
+    if weight.dim() < 2 or owner == "Embedding":
+        return typical
+    fan_in = weight[0].numel()
+    if owner not in _KNOWN_LAYOUT:  # a parameter that the user made: either side may be the input
+        fan_in = max(fan_in, weight.numel() // weight.shape[-1])
+    return typical * math.sqrt(fan_in)

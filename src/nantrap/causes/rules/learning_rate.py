@@ -1,0 +1,178 @@
+"""NT5xx: the size of a step. These look at the steps before the failure."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from nantrap.causes.claim import Claim
+from nantrap.causes.registry import rule
+from nantrap.incident import Trial
+
+if TYPE_CHECKING:
+    from nantrap.causes.case import Case
+
+_GROWTH = 8.0
+
+
+@rule("lr_too_high")
+def lr_too_high(case: Case) -> Claim | None:
+    """The learning rate is beyond the stability limit.
+
+    Each update overshoots by more than it gains. The loss grows from step to step, slowly at first, until something
+    overflows. The operation that overflowed only shows it: the cause is in the steps before.
+
+    Example:
+        import torch
+
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
+        batches = [(torch.randn(16, 8), torch.randn(16, 1)) for _ in range(40)]
+
+        def loss_fn(batch):
+            x, y = batch
+            return (model(x) - y).square().mean()
+
+    Why:
+        Gradient descent on a curvature λ multiplies the error by 1 - lr·λ in each step. Above lr = 2/λ its size
+        exceeds 1 and the error grows geometrically. Networks have many curvatures; the largest one decides, and it
+        changes as they learn.
+
+    Fix:
+        Lower the learning rate, warm it up, or bound the step:
+
+            - optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
+            + optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+
+        `max_grad_norm=1.0` bounds the step and often suffices. `nan_to_num(loss)` and skipping bad steps do not help:
+        the weights were far off many steps before the first NaN, so resume from a checkpoint from before the growth.
+
+    Proof:
+        The loss or the gradient norm grew over the last steps, and the same batches from an older state with a tenth
+        of the learning rate stay finite. If they do not, the cause is dropped and listed as refuted.
+    """
+    if case.phase not in ("forward", "backward", "optimizer") or case.growth < _GROWTH or rate_jump(case) is not None:
+        return None
+    overflowed = case.incident.loss is None or not math.isfinite(case.incident.loss)
+    if not case.failed.repeatable and not overflowed:
+        return None  # nothing can be tried, and a finite loss that rose does not show an unstable learning rate
+    if case.lab.weights_diverged() is False:
+        return None  # the loss of an earlier batch has not risen: the batches differ, the weights did not get worse
+    records = case.history.applied()[-6:]
+    shown = " -> ".join(f"{record.loss:.3g}" for record in records)
+    rate = records[-1].lr[0] if records and records[-1].lr else math.nan
+    trial = case.lab.rate("tenth_of_rate", "a tenth of the learning rate from an older state on", lambda _, lr: lr / 10)
+    if trial.finite is False:
+        case.refute("lr_too_high", trial, "a tenth of the learning rate does not help")
+        return None
+    known = math.isfinite(rate)
+    tried = (
+        f" (the same steps stay finite at {rate / 10:.3g})" if trial.finite else f" (for example to {rate / 10:.3g})"
+    )
+    rose = case.loss_growth >= _GROWTH
+    grew = ("the loss grew" if rose else "the gradients grew") + (" until it overflowed" if overflowed and rose else "")
+    return Claim(
+        "tried",
+        f"a learning rate of {rate:.4g} is beyond the stability limit: {grew}"
+        if trial.finite
+        else f"the learning rate{f' of {rate:.4g}' if known else ''} may be too high: {grew}",
+        ("an earlier batch has a far larger loss now, with the same random numbers",)
+        if case.lab.weights_diverged()
+        else (),
+        history=(f"the loss went {shown} before the failure",),
+        trial=trial,
+        shows="the same batches with a tenth of the learning rate stay finite",
+        help=f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients",
+        verifies=_is_stable(case, trial),
+    )
+
+
+def _is_stable(case: Case, trial: Trial) -> bool:
+    """Whether the loss did not grow at the lower learning rate either: finite for a few steps is not yet stable."""
+    first = next((abs(record.loss) for record in case.history.applied()), math.inf)
+    return trial.loss is not None and abs(trial.loss) <= 2 * first
+
+
+@rule("resume_lr_jump")
+def resume_lr_jump(case: Case) -> Claim | None:
+    """Restored state changed the learning rate.
+
+    After a resume the learning rate is not what the configuration says: `optimizer.load_state_dict` brings the learning
+    rate of the saved run along, a scheduler starts again from its beginning, a warm-up is skipped. Training was stable
+    before and explodes within a few steps.
+
+    Example:
+        import copy
+        import torch
+        import nantrap
+
+        torch.manual_seed(0)
+        model = torch.nn.Linear(8, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+        saved = copy.deepcopy(optimizer.state_dict())
+        saved["param_groups"][0]["lr"] = 50.0  # of another experiment
+
+        def loss_fn(batch):
+            return (model(batch) - 1).square().mean()
+
+        guard = nantrap.Guard(model, optimizer)
+        for _ in range(4):
+            guard.attempt(loss_fn, torch.randn(16, 8))
+        optimizer.load_state_dict(saved)  # the resume
+        batches = [torch.randn(16, 8) for _ in range(40)]
+
+    Why:
+        `state_dict()` of an optimizer holds the parameter groups with their `lr`, and loading overwrites what the
+        constructor was given. A scheduler restores `base_lrs` and `last_epoch` and writes the learning rate again at
+        its next step.
+
+    Fix:
+        Set the learning rate after loading, in every group, and in the scheduler:
+
+            - optimizer.load_state_dict(saved)
+            + optimizer.load_state_dict(saved)
+            + for group in optimizer.param_groups:
+            +     group["lr"] = group["initial_lr"] = lr
+            + scheduler.base_lrs = [lr for _ in optimizer.param_groups]
+
+        Print the learning rate after the resume. Passing `lr=` to the constructor before loading does not help, and
+        neither does a lower loss scale or more clipping.
+
+    Proof:
+        The journal shows the learning rate rising fivefold or more in one step, and the same steps with the learning
+        rate before the jump stay finite.
+    """
+    jump = rate_jump(case)
+    if jump is None:
+        return None
+    step, before, after = jump
+    trial = case.lab.rate("rate_before", "the learning rate before the jump", lambda s, lr: before if s >= step else lr)
+    if trial.finite is False:
+        case.refute("resume_lr_jump", trial, "the learning rate before the jump does not help")
+        return None
+    return Claim(
+        "tried",
+        f"the learning rate jumped from {before:.4g} to {after:.4g} at step {step:,}",
+        (),
+        history=(f"the learning rate jumped from {before:.4g} to {after:.4g} at step {step:,}",),
+        trial=trial,
+        shows="with the learning rate before the jump the same steps stay finite",
+        help="if a state was restored there, set the learning rate again after load_state_dict in every param group "
+        "(and the scheduler's base_lrs), or do not restore the scheduler; if a schedule jumps there, slow it down",
+    )
+
+
+def rate_jump(case: Case) -> tuple[int, float, float] | None:
+    """The step at which the learning rate rose fivefold in one step among the recent ones, and both learning rates. A
+    warm-up is no jump."""
+    records = [record for record in case.history if record.lr and record.lr[0] > 0]
+    rates = [(record.step, record.lr[0]) for record in records]
+    if case.incident.lr:
+        rates.append((case.incident.step, case.incident.lr[0]))
+    for i in range(len(rates) - 1, 1, -1):
+        earlier, before, after = rates[i - 2][1], rates[i - 1][1], rates[i][1]
+        rising = earlier < before or (i + 1 < len(rates) and rates[i + 1][1] > after)  # a warm-up keeps rising
+        if after / before >= 5 and not rising:
+            return rates[i][0], before, after
+    return None

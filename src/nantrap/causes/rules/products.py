@@ -1,0 +1,115 @@
+"""NT2xx: zero times infinity."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nantrap.causes.claim import Claim
+from nantrap.causes.facts import share
+from nantrap.causes.registry import rule
+
+if TYPE_CHECKING:
+    from nantrap.causes.case import Case
+
+
+@rule("zero_times_inf")
+def zero_times_inf(case: Case) -> Claim | None:
+    """Zero times infinity gave NaN.
+
+    An Inf that was put there on purpose, mostly a mask, was multiplied by a 0 that was meant to remove it. A product
+    does not remove an Inf: 0 · Inf is NaN. The entropy p·log p of masked logits, soft labels on masked classes and a
+    mask multiplied onto a masked matrix are the usual places.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(6, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        legal = torch.tensor([True, True, False, True])
+        batches = [torch.randn(5, 6) for _ in range(2)]
+
+        def loss_fn(batch):
+            log_p = model(batch).masked_fill(~legal, float("-inf")).log_softmax(-1)
+            entropy = -(log_p.exp() * log_p).sum(-1)
+            return -entropy.mean()
+
+    Why:
+        The limit of p·log p is 0 for p towards 0, but the processor does not take limits: it multiplies 0 by -Inf.
+
+    Fix:
+        Select instead of multiplying, before the product:
+
+            - entropy = -(p * log_p).sum(-1)
+            + entropy = -nantrap.ops.xlogx(p).sum(-1)
+
+            - loss = loss_per_class * mask
+            + loss = torch.where(mask, loss_per_class, 0.0)
+
+        `torch.where` after the product repairs the forward pass only: the backward of the product multiplies the 0 by
+        the Inf again. For p·log p choose the argument first: `p * torch.where(p > 0, log_p, 0.0)`. `nan_to_num` on
+        the result has the same gradient problem.
+
+    Proof:
+        At every bad place one factor is 0 and the other Inf, and that Inf was there before: a measurement.
+    """
+    if (
+        case.phase == "forward"
+        and case.capture is None
+        and case.external is None
+        and case.location.sinks == ("the loss",)
+        and _only_masks_came_in(case)
+    ):
+        return _constant_in_loss(case)
+    if case.made != "nan" or case.phase != "forward" or not case.inputs or case.output is None or case.capture is None:
+        return None
+    bad = case.output.isnan()
+    if case.op in ("mul", "addcmul") and len(case.inputs) > 1:
+        a, b = case.inputs[-2].expand_as(bad)[bad], case.inputs[-1].expand_as(bad)[bad]
+        if not bool((((a == 0) & b.isinf()) | ((b == 0) & a.isinf())).all()):
+            return None
+        text = f"at all {int(bad.sum()):,} bad places one factor is 0 and the other Inf"
+    elif case.op == "mul" and 0.0 in case.capture.op.scalars and bool(case.inputs[0].isinf().any()):
+        text = f"a plain number that is exactly 0 was multiplied by Inf at {share(case.inputs[0].isinf())}"
+    elif case.op in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "matmul") and len(case.inputs) > 1:
+        if not any(bool(t.isinf().any()) for t in case.inputs) or not any(bool((t == 0).any()) for t in case.inputs):
+            return None
+        text = "one matrix holds Inf where the other holds 0"
+    else:
+        return None
+    return Claim(
+        "measured" if case.op in ("mul", "addcmul") else "hint",
+        "zero times infinity gave NaN: a product with 0 does not remove an Inf",
+        (text, *_where_inf_came_from(case)),
+        help="select instead of multiplying: torch.where(mask, x, 0) before the product, or leave out a term whose "
+        "weight "
+        "is 0; nantrap.ops.xlogx(p) for p·log p",
+    )
+
+
+def _where_inf_came_from(case: Case) -> tuple[str, ...]:
+    """Said only where the whole step was traced: no operation before this one made a non-finite value."""
+    trace, capture = case.trace, case.capture
+    if trace is None or capture is None or trace.captures.get(capture.op.index) is not capture:
+        return ()
+    if any(op.made is not None for op in trace.ops[: capture.op.index]):
+        return ()
+    return ("no operation before it made an Inf: it came in with a constant of the program (a mask)",)
+
+
+def _only_masks_came_in(case: Case) -> bool:
+    """Whether all bad constants of the step are masks: 0 or any number, and -Inf at some places."""
+    known = [] if case.trace is None else [e for e in case.trace.externals.values() if e.kind == "constant"]
+    return all(external.mask for external in known)
+
+
+def _constant_in_loss(case: Case) -> Claim:
+    """No operation made the Inf: it was written on purpose, and a reduction took it into the loss."""
+    return Claim(
+        "hint",
+        f"an Inf that was put there on purpose (a mask) reached the loss through {case.location.op}",
+        (
+            "every Inf in the step comes from a constant of the program; no operation made one",
+            "label smoothing and soft targets give masked classes a weight, and any weight times Inf is Inf or NaN",
+        ),
+        help="leave masked classes out of the sum (torch.where(mask, 0, term)), or mask with a large finite value",
+    )

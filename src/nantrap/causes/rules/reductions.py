@@ -1,0 +1,187 @@
+"""NT1xx: a mean or quotient over nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nantrap.causes.claim import Claim
+from nantrap.causes.facts import share
+from nantrap.causes.registry import rule
+from nantrap.causes.usual import flags_before
+from nantrap.incident import Trial
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nantrap.causes.case import Case
+
+_ADDED_OVER_MASKS = ("sum", "count_nonzero", "mean")
+_AVERAGES = (
+    "mean", "nanmean", "median", "nanmedian", "var", "std", "nll_loss", "mse_loss", "l1_loss", "smooth_l1_loss",
+    "huber_loss", "binary_cross_entropy", "kl_div", "div", "norm", "linalg_vector_norm", "quantile", "soft_margin_loss",
+)  # fmt: skip
+_FLAGS = (
+    "gt", "ge", "lt", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "bitwise_not",
+    "bitwise_and", "isfinite",
+    "ones_like", "zeros_like", "ones", "zeros", "one_hot", "scatter", "arange", "count_nonzero", "masked_fill", "where",
+    "rsub", "new_ones", "new_zeros", "full",
+)  # fmt: skip
+_SUMS = ("sum", "mean", "mm", "bmm", "dot", "mv", "matmul")
+_MOVES = (
+    "_to_copy", "view", "_unsafe_view", "reshape", "unsqueeze", "squeeze", "expand", "transpose", "t", "permute",
+    "slice", "select", "clone", "alias", "detach", "mul",
+)  # fmt: skip
+_SPREADS = ("std", "var", "linalg_vector_norm", "sub", "amax", "max", "sqrt", "norm", "native_layer_norm", "abs")
+
+
+@rule("empty_reduction")
+def empty_reduction(case: Case) -> Claim | None:
+    """A mean or quotient was taken over zero elements.
+
+    The batch held no valid token, no positive anchor, no labelled pixel, so the mean over them is 0/0. It is rare,
+    which is why it appears after two days: one short sequence, one empty scene, one batch whose every label is
+    `ignore_index`.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [(torch.randn(4, 6), torch.tensor([0, 2, 1, 0])), (torch.randn(4, 6), torch.full((4,), -100))]
+
+        def loss_fn(batch):
+            x, labels = batch
+            return nn.functional.cross_entropy(model(x), labels)  # every label of the second batch is ignored
+
+    Why:
+        The mean is a sum divided by a count, and with a count of 0 that is 0/0 = NaN. With `cross_entropy` the
+        gradients are zero in that case, so the weights survive, but the logged loss, an average over the epoch, a
+        scheduler that reads it and a sum with other terms do not.
+
+    Fix:
+        Say what the mean of nothing is: zero, with a zero gradient.
+
+            - loss = nn.functional.cross_entropy(logits, labels)
+            + loss = nantrap.ops.cross_entropy(logits, labels)
+
+            - loss = (error * mask).sum() / mask.sum()
+            + loss = nantrap.ops.masked_mean(error, mask)
+
+        `mask.sum().clamp(min=1)` is right as well. `nan_to_num(loss)` is not: where the quotient is hand-made its
+        derivative is NaN too. Returning 0.0, a constant, makes backward fail and other ranks wait.
+
+    Proof:
+        The operation was given an empty tensor, or only ignored labels, or a denominator that counts a mask and is
+        exactly 0 under a numerator of 0: a measurement. The call is then replaced by its safe form at its own line,
+        and the step must be finite.
+    """
+    capture = case.capture
+    if capture is None or case.made != "nan" or case.phase != "forward":
+        return None
+    if case.op.startswith("nll_loss"):
+        target, ignored = capture.args[1], capture.args[4]
+        total = capture.outputs[1] if len(capture.outputs) > 1 else (target != ignored).sum()
+        if bool((total == 0).all()):  # the weight by which the mean divides
+            summary = "every label of the batch is ignored"
+            text = f"all {target.numel():,} targets are {ignored} (ignored): the mean is 0/0"
+            if bool((target != ignored).any()):
+                summary = "every label of the batch has a class weight of 0"
+                text = "the weights of all classes that occur are 0: the mean is 0/0"
+            trial = case.try_replacement("cross_entropy", "nantrap.ops.cross_entropy")
+            return _empty(case, summary, text, "nantrap.ops.cross_entropy(logits, labels)", trial)
+    if case.inputs and all(t.numel() == 0 for t in case.inputs) and case.op.startswith(_AVERAGES):
+        text = f"{capture.op.name} was given an empty tensor of shape {tuple(case.inputs[0].shape)}"
+        return _empty(
+            case,
+            "a reduction over no element",
+            text,
+            "skip the term when nothing is selected, or nantrap.ops.masked_mean(x, mask)",
+            None,
+        )
+    return _count_of_nothing(case)
+
+
+def _count_of_nothing(case: Case) -> Claim | None:
+    """0 / 0 where the denominator counted a mask that selects nothing."""
+    capture = case.capture
+    assert capture is not None
+    if case.op not in ("div", "true_divide") or len(case.inputs) < 2 or case.output is None:
+        return None
+    numerator, denominator = case.inputs[0], case.inputs[1]
+    if not bool((denominator == 0).any()):
+        return None
+    bad = ~case.output.isfinite()
+    if not bool((numerator.expand_as(bad)[bad] == 0).all()):
+        return None
+    if not case.failed.repeatable and not capture.op.sources:
+        return _perhaps_nothing(case, numerator, denominator)
+    counted = _counted_by(case)
+    if counted is None:
+        return None
+    return _empty(
+        case,
+        "a quotient over a count of zero",
+        f"the denominator is exactly 0 in {share(denominator == 0)} and was made by {counted}, the numerator is 0 too",
+        "nantrap.ops.masked_mean(x, mask), or divide by count.clamp(min=1)",
+        case.try_replacement("div", "nantrap.ops.safe_divide"),
+    )
+
+
+def _perhaps_nothing(case: Case, numerator: Tensor, denominator: Tensor) -> Claim | None:
+    """In the two-line form it is not known what made the two: one sum divided by another, both exactly 0."""
+    if numerator.numel() != 1 or denominator.numel() != 1:
+        return None
+    return Claim(
+        "hint",
+        "a sum of 0 divided by a count of 0: nothing was selected",
+        ("numerator and denominator are single numbers, both exactly 0; what made them was not seen",),
+        help="nantrap.ops.masked_mean(x, mask), or divide by count.clamp(min=1)",
+    )
+
+
+def _counted_by(case: Case) -> str | None:
+    """The operation that counted a mask to make the denominator: a sum over comparisons, flags or whole numbers."""
+    assert case.capture is not None
+    chain = case.source_ops(case.capture.op, 1)
+    names = [op.name.removeprefix("aten.") for op in chain]
+    position = next((i for i, name in enumerate(names) if name in (*_ADDED_OVER_MASKS, *_SPREADS)), None)
+    if position is None or names[position] not in _ADDED_OVER_MASKS:
+        return None
+    behind = names[position + 1 :]
+    from_outside = chain[-1].sources[:1] == (-1,) and all(name in _MOVES for name in behind)  # came with the batch
+    made_here = any(name in _FLAGS for name in behind)
+    if not from_outside and not made_here:
+        return None
+    kept = case.operands_of(chain[position].index)
+    summed = kept.inputs()[0] if kept is not None and kept.inputs() else None
+    if summed is not None and not _is_counted(case, summed.detach(), made_here=made_here):
+        return None
+    return names[position]
+
+
+def _is_counted(case: Case, summed: Tensor, *, made_here: bool) -> bool:
+    """Whether a sum over these values is a count: flags, or whole numbers. A sum that is 0 of measured values is none.
+
+    A float tensor of zeros alone does not show it: a mask that selects nothing, or a blank image. Then the batches
+    before decide, or that a sum is divided by it: a weighted mean whose weights are all 0.
+    """
+    if not summed.is_floating_point():
+        return True
+    if not bool(((summed == 0) | (summed == 1)).all()):
+        return False
+    if bool((summed != 0).any()) or made_here:
+        return True
+    before = flags_before(case, summed)
+    assert case.capture is not None
+    divided = [op.name.removeprefix("aten.") for op in case.source_ops(case.capture.op, 0)[:2]]
+    return before if before is not None else any(name in _SUMS for name in divided)
+
+
+def _empty(case: Case, summary: str, text: str, advice: str, trial: Trial | None) -> Claim:
+    facts = [text]
+    if case.incident.grad_norm is not None and case.incident.grad_norm == 0:
+        facts.append("the gradients are all zero: nothing to roll back")
+    return Claim(
+        "measured", summary, tuple(facts), trial=trial, shows="with the safe form the step is finite", help=advice
+    )

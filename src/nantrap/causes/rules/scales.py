@@ -1,0 +1,109 @@
+"""NT1xx: a batch in other units than the ones before it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from nantrap.causes.claim import Claim
+from nantrap.causes.extremes import is_sentinel, largest_input, out_of_range
+from nantrap.causes.facts import EXPONENTIALS, IN_LOG_SPACE
+from nantrap.causes.registry import rule
+from nantrap.causes.usual import in_usual_range, unusual_inputs
+
+if TYPE_CHECKING:
+    from nantrap.causes.case import Case
+
+
+@rule("input_out_of_scale")
+def input_out_of_scale(case: Case) -> Claim | None:
+    """A batch or target lies in another scale than the others.
+
+    The values are finite and no sentinel, but of another size than what the model was made for: one value of 1e25 from
+    a file read with the wrong byte order, a column in pascal where bar was meant, pixels of 0 to 255 where 0 to 1 was
+    trained on. A square or a sum of them leaves the range of the dtype.
+
+    Example:
+        import torch
+
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = [torch.randn(8, 4) for _ in range(4)]
+        batches[3][5, 1] = 1e25  # one value, read with the wrong byte order
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        Everything after the input is built for numbers near 1. 1e25 squared is 1e50, and float32 ends at 3.4e38.
+
+    Fix:
+        Check the range where the data are read, and scale there:
+
+            - x = torch.from_numpy(raw)
+            + x = torch.from_numpy(raw)
+            + if x.abs().max() > 1e6:
+            +     raise ValueError(f"{path}: values up to {x.abs().max():.3g}")
+
+        Gradient clipping does not help, since the loss itself overflows. A clamp of the input hides the bad file.
+
+    Proof:
+        The largest value of the batch is far beyond the usual inputs of a network, or beyond those of the batches
+        before it, and the step is finite without the sample that holds it, or with the batch brought to the usual
+        scale.
+    """
+    found = largest_input(case)
+    if found is None:
+        return _in_other_units(case)
+    if is_sentinel(found.tensor, found.value):
+        return None
+    return out_of_range(
+        case,
+        found,
+        f"the batch is out of scale: {found.name} reaches {found.value:.3g}",
+        "check the range where the data are read, and scale or drop what lies outside it",
+    )
+
+
+def _in_other_units(case: Case) -> Claim | None:
+    """A batch that no network would find absurd, and that is far outside the batches before it.
+
+    Where an exponential overflowed there are two explanations: code that passes an unbounded number to exp, and a batch
+    in another unit. Three things decide. Code that has a form which is exact and does not overflow is the cause, if the
+    step is finite with it. Otherwise it is the batch, if it is too far outside to be an unusual sample, and the step is
+    finite with the batch in its usual range.
+    """
+    if case.made != "inf" or case.half or case.phase not in ("forward", "backward") or case.failed.norm_overflowed:
+        return None
+    unusual = unusual_inputs(case)
+    if not unusual or not _left_the_range(case):
+        return None
+    furthest = unusual[0]
+    claim = Claim(
+        "hint",
+        f"the batch is in another scale than those before it: {furthest.name} reaches {furthest.value:.4g}",
+        (f"{furthest.words}: {furthest.factor:.3g} times",),
+        help=f"check the range of {furthest.name} where the data are read, and scale or drop what lies outside it",
+    )
+    if not case.failed.repeatable or (case.op in EXPONENTIALS and not furthest.in_other_units):
+        return claim
+    if case.op in EXPONENTIALS and case.feeds_a_logarithm and case.lab.in_log_space(IN_LOG_SPACE).finite:
+        return claim
+    scaled = in_usual_range(case.failed.batch, unusual)
+    trial = case.lab.with_batch("usual_range", "the batch brought to the range of those before it", scaled)
+    if trial.finite is False:
+        return None
+    return replace(
+        claim, has="tried", trial=trial, shows="with the batch in that range the step is finite", verifies=False
+    )
+
+
+def _left_the_range(case: Case) -> bool:
+    """Whether the exact result is a number that the dtype cannot hold; at a pole (log 0, 1/0) it is no number."""
+    if case.op in EXPONENTIALS:
+        return True
+    from nantrap.causes.reference import recomputed
+
+    exact = recomputed(case, "float64")
+    return exact is not None and bool(exact.isfinite().all())

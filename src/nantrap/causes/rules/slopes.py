@@ -1,0 +1,233 @@
+"""NT3xx: a slope that is infinite at a point, or too steep for the dtype. The forward pass was finite."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nantrap.causes.amplifier import find_amplifier
+from nantrap.causes.claim import Claim
+from nantrap.causes.facts import USUAL_EPS, share
+from nantrap.causes.registry import rule
+from nantrap.causes.singular import SINGULAR, family_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nantrap.causes.amplifier import Amplifier
+    from nantrap.causes.case import Case
+    from nantrap.incident import Trial
+
+_INSIDE = {
+    "sqrt": ("sqrt(x + 1e-12)", "sqrt(x) + eps"),
+    "pow": ("(x + 1e-12) ** a", "x ** a + eps"),
+    "log": ("log(x + 1e-12)", "log(x) + eps"),
+    "div": ("a / (b + 1e-6)", "a / b + eps"),
+    "norm": ("sqrt(x.square().sum() + 1e-12)", "x.norm() + eps"),
+    "std": ("sqrt(x.var() + 1e-12)", "x.std() + eps"),
+}
+"""Where an eps helps, and where it does not."""
+_NEXT_TO_ZERO = 1e-4
+
+
+@rule("arccos_boundary")
+def arccos_boundary(case: Case) -> Claim | None:
+    """The derivative of acos or asin is infinite at ±1.
+
+    The angle between two equal (or opposite) directions was computed by acos, or an Euler angle by asin at the pole.
+    The value, 0 or π, is right. The slope there is infinite, and the gradient becomes Inf or NaN.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(3, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(4, 3), torch.randn(4, 3) * 100]  # the second one saturates tanh: exactly ±1
+
+        def loss_fn(batch):
+            cosine = torch.tanh(model(batch))
+            return torch.acos(cosine).mean()
+
+    Why:
+        d acos(x)/dx = -1/√(1 - x²), which is -1/0 at x = ±1. Rounding is enough: the cosine of two nearly equal
+        float32 vectors is often exactly 1, and sometimes 1.0000001, for which acos itself is NaN.
+
+    Fix:
+        Use a form that is smooth there:
+
+            - angle = torch.acos((a * b).sum(-1))
+            + angle = 2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
+
+        or bound the slope with `nantrap.ops.safe_acos(x)`. `x.clamp(-1, 1)` is the common fix, and it repairs only the
+        value: at exactly ±1 clamp passes the gradient on, and the slope is as infinite as before. `x.clamp(-1 + 1e-6, 1
+        - 1e-6)` works in float32; in half precision 1 - 1e-6 is 1 (NT404).
+
+    Proof:
+        The bad values are exactly where the saved argument is ±1, in AcosBackward0 or AsinBackward0: a measurement.
+        The call is then replaced at its own line by one with a bounded slope, and the step must be finite.
+    """
+    if case.phase == "forward":
+        return _just_outside(case)
+    if case.phase != "backward" or not case.node.startswith(("Acos", "Asin")) or case.output is None:
+        return None
+    call = "acos" if case.node.startswith("Acos") else "asin"
+    return Claim(
+        "measured",
+        f"the derivative of {call} is infinite at ±1",
+        (f"{case.node} computes 1/√(1 - x²), and x is exactly ±1 at {share(~case.output.isfinite())}",),
+        trial=case.try_replacement("acos", f"nantrap.ops.safe_{call}"),
+        shows="with a bounded slope the step is finite",
+        help=f"nantrap.ops.safe_{call}(x), atan2, or clamp to ±(1 - 1e-6); clamping to [-1, 1] does not help",
+        patch=True,
+    )
+
+
+@rule("singular_gradient_at_zero")
+def singular_gradient_at_zero(case: Case) -> Claim | None:
+    """The derivative is infinite at exactly zero.
+
+    The loss is finite, the gradient is not: sqrt, a power below 1 or a norm or deviation built from them was computed
+    at exactly 0, where its slope is infinite. Distances between equal points, norms of padded rows and the magnitude
+    of silence are the usual zeros.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(3, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(5, 3) for _ in range(2)]
+
+        def loss_fn(batch):
+            z = model(batch)
+            squared = (z[:, None] - z[None, :]).square().sum(-1)  # 0 on the diagonal
+            return squared.sqrt().mean()
+
+    Why:
+        The slope of √x is 1/(2√x), which is Inf at 0. The chain rule multiplies it by the inner derivative, 2·(z - z)
+        = 0, and Inf · 0 is NaN. `torch.norm` and `torch.std` define their slope as 0 there; the same formula written
+        by hand does not.
+
+    Fix:
+        Keep the argument away from 0, inside the root:
+
+            - distance = squared.sqrt()
+            + distance = (squared + 1e-12).sqrt()
+
+        `nantrap.ops.safe_sqrt(x)`, `safe_norm`, `safe_pow` and `safe_std` have the exact value and a slope of 0 at 0.
+        What does not help: an eps outside, `sqrt(x) + eps`, changes nothing. `torch.where(x > 0, x.sqrt(), 0)` is NaN
+        too (NT303). Zeroing NaN gradients in a hook trains on a wrong direction, and Adam's momentum and weight decay
+        move the weights even with a gradient of 0.
+
+    Proof:
+        The value that the autograd node saved is exactly 0 at the bad places, in a pass whose forward was finite. The
+        call is then replaced at its own line by one with a bounded slope, and the step must be finite. Next to 0 the
+        slope is finite and may still be too much for float16: the gradient is then followed back from the overflow to
+        the one operation that multiplied it, and the step must be finite with a larger eps there.
+    """
+    if case.phase != "backward" or case.capture is None:
+        return None
+    if case.dtype == "float16" and case.made == "inf" and (steep := find_amplifier(case)) is not None:
+        return _too_steep_for_half(case, steep)
+    if case.half and case.any_half and not case.node.startswith(tuple(SINGULAR)):
+        return None
+    name, (family, call, safe) = family_of(case.node)
+    if not name or name in ("Acos", "Asin", "Exp"):
+        return None
+    if case.made == "inf" and case.op in ("mm", "bmm", "addmm", "convolution_backward"):
+        return None
+    inside, outside = _INSIDE[family]
+    nearest = _nearest_to_zero(case)
+    if nearest is None:
+        return None
+    exact = nearest == 0.0
+    if not exact and (case.made != "inf" or nearest > _NEXT_TO_ZERO):
+        return None
+    where = "at exactly zero" if exact else f"next to zero, at {nearest:.3g}"
+    grows = "is infinite" if exact else "leaves the range of the dtype"
+    return Claim(
+        "tried" if case.failed.repeatable and family != "norm" else "measured",
+        f"the derivative of {call} {grows} {where}",
+        (f"{case.node}: the derivative of {call} {grows} {where}; {_zeros(case)}",),
+        trial=case.try_replacement(family if exact else "floor", safe) if family != "norm" else None,
+        shows="with a bounded slope the step is finite",
+        help=f"{safe}, or an eps inside: {inside} (an eps outside, {outside}, changes nothing)",
+        patch=exact,
+    )
+
+
+def _too_steep_for_half(case: Case, steep: Amplifier) -> Claim:
+    """The slope next to 0 is finite, and the gradient that it makes does not fit float16."""
+    place = steep.forward.place
+    trial = None
+    if place is not None and case.failed.repeatable:
+        trial = case.lab.replaced(place.source(), "floor", f"an eps of {USUAL_EPS:g} for {steep.call}")
+    also: tuple[tuple[Trial, str], ...] = ()
+    if trial is not None and not trial.finite:
+        also = ((case.lab.single_precision(), "in float32 the same gradient is finite"),)
+    line = "" if place is None else f" in line {place.line} of {place.source().function}"
+    return Claim(
+        "tried",
+        f"the slope of {steep.call} next to zero makes a gradient that float16 cannot hold",
+        (
+            f"{steep.op.node} multiplies the gradient by up to {steep.gain:.2g}: {steep.reason}",
+            f"{case.location.op} writes it in float16, which ends at 65,504; without that factor it fits",
+        ),
+        trial=trial,
+        shows=f"with an eps of {USUAL_EPS:g} there the step is finite",
+        also=also,
+        help=f"a larger eps for {steep.call}{line}, for example {USUAL_EPS:g}: one that float32 holds may still be "
+        "too small for the gradient in float16 (a GradScaler only multiplies it further)",
+    )
+
+
+def _nearest_to_zero(case: Case) -> float | None:
+    """The smallest magnitude the derivative was computed at, among the bad places where those are known."""
+    x = _denominator(case)
+    if x is None or not x.numel():
+        return None
+    if case.output is not None and x.shape == case.output.shape:
+        x = x[~case.output.isfinite()]
+    return float(x.abs().double().min()) if x.numel() else None
+
+
+def _denominator(case: Case) -> Tensor | None:
+    """What the derivative divides by, or takes a negative power of, as the guilty operation was given it."""
+    if case.op in ("div", "true_divide", "addcdiv"):
+        return case.inputs[-1] if len(case.inputs) > 1 else None
+    if case.op == "mul" and len(case.inputs) > 1:
+        # the slope itself overflowed before, or the product with it does: the factor that is Inf, or the larger one
+        factors = [1 / t.double() for t in case.inputs if bool(t.isinf().any())]
+        largest = max(case.inputs, key=lambda t: float(t.abs().nan_to_num(0.0).max()) if t.numel() else 0.0)
+        return factors[0] if factors else 1 / largest.double()
+    if case.op == "pow" and case.node.startswith("Rsqrt") and case.inputs:
+        return case.inputs[0].double().pow(-2)  # the node keeps x^(-1/2)
+    return case.inputs[0] if case.inputs else None
+
+
+def _zeros(case: Case) -> str:
+    """What the derivative was given, as measured."""
+    x = _denominator(case)
+    if x is None:
+        return "what it was given was not kept"
+    zero = x == 0
+    if bool(zero.any()):
+        return f"what it divides by is 0 at {share(zero)}"
+    return f"what it divides by is as small as {float(x.abs().double().min()):.3g}"
+
+
+def _just_outside(case: Case) -> Claim | None:
+    """acos of 1.0000001: rounding moved a cosine just outside the domain, and the value itself is NaN."""
+    if case.op not in ("acos", "asin") or case.made != "nan" or not case.inputs:
+        return None
+    beyond = case.inputs[0].abs().double() - 1
+    worst = float(beyond.max())
+    if not 0 < worst <= 1e-3:
+        return None
+    return Claim(
+        "measured",
+        f"{case.op} was given {1 + worst:.9g}: rounding moved it beyond ±1",
+        (f"{case.location.op} was given values beyond ±1 at {share(beyond > 0)}, by {worst:.3g} at most",),
+        trial=case.try_replacement("domain", f"nantrap.ops.safe_{case.op}"),
+        shows="with its argument kept within ±(1 - 1e-6) the step is finite",
+        help=f"nantrap.ops.safe_{case.op}(x), atan2, or clamp to ±(1 - 1e-6)",
+        patch=True,
+    )

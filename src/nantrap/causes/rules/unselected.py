@@ -1,0 +1,230 @@
+"""NT3xx: a branch that was not selected, and its gradient of exactly 0."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from nantrap.causes.claim import Claim
+from nantrap.causes.facts import share
+from nantrap.causes.registry import rule
+from nantrap.causes.rules.decompositions import is_decomposition
+from nantrap.causes.singular import family_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nantrap.causes.case import Case
+    from nantrap.locate.trace import Op
+
+_SELECTING = (
+    "Where",
+    "Index",
+    "MaskedFill",
+    "MaskedSelect",
+    "MaskedScatter",
+    "Select",
+    "Slice",
+    "Gather",
+    "Split",
+    "Unbind",
+    "Clamp",
+    "Minimum",
+    "Maximum",
+    "Hardtanh",
+)
+_MASKS = (
+    "gt", "ge", "lt", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "bitwise_not", "isfinite",
+    "eye", "tril",
+    "triu", "ones", "zeros", "ones_like", "zeros_like", "one_hot", "full", "bernoulli",
+)  # fmt: skip
+_FILLS = ("zeros", "zeros_like", "new_zeros", "full", "full_like", "scalar_tensor", "ones", "ones_like")
+
+
+@dataclass(frozen=True, slots=True)
+class Incoming:
+    """Where a gradient of exactly 0 was multiplied by an infinite derivative: the operation, which argument it was, at
+    how many places."""
+
+    op: Op
+    argument: int
+    count: int
+    bad: Tensor | None = None
+
+
+@rule("where_unselected_branch")
+def where_unselected_branch(case: Case) -> Claim | None:
+    """A branch that was not selected put NaN into the gradient.
+
+    `torch.where(ok, f(x), 0)` was meant to avoid the bad places of f. It does so in the forward pass. In the backward
+    pass both branches get a gradient: the unselected places get 0, which is multiplied by the slope of f there, and 0
+    · Inf is NaN. An index after the fact or a product with a mask behaves the same.
+
+    Example:
+        import torch
+
+        model = torch.nn.Linear(4, 6, bias=False)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        batches = [torch.randn(8, 4) for _ in range(2)]
+        batches[1][3] = 0.0  # a silent frame: its energy is exactly 0
+
+        def loss_fn(batch):
+            energy = model(batch).square()
+            level = torch.where(energy > 0, energy.log(), torch.zeros_like(energy))
+            return level.mean()
+
+    Why:
+        The gradient of where(c, a, b) with respect to a is where(c, g, 0): a 0, and not "no gradient". The chain rule
+        continues and multiplies by f'(x), which is Inf or NaN there. Autograd cannot leave a place out.
+
+    Fix:
+        Select before the operation as well, so that it never sees a bad argument:
+
+            - y = torch.where(x > 0, x.log(), 0.0)
+            + ok = x > 0
+            + y = torch.where(ok, torch.where(ok, x, 1.0).log(), 0.0)
+
+        or use the safe form, `nantrap.ops.safe_log(x)`. `nan_to_num` on the loss changes nothing, since the loss is
+        finite. Zeroing NaN gradients in a hook throws away the good part of the gradient with the bad one.
+
+    Proof:
+        At all bad places the gradient that reaches the node is exactly 0 and the local derivative is infinite, and
+        those zeros come from a `where`, an index or a mask product: a measurement along the gradient. The call is
+        then replaced at its own line by one that is finite on both branches.
+    """
+    if case.phase != "backward" or case.trace is None or is_decomposition(case.node):
+        return None
+    if case.location.replay is not None and case.location.replay.dropped is not None:
+        return _dropped_branch(case, case.location.replay.dropped)
+    found = next(((i, node) for i in _zero_gradients(case) if (node := _selector(case, i)) is not None), None)
+    if found is None:
+        return None
+    incoming, (selector, seen) = found
+    _, (family, call, safe) = family_of(case.node)
+    selected = f", and so it is where it leaves {selector}: they were not selected" if seen else ""
+    return Claim(
+        "measured" if seen else "hint",
+        f"the branch of {call} that was not selected put NaN into the gradient",
+        (
+            f"the gradient that reaches {case.node} is exactly 0 at all {incoming.count:,} bad places{selected}",
+            f"the local derivative of {call} is infinite there, and 0 · Inf = NaN",
+        ),
+        trial=case.try_replacement(family, safe) if family != "norm" else None,
+        shows="with an argument that is safe on both branches the step is finite",
+        help=f"select before the operation, not after it: {call}(torch.where(ok, x, 1.0)), then torch.where on the "
+        f"result; "
+        f"or {safe}",
+        patch=True,
+    )
+
+
+def _dropped_branch(case: Case, index: int) -> Claim | None:
+    """The forward result was NaN at places that never reached the loss; its derivative brought it back."""
+    assert case.trace is not None
+    capture = case.trace.captures.get(index)
+    if capture is None:
+        return None
+    _, (family, call, safe) = family_of(case.node)
+    return Claim(
+        "measured",
+        f"the branch of {call} that was not selected put NaN into the gradient",
+        (
+            f"{capture.op.name} gave NaN at {share(capture.outputs[0].isnan())}, and the loss is finite: dropped",
+            f"{case.node} multiplies the gradient of exactly 0 that those places get by NaN, and 0 · NaN = NaN",
+        ),
+        trial=case.try_replacement(family, safe),
+        shows="with an argument that is safe on both branches the step is finite",
+        help=f"select before the operation, not after it: {call}(torch.where(ok, x, 1.0)), then torch.where on the "
+        f"result",
+    )
+
+
+def _zero_gradients(case: Case) -> Iterator[Incoming]:
+    """Where in the guilty node a gradient of exactly 0 was multiplied by an infinite derivative, as far as the captures
+    show it.
+
+    That is the origin itself, or a later product where the local derivative overflowed first.
+    """
+    if case.capture is None or case.trace is None:
+        return
+    origin = case.capture.op
+    for index, capture in case.trace.captures.items():
+        op = capture.op
+        name = op.name.rstrip("_")
+        if index < origin.index or op.sequence != origin.sequence or name not in ("aten.mul", "aten.div"):
+            continue
+        bad = ~capture.outputs[0].isfinite()
+        inputs = capture.inputs()
+        for argument in range(1 if name == "aten.div" else len(inputs)):  # a quotient's gradient is the numerator
+            candidate = inputs[argument]
+            if candidate.shape == bad.shape and bool(bad.any()) and bool((candidate[bad] == 0).all()):
+                yield Incoming(op, argument, int(bad.sum()), bad)
+
+
+def _selector(case: Case, incoming: Incoming) -> tuple[str, bool] | None:
+    """The node that made those zeros, back along the gradient: a `where`, a clamp, an index, a product with a mask.
+
+    The gradient must be exactly 0 at the bad places where it leaves that node already. Zeros that are multiplied in
+    afterwards (log of 1, a weight of 0) belong to places that were selected. The second value: whether that could be
+    checked.
+    """
+    trace = case.trace
+    assert trace is not None
+    queue = [incoming.op.sources[incoming.argument]] if incoming.argument < len(incoming.op.sources) else []
+    seen: set[int] = set()
+    rejected: set[int] = set()
+    while queue and len(seen) < 24:
+        index = queue.pop(0)
+        if index < 0 or index in seen:
+            continue
+        seen.add(index)
+        op = trace.ops[index]
+        if op.phase != "backward" or op.sequence in rejected or op.name.removeprefix("aten.") in _FILLS:
+            continue
+        selects = op.node is not None and op.node.startswith(_SELECTING)
+        selects = selects or (op.node is not None and op.node.startswith("Mul") and _is_mask_product(case, op))
+        leaves_zero = _leaves_zero(case, op, incoming) if selects else False
+        if leaves_zero is not False:
+            return str(op.node), bool(leaves_zero)
+        if selects:
+            rejected.add(op.sequence)
+        queue += op.sources
+    return None
+
+
+def _leaves_zero(case: Case, op: Op, incoming: Incoming) -> bool | None:
+    """Whether the gradient is exactly 0 at all bad places when it leaves the selecting operation; `None` if unknown."""
+    kept = case.operands_of(op.index)
+    if kept is None or not kept.outputs or incoming.bad is None:
+        return None  # it cannot be checked again: only the kind of the node is known
+    leaving = kept.outputs[0]
+    if leaving.numel() == incoming.bad.numel():
+        return bool((leaving.reshape(incoming.bad.shape)[incoming.bad] == 0).all())
+    if leaving.numel() > incoming.bad.numel() or not leaving.numel():
+        return True
+    try:
+        return bool((leaving.expand_as(incoming.bad)[incoming.bad] == 0).all())
+    except RuntimeError:
+        return True
+
+
+def _is_mask_product(case: Case, op: Op) -> bool:
+    """Whether a factor of the node's forward product was a mask: a comparison, a triangle, a constant of
+    the program."""
+    trace = case.trace
+    assert trace is not None
+    made_by = trace.op_of_node(op.sequence)
+    if made_by is None:  # the two-line form: the node's own saved factors, if they were kept
+        from nantrap.locate.kept import LossPart
+
+        part = case.failed.evidence
+        factors = part.saved_by(op.sequence) if isinstance(part, LossPart) else ()
+        return any(bool(((factor == 0) | (factor == 1)).all()) for factor in factors)
+    for argument in range(len(made_by.sources)):
+        if made_by.sources[argument] < 0 and argument > 0:
+            return True  # came from outside the step: a constant, or a mask of the batch
+        names = [o.name.removeprefix("aten.") for o in case.source_ops(made_by, argument)[:3]]
+        if any(name in _MASKS for name in names):
+            return True
+    return False

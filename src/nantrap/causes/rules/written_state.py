@@ -1,0 +1,282 @@
+"""NT6xx: what the program wrote while it ran: buffers updated in forward, averages, its own writes into weights."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from nantrap.causes.claim import Claim, Has
+from nantrap.causes.facts import describe
+from nantrap.causes.registry import rule
+
+if TYPE_CHECKING:
+    from nantrap.causes.case import Case
+    from nantrap.locate.trace import External, Op
+
+
+@rule("bn_buffers_poisoned")
+def bn_buffers_poisoned(case: Case) -> Claim | None:
+    """A buffer updated in the forward pass holds non-finite values.
+
+    BatchNorm's running statistics, a quantisation observer or another buffer is written by the forward pass itself,
+    before the loss is computed. After one bad batch, or an overflow in a half-precision buffer, it stays NaN or Inf.
+    Training normalises by the batch and shows nothing; evaluation is NaN.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).half()  # running_var is float16 as well
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = [(torch.randn(32, 4) * scale).half() for scale in (1, 1, 2000)]
+
+        def loss_fn(batch):
+            return model(batch).float().square().mean()
+
+    Why:
+        running_var ← 0.9·running_var + 0.1·var. A standard deviation of 2,000 is harmless in float16, its variance of
+        4,000,000 is not. Inf · 0.9 stays Inf: the average cannot recover.
+
+    Fix:
+        Keep such buffers in float32, and reset those that are bad already:
+
+            - model = Net().half()
+            + model = Net()  # and autocast around the forward pass
+            + for module in model.modules():
+            +     if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            +         module.reset_running_stats()
+
+        `if loss.isnan(): continue` does not help: the forward pass has written the buffer by then. The guard puts
+        buffers back when it skips a step.
+
+    Proof:
+        A buffer is non-finite after the forward pass (or was before the step) while parameters, loss and gradients
+        are finite: a measurement.
+    """
+    external = case.external
+    if (
+        external is not None
+        and external.kind == "buffer"
+        and not case.first_step
+        and case.is_updated_in_forward(external)
+    ):
+        name = external.name
+        text = f"{external.name} {describe(external.tensor)} before the step"
+        done = "the buffer was bad before this step; reset it (module.reset_running_stats()), and keep it in float32"
+    elif (bad := _bad_buffers(case)) and _only_buffers(case) and accumulates(case, bad[0]) is not False:
+        name = bad[0]
+        text = f"the forward pass made {name} non-finite; loss and gradients are finite, so no check of them finds it"
+        done = "keep the buffer in float32, and reset it (module.reset_running_stats()) where it is already bad"
+    else:
+        return None
+    return Claim(
+        "measured",
+        f"{name}, updated in the forward pass, holds non-finite values",
+        (text, "a skipped optimizer step does not undo what a forward pass wrote"),
+        help=done,
+    )
+
+
+@rule("ema_poisoned")
+def ema_poisoned(case: Case) -> Claim | None:
+    """The averaged weights hold non-finite values.
+
+    The model is healthy, its moving average is not. The average took in one bad step that was later rolled back in
+    the model, is kept in float16 and overflowed, or divides by a counter that starts at 0. It is used for evaluation
+    only, so training continues and the published weights are NaN.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(3, 1)
+        model.average = nn.Linear(3, 1).requires_grad_(False)
+        optimizer = torch.optim.SGD([model.weight, model.bias], lr=0.1)
+        count = torch.zeros(())
+
+        def update_average(*_):
+            with torch.no_grad():
+                model.average.weight.add_((model.weight - model.average.weight) / count)  # the first division is by 0
+                count.add_(1)
+
+        optimizer.register_step_post_hook(update_average)
+        batches = [torch.randn(8, 3) for _ in range(2)]
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+    Why:
+        avg ← decay·avg + (1 - decay)·w. Once Inf or NaN it stays so: decay · NaN is NaN. No gradient and no loss ever
+        reads it.
+
+    Fix:
+        Update it after good steps only, in float32, and let the guard do both:
+
+            - optimizer.step(); ema.update_parameters(model)
+            + guard = nantrap.Guard(model, optimizer, ema=ema)
+            + guard.attempt(loss_fn, batch)
+
+        Rolling the model back without its average does not help. If the average is bad already, copy the model's
+        weights into it and begin again.
+
+    Proof:
+        The averaged copy is non-finite while the model is finite, and no gradient ever moves it: a measurement.
+    """
+    optimized = {id(p) for group in case.failed.optimizer.param_groups for p in group["params"]}
+    trained = {name for name, p in case.failed.parameters.items() if id(p) in optimized}
+    averaged = [f for f in case.incident.findings if f.kind == "ema"]
+    if case.phase == "optimizer":  # written by a hook of the update, though no learning rate ever moves it
+        bad = [f for f in case.incident.findings if f.kind in ("parameter", "buffer")]
+        if bad and all(f.name not in trained for f in bad):
+            averaged += bad
+    if not averaged:
+        return None
+    return Claim(
+        "measured",
+        f"the averaged weights are non-finite: {averaged[0].name}",
+        (
+            f"{averaged[0].name}: {averaged[0].stats.describe() if averaged[0].stats else averaged[0].note}",
+            *(("what the optimizer trains is finite",) if _trained_is_finite(case, trained) else ()),
+        ),
+        help="keep the average in float32, update it only after applied steps (Guard(ema=...)), and guard its divisor",
+    )
+
+
+def _trained_is_finite(case: Case, trained: set[str]) -> bool:
+    from nantrap.finite import any_nonfinite
+
+    return not any_nonfinite([case.failed.parameters[name] for name in trained])
+
+
+@rule("state_overwritten")
+def state_overwritten(case: Case) -> Claim | None:
+    """The program itself wrote a non-finite value into its own state.
+
+    A parameter or buffer was finite when the last step ended and is not now. Between the two, or inside the forward
+    pass, the program wrote it: a codebook entry that is reset to the mean of no sample, a weight that is divided by its
+    norm of 0, a row that is loaded into a table. Writes through `tensor.data`, NumPy or a custom kernel leave no mark
+    in PyTorch, so that only the damage is seen.
+
+    Example:
+        import torch
+        import nantrap
+
+        torch.manual_seed(0)
+        model = torch.nn.Embedding(6, 3)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def loss_fn(batch):
+            return model(batch).square().mean()
+
+        guard = nantrap.Guard(model, optimizer)
+        for _ in range(2):
+            guard.attempt(loss_fn, torch.randint(0, 6, (8,)))
+        members = torch.zeros(0, 3)  # no sample uses this code
+        model.weight.data[4] = members.mean(0)  # the mean of nothing is NaN
+        batches = [torch.arange(6)]
+
+    Why:
+        Nothing checks what is assigned to a weight. The optimizer did not write it, no gradient shows it, and a skipped
+        step does not undo it.
+
+    Fix:
+        Check what is written before it is written:
+
+            - model.codes.data[dead] = samples[chosen].mean(0)
+            + if chosen.any():
+            +     model.codes.data[dead] = samples[chosen].mean(0)
+
+        `guard.check_state()` after such a write names it immediately. `nan_to_num` on the weight hides it and trains on
+        zeros.
+
+    Proof:
+        The state was seen finite after the last step and holds non-finite values before this one, or it changed inside
+        the forward pass while no operation that could be seen wrote it: a measurement. The bits of the values are
+        checked: a NaN that no arithmetic makes points to another cause.
+    """
+    external = case.external
+    written = [f for f in case.incident.findings if (f.kind, f.phase) == ("parameter", "forward")]
+    replaced = [name for name in _bad_buffers(case) if accumulates(case, name) is False]
+    written += [f for f in case.incident.findings if f.kind == "buffer" and f.name in replaced]
+    if written and external is None and _only_buffers(case):
+        said = written[0].stats.describe() if written[0].stats else "it is non-finite"
+        text = f"the forward pass wrote {written[0].name}: {said}; loss and gradients are finite"
+        return _overwritten(written[0].name, "measured", text)
+    if external is None or external.kind not in ("parameter", "buffer", "overwritten"):
+        return None
+    name = external.name or "a value of the forward pass"
+    if external.during and case.trace is not None and (op := case.trace.overwriter_of(external.tensor)) is not None:
+        return _overwritten(name, "measured", f"{name} {describe(external.tensor)}: {_writer_in_words(op)}")
+    if external.during:
+        text = f"{name} {describe(external.tensor)} inside the forward pass, and no operation that was seen wrote it"
+        return _overwritten(name, "measured", text)
+    if case.first_step or case.loaded or external.kind == "overwritten" or case.is_updated_in_forward(external):
+        return None
+    from nantrap.finite import has_nan_payload
+
+    bad = external.tensor.detach()[~external.tensor.detach().isfinite()]
+    odd = bool(case.state_untouched) and bad.numel() == 1 and has_nan_payload(bad)
+    if odd and not case.lab.writes_again(name, external.tensor):
+        return None  # no assignment writes such bits: see hardware_fault
+    if (written_by := _written_by(case, external)) is not None:
+        return _overwritten(name, "measured", f"{name} {describe(external.tensor)}: {written_by}")
+    sure = case.state_untouched
+    since = "it was finite after the last step" if case.state_untouched else "the last step was applied"
+    return _overwritten(
+        name, "measured" if sure else "hint", f"{name} {describe(external.tensor)} before this step; {since}"
+    )
+
+
+def _written_by(case: Case, external: External) -> str | None:
+    """What writes bad values into a parameter or buffer inside the step, in words; `None` if nothing was seen to."""
+    if case.trace is not None and (op := case.trace.overwriter_of(external.tensor)) is not None:
+        return _writer_in_words(op)
+    if case.lab.writes_again(external.name, external.tensor):
+        return "with those values set to 0, the step writes them again"
+    return None
+
+
+def _writer_in_words(op: Op) -> str:
+    line = "" if op.place is None else f", in line {op.place.line} of {op.place.source().function}"
+    return f"{op.name} writes non-finite values over it inside the step{line}"
+
+
+def _overwritten(name: str, has: Has, text: str) -> Claim:
+    return Claim(
+        has,
+        f"{name} was overwritten with a non-finite value by the program itself",
+        (text,),
+        help=f"look for what writes {name} besides the optimizer: tensor.data, copy_ under no_grad, NumPy, a reset of "
+        "entries; check the value before it is written (guard.check_state() after it names it immediately)",
+    )
+
+
+def accumulates(case: Case, name: str) -> bool | None:
+    """Whether the forward pass computes a buffer's new value from its old one, as a running average does.
+
+    Followed back through floating-point operations from what was written last. `None` if that cannot be seen.
+    """
+    replay, buffer = case.location.replay, dict(case.failed.root.named_buffers()).get(name)
+    if replay is None or buffer is None:
+        return None
+    writer = replay.trace.writer_of(buffer)
+    if writer is None:
+        return None
+    return replay.trace.computes_from(writer, buffer)
+
+
+def _bad_buffers(case: Case) -> list[str]:
+    """The buffers that the forward pass made non-finite."""
+    return [f.name for f in case.incident.findings if f.kind == "buffer" and f.name in case.failed.bad_buffers]
+
+
+def _only_buffers(case: Case) -> bool:
+    """Whether loss and gradient norm are finite, so that what the forward pass wrote is all that is bad."""
+    loss, norm = case.incident.loss, case.incident.grad_norm
+    return (
+        loss is not None
+        and loss == loss
+        and abs(loss) != float("inf")
+        and norm is not None
+        and norm == norm
+        and abs(norm) != float("inf")
+    )
