@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 import nantrap
 from nantrap.incident import Incident
-from nantrap.locate.guarded import guarded_tree
+from nantrap.locate.rewriting import guarded_tree
 
 AGAIN = "the loss was computed again from its source"
 

@@ -24,13 +24,14 @@ from nantrap.guard.judge import Flags
 from nantrap.guard.known import bad_batch
 from nantrap.guard.late import LateSteps
 from nantrap.guard.loss import NO_TERMS, Loss, LossLike, as_loss
+from nantrap.guard.messages import summary_text
 from nantrap.guard.micro_batches import drop
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import make_parts
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Tally
 from nantrap.guard.protected import needs_closure
-from nantrap.guard.recorder import Recorder, as_metrics, summary_text
+from nantrap.guard.recorder import Recorder, as_metrics
 from nantrap.guard.recovery import Recovery
 from nantrap.guard.refusal import refuse_batch
 from nantrap.guard.sample_list import SampleList

@@ -22,6 +22,7 @@ from nantrap.errors import UsageError
 from nantrap.guard.bundling import write_incident
 from nantrap.guard.drafts import Draft
 from nantrap.guard.headroom import Headroom
+from nantrap.guard.messages import LONGEST_LINE
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress, Tally
@@ -41,7 +42,6 @@ _KEPT = 256
 _LARGEST_REPORTED = 32 * 1024 * 1024
 """Up to this many bytes of journal the report is written when the run ends; for a longer one, run `nantrap report`."""
 _MOST_SPIKES = 5
-_LONGEST = 4000
 """Characters of a line that are printed."""
 STILL_STEPS = 20
 """Steps in a row without any gradient after which a run is called dead."""
@@ -108,7 +108,9 @@ class Recorder:
             write_run_info(self.run_dir, dict(facts))
         except OSError as error:
             warnings.warn(
-                escaped(f"nantrap: {self.run_dir}/run.json cannot be written: {error.strerror or error}", most=_LONGEST)
+                escaped(
+                    f"nantrap: {self.run_dir}/run.json cannot be written: {error.strerror or error}", most=LONGEST_LINE
+                )
                 + ". Training continues",
                 RuntimeWarning,
                 stacklevel=5,
@@ -284,7 +286,7 @@ class Recorder:
     def say(self, text: str, *more: str) -> None:
         """One line of the guard's own, and more if there are. A name in it can forge no other."""
         if self._prints:
-            lines = [escaped(line, most=_LONGEST) for line in (f"nantrap: {text}", *more)]
+            lines = [escaped(line, most=LONGEST_LINE) for line in (f"nantrap: {text}", *more)]
             write_line("\n".join(lines))
 
     def say_spike(self, note: str | None) -> None:
@@ -390,59 +392,6 @@ def _short(incident: Incident) -> dict[str, Any]:
         "op": incident.op,
         "cause": None if cause is None else cause.slug,
     }
-
-
-def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
-    """The end of a run in a few lines: what was applied, what was skipped and why."""
-    share = 100.0 * tally.applied / tally.attempted if tally.attempted else 100.0
-    lines = [f"{tally.attempted:,} steps, {tally.applied:,} applied ({share:.1f} %)"]
-    skipped = tally.attempted - tally.applied - tally.scaler_probes
-    if tally.incidents:
-        counts = ((tally.incidents, "incident"), (skipped, "skipped step"), (tally.rollbacks, "rollback"))
-        lines.append(", ".join(f"{count:,} {noun}{'' if count == 1 else 's'}" for count, noun in counts))
-        for slug, count in tally.causes.most_common():
-            lines.append(f"  {count:,} × {slug}")
-    if tally.dropped_micro_batches:
-        lines.append(f"{tally.dropped_micro_batches:,} micro-batches dropped")
-    if tally.dropped_terms:
-        terms = ", ".join(f"{escaped(name)} {count:,} ×" for name, count in tally.dropped_terms.most_common(8))
-        more = len(tally.dropped_terms) - 8
-        lines.append(f"loss terms left out of applied steps: {terms}" + (f" and {more:,} more" if more > 0 else ""))
-    if tally.scaler_probes:
-        lines.append(f"{tally.scaler_probes:,} steps skipped by the GradScaler while it searched its scale (normal)")
-    if tally.outside:
-        lines.append(
-            f"{tally.outside:,} {'step' if tally.outside == 1 else 'steps'} with a batch outside its usual range"
-        )
-    if tally.spikes:
-        lines.append(f"{tally.spikes:,} spikes of loss or gradient norm")
-    lines += dead_lines(tally)
-    if run_dir is not None:
-        report = os.path.join(run_dir, "report.html")
-        line = f"report: {report}" if os.path.exists(report) else f"journal: {run_dir}"
-        lines.append(escaped(line, most=_LONGEST))
-    return "\n".join(lines)
-
-
-def dead_lines(tally: Tally) -> list[str]:
-    """The summary's line if no gradient reached a parameter up to the end of the run."""
-    if tally.still_because:
-        return [tally.still_because]
-    if tally.still_since is None:
-        return []
-    return [f"no gradient from step {tally.still_since:,} to the end: nothing was learned (NT505 dead_training)"]
-
-
-def stop_message(incident: Incident, reason: str, restart: str = "") -> str:
-    """The text of `NonFiniteError`: what happened, where, what was done, what to do."""
-    lines = [one_line(incident, reason)]
-    if incident.restored:
-        lines.append("The step was not applied; parameters, optimizer state and buffers are as before it.")
-    else:
-        lines.append("The step was not applied.")
-    if incident.cause is not None and incident.cause.fix is not None:
-        lines.append(escaped(f"help: {incident.cause.fix.text}", most=_LONGEST))
-    return "\n".join([*lines, restart] if restart else lines)
 
 
 def as_metrics(metrics: object) -> Mapping[str, float]:

@@ -20,12 +20,12 @@ from nantrap.guard.drafts import Draft
 from nantrap.guard.driver import Driver
 from nantrap.guard.judge import Decision, Kind, Verdict, judge
 from nantrap.guard.known import bad_batch
+from nantrap.guard.messages import stop_message
 from nantrap.guard.observation import Observation, micro_at_fault, observe
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
 from nantrap.guard.rates import current_rates
 from nantrap.guard.reading import Reading
-from nantrap.guard.recorder import stop_message
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding
 

@@ -28,11 +28,11 @@ from nantrap.guard.collect import Collector
 from nantrap.guard.exceptions import explain_exception, no_loss
 from nantrap.guard.graphs import leaves_of, nodes_below
 from nantrap.guard.loss import NO_TERMS, Loss
+from nantrap.guard.messages import no_gradient_lines
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
 from nantrap.guard.progress import Tally
 from nantrap.guard.protected import Protected
-from nantrap.guard.recorder import dead_lines
 from nantrap.guard.scaling import Scaling
 from nantrap.guard.step import run_step
 from nantrap.guard.still import ASKED_AFTER
@@ -395,7 +395,7 @@ class ScriptLoop:
         if self.comparison is not None:
             self.comparison.end()
             differing = [self.comparison.note] if self.comparison.note else []
-        return dead_lines(self.tally) + self._habits.notes() + differing + added
+        return no_gradient_lines(self.tally) + self._habits.notes() + differing + added
 
     @property
     def is_in_step(self) -> bool:

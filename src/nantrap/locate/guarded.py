@@ -16,16 +16,12 @@ buffers gets copies of them for the run.
 """
 
 from __future__ import annotations
-import __future__
 
-import ast
 import builtins
 import collections
 import contextlib
 import functools
-import linecache
 import operator
-import sys
 import types
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
@@ -34,17 +30,12 @@ import torch
 from torch import Tensor, nn
 
 from nantrap.locate.python_private import PYTHON_GENERATOR
+from nantrap.locate.rewriting import AUGMENTED, CALL, CONTEXT, NEW, REFUSE, WRITABLE, NotRepeatable, compiled_again
 from nantrap.locate.source import is_user_code
 from nantrap.locate.storage import Memory, tensors_in
 from nantrap.locate.torch_private import DispatchMode, schema_of
 
 T = TypeVar("T")
-
-_CALL, _NEW, _WRITABLE, _CONTEXT, _AUGMENTED, _REFUSE = (
-    f"__nantrap_{name}__" for name in ("call", "new", "writable", "context", "augmented", "refuse")
-)
-_OUTER = "__nantrap_outer__"
-_FEATURES = functools.reduce(operator.or_, (getattr(__future__, n).compiler_flag for n in __future__.all_feature_names))
 
 _PURE_BUILTINS = frozenset(
     {"abs", "all", "any", "bool", "callable", "complex", "dict", "divmod", "enumerate", "filter", "float",
@@ -69,15 +60,7 @@ _READING = frozenset(
 )  # fmt: skip
 _CONTAINERS = (list, dict, set, collections.deque)
 _GROWING = frozenset({"append", "extend", "insert", "add", "update", "setdefault", "appendleft", "clear", "pop"})
-_OPERATIONS: dict[type[ast.operator], str] = {
-    ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv", ast.FloorDiv: "floordiv", ast.Mod: "mod",
-    ast.Pow: "pow", ast.MatMult: "matmul", ast.BitOr: "or_", ast.BitAnd: "and_", ast.BitXor: "xor",
-}  # fmt: skip
 _MOST_BUFFER_BYTES = 64 * 2**20
-
-
-class NotRepeatable(BaseException):
-    """Code that cannot be run again without side effects, and why. `except Exception` does not catch it."""
 
 
 class Guarded:
@@ -111,12 +94,12 @@ class Guarded:
 
     def _helpers(self) -> dict[str, Any]:
         return {
-            _CALL: self._call,
-            _NEW: self._new,
-            _WRITABLE: self._writable,
-            _CONTEXT: _context,
-            _AUGMENTED: self._augmented,
-            _REFUSE: _refuse,
+            CALL: self._call,
+            NEW: self._new,
+            WRITABLE: self._writable,
+            CONTEXT: _context,
+            AUGMENTED: self._augmented,
+            REFUSE: _refuse,
         }
 
     # ---- what the compiled code calls
@@ -200,45 +183,11 @@ class Guarded:
 
     def guard(self, function: types.FunctionType) -> Callable[..., Any]:
         """The same function, compiled again with every call checked."""
-        if _CALL in function.__globals__:
+        if CALL in function.__globals__:
             return function
         if function not in self._functions:
-            self._functions[function] = self._compiled(function)
+            self._functions[function] = compiled_again(function, self._helpers())
         return self._functions[function]
-
-    def _compiled(self, function: types.FunctionType) -> Callable[..., Any]:
-        code = function.__code__
-        if hasattr(function, "__wrapped__"):
-            raise NotRepeatable(f"a decorator of {function.__name__}")
-        cells = [_content(cell) for cell in function.__closure__ or ()]
-        node = guarded_tree(definition_of(code))
-        result: ast.expr
-        if isinstance(node, ast.Lambda):
-            node.args.defaults, node.args.kw_defaults = _placeholders(node.args)
-            body: list[ast.stmt] = [ast.Return(node)]
-        else:
-            node.decorator_list, node.returns = [], None
-            for argument in ast.walk(node.args):
-                if isinstance(argument, ast.arg):
-                    argument.annotation = None
-            node.args.defaults, node.args.kw_defaults = _placeholders(node.args)
-            result = ast.Name(node.name, ast.Load())
-            body = [node, ast.Return(result)]
-        arguments = ast.arguments(
-            posonlyargs=[], args=[ast.arg(n) for n in code.co_freevars], kwonlyargs=[], kw_defaults=[], defaults=[]
-        )
-        outer = ast.copy_location(ast.FunctionDef(_OUTER, arguments, body, []), node)
-        if sys.version_info >= (3, 12):
-            outer.type_params = []
-        names = {**function.__globals__, **self._helpers()}
-        exec(compiled([outer], code), names)
-        made = names[_OUTER](*cells)
-        original = _qualified(code)
-        renamed = types.FunctionType(
-            _renamed(made.__code__, made.__code__.co_name, original), names, function.__name__, None, made.__closure__
-        )
-        renamed.__defaults__, renamed.__kwdefaults__ = function.__defaults__, function.__kwdefaults__
-        return renamed
 
 
 class _OnlyFresh(DispatchMode):
@@ -290,145 +239,6 @@ def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator
 # ---- from source to code
 
 
-def compiled(statements: list[ast.stmt], like: types.CodeType) -> types.CodeType:
-    """Statements compiled as if they stood where `like` stands."""
-    module = ast.fix_missing_locations(ast.Module(statements, type_ignores=[]))
-    try:
-        code = compile(module, like.co_filename, "exec", flags=like.co_flags & _FEATURES, dont_inherit=True)
-    except (SyntaxError, ValueError) as error:
-        raise NotRepeatable(f"source that does not compile by itself ({error})") from error
-    return _renamed(code, "<module>", _qualified(like))
-
-
-Function = ast.FunctionDef | ast.Lambda
-
-
-def definition_of(code: types.CodeType) -> Function:
-    """The source of a function."""
-    found = [
-        node
-        for node in ast.walk(tree_of(code.co_filename))
-        if isinstance(node, (ast.FunctionDef, ast.Lambda))
-        and getattr(node, "name", "<lambda>") == code.co_name
-        and min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))]) == code.co_firstlineno
-    ]
-    if len(found) != 1:
-        raise NotRepeatable(f"no source for {code.co_name}")
-    return found[0]
-
-
-@functools.lru_cache(maxsize=64)
-def _parsed(filename: str, lines: int) -> ast.Module:
-    return ast.parse("".join(linecache.getlines(filename)))
-
-
-def tree_of(filename: str) -> ast.Module:
-    """The parsed source of a file. Not to be changed: it is kept."""
-    try:
-        return _parsed(filename, len(linecache.getlines(filename)))
-    except (SyntaxError, ValueError) as error:  # a notebook cell with magics, a generated file
-        raise NotRepeatable(f"no source for {filename}") from error
-
-
-NodeT = TypeVar("NodeT", bound=ast.AST)
-
-
-def guarded_tree(node: NodeT) -> NodeT:
-    """A copy in which every call is made through `Guarded`."""
-    changed: NodeT = _Guarding().visit(_copied(node))
-    return changed
-
-
-def _copied(node: Any) -> Any:
-    """A copy of a syntax tree: its fields and positions alone.
-
-    Other tools (IPython's tracebacks) hang their own attributes on nodes, and all trees of a process share the node of
-    `Load`. A deep copy follows such an attribute into the trees of other files.
-    """
-    if isinstance(node, list):
-        return [_copied(item) for item in node]
-    if not isinstance(node, ast.AST):
-        return node
-    fields = {name: _copied(value) for name, value in ast.iter_fields(node)}
-    return ast.copy_location(type(node)(**fields), node)
-
-
-class _Guarding(ast.NodeTransformer):
-    def _through(self, helper: str, node: Any, *arguments: ast.expr) -> ast.Call:
-        call = ast.Call(ast.Name(helper, ast.Load()), list(arguments), [])
-        return ast.copy_location(call, node)
-
-    def visit_Call(self, node: ast.Call) -> ast.AST:
-        self.generic_visit(node)
-        call = ast.Call(ast.Name(_CALL, ast.Load()), [node.func, *node.args], node.keywords)
-        return ast.copy_location(call, node)
-
-    def _literal(self, node: Any) -> ast.AST:
-        self.generic_visit(node)
-        if isinstance(getattr(node, "ctx", None), (ast.Store, ast.Del)):
-            return node  # type: ignore[no-any-return]
-        return self._through(_NEW, node, node)
-
-    visit_List = visit_Dict = visit_Set = visit_ListComp = visit_DictComp = visit_SetComp = _literal
-
-    def visit_Subscript(self, node: ast.Subscript) -> ast.AST:
-        self.generic_visit(node)
-        if not isinstance(node.ctx, ast.Load):
-            node.value = self._through(_WRITABLE, node, node.value)
-        return node
-
-    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
-        self.generic_visit(node)
-        if not isinstance(node.ctx, ast.Load):
-            node.value = self._through(_REFUSE, node, node.value)
-        return node
-
-    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
-        self.generic_visit(node)
-        name = _OPERATIONS.get(type(node.op))
-        if not isinstance(node.target, ast.Name) or name is None:
-            return node
-        target = ast.copy_location(ast.Name(node.target.id, ast.Load()), node)
-        value = self._through(_AUGMENTED, node, ast.Constant(name), target, node.value)
-        return ast.copy_location(ast.Assign([node.target], value), node)
-
-    def visit_With(self, node: ast.With) -> ast.AST:
-        self.generic_visit(node)
-        for item in node.items:
-            item.context_expr = self._through(_CONTEXT, item.context_expr, item.context_expr)
-        return node
-
-    def _impossible(self, node: ast.AST) -> ast.AST:
-        raise NotRepeatable(f"a statement of the kind {type(node).__name__}")
-
-    visit_Global = visit_Nonlocal = visit_ClassDef = visit_Yield = visit_YieldFrom = visit_Await = _impossible
-    visit_AsyncFor = visit_AsyncWith = visit_AsyncFunctionDef = visit_Starred_store = _impossible
-
-
-def _placeholders(arguments: ast.arguments) -> tuple[list[ast.expr], list[ast.expr | None]]:
-    """Defaults that are put in place afterwards: the original ones were computed when the function was defined."""
-    return (
-        [ast.Constant(None) for _ in arguments.defaults],
-        [None if default is None else ast.Constant(None) for default in arguments.kw_defaults],
-    )
-
-
-def _qualified(code: types.CodeType) -> str:
-    return code.co_qualname if sys.version_info >= (3, 11) else code.co_name
-
-
-def _renamed(code: types.CodeType, old: str, new: str) -> types.CodeType:
-    """The code under the name that it has in the user's program, and what is defined inside it too."""
-    inner = tuple(_renamed(each, old, new) if isinstance(each, types.CodeType) else each for each in code.co_consts)
-    if sys.version_info < (3, 11):
-        return code.replace(co_consts=inner, co_name=new if code.co_name == old else code.co_name)
-    else:  # noqa: RET505 - mypy takes the version's branch only in this form
-        name = code.co_qualname.removeprefix(f"{_OUTER}.<locals>.")
-        name = new if name == old else new + name.removeprefix(old) if name.startswith(f"{old}.") else name
-        simple = new.rpartition(".")[2] if code.co_name == old else code.co_name
-        return code.replace(co_consts=inner, co_qualname=name, co_name=simple)
-
-
 # ---- what may be called
 
 
@@ -440,13 +250,6 @@ def _context(manager: T) -> T:
     if (type(manager).__module__ or "").partition(".")[0] not in ("torch", "contextlib", "warnings"):
         raise NotRepeatable(f"the context {type(manager).__name__}")
     return manager
-
-
-def _content(cell: types.CellType) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:
-        raise NotRepeatable("a name that nothing was assigned to") from None
 
 
 def _is_library(function: types.FunctionType) -> bool:

@@ -18,8 +18,9 @@ from typing import Any
 from nantrap.locate.autopsy import Evidence
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.location import Location, evidence_location, location_of
+from nantrap.locate.origin import Replay, judge_tape
 from nantrap.locate.probes import clear_probes, probes_kept, read_probes
-from nantrap.locate.replay import Replay, judge_tape, replay_norm, replay_step, replay_update
+from nantrap.locate.replay import replay_norm, replay_step, replay_update
 from nantrap.locate.rerun import compute_again
 from nantrap.locate.samples import find_samples
 from nantrap.locate.source import cell_name

@@ -12,7 +12,8 @@ from nantrap.incident import Finding, Frame, Phase, Probe, Source
 from nantrap.locate.autopsy import Evidence
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.caller import batch_of_caller, find_in_batch
-from nantrap.locate.replay import Replay, compiled_code_ran
+from nantrap.locate.origin import Replay
+from nantrap.locate.replay import compiled_code_ran
 from nantrap.locate.samples import Samples
 from nantrap.locate.step import FailedStep
 from nantrap.locate.trace import OUTSIDE, Capture, External, Op, Trace

@@ -23,7 +23,8 @@ from nantrap.locate.nodes import (
     saved_numbers,
     tensor_names,
 )
-from nantrap.locate.replay import Replay, Sink, judge, registered
+from nantrap.locate.origin import Replay, Sink, judge
+from nantrap.locate.replay import registered
 from nantrap.locate.step import FailedStep
 from nantrap.locate.torch_private import input_metadata_of, log_softmax_backward, sequence_of, softmax_backward
 from nantrap.locate.trace import Op, Trace

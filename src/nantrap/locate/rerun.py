@@ -24,10 +24,11 @@ from torch import Tensor, nn
 
 from nantrap.finite import any_nonfinite
 from nantrap.locate.caller import Frame, callers, names_in, names_of_loop
-from nantrap.locate.guarded import Guarded, NotRepeatable, compiled, definition_of, guarded_tree, tree_of
+from nantrap.locate.guarded import Guarded
 from nantrap.locate.kept import RootCall
 from nantrap.locate.nodes import ACCUMULATE
 from nantrap.locate.replay import autocast_like, eagerly
+from nantrap.locate.rewriting import NotRepeatable, compiled, definition_of, guarded_tree, tree_of
 from nantrap.locate.rng import RngState
 from nantrap.locate.step import FailedStep
 

@@ -28,17 +28,8 @@ from nantrap.errors import NantrapError
 from nantrap.finite import any_nonfinite
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.kept import RootCall
-from nantrap.locate.replay import (
-    Replay,
-    Sink,
-    autocast_like,
-    backward_from,
-    eagerly,
-    fails_alike,
-    judge,
-    left_sinks,
-    registered,
-)
+from nantrap.locate.origin import Replay, Sink, judge, left_sinks
+from nantrap.locate.replay import autocast_like, backward_from, eagerly, fails_alike, registered
 from nantrap.locate.rerun import compute_again
 from nantrap.locate.source import is_boundary
 from nantrap.locate.step import FailedStep

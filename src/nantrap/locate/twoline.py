@@ -17,8 +17,9 @@ from nantrap.locate.kept import LossPart
 from nantrap.locate.location import Location, evidence_location, location_of
 from nantrap.locate.losspart import replay_loss_part
 from nantrap.locate.nodes import operation_name
+from nantrap.locate.origin import Replay
 from nantrap.locate.probes import read_probes
-from nantrap.locate.replay import Replay, replay_calls
+from nantrap.locate.replay import replay_calls
 from nantrap.locate.step import FailedStep
 from nantrap.locate.trace import OUTSIDE
 

@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from nantrap.checkpoints.audit.pickles import OPCODES, Call, Name, PickleError, read_pickle
+from nantrap.checkpoints.audit.pickle_objects import Call, Name, PickleError
+from nantrap.checkpoints.audit.pickles import OPCODES, read_pickle
 
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.binary(),

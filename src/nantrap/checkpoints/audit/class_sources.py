@@ -21,7 +21,7 @@ from collections.abc import Iterable, Iterator
 from typing import Final, Literal, NamedTuple
 
 from nantrap.checkpoints.audit.known_names import CLASSES, GADGETS, SYSTEM_CALLS, SYSTEM_MODULES
-from nantrap.checkpoints.audit.pickles import Name
+from nantrap.checkpoints.audit.pickle_objects import Name
 
 Effect = Literal["nothing", "absent", "unclear", "system"]
 _ORDER: Final[tuple[Effect, ...]] = ("nothing", "absent", "unclear", "system")

@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError
 from nantrap.checkpoints.audit.filesystem import Entry, FileSystem
-from nantrap.checkpoints.audit.pickles import Call, PickleError, TooLargeError, read_pickle
+from nantrap.checkpoints.audit.pickle_objects import Call, PickleError, TooLargeError
+from nantrap.checkpoints.audit.pickles import read_pickle
 from nantrap.checkpoints.audit.readers import read_contents
 from nantrap.checkpoints.audit.source import SliceSource, Source
 from nantrap.checkpoints.audit.trust import NOTHING, judge, problems_of_imports

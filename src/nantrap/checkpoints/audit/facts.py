@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from nantrap.checkpoints.audit.pickles import Call
+from nantrap.checkpoints.audit.pickle_objects import Call
 from nantrap.checkpoints.audit.readers.torch_tensors import number_of
 from nantrap.checkpoints.audit.scan import TensorScan
 from nantrap.checkpoints.audit.verdict import Role

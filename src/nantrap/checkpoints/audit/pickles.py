@@ -12,101 +12,25 @@ and every object that gets a state is recorded.
 from __future__ import annotations
 
 import io
-import struct
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Iterable
-from typing import IO, Any, Final, NamedTuple
+from typing import IO, Final
 
-MOST_WORK: Final = 16_000_000
-"""Opcodes, with containers counted four times: about 400 MB of objects, and a few seconds."""
-_LONGEST_LINE = 1 << 20
+from nantrap.checkpoints.audit.pickle_objects import Call, Name, Persistent, Pickle, PickleError, TooLargeError
+from nantrap.checkpoints.audit.pickle_stack import I4, MOST_WORK, U2, Stack
 
-
-class PickleError(ValueError):
-    """The bytes are not a pickle, or not a whole one. `truncated`: which of the two."""
-
-    def __init__(self, message: str, *, truncated: bool = False) -> None:
-        super().__init__(message)
-        self.truncated = truncated
-
-
-class TooLargeError(PickleError):
-    """The pickle would take more memory or time than an audit may."""
-
-
-class Name:
-    """A global the pickle asked for: module `collections`, qualified name `OrderedDict`. Never changed."""
-
-    __slots__ = ("_hash", "module", "qualname")
-
-    def __init__(self, module: str, qualname: str) -> None:
-        self.module = module
-        self.qualname = qualname
-        self._hash = hash((module, qualname))
-
-    @property
-    def full(self) -> str:
-        """`collections.OrderedDict`."""
-        return f"{self.module}.{self.qualname}"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Name) and self.module == other.module and self.qualname == other.qualname
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __repr__(self) -> str:
-        return f"Name({self.module!r}, {self.qualname!r})"
-
-
-class Call:
-    """What an unpickler would have called, with everything the pickle then put into the result.
-
-    `how` is the opcode: `reduce` calls the function, `new` makes an instance with `cls.__new__` alone. `is_filled`:
-    the result is given a state, through its `__setstate__` if it has one.
-    """
-
-    __slots__ = ("arguments", "function", "how", "is_filled", "items", "pairs", "state")
-
-    def __init__(self, function: object, arguments: tuple[object, ...], how: str = "reduce") -> None:
-        self.function = function
-        self.arguments = arguments
-        self.how = how
-        self.state: object = None
-        self.is_filled = False
-        self.items: list[object] | None = None
-        self.pairs: dict[object, object] | None = None
-
-    def is_call_of(self, *names: str) -> bool:
-        """Whether the function is one of these globals."""
-        return isinstance(self.function, Name) and self.function.full in names
-
-
-class Persistent:
-    """A reference to something outside the pickle: in torch files, a storage."""
-
-    __slots__ = ("identity",)
-
-    def __init__(self, identity: object) -> None:
-        self.identity = identity
-
-
-class Pickle(NamedTuple):
-    """One pickle: its value, and what an unpickler would do to make it.
-
-    Attributes:
-        value: the saved object, with `Call` in place of what would be called.
-        names: the globals it names, in the order of their first use.
-        calls: every call, in the order of the unpickler; empty containers are left out.
-        builds: every object that would be given a state, with the state.
-        offences: what no pickler writes (a global that is given a state), in words.
-    """
-
-    value: object
-    names: tuple[Name, ...]
-    calls: tuple[Call, ...] = ()
-    builds: tuple[tuple[object, object], ...] = ()
-    offences: tuple[str, ...] = ()
+_MAPPINGS = frozenset((
+    Name("collections", "OrderedDict"), Name("collections", "defaultdict"), Name("collections", "Counter"),
+    Name("builtins", "dict"),
+))  # fmt: skip
+_SEQUENCES = frozenset((
+    Name("builtins", "set"), Name("builtins", "frozenset"), Name("builtins", "list"), Name("builtins", "tuple"),
+    Name("collections", "deque"),
+))  # fmt: skip
+_SIZE = Name("torch", "Size")
+_ENCODE = Name("_codecs", "encode")
+_BYTES = frozenset((Name("builtins", "bytes"), Name("builtins", "bytearray")))
+GETATTR = Name("builtins", "getattr")
 
 
 def read_pickle(stream: bytes | IO[bytes], *, size: int | None = None) -> Pickle:
@@ -129,38 +53,19 @@ def read_pickle(stream: bytes | IO[bytes], *, size: int | None = None) -> Pickle
     return Pickle(value, tuple(machine.names), tuple(machine.calls), tuple(machine.builds), tuple(machine.offences))
 
 
-_MAPPINGS = frozenset((
-    Name("collections", "OrderedDict"), Name("collections", "defaultdict"), Name("collections", "Counter"),
-    Name("builtins", "dict"),
-))  # fmt: skip
-_SEQUENCES = frozenset((
-    Name("builtins", "set"), Name("builtins", "frozenset"), Name("builtins", "list"), Name("builtins", "tuple"),
-    Name("collections", "deque"),
-))  # fmt: skip
-_SIZE = Name("torch", "Size")
-_ENCODE = Name("_codecs", "encode")
-_BYTES = frozenset((Name("builtins", "bytes"), Name("builtins", "bytearray")))
-GETATTR = Name("builtins", "getattr")
-
-
-class _Machine:
-    """The stack, the memo and the marks of one pickle."""
+class _Machine(Stack):
+    """Follows the opcodes of one pickle, and notes what an unpickler would import, call and fill."""
 
     def __init__(self, file: IO[bytes], size: int | None) -> None:
+        super().__init__(file, size)
         self.names: dict[Name, None] = {}
         self.calls: list[Call] = []
         self.builds: list[tuple[object, object]] = []
         self.offences: dict[str, None] = {}
-        self._file = file
-        self._size = 1 << 62 if size is None else size
-        self._stack: list[Any] = []
-        self._marks: list[list[Any]] = []
-        self._memo: dict[int, Any] = {}
         self._known: dict[tuple[str, str], Name] = {}
-        self._protocol = 0
-        self._work = 0
 
     def run(self) -> object:
+        """The value of the pickle, after its last opcode."""
         read, handlers, code = self._file.read, _HANDLERS, b""
         while code != b".":
             code = read(1)
@@ -173,163 +78,6 @@ class _Machine:
             if self._work > MOST_WORK:
                 raise TooLargeError("the pickle describes more objects than are read (about 400 MB of them)")
         return self._stack[-1]
-
-    # Arguments.
-
-    def _bytes(self, count: int) -> bytes:
-        if count < 0:
-            raise PickleError(f"an argument has a negative length ({count})")
-        data = self._file.read(count) if count <= self._size else b""
-        if len(data) < count:
-            raise PickleError(f"not enough data: expected {count:,} bytes", truncated=True)
-        self._work += count >> 5
-        return data
-
-    def _line(self) -> bytes:
-        line = self._file.readline(_LONGEST_LINE)
-        if not line.endswith(b"\n"):
-            raise PickleError("not enough data: a line does not end", truncated=len(line) < _LONGEST_LINE)
-        return line[:-1]
-
-    def _number(self, layout: struct.Struct) -> int:
-        value: int = layout.unpack(self._bytes(layout.size))[0]
-        return value
-
-    # Values.
-
-    def _proto(self) -> None:
-        self._protocol = self._bytes(1)[0]
-        if self._protocol > 5:
-            raise PickleError(f"pickle protocol {self._protocol} is unknown")
-
-    def _frame(self) -> None:
-        self._bytes(8)
-
-    def _stop(self) -> None:
-        if self._marks:
-            raise PickleError("the pickle ends inside of a mark")
-
-    def _none(self) -> None:
-        self._stack.append(None)
-
-    def _newtrue(self) -> None:
-        self._stack.append(True)
-
-    def _newfalse(self) -> None:
-        self._stack.append(False)
-
-    def _int(self) -> None:
-        text = self._line()
-        self._stack.append({b"00": False, b"01": True}[text] if text in (b"00", b"01") else int(text))
-
-    def _binint(self) -> None:
-        self._stack.append(self._number(_I4))
-
-    def _binint1(self) -> None:
-        self._stack.append(self._bytes(1)[0])
-
-    def _binint2(self) -> None:
-        self._stack.append(self._number(_U2))
-
-    def _long(self) -> None:
-        self._stack.append(int(self._line().rstrip(b"L")))
-
-    def _long1(self) -> None:
-        self._stack.append(int.from_bytes(self._bytes(self._bytes(1)[0]), "little", signed=True))
-
-    def _long4(self) -> None:
-        self._stack.append(int.from_bytes(self._bytes(self._number(_I4)), "little", signed=True))
-
-    def _float(self) -> None:
-        self._stack.append(float(self._line()))
-
-    def _binfloat(self) -> None:
-        self._stack.append(_F8.unpack(self._bytes(8))[0])
-
-    def _string(self) -> None:
-        text = self._line().strip()
-        if len(text) < 2 or text[:1] != text[-1:] or text[:1] not in b"'\"":
-            raise PickleError("a STRING has no quotes around it")
-        import codecs
-
-        self._stack.append(codecs.escape_decode(text[1:-1])[0].decode("utf-8", "replace"))
-
-    def _binstring(self) -> None:
-        self._stack.append(self._bytes(self._number(_I4)).decode("utf-8", "replace"))
-
-    def _short_binstring(self) -> None:
-        self._stack.append(self._bytes(self._bytes(1)[0]).decode("utf-8", "replace"))
-
-    def _binbytes(self) -> None:
-        self._stack.append(self._bytes(self._number(_U4)))
-
-    def _short_binbytes(self) -> None:
-        self._stack.append(self._bytes(self._bytes(1)[0]))
-
-    def _binbytes8(self) -> None:
-        self._stack.append(self._bytes(self._number(_U8)))
-
-    _bytearray8 = _binbytes8
-
-    def _unicode(self) -> None:
-        self._stack.append(self._line().decode("raw-unicode-escape"))
-
-    def _binunicode(self) -> None:
-        self._stack.append(self._bytes(self._number(_U4)).decode("utf-8", "surrogatepass"))
-
-    def _short_binunicode(self) -> None:
-        self._stack.append(self._bytes(self._bytes(1)[0]).decode("utf-8", "surrogatepass"))
-
-    def _binunicode8(self) -> None:
-        self._stack.append(self._bytes(self._number(_U8)).decode("utf-8", "surrogatepass"))
-
-    def _readonly_buffer(self) -> None:
-        pass
-
-    # The memo.
-
-    def _put(self) -> None:
-        self._memo[int(self._line())] = self._stack[-1]
-
-    def _binput(self) -> None:
-        self._memo[self._bytes(1)[0]] = self._stack[-1]
-
-    def _long_binput(self) -> None:
-        self._memo[self._number(_U4)] = self._stack[-1]
-
-    def _memoize(self) -> None:
-        self._memo[len(self._memo)] = self._stack[-1]
-
-    def _get(self) -> None:
-        self._stack.append(self._memo[int(self._line())])
-
-    def _binget(self) -> None:
-        self._stack.append(self._memo[self._bytes(1)[0]])
-
-    def _long_binget(self) -> None:
-        self._stack.append(self._memo[self._number(_U4)])
-
-    # Marks: `MARK` puts the stack aside and begins a new one; what needs a mark takes all of it.
-
-    def _mark(self) -> None:
-        self._marks.append(self._stack)
-        self._stack = []
-
-    def _since_mark(self) -> list[Any]:
-        items, self._stack = self._stack, self._marks.pop()
-        return items
-
-    def _pop(self) -> None:
-        if self._stack:
-            self._stack.pop()
-        else:
-            self._since_mark()
-
-    def _pop_mark(self) -> None:
-        self._since_mark()
-
-    def _dup(self) -> None:
-        self._stack.append(self._stack[-1])
 
     # Containers.
 
@@ -430,10 +178,10 @@ class _Machine:
         self._ext(self._bytes(1)[0])
 
     def _ext2(self) -> None:
-        self._ext(self._number(_U2))
+        self._ext(self._number(U2))
 
     def _ext4(self) -> None:
-        self._ext(self._number(_I4))
+        self._ext(self._number(I4))
 
     def _reduce(self) -> None:
         arguments, function = self._stack.pop(), self._stack.pop()
@@ -529,12 +277,6 @@ class _Machine:
 
     # What is put into containers and objects.
 
-    def _spend(self, count: int) -> None:
-        """A copy costs as much as it has items, or a few bytes of pickle could copy gigabytes."""
-        self._work += count
-        if self._work > MOST_WORK:
-            raise TooLargeError("the pickle describes more objects than are read (about 400 MB of them)")
-
     def _extend(self, target: object, items: Iterable[object]) -> None:
         if isinstance(target, list):
             target.extend(items)
@@ -565,9 +307,6 @@ class _Machine:
         self._spend(len(items))
         return target
 
-
-_U2, _U4, _U8, _I4 = (struct.Struct(layout) for layout in ("<H", "<I", "<Q", "<i"))
-_F8 = struct.Struct(">d")
 
 _HANDLERS: Final[dict[bytes, Callable[[_Machine], None]]] = {
     b"I": _Machine._int, b"J": _Machine._binint, b"K": _Machine._binint1, b"M": _Machine._binint2,

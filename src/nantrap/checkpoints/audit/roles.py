@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from typing import Final
 
-from nantrap.checkpoints.audit.pickles import Call
+from nantrap.checkpoints.audit.pickle_objects import Call
 from nantrap.checkpoints.audit.verdict import Role
 
 _PATTERNS: Final[tuple[tuple[Role, re.Pattern[str]], ...]] = (

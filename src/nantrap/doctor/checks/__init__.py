@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from nantrap.doctor.checks import (
+    derivatives,
+    finite_tests,
     handling,
     keeping,
-    maths,
+    logarithms,
+    mixed_precision,
     model,
     order,
     owning,
@@ -24,9 +27,12 @@ __all__ = [
     "SOURCE",
     "Check",
     "Found",
+    "derivatives",
+    "finite_tests",
     "handling",
     "keeping",
-    "maths",
+    "logarithms",
+    "mixed_precision",
     "model",
     "order",
     "owning",

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from nantrap.doctor.checks.maths import in_model
+from nantrap.doctor.checks.derivatives import in_model
 from nantrap.doctor.checks.registry import Found, source_check
 from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.repository import Repository

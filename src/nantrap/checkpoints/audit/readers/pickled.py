@@ -13,7 +13,8 @@ from typing import IO
 
 from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError
 from nantrap.checkpoints.audit.known_names import LOADER
-from nantrap.checkpoints.audit.pickles import Call, Persistent, Pickle, PickleError, TooLargeError, read_pickle
+from nantrap.checkpoints.audit.pickle_objects import Call, Persistent, Pickle, PickleError, TooLargeError
+from nantrap.checkpoints.audit.pickles import read_pickle
 from nantrap.checkpoints.audit.readers.torch_tensors import (
     Found,
     Storage,

@@ -14,7 +14,7 @@ import numpy as np
 from nantrap.checkpoints.audit.contents import StoredTensor, UnreadableError, row_major
 from nantrap.checkpoints.audit.dtypes import DTYPES, DType
 from nantrap.checkpoints.audit.known_names import LOADER
-from nantrap.checkpoints.audit.pickles import Call, Name, Persistent
+from nantrap.checkpoints.audit.pickle_objects import Call, Name, Persistent
 from nantrap.checkpoints.audit.verdict import Problem
 from nantrap.incident.wording import escaped
 

@@ -10,7 +10,8 @@ import re
 import zlib
 
 from nantrap.checkpoints.audit.contents import Contents, Extent, StoredTensor, UnreadableError
-from nantrap.checkpoints.audit.pickles import PickleError, TooLargeError, read_pickle
+from nantrap.checkpoints.audit.pickle_objects import PickleError, TooLargeError
+from nantrap.checkpoints.audit.pickles import read_pickle
 from nantrap.checkpoints.audit.readers.torch_tensors import TensorInStorage, checked, find_tensors
 from nantrap.checkpoints.audit.readers.zip_directory import read_directory
 from nantrap.checkpoints.audit.source import BytesSource, Source

@@ -1,0 +1,193 @@
+"""Checks of source code: logarithms of probabilities that may be exactly zero (NT858-NT860)."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from typing import Final
+
+from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.configuration.constants import dotted
+from nantrap.doctor.repository import Repository
+from nantrap.doctor.source.module import Function, Module, Place
+from nantrap.doctor.source.tensors import has_epsilon, is_epsilon, is_operation, operation, peeled
+
+_LOGS: Final = ("log", "log2", "log10")
+
+_SQUASHED: Final = {"softmax": "softmax", "sigmoid": "sigmoid", "softmax_": "softmax", "sigmoid_": "sigmoid"}
+
+
+@source_check("NT858", "log_of_softmax")
+def log_of_softmax(module: Module, repository: Repository) -> Iterator[Found]:
+    """The logarithm of a softmax.
+
+    Softmax gives exact zeros when logits are far apart (104 in float32, 17 in float16). Their logarithm is -Inf and the
+    gradient NaN.
+
+    Example:
+        loss = -torch.log(torch.softmax(logits, dim=-1))[target]
+
+    Why:
+        exp underflows before log can undo it.
+
+    Fix:
+        One function does both, exactly:
+
+            - torch.log(torch.softmax(logits, dim=-1))
+            + torch.log_softmax(logits, dim=-1)
+
+    Silent:
+        Never, but with an epsilon inside the logarithm the risk is low: the value is finite, the gradient is wrong.
+    """
+    for call, place, operand in _logarithms(module):
+        inner, eased = _without_floor(module, operand, place.function)
+        if is_operation(module, _unwrapped(module, inner), "softmax") is not None:
+            yield Found(
+                "low" if eased else "medium",
+                call.lineno,
+                ast.unparse(call)[:80],
+                "log of a softmax"
+                + (
+                    " with an epsilon: finite, but flat where it matters"
+                    if eased
+                    else " is -Inf where the softmax is 0"
+                ),
+                "use log_softmax",
+            )
+
+
+@source_check("NT859", "log_of_sigmoid")
+def log_of_sigmoid(module: Module, repository: Repository) -> Iterator[Found]:
+    """The logarithm of a sigmoid.
+
+    sigmoid(-104) is 0 in float32 and sigmoid(17) is 1: log(p) or log(1 - p) is -Inf.
+
+    Example:
+        loss = -torch.log(1 - torch.sigmoid(logits)).mean()
+
+    Why:
+        A sigmoid is rounded to 0 or 1 long before the logarithm becomes large.
+
+    Fix:
+        `F.logsigmoid(x)` for log(sigmoid(x)) and `F.logsigmoid(-x)` for log(1 - sigmoid(x)), or
+        `F.binary_cross_entropy_with_logits`.
+
+    Silent:
+        Never, but with an epsilon inside the logarithm the risk is low.
+    """
+    for call, place, operand in _logarithms(module):
+        inner, eased = _without_floor(module, operand, place.function)
+        inner = _one_minus(module, inner, place.function)
+        if is_operation(module, _unwrapped(module, inner), "sigmoid") is not None:
+            yield Found(
+                "low" if eased else "medium",
+                call.lineno,
+                ast.unparse(call)[:80],
+                "log of a sigmoid"
+                + (
+                    " with an epsilon: finite, but flat where it matters"
+                    if eased
+                    else " is -Inf where the sigmoid is 0 or 1"
+                ),
+                "use F.logsigmoid",
+            )
+
+
+@source_check("NT860", "log_without_floor")
+def log_without_floor(module: Module, repository: Repository) -> Iterator[Found]:
+    """The logarithm of a probability that can be exactly zero.
+
+    The probability comes from a softmax or sigmoid a few lines above, and nothing keeps it away from zero.
+
+    Example:
+        p = torch.softmax(logits, dim=-1)
+        entropy = -(p * torch.log(p)).sum(-1)
+
+    Why:
+        0 × log 0 is 0 on paper and NaN on a computer.
+
+    Fix:
+        Compute log_softmax as well as the softmax and use that; or `p.clamp(min=1e-8)`.
+
+    Silent:
+        When the probability is clamped or an epsilon is added.
+    """
+    for call, place, operand in _logarithms(module):
+        inner, eased = _without_floor(module, operand, place.function)
+        if eased:
+            continue
+        inner = _unwrapped(module, _one_minus(module, inner, place.function))
+        name = dotted(inner)
+        if not name:
+            continue
+        value = place.function.latest(name, call.lineno)
+        found = is_operation(module, peeled(module, value), "softmax", "sigmoid") if value is not None else None
+        if found is None or _changed_in_place(place.function, name, call.lineno):
+            continue
+        yield Found(
+            "medium",
+            call.lineno,
+            ast.unparse(call)[:80],
+            f"log({name}), and {name} comes from a {found.name}, which can be exactly 0",
+            f"use log_{found.name}" if found.name == "softmax" else "use F.logsigmoid",
+        )
+
+
+def _logarithms(module: Module) -> Iterator[tuple[ast.Call, Place, ast.expr]]:
+    for call, place in module.sites(*_LOGS):
+        found = operation(module, call)
+        if found is not None and found.operand is not None:
+            yield call, place, found.operand
+    for call, place in module.sites("log1p"):  # log1p(-p) is log(1 - p)
+        found = operation(module, call)
+        if found is not None and isinstance(found.operand, ast.UnaryOp) and isinstance(found.operand.op, ast.USub):
+            yield call, place, found.operand.operand
+
+
+def _without_floor(module: Module, node: ast.expr, function: Function) -> tuple[ast.expr, bool]:
+    """The argument of a logarithm without its floor, and whether it had one."""
+    eased = False
+    while True:
+        clamped = is_operation(module, node, "clamp", "clip", "clamp_min", "maximum", "clamp_", "max")
+        if clamped is not None and clamped.operand is not None and (clamped.arguments or clamped.keywords):
+            node, eased = clamped.operand, True
+            continue
+        if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+            left, right = is_epsilon(module, node.left, function), is_epsilon(module, node.right, function)
+            if left != right:
+                node, eased = (node.right if left else node.left), True
+                continue
+        difference = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub) and not eased
+        if difference and has_epsilon(module, node, function):  # 1 + eps - p, 1 - p + eps
+            return _one_minus(module, node, function), True
+        return node, eased
+
+
+def _one_minus(module: Module, node: ast.expr, function: Function) -> ast.expr:
+    """p of `1 - p`."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Sub):
+        left = node.left
+        constant = module.value(left, function)
+        if isinstance(constant, (int, float)) or has_epsilon(module, left, function):
+            return node.right
+    return node
+
+
+def _unwrapped(module: Module, node: ast.expr) -> ast.expr:
+    return peeled(module, node)
+
+
+def _changed_in_place(function: Function, name: str, line: int) -> bool:
+    """Whether `p.clamp_(...)` or a similar call is above a line."""
+    for each in ast.walk(function.node):
+        if (
+            isinstance(each, ast.Call)
+            and isinstance(each.func, ast.Attribute)
+            and each.lineno < line
+            and (
+                each.func.attr in ("clamp_", "clip_", "add_", "clamp_min_", "clamp_max_")
+                and dotted(each.func.value) == name
+            )
+        ):
+            return True
+    return False

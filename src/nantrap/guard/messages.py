@@ -1,0 +1,66 @@
+"""What is printed at the end of a run, and when it stops."""
+
+from __future__ import annotations
+
+import os
+
+from nantrap.guard.progress import Tally
+from nantrap.incident import Incident
+from nantrap.incident.wording import escaped
+from nantrap.report import one_line
+
+LONGEST_LINE = 4000
+"""A printed line is cut after this many characters: a name may be of any length."""
+
+
+def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
+    """The end of a run in a few lines: what was applied, what was skipped and why."""
+    share = 100.0 * tally.applied / tally.attempted if tally.attempted else 100.0
+    lines = [f"{tally.attempted:,} steps, {tally.applied:,} applied ({share:.1f} %)"]
+    skipped = tally.attempted - tally.applied - tally.scaler_probes
+    if tally.incidents:
+        counts = ((tally.incidents, "incident"), (skipped, "skipped step"), (tally.rollbacks, "rollback"))
+        lines.append(", ".join(f"{count:,} {noun}{'' if count == 1 else 's'}" for count, noun in counts))
+        for slug, count in tally.causes.most_common():
+            lines.append(f"  {count:,} × {slug}")
+    if tally.dropped_micro_batches:
+        lines.append(f"{tally.dropped_micro_batches:,} micro-batches dropped")
+    if tally.dropped_terms:
+        terms = ", ".join(f"{escaped(name)} {count:,} ×" for name, count in tally.dropped_terms.most_common(8))
+        more = len(tally.dropped_terms) - 8
+        lines.append(f"loss terms left out of applied steps: {terms}" + (f" and {more:,} more" if more > 0 else ""))
+    if tally.scaler_probes:
+        lines.append(f"{tally.scaler_probes:,} steps skipped by the GradScaler while it searched its scale (normal)")
+    if tally.outside:
+        lines.append(
+            f"{tally.outside:,} {'step' if tally.outside == 1 else 'steps'} with a batch outside its usual range"
+        )
+    if tally.spikes:
+        lines.append(f"{tally.spikes:,} spikes of loss or gradient norm")
+    lines += no_gradient_lines(tally)
+    if run_dir is not None:
+        report = os.path.join(run_dir, "report.html")
+        line = f"report: {report}" if os.path.exists(report) else f"journal: {run_dir}"
+        lines.append(escaped(line, most=LONGEST_LINE))
+    return "\n".join(lines)
+
+
+def no_gradient_lines(tally: Tally) -> list[str]:
+    """The summary's line if no gradient reached a parameter up to the end of the run."""
+    if tally.still_because:
+        return [tally.still_because]
+    if tally.still_since is None:
+        return []
+    return [f"no gradient from step {tally.still_since:,} to the end: nothing was learned (NT505 dead_training)"]
+
+
+def stop_message(incident: Incident, reason: str, restart: str = "") -> str:
+    """The text of `NonFiniteError`: what happened, where, what was done, what to do."""
+    lines = [one_line(incident, reason)]
+    if incident.restored:
+        lines.append("The step was not applied; parameters, optimizer state and buffers are as before it.")
+    else:
+        lines.append("The step was not applied.")
+    if incident.cause is not None and incident.cause.fix is not None:
+        lines.append(escaped(f"help: {incident.cause.fix.text}", most=LONGEST_LINE))
+    return "\n".join([*lines, restart] if restart else lines)
