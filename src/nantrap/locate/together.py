@@ -277,9 +277,9 @@ class SharedTrace(Trace):
         targets = {n for n in tensors if n in written or (n.startswith(_TARGETS) and not splits)}
         inputs = [tensor for name, found in tensors.items() if name not in targets for tensor in found]
         waits = schema.name.endswith(_WAITS)
-        _, _, origins = self._inputs(inputs, reads=not waits)
+        _, _, origins = self.flow.read(inputs, reads=not waits)
         if waits:
-            origins = origins.union(*(self._pending.pop(self._memory.key(t), frozenset()) for t in inputs))
+            origins = origins.union(*(self._pending.pop(self.flow.key(t), frozenset()) for t in inputs))
         result = func(*args, **kwargs)
         at_once = func.func.namespace == "c10d"
         outputs = [tensor for name in targets for tensor in tensors[name]]
@@ -291,15 +291,13 @@ class SharedTrace(Trace):
         if not copies:
             self.sent |= origins
         for output in outputs:
-            key = self._memory.key(output)
-            self._known.add(key)
-            self._uninitialised.pop(key, None)
-            if not (at_once or copies or waits):  # not there yet: looked at when it is waited for
+            key = self.flow.key(output)
+            if not (at_once or copies or waits):  # not there yet: read when it is waited for
                 self._pending[key] = origins
-                self._bad.pop(key, None)
+                self.flow.pending(key)
                 continue
             nan, inf, _ = extremes(output)
-            self._write(output, key, bad=nan or inf, fresh=True, origins=origins)
+            self.flow.wrote(output, key, bad=nan or inf, fresh=True, origins=origins)
         return result
 
 
