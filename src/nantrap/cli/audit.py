@@ -39,6 +39,7 @@ class Audit:
     _code = 2
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """The arguments of `nantrap audit`."""
         parser.add_argument("paths", nargs="+", metavar="PATH", help="file, folder, glob or URL")
         parser.add_argument("--json", action="store_true", help="print the whole report as JSON on stdout")
         parser.add_argument(
@@ -88,6 +89,7 @@ class Audit:
         )
 
     def run(self, arguments: argparse.Namespace) -> int:
+        """Audit and print; 0 if every checkpoint is healthy, 1 if one is not, 2 for an error."""
         with _lean_imports():
             import nantrap.checkpoints.audit.auditing  # noqa: F401 - all that every audit needs
             from nantrap.checkpoints.audit.ranks import ranks_of_environment
@@ -106,7 +108,8 @@ class Audit:
                 return 2
 
     def _audit(self, arguments: argparse.Namespace, ranks: Ranks, printer: _Printer) -> int:
-        from nantrap.checkpoints.audit.auditing import Progress as Told
+        """Audit the paths and print what was found on rank 0; gives the exit code."""
+        from nantrap.checkpoints.audit.auditing import Progress as ReadingProgress
         from nantrap.checkpoints.audit.auditing import audit
 
         speaks = ranks.rank == 0
@@ -129,7 +132,7 @@ class Audit:
                 workers=arguments.workers,
                 ranks=ranks,
                 engine=engine,
-                progress=Told(bar.add_total, bar.add_bytes),
+                progress=ReadingProgress(bar.add_total, bar.add_bytes),
             )
         if configured is not None:
             from nantrap.checkpoints import compare_with_config
@@ -202,6 +205,7 @@ class _Printer:
 
 
 def _values(report: AuditReport, patterns: list[str] | None) -> list[Shown]:
+    """The tensors whose names match the patterns, with their values; raises if none does."""
     if not patterns:
         return []
     from nantrap.checkpoints.audit.showing import show
@@ -213,6 +217,7 @@ def _values(report: AuditReport, patterns: list[str] | None) -> list[Shown]:
 
 
 def _say_values(printer: _Printer, shown: list[Shown]) -> None:
+    """Print tensors with their first values and their range."""
     path = None
     for one in shown:
         if one.path != path:
@@ -263,6 +268,7 @@ def _as_json(report: AuditReport, moves: tuple[Move, ...]) -> dict[str, Any]:
 
 
 def _say(printer: _Printer, report: AuditReport, moves: tuple[Move, ...], shown: list[Shown]) -> None:
+    """Print every checkpoint, the values that were asked for, the summary, what was moved and the last good one."""
     for checkpoint in report.checkpoints:
         _say_checkpoint(printer, checkpoint)
     _say_values(printer, shown)
@@ -287,6 +293,7 @@ def _say(printer: _Printer, report: AuditReport, moves: tuple[Move, ...], shown:
 
 
 def _say_checkpoint(printer: _Printer, checkpoint: CheckpointAudit) -> None:
+    """Print the verdict on a checkpoint, its first problems and what helps against them."""
     mark = {"ok": (_GREEN, "ok "), "ask": (_YELLOW, "ask"), "bad": (_RED, "bad")}[checkpoint.verdict]
     tensors = f"{checkpoint.tensors:,} tensor{'' if checkpoint.tensors == 1 else 's'}"
     parts = [checkpoint.format, tensors, _size(checkpoint.bytes)]
@@ -302,6 +309,7 @@ def _say_checkpoint(printer: _Printer, checkpoint: CheckpointAudit) -> None:
 
 
 def _say_problem(printer: _Printer, problem: Problem) -> None:
+    """Print a problem in one line, with file, shape and the place of the first bad value."""
     style = {"error": _RED, "warning": _YELLOW}.get(problem.severity, _CYAN)
     where = [escaped(problem.file, most=120)] if problem.file else []
     if problem.shape is not None:
@@ -346,6 +354,7 @@ class _Bar:
         self._total += count
 
     def add_bytes(self, count: int) -> None:
+        """Count bytes that were read, and draw the bar at most 20 times a second."""
         with self._lock:
             self._read += count
             now = time.monotonic()

@@ -27,6 +27,7 @@ def reported_before(
 
 
 def _of_doctor(system: System, code: str) -> tuple[str, ...]:
+    """What `nantrap doctor` says about this fault in the system's own folder."""
     from nantrap.doctor.examine import examine
 
     folder = system.config.parent

@@ -41,6 +41,7 @@ class Data:
     name = "data"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """The arguments of `nantrap data`."""
         add = parser.add_argument
         add("paths", nargs="+", metavar="PATH", help="file, folder, glob, URL or module:dataset")
         add("--json", action="store_true", help="print the report as JSON on stdout")
@@ -60,8 +61,9 @@ class Data:
         add("--force", action="store_true", help="replace FILE if it exists")
 
     def run(self, arguments: argparse.Namespace) -> int:
+        """Check the data, print the report and write the list of bad samples; 1 if anything was found."""
         from nantrap.doctor.data import DataOptions, check_data, write_bad_samples
-        from nantrap.doctor.data import Progress as Told
+        from nantrap.doctor.data import Progress as ReadingProgress
         from nantrap.doctor.data.quarantine import check_target
         from nantrap.doctor.data.readers.factory import is_factory
         from nantrap.engines import engine_named
@@ -78,7 +80,7 @@ class Data:
                 arguments.paths,
                 options=options,
                 engine=engine,
-                progress=Told(bar.add_total, bar.add_bytes, bar.show_samples),
+                progress=ReadingProgress(bar.add_total, bar.add_bytes, bar.show_samples),
             )
         _say(console, report)
         if arguments.json:  # before the list is written: a full disk must not cost the report
@@ -99,6 +101,7 @@ def _positive(text: str) -> int:
 
 
 def _say(console: Console, report: DataReport) -> None:
+    """Print the findings by file, then what helps, notes and a summary."""
     by_file: dict[str, list[DataFinding]] = {}
     for finding in report.findings:
         by_file.setdefault(finding.file, []).append(finding)
@@ -183,6 +186,7 @@ class _Bar:
         self._show((BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn()), done, total)
 
     def _show(self, columns: tuple[ProgressColumn, ...], done: int, total: int | None) -> None:
+        """Draw the progress in a terminal, from the second second on."""
         if not self._console.is_terminal:
             return
         if self._progress is None:

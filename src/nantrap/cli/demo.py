@@ -31,6 +31,7 @@ class Demo:
     name = "demo"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """The arguments of `nantrap demo`."""
         parser.add_argument("system", nargs="?", metavar="SYSTEM", help="the system; without it, the list of all")
         parser.add_argument("--fault", metavar="NAME", help="the fault (default: the system's main one)")
         parser.add_argument("--all", action="store_true", help="every fault of the system, or of all systems")
@@ -48,6 +49,7 @@ class Demo:
         parser.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
 
     def run(self, arguments: argparse.Namespace) -> int:
+        """List the systems, or show one fault or all of them; 0 if the cause of each was named."""
         from nantrap.systems import SYSTEMS, load_system
 
         if arguments.steps < 1:
@@ -98,6 +100,7 @@ def _refuse_used(folder: Path) -> None:
 
 
 def _show(console: Console, system: System, fault: Fault, run_dir: Path, arguments: argparse.Namespace) -> int:
+    """Show one fault: its story, the runs without and with the guard and with remedies, and the report."""
     import torch
 
     from nantrap.cli.before import reported_before
@@ -144,6 +147,7 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
 
 
 def _show_all(console: Console, faults: list[tuple[System, Fault]], folder: Path, arguments: argparse.Namespace) -> int:
+    """Show every fault in a process of its own, several in parallel, then one summary."""
     from nantrap.cli.gallery import show_all, write_summary
     from nantrap.systems.job import processors
 
@@ -170,6 +174,7 @@ def _show_all(console: Console, faults: list[tuple[System, Fault]], folder: Path
 
 
 def _list(*, as_json: bool) -> None:
+    """Print the systems and their faults, wrapped at the terminal's width."""
     from nantrap.systems.catalogue import counts, read_catalogue
 
     entries = read_catalogue()  # a file: no system is imported, nor torch

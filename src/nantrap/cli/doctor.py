@@ -32,6 +32,7 @@ class Doctor:
     name = "doctor"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """The arguments of `nantrap doctor`."""
         add = parser.add_argument
         add("paths", nargs="*", metavar="PATH", default=["."], help="files and folders (default: the current folder)")
         add("--format", choices=("text", "json", "sarif", "github"), default="text", help="how to print the report")
@@ -43,6 +44,7 @@ class Doctor:
         add("--install", action="store_true", help="check this installation instead: versions, devices, extras")
 
     def run(self, arguments: argparse.Namespace) -> int:
+        """Examine the paths and print the report in the chosen format; 1 if it has a finding of high risk."""
         if arguments.install:
             return _install(as_json=arguments.json or arguments.format == "json")
         from nantrap.doctor.examine import examine_repository
@@ -98,6 +100,7 @@ def _show(console: Console, report: Report) -> None:
 
 
 def _suggest(arguments: argparse.Namespace, report: Report, repository: Repository, *, quiet: bool) -> None:
+    """Print the changes of settings as a patch, and apply it if asked."""
     from nantrap.doctor.suggest import apply_edits, edits_for, patch_of
 
     edits = edits_for(report, repository, level=arguments.suggest)
@@ -155,6 +158,7 @@ def _mapping(path: str) -> dict[str, str]:
 
 
 def _install(*, as_json: bool) -> int:
+    """Print versions, devices and extras of this installation; 1 if there is a problem."""
     from nantrap.doctor.install import as_dict, examine_installation
 
     rows = examine_installation()

@@ -35,6 +35,7 @@ class Explain:
         parser.add_argument("--json", action="store_true", help="print it as JSON on stdout")
 
     def run(self, arguments: argparse.Namespace) -> int:
+        """Print the page of a cause or check, the list of all, or those that match the words."""
         if not arguments.cause:
             found: tuple[Page | CheckPage, ...] = (*pages(), *check_pages())
             print(_as_json([_entry(each) for each in found]) if arguments.json else _listed(found))
@@ -72,6 +73,7 @@ def _show(chosen: Page | CheckPage) -> None:
 
 
 def _listed(found: tuple[Page | CheckPage, ...]) -> str:
+    """All causes and checks, one line each, grouped by family."""
     widest = max(len(each.slug) for each in found)
     lines: list[str] = []
     family = ""

@@ -125,6 +125,7 @@ def _named(pictures: Sequence[Picture]) -> int:
 
 
 def _show_alone(system: System, fault: Fault, *, steps: int, seed: int, folder: Path) -> Picture:
+    """Show one fault in a process of its own, and collect what it printed and wrote."""
     arguments = ["demo", system.name, "--fault", fault.name, "--jobs", "1"]
     arguments += ["--steps", str(steps), "--seed", str(seed)]
     began = time.perf_counter()

@@ -33,6 +33,7 @@ class Preflight:
     name = "preflight"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """The arguments of `nantrap preflight`."""
         parser.add_argument("factory", metavar="MODULE:FACTORY", help="train:make_everything")
         parser.add_argument("--json", action="store_true", help="print the report as JSON on stdout")
         parser.add_argument("--strict", action="store_true", help="warnings fail too")
@@ -45,6 +46,7 @@ class Preflight:
         parser.add_argument("--verbose", action="store_true", help="show checks that do not apply, too")
 
     def run(self, arguments: argparse.Namespace) -> int:
+        """Run all checks, each printed when it is done; 1 if one failed."""
         from nantrap.errors import UsageError
 
         if ":" not in arguments.factory:
@@ -96,6 +98,7 @@ class _Bar:
 
 
 def _say(console: Console, check: Check) -> None:
+    """Print a check with its message and its help, wrapped at the terminal's width."""
     width = max(60, min(console.width, 100)) - _INDENT
     lines = textwrap.wrap(_plain(check.message), width) or [""]
     console.print(

@@ -59,6 +59,7 @@ class Replay:
 
 
 def _print(result: ReplayResult) -> None:
+    """Print what was recorded, and whether the replay failed in the same way."""
     from nantrap.report import render_incident
 
     recorded = result.recorded

@@ -25,6 +25,7 @@ class Run:
     name = "run"
 
     def prepare_parser(self, parser: argparse.ArgumentParser) -> None:
+        """The arguments of `nantrap run`; everything after the script belongs to the script."""
         from nantrap.launch.settings import BATCH_RANGES, BUNDLES, DIAGNOSES, POLICIES, RESUME_RATES, STATE_CHECKS
         from nantrap.record.exporters import NAMES as EXPORTERS
 
@@ -90,6 +91,7 @@ class Run:
         add("arguments", nargs=argparse.REMAINDER, metavar="ARGUMENTS", help="arguments of the script")
 
     def run(self, arguments: argparse.Namespace) -> int:
+        """Run the program under a guard, with settings from the command, the environment and pyproject.toml."""
         from nantrap.launch.script import Program
         from nantrap.launch.settings import read_settings
 

@@ -78,6 +78,7 @@ def _root(given: str | None) -> Path:
 
 
 def _bound(host: str, port: int) -> socket.socket:
+    """A listening socket at this address; raises `UsageError` if it cannot be used."""
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.socket(family, socket.SOCK_STREAM)

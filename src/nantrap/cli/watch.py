@@ -60,6 +60,7 @@ def _is_screen() -> bool:
 
 
 def _show_once(run: object, *, as_json: bool) -> None:
+    """Print the state of a run once, as text or JSON."""
     import dataclasses
     import json
 

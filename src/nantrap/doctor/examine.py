@@ -52,6 +52,7 @@ def examine_repository(paths: Sequence[str], *, names: Mapping[str, str] | None 
 
 
 def _examined(paths: Sequence[str], names: Mapping[str, str] | None) -> tuple[Report, Repository]:
+    """Read all files, compose their settings and run every check."""
     notes: list[Note] = []
     texts: dict[str, Text] = {}
     repository = Repository()
@@ -90,6 +91,7 @@ def _read_tree(text: Text) -> Branch:
 
 
 def _read_python(text: Text, repository: Repository, names: Mapping[str, str] | None) -> None:
+    """Add a Python file and its settings to the repository; of a test only the module."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # invalid escapes in other people's strings
         module = read_module(text.text, file=text.file, root=text.root, extra=dict(names) if names else None)
@@ -107,6 +109,7 @@ def _add_trees(
     names: Mapping[str, str] | None,
     notes: list[Note],
 ) -> None:
+    """Add the configuration files as sources: composed by Hydra where they are, else each alone."""
     taken: set[str] = set()
     raw = {file: text.text for file, text in texts.items()}
     for file in trees:
@@ -132,6 +135,7 @@ def _add_trees(
 
 
 def _run(repository: Repository) -> Iterable[Finding]:
+    """The findings of every check on every source and module."""
     for source in list(repository.sources):
         for check in CONFIGURATION:
             for found in check.function(source, repository):

@@ -102,6 +102,8 @@ def read_files(paths: Sequence[str], notes: list[Note]) -> Iterator[Text]:
 
 
 def _walk(folder: str, notes: list[Note]) -> Iterator[str]:
+    """The files of known kinds below a folder, in order; folders that cannot be read are noted."""
+
     def refused(error: OSError) -> None:
         notes.append(Note(str(error.filename), f"cannot be read: {error.strerror}"))
 
@@ -113,6 +115,7 @@ def _walk(folder: str, notes: list[Note]) -> Iterator[str]:
 
 
 def _read(file: str, root: str, seen: set[str], notes: list[Note], *, asked: bool) -> Iterator[Text]:
+    """The text of a file, once; noted and left out if it is too large or not text."""
     identity = os.path.realpath(file)
     if identity in seen:
         return

@@ -74,6 +74,7 @@ def frozen_share(path: str, rates: list[float]) -> list[FrozenShare]:
 
 
 def _chunks(source: Any, offset: int, count: int, dtype: str) -> Iterator[np.ndarray[Any, np.dtype[np.float32]]]:
+    """The values of a stored tensor as float32, a chunk at a time."""
     kind = _TYPES[dtype]
     for start in range(0, count, _CHUNK):
         size = min(_CHUNK, count - start)

@@ -83,6 +83,7 @@ def _parts(version: str) -> tuple[int, ...]:
 
 
 def _devices() -> list[Row]:
+    """What torch can run on, and what is wrong with it."""
     if importlib.util.find_spec("torch") is None:
         return []
     try:
@@ -113,6 +114,7 @@ def _devices() -> list[Row]:
 
 
 def _memory() -> list[Row]:
+    """Memory and free disk space."""
     rows = []
     try:
         pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")

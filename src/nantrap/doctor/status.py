@@ -87,6 +87,7 @@ def comparable(repository: Repository) -> bool:
 
 
 def _row(source: Source) -> list[tuple[str, Setting]]:
+    """The settings of a source that the overview shows, by the names of its columns."""
     found: list[tuple[str, Setting]] = []
     asked = computation(source) or weights(source)
     if asked is not None:

@@ -53,6 +53,7 @@ class Ray:
             self._ray.init(num_cpus=self._workers, include_dashboard=False, **quiet)
 
     def _run(self, function: Callable[[Item], Result], items: Sequence[Item]) -> Iterator[tuple[int, Result]]:
+        """The results as the tasks finish, each with the number of its item; a lost task is computed here."""
         errors = self._ray.exceptions
         task = self._ray.remote(max_retries=_RETRIES)(lambda item: function(item))
         most = _WAITING if self._workers is None else max(1, self._workers)

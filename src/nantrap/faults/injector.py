@@ -90,6 +90,9 @@ class Injector:
     # One step.
 
     def _before_root(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """A training step begins: put in the faults that are due now, and prepare those of its backward pass and its
+        loss.
+        """
         if not _is_training(module):
             return
         self.step += 1
@@ -139,6 +142,7 @@ class Injector:
         self._note(fault, f"{name}{place}")
 
     def _candidates(self, module: nn.Module, fault: Fault, inputs: Any) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that a fault of this kind may hit, by name."""
         if fault.kind == "batch":
             yield from ((f"input{number}", tensor) for number, tensor in enumerate(tensors_in(inputs)))
         elif fault.kind == "buffer":
@@ -223,6 +227,8 @@ class Injector:
             self._restore.append(functools.partial(setattr, owner, name, original))
 
     def _spoiling(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """`torch.save`, which spoils a copy of what is saved when a fault is due."""
+
         @functools.wraps(original)
         def save(obj: Any, *args: Any, **kwargs: Any) -> Any:
             self._saves += 1

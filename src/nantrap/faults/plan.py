@@ -89,6 +89,7 @@ def parse_faults(text: str) -> tuple[Fault, ...]:
 
 
 def _parse(text: str) -> Fault:
+    """The fault of a text such as `grad:0.01,seed=1`; raises `UsageError` that says how one is written."""
     kind, _, rest = text.partition(":")
     given: dict[str, str] = {}
     for item in filter(None, (part.strip() for part in rest.split(","))):

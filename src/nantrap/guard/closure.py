@@ -43,6 +43,7 @@ def attempt_with_closure(
     norms: list[Tensor] = []
 
     def closure() -> Tensor:
+        """Evaluate the loss and its gradients once; the first evaluation is read, to judge where the step began."""
         members.clear_gradients()
         micro = Micro(as_loss(fn(batch)), 1.0, batch, fn, rng)
         micro.loss.total.backward()

@@ -89,6 +89,7 @@ class Headroom:
         """A hook that keeps the largest magnitude of one module's output, on the device."""
 
         def observe(module: nn.Module, args: Any, output: Any) -> None:
+            """Keep the largest output of the module, and the limit of its dtype."""
             tensor = output[0] if isinstance(output, (tuple, list)) and output else output
             if isinstance(tensor, Tensor) and tensor.is_floating_point() and tensor.numel():
                 with torch.no_grad():

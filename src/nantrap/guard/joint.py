@@ -197,6 +197,7 @@ def _part(
     batch: Any = None,
     seed: float | None = None,
 ) -> Part:
+    """Forward and backward of the failed step on this rank, with what is changed around it."""
     with failed.rewound(), resharded(failed), around or contextlib.nullcontext():
         given = failed.batch if batch is None else batch[0]
         return forward_and_backward(failed, given, seed=seed, stop_early=False)
@@ -205,6 +206,8 @@ def _part(
 def _steps(
     failed: FailedStep, ranks: Ranks, laboratory: Laboratory, since: int, rates: Mapping[int, tuple[float, ...]]
 ) -> Part:
+    """The steps since an older state, made again with other learning rates, gradients averaged as in training."""
+
     def average() -> None:
         if failed.averaged:
             ranks.average([p.grad for p in failed.parameters.values() if p.grad is not None])

@@ -112,6 +112,7 @@ def parse_expectations(document: Any, *, where: str = "plan") -> Expectations:
 
 
 def _stage(given: Any, where: str, index: int) -> Stage:
+    """A stage of a plan: its range of epochs or steps, and what is expected in it."""
     table = _table(given, where, ("name", "epochs", "steps", *_KEYS))
     units = [unit for unit in ("epochs", "steps") if unit in table]
     if len(units) != 1:
@@ -130,6 +131,7 @@ def _stage(given: Any, where: str, index: int) -> Stage:
 
 
 def _expected(given: Any, where: str) -> Expected:
+    """What is expected of a stage or a run; raises `FormatError` that names the key."""
     table = _table(given, where, _KEYS)
     loss = table.get("loss")
     if isinstance(loss, Mapping):
@@ -168,6 +170,7 @@ def _limits(given: Any, where: str) -> Limits:
 
 
 def _table(given: Any, where: str, known: tuple[str, ...] | None = None) -> Mapping[str, Any]:
+    """A mapping with text keys; raises `FormatError` for anything else, and for a key that is not known."""
     if given is None:
         return {}
     if not isinstance(given, Mapping):
@@ -183,6 +186,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _number(value: Any, where: str) -> float | None:
+    """A number, also one that YAML read as text (`1e-4`); `None` for none."""
     if isinstance(value, str):  # YAML reads 1e-4 as text
         try:
             return float(value)

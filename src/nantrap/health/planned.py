@@ -76,6 +76,7 @@ def _position(window: Window, stage: Stage, plan: Expectations) -> NDArray[Any] 
 
 
 def _loss(window: Window, expected: Literal["falls", "stable"] | Limits) -> Iterator[Finding]:
+    """Whether the loss falls, is stable or ends within its limits, as the plan says."""
     if isinstance(expected, Limits):
         column = window.column("loss")
         if column is None:
@@ -109,6 +110,7 @@ def _loss(window: Window, expected: Literal["falls", "stable"] | Limits) -> Iter
 
 
 def _incidents(window: Window, most: int) -> Iterator[Finding]:
+    """Whether there were at most as many incidents, or lines about errors, as the plan allows."""
     for finding in incidents(window):
         if finding.check not in ("incidents", "log_lines"):
             continue
@@ -141,6 +143,7 @@ def _spikes(window: Window, most: int) -> Iterator[Finding]:
 
 
 def _lr(window: Window, expected: Expected) -> Iterator[Finding]:
+    """Whether first, largest and last learning rate are those of the plan, within one percent."""
     column = window.column("lr")
     if column is None or not len(column):
         yield Finding("lr", "warn", "not judged: the log has no learning rate")
@@ -159,6 +162,7 @@ def _lr(window: Window, expected: Expected) -> Iterator[Finding]:
 
 
 def _values(window: Window, pattern: str, limits: Limits) -> Iterator[Finding]:
+    """Whether the columns that match a pattern stay within their limits."""
     names = [
         name
         for name in window.series.names
@@ -177,6 +181,7 @@ def _values(window: Window, pattern: str, limits: Limits) -> Iterator[Finding]:
 
 
 def _evaluation(window: Window, name: str, limits: Limits | None) -> Iterator[Finding]:
+    """Whether an evaluation improved, or ended within its limits."""
     results = window.evaluations()
     column = results.get(name) or results.get(f"eval_{name}") or results.get(f"val_{name}")
     if column is None:

@@ -86,6 +86,7 @@ def _backward(loops: Loops, scaled: Scaled, original: Any) -> Any:
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+        """Passes the loss on to every guard whose parameters it reaches; the script's own call runs inside them."""
         if is_compiling() or compiler_listens():
             untraced(tensors, *args, **kwargs)
             return
@@ -127,6 +128,7 @@ def _clip_grad_norm(loops: Loops, original: Any) -> Any:
         error_if_nonfinite: bool = False,
         foreach: bool | None = None,
     ) -> Any:
+        """Clips as torch does, and keeps the norm for the guard. Gradients that are not finite are left as they are."""
         if is_compiling():  # a call of ours would break a graph that is whole without it
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         if compiler_listens():
@@ -174,6 +176,7 @@ def _step(loops: Loops, original: Any) -> Any:
 
     @functools.wraps(original)
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        """Lets the optimizer's guard judge the step before it is made."""
         if is_compiling() or compiler_listens():
             return untraced(self, *args, **kwargs)
         if activity.busy or active_replays:
@@ -204,6 +207,7 @@ def _asking(loops: Loops, original: Any) -> Any:
 
     @functools.wraps(original)
     def ask(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """Notes a tensor that the script reads, then reads it."""
         if is_compiling():  # what is asked of a traced tensor has no answer yet
             return original(tensor, *args, **kwargs)
         if asked.open or not guards:
@@ -222,6 +226,7 @@ def _testing(loops: Loops, original: Any) -> Any:
 
     @functools.wraps(original)
     def test(tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        """Notes an output, a gradient or a batch that the script tests, then tests it."""
         if not isinstance(tensor, Tensor) or is_compiling() or not guards or loops.is_own_call():
             return original(tensor, *args, **kwargs)
         if tensor.requires_grad:

@@ -174,6 +174,7 @@ def install(patches: Patches, batches: Batches) -> None:
         return index
 
     def following(original: Any, self: Any) -> Any:
+        """The next batch, noted with the indices that its sampler drew and with its place in the epoch."""
         batches.before_next()
         batch = original(self)
         drawn = _drawn(self)

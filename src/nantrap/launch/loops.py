@@ -271,12 +271,14 @@ class Loops:
         self.loose_values.close()
 
     def _watch_calls(self) -> None:
+        """Replace `nn.Module.__call__`, so that the first call of a model shows which optimizer it belongs to."""
         if self.searching:
             return
         self.searching = True
         plain = self._plain_call = nn.Module.__call__
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+            """A call of any module, noted before it is made."""
             if is_compiling() or compiler_listens():  # inside a compiled step: its backward pass will show it
                 return plain(module, *args, **kwargs)
             if not self.is_own_call():
@@ -319,6 +321,7 @@ class Loops:
             self._beside.clear()
 
     def _called(self, module: nn.Module) -> None:
+        """A module is called with gradients: an optimizer that waits for its model gets a guard if this is it."""
         waiting = [each for each in self.entries() if each.loop is None and not each.unguarded_because]
         for entry in waiting:
             optimizer = entry.optimizer()
@@ -344,6 +347,7 @@ class Loops:
                 loop.protect(module)
 
     def _make(self, entry: Entry, *, called: nn.Module | None) -> None:
+        """Make the guard of an optimizer, or note why there is none. While its model is lazy, nothing happens yet."""
         optimizer = entry.optimizer()
         if optimizer is None or is_guarded(optimizer):
             entry.unguarded_because = "the script guards it itself"

@@ -72,6 +72,7 @@ class LooseValues:
             self._activity.busy = False
 
     def _look(self, tensor: Tensor) -> None:
+        """Count a value that is not finite, and diagnose the first few of them."""
         if not finite.any_nonfinite([tensor.detach()]):
             return
         self._last = weakref.ref(tensor)

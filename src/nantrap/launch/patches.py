@@ -45,6 +45,8 @@ class Patches:
         plain = compiled == "plain"
 
         def make(original: Any) -> Any:
+            """The wrapped function, which steps aside while the compiler traces."""
+
             @functools.wraps(original)
             def wrapped(*args: Any, **kwargs: Any) -> Any:
                 if is_compiling():

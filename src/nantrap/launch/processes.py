@@ -25,6 +25,7 @@ def install(patches: Patches, loops: Loops) -> None:
     """Guard every rank that the script starts as a separate process."""
 
     def start(original: Any, self: Any, *given: Any, **kwargs: Any) -> None:
+        """Starts the process under `nantrap run`, if its command is a Python program that can be guarded."""
         command = given[0] if given else kwargs.get("args")
         guarded = guarded_command(command, kwargs.get("env"), here=os.environ)
         if guarded is None or kwargs.get("shell") or kwargs.get("executable"):

@@ -188,6 +188,7 @@ class Comparison:
             self._published.append(steps)
 
     def _compare(self, steps: int) -> None:
+        """Read the checksums that all ranks published at this step, if all are there; report those that differ."""
         store = default_store() if dist.is_initialized() else None
         if store is None or self.note:
             return

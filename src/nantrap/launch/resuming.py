@@ -28,6 +28,7 @@ def install(patches: Patches, loops: Loops) -> None:
         return result
 
     def loaded_model(original: Any, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """Loads the state into the module, and reports parameters that are not finite after it."""
         result = original(self, *args, **kwargs)
         if not loops.is_own_call():
             bad = [name for name, p in self.named_parameters() if finite.any_nonfinite([p.detach()])]

@@ -114,6 +114,7 @@ def _replica_around(called: nn.Module, wanted: set[int]) -> nn.Module | None:
 
 
 def _outermost(wanted: set[int]) -> list[nn.Module]:
+    """The modules that hold some of the wanted parameters and are part of no other module, among everything alive."""
     alive = [thing for thing in gc.get_objects() if issubclass(type(thing), nn.Module) and "_modules" in vars(thing)]
     parents: dict[int, list[nn.Module]] = {}
     for module in alive:

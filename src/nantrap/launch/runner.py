@@ -42,6 +42,7 @@ def run_program(program: Program, settings: Settings) -> int:
 
 
 def _run(call: Callable[[], None], attachment: Attachment) -> int:
+    """Run the program and give its exit code. An exception is shown as Python would, then explained."""
     try:
         call()
     except SystemExit as error:

@@ -46,6 +46,9 @@ def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
         return result
 
     def step(original: Any, self: GradScaler, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """Passes `scaler.step(optimizer)` to the guard, with the gradients unscaled unless the optimizer divides them
+        itself.
+        """
         run = functools.partial(original, self, optimizer, *args, **kwargs)
         inner = innermost(optimizer)
         loop = None if not self.is_enabled() or loops.is_own_call() else loops.loop_of(inner)

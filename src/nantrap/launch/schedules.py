@@ -25,6 +25,7 @@ def install(patches: Patches, loops: Loops) -> None:
     inside: list[bool] = []
 
     def step(original: Any, self: LRScheduler, *args: Any, **kwargs: Any) -> None:
+        """Steps the schedule, except after a refused step of a schedule that moves with every step."""
         optimizer = innermost(getattr(self, "optimizer", None))
         entry = loops.entry(optimizer) if isinstance(optimizer, Optimizer) else None
         loop = entry.loop if entry is not None else None

@@ -61,6 +61,7 @@ class Program:
         exec(code, vars(main))  # the user's own program
 
     def _prepare_script(self, main: ModuleType) -> CodeType:
+        """The compiled code of a script, with `__main__` and `sys.path` set as Python sets them."""
         path = _as_python_names_it(self.target)
         _put_first(os.path.dirname(os.path.realpath(path)))
         main.__file__ = path
@@ -74,6 +75,7 @@ class Program:
         return compile(source, path, "exec", dont_inherit=True)
 
     def _prepare_container(self, main: ModuleType) -> CodeType:
+        """The compiled `__main__.py` of a folder or zip file, with `sys.path` set as Python sets it."""
         folder = _as_python_names_it(self.target).rstrip(os.sep)
         if getattr(sys.flags, "safe_path", False):
             sys.path.insert(0, folder)
@@ -122,6 +124,7 @@ def _is_container(target: str) -> bool:
 
 
 def _hint(target: str) -> str:
+    """What to add to an error about a missing script: how to run it as a module, if there is one of that name."""
     first = target.partition(".")[0]
     if target.endswith(".py") or not first.isidentifier():
         return ""

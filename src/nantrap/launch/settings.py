@@ -203,6 +203,7 @@ def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _from_project(folder: Path) -> dict[str, Any]:
+    """The settings of `[tool.nantrap.run]` in the nearest `pyproject.toml` at or above a folder."""
     path = next(
         (each / "pyproject.toml" for each in (folder, *folder.parents) if (each / "pyproject.toml").is_file()), None
     )
@@ -251,6 +252,7 @@ def _field(option: str) -> str:
 
 
 def _typed(option: str, value: Any, *, where: str) -> Any:
+    """A setting as the type of its option; raises `FormatError` that names where it was written."""
     kind: type = type(getattr(Settings(), _field(option)))
     try:
         if kind is bool:

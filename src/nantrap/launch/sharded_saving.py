@@ -61,6 +61,7 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._loader: Any = None
 
     def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        """Finds the module as usual, and puts this object in the place of its loader: it then sees the import."""
         if fullname != self._name or self._loader is not None:
             return None
         self._loader = self  # the search below comes here again
@@ -85,6 +86,7 @@ def _checked(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any
 
 
 def _options(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """The options to save with: another folder if a rank's part is not finite. Raises under a strict policy."""
     guards = list(loops)
     if loops.is_own_call() or not guards or not isinstance(state, Mapping):
         return options

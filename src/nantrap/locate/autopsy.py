@@ -130,6 +130,7 @@ class _Autopsy:
         self.inside = self._walk(list(self.boundary)) if self.boundary or call is None else reached
 
     def _walk(self, roots: list[Any]) -> set[Any]:
+        """All nodes below the roots, up to a limit. Notes for each output which nodes use it."""
         seen: set[Any] = set()
         stack = list(roots)
         while stack and len(seen) < _MOST_NODES:
@@ -160,6 +161,9 @@ class _Autopsy:
         return self.values[key]
 
     def _find_value(self, node: Any, output: int, depth: int) -> Tensor | None:
+        """The value of a node's output: saved by the node or by a node that uses it, else computed again; `None` if
+        unknown.
+        """
         if node.name() == ACCUMULATE:
             return node.variable.detach()  # type: ignore[no-any-return]
         result = self.saved_by(node).get("result") if output == 0 else None
@@ -181,6 +185,7 @@ class _Autopsy:
         return _result(call, output)
 
     def call(self, node: Any, depth: int = 0) -> Call | None:
+        """The forward call of a node, rebuilt from what the graph saved; `None` if an operand is missing."""
         operands: dict[str, Any] = {}
         names = operand_names(node)
         lists = len(set(names)) < len(names)
@@ -287,6 +292,7 @@ class _Autopsy:
                 yield Capture(self._op(node, name), call.run, args, kwargs, ())
 
     def _judge(self, node: Any, value: Tensor | None, inputs: list[_Input]) -> Evidence | None:
+        """The evidence if this node made bad values of good inputs, or was given bad data; `None` if it did neither."""
         if value is None:
             return None
         nan, inf, _ = extremes(value)
@@ -330,6 +336,7 @@ class _Autopsy:
         return Op(0, f"aten.{name}", "forward", "" if inside else OUTSIDE, 0, node.name(), sequence_of(node), None)
 
     def _convict(self, node: Any, name: str, made: Any, value: Tensor) -> Evidence:
+        """The evidence against a node: its operation, and its operands as far as the graph saved them."""
         op = self._op(node, name)
         if operation_name(node.name()) is None:
             op.name = name
@@ -374,6 +381,7 @@ class _Autopsy:
 
 
 def _result(call: Call, output: int) -> Tensor | None:
+    """One output of a call that is made again; `None` if it is too large to try, or fails."""
     if any(isinstance(value, Tensor) and value.numel() > _LARGEST for value in call.arguments.values()):
         return None
     with contextlib.suppress(RuntimeError, TypeError, IndexError, ValueError, NotImplementedError):

@@ -128,6 +128,7 @@ def _list_of_samples(batch: Any) -> int | None:
 
 
 def _ragged_length(batch: Any) -> int | None:
+    """The number of samples of a batch that is a list of tensors of different lengths, or holds one."""
     items = batch.values() if isinstance(batch, Mapping) else batch
     if isinstance(items, Tensor) or not hasattr(items, "__iter__"):
         return None

@@ -146,6 +146,7 @@ def given_by_loop() -> list[Tensor]:
 
 
 def _names_of_loop(code: CodeType, line: int) -> set[str]:
+    """The names that the loops around a line take from their data, without those that they compute."""
     try:
         tree = ast.parse("".join(linecache.getlines(code.co_filename)))
     except (SyntaxError, ValueError):

@@ -93,6 +93,7 @@ class Guarded:
         return names
 
     def _helpers(self) -> dict[str, Any]:
+        """The checks by the names under which the rewritten code calls them."""
         return {
             CALL: self._call,
             NEW: self._new,
@@ -105,6 +106,7 @@ class Guarded:
     # ---- what the compiled code calls
 
     def _call(self, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """The result of a call, if it has no side effect that stays; raises `NotRepeatable` for any other."""
         if isinstance(function, nn.Module):
             return self._call_module(function, args, kwargs)
         if isinstance(function, functools.partial):
@@ -137,6 +139,9 @@ class Guarded:
         return value
 
     def _call_module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """Call the model as it was called, a module of torch as it is, and a module of the user's with every call
+        checked.
+        """
         if id(module) in self._parts or hasattr(module, "_orig_mod") or _is_wrapper(module, self._parts):
             with self._fresh.resting():
                 return self._call_model(module, args, kwargs)
@@ -263,6 +268,7 @@ def _is_wrapper(module: nn.Module, parts: set[int]) -> bool:
 
 
 def _is_pure(function: Any, name: str, owner: Any) -> bool:
+    """Whether a function is known to change nothing outside its result."""
     if name in _IMPURE_NAMES:
         return False
     if isinstance(owner, Tensor):

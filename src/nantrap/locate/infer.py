@@ -292,6 +292,7 @@ def _nodes(filename: str) -> Iterator[ast.AST]:
 
 
 def _matches(expression: ast.Call | ast.BinOp | ast.AugAssign, operation: str, unit: _Unit) -> bool:
+    """Whether an expression is written as this operation: by name, by operator, or as a module of that kind."""
     if isinstance(expression, (ast.BinOp, ast.AugAssign)):
         wanted = _OPERATORS.get(operation)
         return wanted is not None and isinstance(expression.op, wanted) and not _is_plain_number(expression)
@@ -322,6 +323,7 @@ def _is_plain_number(expression: ast.BinOp | ast.AugAssign) -> bool:
 
 
 def _source(code: types.CodeType, expression: ast.Call | ast.BinOp | ast.AugAssign) -> Source:
+    """The source line of an expression, marked as inferred."""
     one_line = expression.end_lineno == expression.lineno
     return Source(
         file=code.co_filename,

@@ -43,6 +43,7 @@ def locate(failed: FailedStep, *, seconds: float = 60.0) -> Location:
 
 
 def _locate(failed: FailedStep, seconds: float) -> Location:
+    """Choose how to search: the update, the norm, a replay of the step, its source, a tape, or the graph alone."""
     if failed.symptom == "optimizer" and failed.run_update is not None:
         return location_of(replay_update(failed), fallback="optimizer")
     if failed.norm_overflowed and math.isfinite(failed.loss_value):

@@ -47,6 +47,7 @@ class Location:
 
 
 def location_of(replay: Replay, *, fallback: Phase) -> Location:
+    """Where a replay says that it began, with notes on how the replay differed from the step."""
     location = Location(phase=fallback, replay=replay, exact=replay.exact, sinks=replay.sinks)
     shown = replay.differences if replay.failed else replay.differences[:1]
     location.notes += [f"the replay differs: {text}" for text in shown]

@@ -57,6 +57,7 @@ class _Backward:
         self.unknown: list[Any] = []
 
     def go(self, factor: float) -> None:
+        """Run the backward pass of the loss's own nodes, one after the other, from a gradient of `factor`."""
         self.incoming[self.part.nodes[0], 0] = torch.full_like(self.part.loss, factor)
         for node in self._in_order():
             if node.name() == ACCUMULATE:
@@ -109,6 +110,7 @@ class _Backward:
         return torch.ones(shape, dtype=dtype, device=device)
 
     def _backward(self, node: Any) -> tuple[Any, ...]:
+        """The gradients that a node gives, by its own function or computed again from what it saved."""
         names = tensor_names(type(node))
         if not names:
             result = node(*[self._given(node, i) for i in range(len(input_metadata_of(node)))])

@@ -87,6 +87,7 @@ def _overloads(name: str) -> tuple[Any, ...]:
 
 @functools.lru_cache(maxsize=1024)
 def _arguments(overload: Any) -> tuple[Argument, ...]:
+    """The arguments of an operation by its schema."""
     result = []
     for argument in schema_of(overload).arguments:
         kind = str(argument.type)
@@ -237,6 +238,7 @@ def _matches(call: Call, values: Mapping[str, Any]) -> int:
 
 
 def _fill(name: str, overload: Any, values: Mapping[str, Any]) -> Call | None:
+    """The call of an operation with these values; `None` if a required argument is missing and may not be assumed."""
     arguments: dict[str, Any] = {}
     assumed: list[str] = []
     anchor = next((v for v in values.values() if isinstance(v, Tensor) and v.is_floating_point()), None)

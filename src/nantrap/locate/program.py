@@ -124,6 +124,9 @@ class Program:
         return ProgramState(generators, attributes)
 
     def _attributes(self) -> Iterator[tuple[nn.Module, str, Any]]:
+        """The attributes of modules that are state, copied: all of them now and then, else those that were seen to
+        change.
+        """
         full = self._captures <= _FULL_STEPS or self.quiet or self._captures % _RESCAN_EVERY == 0
         if not full and not self._moving:
             return
@@ -242,6 +245,7 @@ def _read_generator(generator: Any) -> Any:
 
 
 def _write_generator(generator: Any, state: Any) -> None:
+    """Put a generator back to a state, whichever library it is of."""
     if isinstance(generator, torch.Generator):
         generator.set_state(state)
     elif isinstance(generator, random.Random):
@@ -267,6 +271,7 @@ def _is_state(value: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
+    """A copy of a value and of what it holds; tensors with a graph and unknown objects as they are."""
     if isinstance(value, Tensor):
         return value.detach().clone() if value.grad_fn is None and not value.requires_grad else value
     if isinstance(value, dict):
@@ -290,6 +295,7 @@ def _fits(current: Tensor, kept: Tensor) -> bool:
 
 
 def _equal(a: Any, b: Any) -> bool:
+    """Whether two values are the same, where NaN equals NaN."""
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.shape == b.shape and a.dtype == b.dtype and bool(((a == b) | ((a != a) & (b != b))).all())
     if isinstance(a, Tensor) or isinstance(b, Tensor) or type(a) is not type(b):

@@ -215,6 +215,7 @@ def registered(failed: FailedStep, *, optimizer: bool = False) -> Registered:
 
 
 def _inputs(failed: FailedStep) -> Any:
+    """What the step was given, by name: its batch, or the arguments of the model's calls."""
     if failed.forward is not None or failed.root_call is None:
         return failed.batch
     calls = failed.root_call.chain()
@@ -231,6 +232,7 @@ def _inputs(failed: FailedStep) -> Any:
 
 
 def _optimizer_state(failed: FailedStep) -> dict[str, Tensor]:
+    """The tensors of the optimizer's state, named like `exp_avg of head.weight`."""
     names = {id(parameter): name for name, parameter in failed.parameters.items()}
     return {
         f"{key} of {names.get(id(parameter), '?')}": value
@@ -242,6 +244,7 @@ def _optimizer_state(failed: FailedStep) -> dict[str, Tensor]:
 
 
 def _compare(failed: FailedStep, loss: float) -> tuple[bool | None, tuple[str, ...]]:
+    """Whether loss and gradients of the replay are those of the step bit for bit, and what differs, in words."""
     differences = []
     if not _same_number(loss, failed.loss_value):
         differences.append(f"the loss was {failed.loss_value:.9g} and is {loss:.9g} in the replay")

@@ -177,6 +177,7 @@ class _Slice:
 
     @classmethod
     def of(cls, frame: Frame, statements: Sequence[ast.stmt], expression: ast.expr, *, follows_all: bool) -> _Slice:
+        """The statements on which an expression depends, compiled again, with the names that the frame holds."""
         held = names_in(frame)
         needed = _loads(expression)
         kept: list[ast.stmt] = []

@@ -96,6 +96,7 @@ def _names_in_file(file: str) -> dict[int, str]:
     found: dict[int, str] = {}
 
     def visit(node: ast.AST, prefix: str) -> None:
+        """Note the first line and the qualified name of each function below a node."""
         for child in ast.iter_child_nodes(node):
             if isinstance(child, ast.ClassDef):
                 visit(child, f"{prefix}{child.name}.")

@@ -156,9 +156,11 @@ class Tape:
         return _Leaf(where, value.requires_grad)
 
     def _run(self, last: int, wanted: Where) -> Tensor:
+        """Run the recorded operations again up to the last one, and give the wanted value."""
         values: dict[Where, Tensor] = {}
 
         def resolve(leaf: Any) -> Any:
+            """The tensor of an operand: made in this run, or kept from before the step."""
             if not isinstance(leaf, _Leaf):
                 return leaf
             value = values.get(leaf.where)
@@ -180,6 +182,7 @@ class Tape:
 
 
 def _called(entry: _Entry, args: Any, kwargs: Any) -> Any:
+    """The result of a recorded operation: drawn values as they were, replaced by a trial, or computed again."""
     if entry.drawn is not None:
         if not schema_of(entry.func).is_mutable:
             return entry.drawn

@@ -42,6 +42,7 @@ def locate_without_function(failed: FailedStep) -> Location:
 
 
 def _search(failed: FailedStep) -> Location:
+    """Where it began without a function to run: the loss's own nodes first, then the model's calls."""
     evidence = failed.evidence
     if isinstance(evidence, Evidence) and not evidence.inside and failed.root_call is not None:
         return _in_loss(evidence_location(evidence, failed), failed)
@@ -98,6 +99,7 @@ def _bad_cotangent(failed: FailedStep) -> bool:
 
 
 def _finite_model(failed: FailedStep) -> str:
+    """The note for a model that is finite in a replay: what that says about the cause."""
     if math.isfinite(failed.loss_value) and _bad_cotangent(failed):
         return "the gradient that entered the model was bad already: the cause is in the loss function's backward"
     if not math.isfinite(failed.loss_value) and failed.evidence is None:

@@ -46,6 +46,7 @@ def temperature_log_softmax(
 
 
 def _scaled(logits: Tensor, temperature: float | Tensor, dim: int, limits: tuple[float, float]) -> Tensor:
+    """The logits divided by the temperature within its limits, each row shifted to a maximum of 0."""
     low, high = limits
     if not 0 < low <= high:
         raise ValueError(f"limits must be 0 < low <= high, not {limits}")

@@ -36,6 +36,7 @@ def normalize_weights(weights: Tensor, *, dim: int = -1) -> Tensor:
 class _Share(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, w: Tensor, dim: int) -> Tensor:
+        """Each weight's share of the sum; even shares where the sum is 0."""
         part = w / w.shape[dim]
         mean = part.sum(dim, keepdim=True)
         tiny = smallest_normal(w.dtype)

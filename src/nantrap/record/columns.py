@@ -254,6 +254,7 @@ class Table:
         return cells.dense(self.rows)
 
     def _add_texts(self, name: str, values: list[str], rows: Ints | None) -> None:
+        """Add values of text: those that are numbers to the numbers, the others to the texts while there is room."""
         numbers = [_spelt(value) for value in values] if name in self._numbers or _spelt(values[0]) is not None else []
         if numbers and all(number is not None for number in numbers):
             self._append(name, _floats(numbers), rows)

@@ -82,6 +82,7 @@ class EventFile:
 
 
 def _event(data: bytes) -> dict[str, object] | None:
+    """The step and the scalars of an event of TensorBoard; `None` if it has no scalar."""
     record: dict[str, object] = {"step": 0}
     scalars = False
     for field, value in _fields(data):
@@ -100,6 +101,7 @@ def _event(data: bytes) -> dict[str, object] | None:
 
 
 def _value(data: bytes) -> tuple[str, float | None]:
+    """Tag and number of one summary value; `None` in place of a number that is no scalar."""
     tag, number = "", None
     for field, value in _fields(data):
         if not isinstance(value, bytes):
@@ -154,6 +156,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(data: bytes, position: int) -> tuple[int, int]:
+    """A protobuf integer of variable length, and the position after it."""
     value = shift = 0
     while position < len(data) and shift < 70:
         byte = data[position]

@@ -142,6 +142,7 @@ class JsonLines(_Base):
                 yield template
 
     def _together(self, text: str, lines: int) -> Records:
+        """The records of several JSON lines, parsed at once; line by line if one of them is damaged."""
         try:
             # one call for all lines: a raw newline cannot be inside of a JSON value
             records: Records = json.loads(f"[{text.replace(chr(10), ',')}]")
@@ -208,6 +209,7 @@ class CsvLines(_Base):
         return again
 
     def read(self) -> Iterator[Records]:
+        """Records of the lines that were added since the last read; the first line of the file names the columns."""
         for chunk in self._chunks(self._tail):
             lines = chunk.decode("utf-8-sig", "replace").splitlines()
             if not self._header and lines:
@@ -243,6 +245,7 @@ class JsonDocument(_Base):
         return self._seen not in ((-1, -1), self._state())
 
     def read(self) -> Iterator[Records]:
+        """The records of the whole file, if it changed since the last read."""
         state = self._state()
         if state == self._seen:
             return

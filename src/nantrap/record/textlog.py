@@ -62,6 +62,7 @@ class TextLog:
         return found
 
     def _record(self, line: str) -> dict[str, object] | None:
+        """The values of a line of a text log; `None` for a line without any, which is noted if it reports trouble."""
         shape, numbers = self._shapes.read(line)
         if shape.epoch is not None or shape.count is not None:
             self._follow(shape, numbers)

@@ -36,6 +36,7 @@ def counts(entries: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 def _entry(system: System) -> dict[str, Any]:
+    """A system and its faults as plain data."""
     faults = [
         {
             "name": fault.name,

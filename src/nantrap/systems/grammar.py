@@ -63,6 +63,7 @@ def texts(count: int = COUNT, *, seed: int = SEED) -> Mapping[str, str]:
 
 
 def _sentences(numbers: _Numbers, place: str, start: str, thing: str) -> Iterator[str]:
+    """Endless sentences about a thing in a place; the first names both."""
     yield f"{start} the {thing} of the {place}" + (f" {numbers.one_of(_ORDERS)}." if numbers.below(3) else ".")
     while True:
         match numbers.below(6):

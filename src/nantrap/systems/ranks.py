@@ -38,6 +38,7 @@ def measure_together(job: Job, processes: int) -> tuple[Result, Incident | None,
 
 
 def _process(rank: int, job: Job, processes: int, folder: str) -> None:
+    """One rank: join the others, measure, and write the result to the folder."""
     torch.set_num_threads(1)
     seconds = DIAGNOSIS_SECONDS if job.guarded else HANG_SECONDS
     dist.init_process_group(
@@ -55,6 +56,7 @@ def _process(rank: int, job: Job, processes: int, folder: str) -> None:
 
 
 def _measure(job: Job, rank: int) -> dict[str, Any]:
+    """The result of this rank as plain data, with a hash of its weights to compare the ranks."""
     run = job.make()
     quiet = job.quiet or rank != 0
     result, incident = measure(job.name, run, job.steps, guarded=job.guarded, run_dir=job.run_dir, quiet=quiet)

@@ -37,6 +37,7 @@ def main(system: System, arguments: Sequence[str] | None = None) -> int:
 
 
 def _main(system: System, options: argparse.Namespace, voice: Voice) -> int:
+    """Train a system as its options say, and resume, guard, log and save if asked; gives the exit code."""
     fault = system.fault(options.fault) if options.fault else None
     run = system.run(fault=fault, config=options.config, changes=_changes(system, options), seed=options.seed)
     for text in (*run.facts, *run.notes):
@@ -78,6 +79,7 @@ def _train(
     log: TrainingLog | None,
     voice: Voice,
 ) -> None:
+    """Train, and after each step print, log, evaluate and save what is due."""
     steps = options.epochs * run.epoch_steps if options.epochs else options.steps
     line = ProgressLine(steps, start=start, epoch_steps=run.epoch_steps, voice=voice)
     run.begin_epoch = _checked(run, run.begin_epoch, voice)
@@ -100,6 +102,7 @@ def _train(
 
 
 def _changes(system: System, options: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the options change."""
     changes: dict[str, Any] = parse_changes(options.set)
     if options.lr is not None:
         changes[system.lr_setting] = options.lr

@@ -113,6 +113,7 @@ def _aliases(kind: Any) -> Mapping[str, Alias]:
 
 
 def _replaced(settings: Any, names: list[str], value: Any, where: str) -> Any:
+    """The settings with one of them replaced, found by its dotted name or an alias."""
     hints = {each.name: get_type_hints(type(settings))[each.name] for each in dataclasses.fields(settings)}
     head, *rest = names
     alias = None if rest else _aliases(type(settings)).get(head)
@@ -131,6 +132,7 @@ def _replaced(settings: Any, names: list[str], value: Any, where: str) -> Any:
 
 
 def _converted(kind: Any, value: Any, where: str) -> Any:
+    """A value as the type of its setting; raises `FormatError` that names it."""
     if dataclasses.is_dataclass(kind):
         return value if isinstance(value, kind) else settings_from(kind, value, where=where)  # type: ignore[arg-type]
     try:

@@ -128,6 +128,9 @@ class Showcase:
         return pattern is None or any(fnmatch.fnmatch(note, pattern) for note in self.notes)
 
     def _placed(self) -> bool:
+        """Whether cause, module and operation are those of the fault; for one without a cause, whether there is no
+        incident.
+        """
         fault, incident = self.fault, self.incident
         if fault.cause is None or incident is None:
             return fault.cause is None and incident is None
@@ -184,6 +187,7 @@ def show(
     ]
 
     def job(way: _Way) -> Job:
+        """The run of one way, as plain data that another process can take."""
         return Job(
             name=way.name,
             system=system.name,

@@ -73,6 +73,7 @@ def guard_of(
 
 
 def _plain_step(run: Run, number: int, window: tuple[Any, ...]) -> Step:
+    """One step without a guard, over all batches of the accumulation."""
     value = 0.0
     terms: dict[str, float] = {}
     for batch in window:

@@ -184,6 +184,7 @@ class _Reader:
         return in_order(self.engine, look, units, lambda number: self.progress.on_bytes(units[number].size))
 
     def _file(self, unit: Unit) -> _FileAudit:
+        """The audit of one file; its progress ends at the size of the file, also where less is read."""
         read = 0
 
         def on_bytes(count: int) -> None:
@@ -210,6 +211,7 @@ def _audit_safely(unit: Unit, *, verify: bool, workers: int | None, on_bytes: On
 
 
 def _audit_file(unit: Unit, *, verify: bool, workers: int | None, on_bytes: OnBytes) -> _FileAudit:
+    """Open, read and judge one file, with its hash if asked. A file that cannot be read is a result, not an error."""
     files = filesystem_of(unit.path)
     with files.open(unit.path) as source:
         try:
@@ -233,6 +235,7 @@ def _with_hint(problem: Problem, source: Source) -> Problem:
 
 
 def _judge(unit: Unit, contents: Contents, *, verify: bool, workers: int | None, on_bytes: OnBytes) -> _FileAudit:
+    """The problems and facts of a file that was opened: bad values, numbers, imports, checksums."""
     seen = scan(
         contents.extents,
         verify=verify,

@@ -167,6 +167,7 @@ def _is_compiled(base: str) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _parsed(name: str, path: str) -> _Module | None:
+    """The syntax tree of a module with its imports; `None` if it is too large or cannot be read."""
     try:
         if os.path.getsize(path) > _MOST_BYTES:
             return None
@@ -199,6 +200,7 @@ def _imports(body: Iterable[ast.stmt], package: str) -> dict[str, Name]:
 
 @functools.lru_cache(maxsize=4096)
 def _effect_of_global(name: Name, hooks: tuple[str, ...], depth: int) -> Seen:
+    """The worst that making an instance of a class would do, by its hooks, its metaclass and its bases."""
     if depth <= 0:
         return Seen("unclear", f"{name.full} is too deep to follow")
     found = _located(name)
@@ -288,6 +290,7 @@ def _effect_of_method(found: _Class, name: str, depth: int) -> Seen:
 
 
 def _effect_of_body(found: _Class, function: ast.FunctionDef | ast.AsyncFunctionDef, depth: int) -> Seen:
+    """The worst that the body of a method would do: its calls, and what it changes in other modules."""
     where = f"{found.module.name}.{found.node.name}.{function.name}"
     if depth <= 0:
         return Seen("unclear", where)
@@ -315,6 +318,7 @@ def _root(node: ast.AST) -> str | None:
 
 
 def _effect_of_call(found: _Class, function: ast.expr, depth: int) -> Seen:
+    """What a call inside a method would do, by the name that is called."""
     dotted = _dotted(function)
     if dotted is None:
         # a method of some value: `state.pop("x").items()`, `super().__setstate__(state)`

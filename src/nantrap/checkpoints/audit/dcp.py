@@ -50,6 +50,7 @@ def plan_of(files: FileSystem, metadata: Entry) -> tuple[dict[str, list[Item]], 
 
 
 def _items(value: object) -> dict[str, list[Item]]:
+    """Which bytes of which file hold what, by the metadata of a distributed checkpoint; raises if it is incomplete."""
     state = value.state if isinstance(value, Call) else None
     entries = state.get("storage_data") if isinstance(state, dict) else None
     if not isinstance(entries, dict):

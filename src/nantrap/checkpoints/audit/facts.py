@@ -58,6 +58,7 @@ def facts_of_trainer_state(text: str) -> dict[str, Any]:
 
 
 def _optimizer(path: str, node: Mapping[Any, Any], scans: Mapping[str, TensorScan], facts: Facts) -> None:
+    """Add learning rates and the step count of an optimizer's state to the facts."""
     rates = []
     groups = node["param_groups"]  # a distributed checkpoint keeps a list as a mapping from its positions
     for position, group in enumerate(groups.values() if isinstance(groups, dict) else groups):
@@ -93,6 +94,7 @@ def _scaler(path: str, node: Mapping[Any, Any], facts: Facts) -> None:
 
 
 def _scheduler(path: str, node: Mapping[Any, Any], facts: Facts) -> None:
+    """Add position and learning rates of a schedule's state to the facts."""
     last_epoch = _whole(node["last_epoch"])
     if last_epoch is not None:
         facts.shown.setdefault("scheduler_step", last_epoch)

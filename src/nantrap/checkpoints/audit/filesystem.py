@@ -58,6 +58,7 @@ class LocalFiles:
     """The files of this machine."""
 
     def stat(self, path: str) -> Entry | None:
+        """The file or folder at a path, a broken link included; `None` if nothing is there."""
         try:
             status = os.stat(path)
         except (OSError, ValueError):  # nothing there, or a name with a zero byte
@@ -133,6 +134,7 @@ class RemoteFiles:
         return StreamSource(stream, name=path, size=size)
 
     def _entry(self, info: dict[str, Any]) -> Entry:
+        """A file or folder as the remote file system lists it."""
         path = self._files.unstrip_protocol(info["name"])
         return Entry(
             path=path,

@@ -134,6 +134,9 @@ def judge_plain_numbers(numbers: Iterable[tuple[tuple[str, ...], float]], fallba
 
 
 def _nonfinite(scan: TensorScan, role: Role) -> Problem | None:
+    """The problem of a tensor that is not finite; milder for masks and plain numbers, none for a score that begins at
+    Inf.
+    """
     stats = scan.stats
     assert stats is not None
     severity: Severity = "error"
@@ -173,6 +176,7 @@ def _should_vary(scan: TensorScan, role: Role, last: str) -> bool:
 
 
 def _problem(code: str, text: str, scan: TensorScan, role: Role, severity: Severity) -> Problem:
+    """A problem of one tensor, with its counts, its shape and where its first bad value is."""
     stats = scan.stats
     return Problem(
         code,

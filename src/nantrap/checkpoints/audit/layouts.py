@@ -86,6 +86,7 @@ def find_checkpoints(paths: Iterable[str]) -> list[Checkpoint]:
 
 
 def _at(files: FileSystem, entry: Entry) -> list[Checkpoint]:
+    """The checkpoints at a path: the file itself, or those in the folder; raises if there is none."""
     if not entry.is_folder:
         return [_file(files, entry)]
     found = _in_folder(files, entry)
@@ -117,6 +118,7 @@ def _named_file(files: FileSystem, entry: Entry) -> list[Checkpoint]:
 
 
 def _in_folder(files: FileSystem, folder: Entry) -> list[Checkpoint]:
+    """Every checkpoint below a folder, without parts of folder checkpoints and without what is in quarantine."""
     found: list[Checkpoint] = []
     taken: list[str] = []
     closed: list[OSError] = []
@@ -215,6 +217,7 @@ def _sharded(files: FileSystem, index: Entry, siblings: dict[str, Entry]) -> Che
 
 
 def _dcp(files: FileSystem, path: str, by_name: dict[str, Entry], *, prefix: str = "") -> Checkpoint:
+    """A distributed checkpoint: the files that its metadata names, and those that are missing."""
     metadata = by_name.get(".metadata")
     if metadata is None:
         problem = Problem("NT907", f"{prefix or path} has no .metadata: the distributed save did not finish")

@@ -260,6 +260,9 @@ class _Machine(Stack):
         self._stack.append(Persistent(self._line().decode("utf-8")))
 
     def _binpersid(self) -> None:
+        """Put a reference to something outside on the stack; a class that the old format keeps with its source is a
+        name.
+        """
         self._work += 3
         identity = self._stack.pop()
         if (
@@ -278,6 +281,7 @@ class _Machine(Stack):
     # What is put into containers and objects.
 
     def _extend(self, target: object, items: Iterable[object]) -> None:
+        """Append items to a list or to the result of a call; appending to a global is noted as an offence."""
         if isinstance(target, list):
             target.extend(items)
         elif isinstance(target, Call):
@@ -290,6 +294,7 @@ class _Machine(Stack):
             raise PickleError(f"the pickle appends to a {type(target).__name__}")
 
     def _update(self, target: object, items: list[object]) -> object:
+        """Set keys of a dictionary or of the result of a call, and give it back; on a global that is an offence."""
         if len(items) % 2:
             raise PickleError("the pickle sets a key without a value")
         if isinstance(target, Name):

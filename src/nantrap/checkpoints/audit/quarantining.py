@@ -85,6 +85,7 @@ def _free_name(folder: Path, name: str) -> Path:
 
 
 def _move(source: Path, target: Path) -> None:
+    """Move a file, link or folder without ever replacing what is at the target; copied where it cannot be moved."""
     if source.is_symlink():
         os.symlink(os.path.realpath(source), target)
         source.unlink()

@@ -101,6 +101,7 @@ def _in_threads(
     errors: dict[int, BaseException] = {}
 
     def work() -> None:
+        """One thread: take the next batch until none is left or another thread failed."""
         buffer = np.empty(room, np.uint8)
         for number in waiting:  # a range's iterator may be shared: `next` holds the GIL
             if errors:
@@ -179,6 +180,7 @@ def _look(job: Job, buffer: Bytes, *, verify: bool, on_bytes: OnBytes | None, ro
 
 
 def _look_at_piece(piece: Piece, buffer: Bytes, *, verify: bool, on_bytes: OnBytes | None, rough: _Choice) -> _Seen:
+    """Read a piece of a large extent in chunks: count bad values of its tensors, and take its checksum."""
     extent = piece.extent
     seen = _Seen(extent, piece.size)
     spans = []
@@ -207,6 +209,7 @@ def _look_at_piece(piece: Piece, buffer: Bytes, *, verify: bool, on_bytes: OnByt
 
 
 def _look_at_group(group: Group, buffer: Bytes, *, verify: bool) -> Iterator[_Seen]:
+    """Read several small extents at once and count the bad values of all their tensors together."""
     source, base = group.extents[0].source, group.begin
     view = buffer[: group.size].data
     got = source.read_into(base, view)

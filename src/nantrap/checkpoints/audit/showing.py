@@ -54,6 +54,7 @@ def _fits(name: str, patterns: Sequence[str]) -> bool:
 
 
 def _contents(path: str) -> Iterator[Contents]:
+    """The contents of every file of the checkpoints at a path that can be read."""
     files = filesystem_of(path)
     for checkpoint in find_checkpoints([path]):
         for unit in checkpoint.units:
@@ -65,6 +66,7 @@ def _contents(path: str) -> Iterator[Contents]:
 
 
 def _shown(path: str, extent: Extent, tensor: StoredTensor) -> Shown:
+    """A tensor as it is shown: its first values, and its smallest and largest."""
     values = []
     for index in range(min(MOST_VALUES, tensor.numel)):
         raw = extent.source.read(extent.offset + _place(tensor, index), tensor.dtype.itemsize)

@@ -125,6 +125,7 @@ def _is_foreign(document: dict[str, Any]) -> bool:
 
 
 def _listed(folder: Path) -> dict[str, SavedCheckpoint]:
+    """The files that the manifest lists; raises if it belongs to another program or cannot be read."""
     path = folder / MANIFEST
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -155,6 +156,7 @@ def _unreadable(path: Path, reason: str) -> dict[str, SavedCheckpoint]:
 
 
 def _entry(folder: Path, name: str, value: dict[str, Any]) -> SavedCheckpoint:
+    """One line of the manifest; raises `FormatError` that names the field."""
     try:
         return SavedCheckpoint(
             path=folder / name,
@@ -281,6 +283,7 @@ def choose(resume: str | int | os.PathLike[str], folder: Path, newest_first: lis
 def _some(
     candidates: list[SavedCheckpoint], folder: Path, everything: list[SavedCheckpoint]
 ) -> tuple[SavedCheckpoint, ...]:
+    """The candidates; an error that says what there is if there are none."""
     if candidates:
         return tuple(candidates)
     if everything:

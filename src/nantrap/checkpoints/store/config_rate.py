@@ -107,6 +107,7 @@ def _peak(group: dict[Any, Any]) -> tuple[str, float] | None:
 
 
 def _trees(path: str) -> Iterator[object]:
+    """The saved objects of the checkpoints at a path that can be read."""
     files = filesystem_of(path)
     for checkpoint in find_checkpoints([path]):
         for unit in checkpoint.units:
@@ -118,6 +119,7 @@ def _trees(path: str) -> Iterator[object]:
 
 
 def _mappings(tree: object, path: tuple[str, ...]) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """Every dictionary in a saved object with its path, down to five levels; parameter groups are not entered."""
     if len(path) > 5:
         return
     if isinstance(tree, dict):
@@ -131,6 +133,7 @@ def _mappings(tree: object, path: tuple[str, ...]) -> Iterator[tuple[str, dict[A
 
 
 def _parsed(path: Path, text: str) -> object:
+    """A configuration as plain values: the constants of a Python file, JSON or YAML."""
     if path.suffix == ".py":
         return read_constants(text, path)
     try:

@@ -75,6 +75,7 @@ def refuse_nonfinite(obj: Any, *, what: str, step: int, allow: Sequence[str] = (
 
 
 def _finding(name: str, value: Tensor | float) -> Finding:
+    """The finding for a value that is not finite, by the part of the state that it is in."""
     kind = {"optimizer": "optimizer_state", "ema": "ema"}.get(name.partition(".")[0], "parameter")
     if isinstance(value, float):
         return Finding(kind, name, "state", value=value)  # type: ignore[arg-type]
@@ -108,6 +109,7 @@ def _values(value: Any, path: str) -> Iterator[tuple[str, Tensor | float]]:
 
 
 def _is_deliberate(name: str, tensor: Tensor) -> bool:
+    """Whether non-finite values belong there: a mask of -Inf, a best score that begins at Inf."""
     dense = finite.readable(tensor)
     if dense is None:
         return True

@@ -79,6 +79,7 @@ def _state_of(name: str, part: Any) -> Any:
 
 
 def _load(name: str, part: Any, state: Mapping[str, Any], *, strict: bool) -> None:
+    """Load one part of a saved state into its object, with buffers and dtypes that `load_state_dict` leaves out."""
     saved = state[name]
     if name == "model" and isinstance(part, nn.Module):
         root = unwrap(part)

@@ -107,6 +107,9 @@ def check_resume(
 
 
 def _configured(lr: float | Iterable[float], optimizer: Optimizer) -> list[float]:
+    """The configured learning rate of each parameter group; raises `UsageError` if there are too few or one is not
+    positive.
+    """
     count = len(optimizer.param_groups)
     try:
         rates = [float(lr)] * count if isinstance(lr, (int, float)) else [float(rate) for rate in lr]
@@ -124,6 +127,9 @@ def _configured(lr: float | Iterable[float], optimizer: Optimizer) -> list[float
 def _check_rates(
     optimizer: Optimizer, scheduler: Any, configured: Sequence[float], *, take: str, lowered_by: float
 ) -> list[ResumeFinding]:
+    """The finding if a restored state overrides the configured learning rate: which state, for how long, and the
+    remedy.
+    """
     groups = optimizer.param_groups
     keys = [peak_key(group, scheduler) for group in groups]
     peaks = [float(group[key]) for group, key in zip(groups, keys, strict=True)]
@@ -200,6 +206,7 @@ def _winners(
 
 
 def _check_keys(model: nn.Module, loaded: set[str]) -> list[ResumeFinding]:
+    """The findings for keys that the model and the checkpoint do not share; a common prefix is named."""
     own = set(model.state_dict())
     missing, unexpected = sorted(own - loaded), sorted(loaded - own)
     found = []
@@ -223,6 +230,7 @@ def _check_keys(model: nn.Module, loaded: set[str]) -> list[ResumeFinding]:
 
 
 def _check_values(model: nn.Module) -> list[ResumeFinding]:
+    """The finding for tensors with NaN, Inf or absurd values after loading: memory that was never filled."""
     state = model.state_dict()
     strange = [name for name, tensor in state.items() if tensor.is_meta]
     strange += [name for name, _ in bad_values({k: v for k, v in state.items() if not v.is_meta})]
@@ -243,6 +251,7 @@ def _check_values(model: nn.Module) -> list[ResumeFinding]:
 
 
 def _check_scale(scale: float) -> list[ResumeFinding]:
+    """The finding for a loss scale that gradients cannot survive."""
     if math.isfinite(scale) and 1.0 <= scale <= _HUGE_SCALE:
         return []
     if scale < 1.0:
@@ -258,6 +267,7 @@ def _check_scale(scale: float) -> list[ResumeFinding]:
 
 
 def _check_steps(optimizer: Optimizer, scheduler: Any, step: int | None) -> list[ResumeFinding]:
+    """The findings where optimizer, schedule and run count different steps."""
     found = []
     made = steps_made(optimizer)
     position = getattr(scheduler, "last_epoch", None)

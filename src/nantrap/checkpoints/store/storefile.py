@@ -141,6 +141,7 @@ def open_contents(source: Source) -> tuple[Contents, str, str]:
 
 
 def _write(file: BinaryIO, structure: str, tensors: Mapping[str, Tensor]) -> Written:
+    """Write header and tensors in the safetensors format; gives size and hash of what was written."""
     if sys.byteorder != "little":
         raise UsageError("safetensors are little-endian, and this machine is not")
     # the widest dtypes first keep every tensor aligned, as the library does it

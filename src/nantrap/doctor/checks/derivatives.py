@@ -175,6 +175,7 @@ def _followed(node: ast.expr, function: Function, line: int, depth: int = 0) -> 
 
 
 def _is_square(module: Module, node: ast.expr, function: Function, depth: int) -> bool:
+    """Whether an expression is a square: `x ** 2`, `x * x`, `x.square()`, or a name that was given one."""
     node = peeled(module, node)
     if isinstance(node, ast.BinOp):
         if isinstance(node.op, ast.Pow):
@@ -199,6 +200,7 @@ def _is_square(module: Module, node: ast.expr, function: Function, depth: int) -
 
 
 def _sum_of_squares(module: Module, node: ast.expr, function: Function, depth: int) -> bool:
+    """Whether an expression is a sum or mean of squares, which is zero when all of them are."""
     node = peeled(module, node)
     found = operation(module, node)
     if found is not None and found.operand is not None:

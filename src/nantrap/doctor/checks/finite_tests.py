@@ -190,6 +190,7 @@ def _nan_tested(module: Module, test: ast.expr, function: Function) -> ast.expr 
 
 
 def _loss_tested(event: Event) -> bool:
+    """Whether a condition tests a loss for NaN or Inf."""
     assert isinstance(event.node, ast.If)
     for part in expanded(event.node.test, event.function):
         for each in ast.walk(part):

@@ -311,6 +311,7 @@ def _zeroes_non_finite(event: Event, flow: Flow) -> bool:
 
 
 def _zeroed_loss(module: Module, statement: ast.stmt, function: Function, condition: ast.If) -> Iterator[Found]:
+    """The finding if a statement under a test for NaN sets the loss to zero, or returns zero in its place."""
     if isinstance(statement, ast.Assign):
         named = [target for target in statement.targets if is_loss(target)]
         if named and _is_zero(module, statement.value, function):

@@ -197,6 +197,7 @@ def _keeps(setting: Setting) -> bool:
 
 
 def _is_loss_temperature(source: Source, setting: Setting, value: float) -> bool:
+    """Whether a temperature belongs to a loss, and not to the sampling of text."""
     if {each.names[-1] for each in source.settings if each.parent == setting.parent} & _GENERATION:
         return False
     if _LOSS_WORDS.search("_".join(setting.names)):

@@ -134,6 +134,7 @@ def log_without_floor(module: Module, repository: Repository) -> Iterator[Found]
 
 
 def _logarithms(module: Module) -> Iterator[tuple[ast.Call, Place, ast.expr]]:
+    """Every logarithm with its place and its argument; for `log1p(-p)` the argument is p."""
     for call, place in module.sites(*_LOGS):
         found = operation(module, call)
         if found is not None and found.operand is not None:

@@ -54,6 +54,7 @@ def autocast_dtype(module: Module, call: ast.Call, function: Function) -> str | 
 
 
 def _is_cuda(module: Module, node: ast.AST | None, function: Function) -> bool:
+    """Whether a device is CUDA, by its value or by the text that it was assigned from."""
     if node is None:
         return False
     value = module.value(node, function)

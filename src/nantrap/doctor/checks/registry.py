@@ -66,6 +66,8 @@ def source_check(code: str, slug: str) -> Callable[[_Function], _Function]:
 
 
 def _register(table: list[Check], code: str, slug: str) -> Callable[[_Function], _Function]:
+    """A decorator that adds a check to a table, and its docstring to the pages if it is one."""
+
     def register(function: _Function) -> _Function:
         table.append(Check(code, slug, function))
         page = inspect.cleandoc(function.__doc__ or "")

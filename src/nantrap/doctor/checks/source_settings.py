@@ -329,6 +329,7 @@ def _resolved(module: Module, node: ast.expr, function: Function, repository: Re
 
 
 def _from_lines(module: Module, repository: Repository, name: str) -> Any:
+    """The value that shell scripts give this setting when they start the module; unknown if they differ."""
     stem = module.file.replace("\\", "/").rsplit("/", 1)[-1]
     found = [
         setting.value
@@ -391,6 +392,7 @@ def _functions(
 def _absolute_floor(
     module: Module, returned: list[ast.expr], function: Function, repository: Repository
 ) -> ast.Call | None:
+    """The `max(..., min_lr)` of a factor that a scheduler multiplies by, where that is a learning rate."""
     for value in returned:
         for each in ast.walk(value):
             if (

@@ -220,6 +220,7 @@ def einsum_repeated_index(module: Module, repository: Repository) -> Iterator[Fo
 
 
 def _biased(module: Module, arguments: list[ast.expr], keywords: dict[str, ast.expr]) -> bool:
+    """Whether a variance divides by n, so that one value gives 0 and not NaN."""
     unbiased, correction = keywords.get("unbiased"), keywords.get("correction")
     if unbiased is not None:
         return module.value(unbiased) is not True
@@ -368,6 +369,7 @@ def _written_in_place(module: Module, function: Function, name: str, line: int) 
 
 
 def _mask_risk(module: Module, mask: ast.expr, function: Function, line: int, scores: ast.expr) -> str | None:
+    """How likely a mask covers a whole row, by the names it was made of; `None` for causal masks and generation."""
     names = _traced_names(mask, function, line, 0)
     if any("token" in name or name.endswith("_id") for name in names) or re.search(r"generat|sampl", function.name):
         return None
@@ -382,6 +384,7 @@ def _mask_risk(module: Module, mask: ast.expr, function: Function, line: int, sc
 
 
 def _traced_names(node: ast.expr, function: Function, line: int, depth: int) -> set[str]:
+    """The names in an expression and in what these names were assigned before the line."""
     names = names_in(node)
     for each in ast.walk(node):
         if isinstance(each, (ast.Name, ast.Attribute)) and depth < 3:

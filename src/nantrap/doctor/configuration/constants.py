@@ -72,6 +72,7 @@ def _unary(node: ast.UnaryOp, known: Mapping[str, Any] | None) -> Any:
 
 
 def _binary(node: ast.BinOp, known: Mapping[str, Any] | None) -> Any:
+    """The value of an operation between two known numbers or texts; unknown if it is none, or too large."""
     left, right = evaluate(node.left, known), evaluate(node.right, known)
     if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add):
         return left + right
@@ -88,6 +89,7 @@ def _binary(node: ast.BinOp, known: Mapping[str, Any] | None) -> Any:
 
 
 def _attribute(node: ast.Attribute, known: Mapping[str, Any] | None) -> Any:
+    """The value of a known attribute: infinity, a dtype, or what the caller knows."""
     name = dotted(node)
     if name in (known or {}):
         return (known or {})[name]
@@ -99,6 +101,7 @@ def _attribute(node: ast.Attribute, known: Mapping[str, Any] | None) -> Any:
 
 
 def _call(node: ast.Call, known: Mapping[str, Any] | None) -> Any:
+    """The value of a call that only converts or gives a default: `float("1e-4")`, `field(default=...)`."""
     name = dotted(node.func)
     if name in ("float", "int", "str", "bool", "tuple", "list") and len(node.args) == 1 and not node.keywords:
         value = evaluate(node.args[0], known)

@@ -21,6 +21,7 @@ def resolved(branch: Branch) -> Branch:
 
 
 def _resolve(node: Branch, top: Branch, path: tuple[str, ...]) -> Branch:
+    """The tree with every reference (`${optimizer.lr}`) replaced by its value."""
     children: dict[str, Branch | Leaf] = {}
     for name, child in node.children.items():
         if isinstance(child, Branch):
@@ -34,6 +35,7 @@ def _resolve(node: Branch, top: Branch, path: tuple[str, ...]) -> Branch:
 
 
 def _follow(text: str, top: Branch, path: tuple[str, ...], depth: int) -> Any:
+    """The value that a reference leads to; unknown if it is none, or leads in a circle."""
     found = _REFERENCE.match(text.strip())
     if found is None or depth > _DEEPEST:
         return UNKNOWN
@@ -62,6 +64,7 @@ def composed(file: str, trees: Mapping[str, Branch], texts: Mapping[str, str]) -
 
 
 def _compose(file: str, root: str, trees: Mapping[str, Branch], texts: Mapping[str, str], depth: int) -> Branch:
+    """The configuration of a file with its defaults merged in, as Hydra does."""
     tree = trees[file]
     own = _of_file(Branch({k: v for k, v in tree.children.items() if k != "defaults"}, tree.line), file)
     whole = Branch({}, 1, file)
@@ -127,6 +130,7 @@ def _merge(under: Branch, over: Branch) -> Branch:
 
 
 def _of_file(branch: Branch, file: str) -> Branch:
+    """The tree with each of its values marked as written in this file."""
     children: dict[str, Branch | Leaf] = {}
     for name, child in branch.children.items():
         children[name] = (

@@ -82,6 +82,7 @@ class _Reader:
         return Leaf(value, self.line(start), Span(start, self.position))
 
     def _object(self, depth: int) -> Branch:
+        """The object that begins here; the position is left after it."""
         branch = Branch({}, self.line(self.position))
         self.position += 1
         while self.peek() != "}":
@@ -97,6 +98,7 @@ class _Reader:
         return branch
 
     def _array(self, depth: int) -> Branch | Leaf:
+        """The array that begins here, as a tree if it holds objects, else as a list of values."""
         start = self.position
         self.position += 1
         parts: list[Branch | Leaf] = []
@@ -117,6 +119,7 @@ class _Reader:
             raise self.error("a comma is missing" if head else "the file ends in the middle")
 
     def _text(self) -> str:
+        """The text in quotes that begins here; the position is left after it."""
         found = _STRING.match(self.text, self.position)
         if found is None:
             raise self.error("a text in quotes does not end")

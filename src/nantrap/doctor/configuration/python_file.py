@@ -153,6 +153,7 @@ class PythonSettings:
         return values
 
     def _constants(self, tree: ast.Module) -> None:
+        """Add the constants at the top of a module as a source, if one of them is a known setting."""
         settings: list[Setting] = []
         for statement in _top_statements(tree.body):
             name, value = _assignment(statement)
@@ -190,6 +191,7 @@ class PythonSettings:
         self._calls(calls)
 
     def _argument(self, call: ast.Call, leaf: str) -> list[Setting]:
+        """The setting that `add_argument` or a flag declares, with its default."""
         keywords = {keyword.arg: keyword.value for keyword in call.keywords}
         flags = [item.value for item in call.args if isinstance(item, ast.Constant) and isinstance(item.value, str)]
         if not flags:
@@ -215,6 +217,7 @@ class PythonSettings:
         return [self._setting((name,), value, node or call)]
 
     def _class(self, node: ast.ClassDef) -> None:
+        """Add the attributes of a configuration class as a source, if one of them is a known setting."""
         if not _CLASSES.search(node.name) or _OTHER_CALLS.search(node.name):
             return
         settings: list[Setting] = []
@@ -236,6 +239,7 @@ class PythonSettings:
             self._add("constants", settings, line=node.lineno)
 
     def _calls(self, calls: list[tuple[ast.Call, Scope, str]]) -> None:
+        """Add the settings that calls of optimizers, schedules and frameworks are given, one source for each scope."""
         by_scope: dict[int, list[Setting]] = {}
         known: dict[int, dict[str, Any]] = {}
         for call, scope, target in calls:
@@ -254,6 +258,7 @@ class PythonSettings:
                 self._add("optimizer", settings, line=settings[0].line)
 
     def _optimizer(self, call: ast.Call, leaf: str, target: str, values: Mapping[str, Any]) -> list[Setting]:
+        """The settings that an optimizer is made with: its name, learning rate, epsilon and betas."""
         section = target or "optimizer"
         found = [self._setting((section, "optimizer"), leaf, call, key="optimizer", literal=False)]
         arguments: dict[str | None, ast.expr] = {keyword.arg: keyword.value for keyword in call.keywords}
@@ -266,6 +271,7 @@ class PythonSettings:
         return found
 
     def _schedule(self, call: ast.Call, values: Mapping[str, Any]) -> list[Setting]:
+        """The settings that a schedule is made with, in the section of its optimizer."""
         first = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "optimizer"), None)
         section = dotted(first).rsplit(".", 1)[-1] if first is not None else "optimizer"
         if _leaf(call.func) == "CosineAnnealingLR" and len(call.args) > 2:
@@ -277,6 +283,7 @@ class PythonSettings:
         ]
 
     def _framework_call(self, call: ast.Call, leaf: str, values: Mapping[str, Any]) -> None:
+        """Add the arguments of a trainer or its settings as a source, with the files that they name."""
         settings: list[Setting] = []
         references: list[str] = []
         for keyword in call.keywords:
@@ -388,6 +395,7 @@ def _top_statements(body: list[ast.stmt]) -> Iterator[ast.stmt]:
 
 
 def _assignment(statement: ast.stmt) -> tuple[str | None, ast.expr | None]:
+    """Name and value of an assignment to one name or attribute; `None` twice for any other statement."""
     if isinstance(statement, ast.Assign) and len(statement.targets) == 1:
         target = statement.targets[0]
         name = target.id if isinstance(target, ast.Name) else None
@@ -404,6 +412,7 @@ def _own_values(
     assigned: Mapping[str, Sequence[tuple[int, ast.expr]]],
     known: Mapping[str, Any],
 ) -> dict[str, Any]:
+    """What is known inside a function: defaults of its arguments, and names that are always assigned the same value."""
     values: dict[str, Any] = dict(known)
     arguments = function.args
     positional = [*arguments.posonlyargs, *arguments.args]

@@ -160,6 +160,7 @@ def _launch(
 
 
 def _flags(words: list[_Word], *, file: str, extra: Mapping[str, str] | None) -> list[Setting]:
+    """The settings that the flags of a command give, as `--lr=1e-4`, `--lr 1e-4` or `--fp16`."""
     settings: list[Setting] = []
     index = 0
     while index < len(words):

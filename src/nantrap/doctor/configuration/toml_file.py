@@ -56,6 +56,7 @@ def _names(text: str) -> list[str]:
 
 
 def _enter(branch: Branch, names: list[str], line: int, *, repeated: bool = False) -> Branch:
+    """The table at these names, made where it is missing; a repeated table gets a name of its own."""
     for position, name in enumerate(names):
         child = branch.children.get(name)
         if repeated and position == len(names) - 1:
@@ -102,6 +103,7 @@ def _end_of_value(text: str, start: int) -> int | None:
 
 
 def _node(text: str, start: int, end: int, line: int) -> Branch | Leaf:
+    """The value between two positions: an inline table as a tree, anything else as a leaf."""
     raw = text[start:end]
     if raw.startswith("{") and raw.endswith("}"):
         branch = Branch({}, line)

@@ -88,6 +88,7 @@ class _Reader:
 
 
 def _value(node: yaml.Node) -> Any:
+    """The value of a scalar as PyYAML reads it, except that `1e-4` is a number; unknown for a tag."""
     text = str(node.value)
     quoted = getattr(node, "style", None) in ("'", '"', "|", ">")
     if node.tag == "tag:yaml.org,2002:bool" and not quoted:

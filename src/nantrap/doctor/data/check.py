@@ -211,6 +211,7 @@ class _Run:
             self._unreadable(path, *(problem for problem in problems if problem.field == name))
 
     def _unreadable(self, path: str, *problems: Problem) -> None:
+        """Add one finding for all problems of a file that cannot be read."""
         indices = tuple(sorted({index for problem in problems for index in problem.indices}))
         messages = list(dict.fromkeys(problem.message for problem in problems))
         if CHANGED in messages:  # what else is wrong with it may be over already

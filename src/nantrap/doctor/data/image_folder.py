@@ -39,6 +39,7 @@ def look_at(paths: Sequence[str]) -> list[Pixels]:
 
 
 def _look_at(path: str) -> Pixels:
+    """The measures of one image; an error in words if it cannot be decoded."""
     size = 0
     try:
         with open_source(path) as source:

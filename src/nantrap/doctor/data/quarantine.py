@@ -162,6 +162,7 @@ def _by_path(listed: BadSamples, paths: Sequence[str], rules: Sequence[str] | No
 def _by_order(
     listed: BadSamples, dataset: Any, source: str | os.PathLike[str], rules: Sequence[str] | None
 ) -> set[int]:
+    """The bad indices of a dataset that reads the listed files one after the other; raises if the lengths differ."""
     total = sum(listed.lengths.values())
     known = listed.lengths.get(DATASET, 1) > 0  # a guard adds samples without knowing how many there are
     if known and hasattr(dataset, "__len__") and total != len(dataset):

@@ -153,6 +153,7 @@ def line_digests(data: Array, starts: Array, ends: Array) -> Array:
 
 
 def _digests(data: Array, starts: Array, ends: Array) -> Array:
+    """A hash of the bytes of each line, computed for all lines at once, eight bytes at a time."""
     padded = np.concatenate([data, np.zeros(8, dtype=np.uint8)])
     anywhere = np.lib.stride_tricks.as_strided(padded[:8].view(np.uint64), shape=(len(padded) - 7,), strides=(1,))
     counts = np.maximum((ends - starts + 7) // 8, 1)

@@ -58,6 +58,7 @@ def as_github(report: Report) -> str:
 
 
 def _result(finding: Finding, index: dict[Any, int]) -> dict[str, Any]:
+    """A finding as a result of SARIF."""
     return {
         "ruleId": finding.code,
         "ruleIndex": index[finding.code],

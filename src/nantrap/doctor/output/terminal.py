@@ -69,6 +69,7 @@ def _status(report: Report) -> list[Text]:
 
 
 def _alignment(report: Report) -> list[Text]:
+    """Whether files that name a precision contradict each other, in one line."""
     named = [fact for fact in report.facts if fact.name == "mixed precision"]
     if report.alignment:
         count = len(report.alignment)
@@ -81,6 +82,7 @@ def _alignment(report: Report) -> list[Text]:
 
 
 def _finding(finding: Finding, line_of: Callable[[str, int], str] | None) -> list[Text]:
+    """A finding as lines: what, where, the source line and the fix."""
     lines = [
         Text.assemble(
             (finding.risk, _STYLES[finding.risk]),
@@ -116,6 +118,7 @@ def reader(texts: dict[str, Sequence[str]]) -> Callable[[str, int], str]:
     """A `line_of` that reads files as they are needed and keeps them."""
 
     def line_of(file: str, line: int) -> str:
+        """A line of a file, read once; empty if it cannot be read."""
         if file not in texts:
             try:
                 with open(file, encoding="utf-8", errors="replace") as stream:

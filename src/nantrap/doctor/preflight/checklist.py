@@ -79,6 +79,7 @@ def preflight(
 
 
 def _all_checks(subject: Subject, *, guard: bool, drilled: str) -> Iterable[Check]:
+    """Every check in order; those that need a finite step are left out after a first step that is not."""
     for text in subject.defaults:
         yield Check("default", "skip", f"not given, so: {text}")
     weights = list(_safely("initialisation", lambda: [check_weights(subject)]))

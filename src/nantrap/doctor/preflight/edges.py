@@ -49,6 +49,7 @@ def check_edges(subject: Subject) -> Iterator[Check]:
 
 
 def _check(name: str, edge: Edge, result: StepResult) -> Check:
+    """The check for a step on an unusual batch: refused inputs are milder than NaN."""
     if result.finite:
         return Check(name, "ok", result.message, values=result.values())
     if result.error and edge.name in ("shortest", "longest"):

@@ -44,6 +44,7 @@ def check_gradients(subject: Subject) -> tuple[Check, Check]:
 
 
 def _flow(subject: Subject, order: list[str]) -> Check:
+    """Whether every parameter gets a gradient, and whether gradients vanish or explode from layer to layer."""
     model = subject.model
     missing, dead, sizes = [], [], {}
     for name, parameter in model.named_parameters():
@@ -101,6 +102,7 @@ def _still_dead(subject: Subject, dead: list[str]) -> list[str]:
 
 
 def _units(units: dict[str, float]) -> Check:
+    """Whether too many units of a layer never fire."""
     if not units:
         return Check("dead units", "skip", "no rectifier module in the model")
     dead = {name: share for name, share in units.items() if share > _DEAD_SHARE}
@@ -114,6 +116,8 @@ def _units(units: dict[str, float]) -> Check:
 
 
 def _counter(units: dict[str, float], name: str) -> Any:
+    """A hook that notes the share of units that never fire."""
+
     def count(_module: nn.Module, _args: Any, output: Any) -> None:
         if isinstance(output, Tensor) and output.dim() > 1:
             # Channels of a convolution are dimension 1, units of a linear layer are the last one.

@@ -99,6 +99,7 @@ def _result(folder: str, rank: int) -> dict[str, Any] | None:
 
 
 def _judge(found: list[dict[str, Any]]) -> Check:
+    """Whether both ranks skipped the same step and kept equal, finite weights under every fault."""
     held: list[str] = []
     broken: list[str] = []
     for kind in _FAULTS:
@@ -120,6 +121,7 @@ def _judge(found: list[dict[str, Any]]) -> Check:
 
 
 def _main(job: dict[str, Any]) -> None:
+    """One of the two ranks: wait until the drill is wanted, run every fault, and write the results."""
     import torch
     import torch.distributed as dist
 
@@ -145,6 +147,7 @@ def _main(job: dict[str, Any]) -> None:
 
 
 def _loop(subject: Any, kind: str) -> dict[str, Any]:
+    """A few steps with one fault on rank 1; what was applied, and a hash of the weights."""
     import torch
     import torch.distributed as dist
 

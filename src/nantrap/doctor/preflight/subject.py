@@ -126,6 +126,7 @@ def _maker(name: str, function: Callable[[], Any], given: Mapping[str, Any]) -> 
 
 
 def _subject(name: str, found: Any, given: Mapping[str, Any], again: Callable[[], Subject] | None = None) -> Subject:
+    """The subject of a preflight from what a factory gave, with defaults for what it did not give."""
     parts: dict[str, Any] = {}
     if isinstance(found, nn.Module):
         parts = {"model": found}
@@ -219,6 +220,7 @@ def _example_batch(model: nn.Module, name: str) -> tuple[Any, str]:
 
 
 def _random_inputs(model: nn.Module) -> Tensor | None:
+    """Inputs that fit the model's first layer; `None` if that is of an unknown kind."""
     generator = torch.Generator().manual_seed(0)
     for module in model.modules():
         if isinstance(module, nn.Linear):

@@ -109,6 +109,7 @@ def try_step(
 
 
 def _failed(incident: Incident, loss: float, grad_norm: float) -> StepResult:
+    """The result of a step that failed, from its incident."""
     cause = incident.causes[0] if incident.causes else None
     return StepResult(
         False,

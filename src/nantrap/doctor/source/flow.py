@@ -185,6 +185,7 @@ class _Tracer:
     def enter(
         self, function: Function, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool
     ) -> None:
+        """Follow the body of a function that is called here; a return inside it ends it alone."""
         if function in self.active or len(self.active) > _DEEPEST or isinstance(function.node, ast.Lambda):
             return
         self.active.append(function)
@@ -237,6 +238,7 @@ class _Tracer:
     def condition(
         self, node: ast.If, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool
     ) -> tuple[tuple[str, bool], ...]:
+        """Follow both branches of a condition; gives what holds after it, where one branch leaves the block."""
         test, arm = node.test, True
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             test, arm = test.operand, False
@@ -262,6 +264,7 @@ class _Tracer:
             self.call(node, arms, loops, silent)
 
     def call(self, node: ast.Call, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool) -> None:
+        """Note a call that matters to training, or follow it into a function of the module."""
         module = self.module
         func = node.func
         leaf = _leaf(func)
@@ -362,6 +365,7 @@ class _Tracer:
         scaled: bool = False,
         managed: bool = False,
     ) -> None:
+        """Note an event with its position, line and the conditions and loops around it."""
         self.position += 1
         line = getattr(node, "lineno", 1)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
@@ -390,6 +394,7 @@ _OPTIMIZER_CLASSES: Final = frozenset(
 
 
 def _calls_inside_out(top: ast.AST) -> list[ast.Call]:
+    """The calls of an expression in the order in which Python makes them."""
     found: list[ast.Call] = []
 
     def visit(node: ast.AST) -> None:

@@ -59,6 +59,7 @@ def halved_models(module: Module) -> list[Halved]:
 
 
 def _find(module: Module) -> list[Halved]:
+    """The models of a file that are converted to half precision and then trained."""
     if module.is_test or not _ANY.search(module.text) or any(word in module.text for word in (*_EXACT, *_ADAPTERS)):
         return []
     trained = _trained(module)

@@ -124,6 +124,7 @@ class Module:
         return found
 
     def _known(self, function: Function | None) -> dict[str, Any]:
+        """What is known by name inside a function: its own values, and those of the functions around it."""
         if function is None or isinstance(function.node, (ast.Module, ast.Lambda)):
             function = next((each for each in self.functions if isinstance(each.node, ast.Module)), None)
             assert function is not None
@@ -205,6 +206,7 @@ class _Walk:
         conditional: bool,
         loops: tuple[ast.AST, ...],
     ) -> None:
+        """Read statements one after the other."""
         for statement in statements:
             self.statement(statement, function, owner, silent, conditional, loops)
 
@@ -217,6 +219,7 @@ class _Walk:
         conditional: bool,
         loops: tuple[ast.AST, ...],
     ) -> None:
+        """Read one statement: note what it defines, imports, assigns and calls, and enter its blocks."""
         module = self.module
         kind = type(node)
         if kind is ast.Import or kind is ast.ImportFrom:
@@ -264,6 +267,7 @@ class _Walk:
             self.expression(node, place)
 
     def function(self, node: ast.FunctionDef, parent: Function, owner: ast.ClassDef | None) -> None:
+        """Note a function and read its body; tests and code without gradients are marked silent."""
         module = self.module
         silent = (
             module.is_test or node.name.startswith("test_") or (owner is not None and owner.name.startswith("Test"))
@@ -281,6 +285,7 @@ class _Walk:
         self.block(node.body, function, None, silent, False, ())
 
     def imported(self, node: ast.AST) -> None:
+        """Note what each imported name stands for."""
         imports = self.module.imports
         if isinstance(node, ast.Import):
             for name in node.names:
@@ -294,6 +299,7 @@ class _Walk:
                 imports[name.asname or name.name] = f"{node.module}.{name.name}"
 
     def assignment(self, node: ast.stmt, function: Function) -> None:
+        """Note what a statement assigns; `x += y` as `x + y`."""
         if isinstance(node, ast.Assign):
             for target in node.targets:
                 self.assign(target, node.value, node.lineno, function)
@@ -306,6 +312,7 @@ class _Walk:
                 function.assigned.setdefault(name, []).append((node.lineno, both))
 
     def assign(self, target: ast.expr, value: ast.expr, line: int, function: Function) -> None:
+        """Note the value of a name, or of each name of a tuple."""
         if isinstance(target, (ast.Tuple, ast.List)):
             if isinstance(value, (ast.Tuple, ast.List)) and len(value.elts) == len(target.elts):
                 for one, other in zip(target.elts, value.elts, strict=True):
@@ -333,6 +340,7 @@ class _Walk:
                 module.layers[name] = _LAYERS[leaf]
 
     def expression(self, top: ast.AST, place: Place) -> None:
+        """Note the calls, powers, divisions and literals of an expression."""
         module = self.module
         stack = [top]
         while stack:

@@ -68,6 +68,7 @@ class Exporters:
             self._warn("exporters", f"too slow: the values of {self._background.dropped:,} steps were left out")
 
     def _handle(self, item: tuple[Any, str | None]) -> None:
+        """Give one item of the queue to every exporter; one that raises is counted, and training continues."""
         what, text = item
         for exporter in list(self._exporters):
             try:

@@ -81,6 +81,7 @@ class Block(nn.Module):
     def forward(
         self, text_BLD: Tensor, latent_BLD: Tensor, times_BD: Tensor, mask_BQK: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """Attention over text and latent together, then an MLP for each, all modulated by the times."""
         text, text_gate = self.text_before_attention(text_BLD, times_BD)
         latent, latent_gate = self.latent_before_attention(latent_BLD, times_BD)
         text, latent = self.attention(text, latent, mask_BQK)
@@ -132,6 +133,7 @@ class LatentDLM(nn.Module):
     def forward(
         self, tokens_BL: Tensor, latent_BZ: Tensor, text_t_B: Tensor, latent_t_B: Tensor, mask_BQK: Tensor
     ) -> tuple[Tensor, Tensor]:
+        """The logits of the text, and the predicted latent."""
         text_BLD = self.neighbours(self.embed_text(tokens_BL).transpose(1, 2)).transpose(1, 2) + self.positions
         latent_BLD = self.embed_latent(latent_BZ)[:, None]
         times_BD = self.text_time(text_t_B) + self.latent_time(latent_t_B)

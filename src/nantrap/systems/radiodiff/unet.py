@@ -101,6 +101,7 @@ class WindowAttention(nn.Module):
                 layer.weight *= gain
 
     def forward(self, x: Tensor, condition: Tensor) -> Tensor:
+        """Attention from the image to the condition inside each window."""
         height, width = x.shape[-2:]
         tokens, others = self._windows(x), self._windows(condition)
         q, k, v = (self._heads(part) for part in (self.query(tokens), self.key(others), self.value(others)))
@@ -242,6 +243,7 @@ class UNet(nn.Module):
         self.decoders = nn.ModuleList(Decoder(dims, channels=channels, time_dim=time_dim) for _ in range(2))
 
     def forward(self, noisy: Tensor, t_B: Tensor, condition: Tensor) -> tuple[Tensor, Tensor]:
+        """The two predictions of the decoupled diffusion, preconditioned by the time."""
         features = self.condition(condition)
         time_BD = self.time(t_B)
         x = self.input(torch.cat([noisy, features[0]], 1))

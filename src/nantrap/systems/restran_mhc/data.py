@@ -108,6 +108,7 @@ class Plates:
         return self._photographed(self._held_out, generator, faulty=False)
 
     def _photographed(self, labels: Tensor, generator: torch.Generator, *, faulty: bool = True) -> Batch:
+        """Photographs of the plates; with `faulty`, some frames are missing or black."""
         count, per_plate = len(labels), self.frames
         frames = _photograph(draw(labels), (self.height, self.width), per_plate, self.augmentation, generator)
         there = torch.rand(count, per_plate, generator=generator) >= self.missing

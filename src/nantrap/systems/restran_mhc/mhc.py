@@ -66,6 +66,7 @@ class HyperConnection(nn.Module):
         self.alpha_res = nn.Parameter(torch.tensor(alpha_res))
 
     def forward(self, streams_BNCHW: Tensor) -> Tensor:
+        """Read the streams, run the sublayer on what was read, write it back, and mix the streams."""
         h_pre_BN, h_post_BN, h_res_BNN = self.matrices(streams_BNCHW)
         read_BCHW = self._probe("read_out", torch.einsum("bn,bnchw->bchw", h_pre_BN, streams_BNCHW))
         done_BCHW = self._probe("sublayer", self.sublayer(read_BCHW))

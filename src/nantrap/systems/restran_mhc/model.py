@@ -137,6 +137,7 @@ class PlateReader(nn.Module):
         self.head = nn.Linear(channels, CLASSES)
 
     def forward(self, frames_BFHW: Tensor, there_BF: Tensor) -> Tensor:
+        """The logits of each character position, from the frames that are there."""
         x_BCHW = self.contrast(frames_BFHW.flatten(0, 1))[:, None]
         x_BCHW = self.block(self.stem(self.align(x_BCHW)))
         x_BCHW = x_BCHW * there_BF.flatten()[:, None, None, None]

@@ -53,6 +53,7 @@ def judge(rows: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _problems(rows: Sequence[dict[str, Any]], stage: Stage) -> list[str]:
+    """What went wrong in a stage, in words: bad losses, skipped steps, no progress, a parameter that is too large."""
     found = []
     bad = sum(row["loss"] is None for row in rows)
     if bad:

@@ -100,6 +100,7 @@ class HeadLoss(nn.Module):
         self.p_k.lerp_(mean_K.to(self.p_k.dtype), 1 - self.settings.probs_momentum)
 
     def _pmi(self, student_BK: Tensor, teacher_BK: Tensor) -> Tensor:
+        """The loss between student and teacher with the temperatures and the exponent of the settings."""
         return self.pmi(
             student_BK,
             teacher_BK,

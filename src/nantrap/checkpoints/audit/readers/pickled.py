@@ -88,6 +88,7 @@ def _is_tar(block: bytes) -> bool:
 
 
 def _old_torch(source: Source, pickles: list[Pickle], position: int) -> Contents:
+    """The contents of a file in torch's format before 1.6: five pickles, then the storages."""
     tree, keys = pickles[3].value, pickles[4].value
     found = find_tensors(tree)
     imports = NOTHING
@@ -105,6 +106,7 @@ def _old_torch(source: Source, pickles: list[Pickle], position: int) -> Contents
 
 
 def _extents(source: Source, position: int, keys: object, found: Found) -> list[Extent]:
+    """Where the storages of an old file lie, each with its tensors; raises where file and pickle disagree."""
     if not isinstance(keys, list):
         raise UnreadableError("NT908", "the list of storages after the object is not a list")
     storages = {item.storage.key: item.storage for item in found.tensors if item.storage}
@@ -141,6 +143,7 @@ def _extents(source: Source, position: int, keys: object, found: Found) -> list[
 
 
 def _plain(source: Source, pickle: Pickle, others: Imports) -> Contents:
+    """The contents of a plain pickle: arrays, and tensors whose storages are pickled inside it."""
     loads = [call for call in pickle.calls if call.is_call_of(LOADER)]
     storages = {id(call): _storage(call, source) for call in loads}
     imports = judge(pickle, loads=lambda call: id(call) in storages) + others

@@ -170,6 +170,7 @@ def _below(path: Path, key: str) -> Path:
 
 
 def _children(path: Path, node: object) -> list[tuple[Path, object]]:
+    """What may hold tensors below a node of the saved object, with its path."""
     if isinstance(node, dict):
         return [(_below(path, _label(key)), value) for key, value in node.items() if _can_hold(value)]
     if isinstance(node, (list, tuple)):
@@ -218,6 +219,7 @@ def _add_tensor(found: Found, call: Call, path: Path, resolve: Resolve) -> bool:
 
 
 def _torch_tensor(call: Call, path: Path, resolve: Resolve) -> TensorInStorage:
+    """A tensor by the arguments of its rebuild function; raises if they describe none."""
     name = escaped(".".join(path))
     if len(call.arguments) < 4:
         raise UnreadableError("NT908", f"tensor {name} is described by too few arguments")

@@ -87,6 +87,7 @@ def _directory(source: Source) -> tuple[int, int, int]:
 
 
 def _entry(source: Source, data: bytes, position: int) -> tuple[Record, int]:
+    """One record of the directory and where the next one begins; raises if its local header says something else."""
     if position + _ENTRY.size > len(data):
         raise UnreadableError("NT908", "the zip archive's directory ends in the middle of a record")
     fields = _ENTRY.unpack_from(data, position)

@@ -130,6 +130,7 @@ def digests(path: str, field: str | None, indices: Array, opener: Opener) -> Arr
 
 
 def _scan_rows(each: ArrayField, shard: Shard, options: DataOptions, stem: str, *, lone: bool) -> list[Measures]:
+    """The measures of a shard of one field, read in pieces."""
     sample = tuple(each.shape[1:])
     width = max(1, math.prod(sample) * each.dtype.itemsize)
     rows = max(1, _PIECE // width)

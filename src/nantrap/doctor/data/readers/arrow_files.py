@@ -146,6 +146,7 @@ def csv_table(data: bytes, names: list[str], delimiter: str, empty: list[str] | 
 
 @contextlib.contextmanager
 def _opened(path: str) -> Iterator[Any]:
+    """The file as a stream; errors of Arrow while it is read become one that names the damage."""
     arrow = _arrow()
     with open_source(path) as source:
         if source.size == 0:

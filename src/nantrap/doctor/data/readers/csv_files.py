@@ -97,6 +97,7 @@ def _complete_widths(rows: list[Measures]) -> None:
 
 
 def _layout(head: bytes, path: str, *, whole: bool) -> _Layout:
+    """Encoding, delimiter and column names of a CSV file, by its beginning."""
     encoding = "utf-16" if head[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8-sig"
     if encoding == "utf-16" and len(head) % 2:
         head = head[:-1]
@@ -199,6 +200,7 @@ def _table_column(name: str, column: Any, indices: Array) -> Block:
 
 
 def _scan_rows(data: bytes, layout: _Layout, options: DataOptions, *, first: bool) -> Scanned:
+    """The measures of a piece of a CSV file; reading stops at the first line that cannot be parsed."""
     encoding = layout.encoding if first or layout.encoding == "utf-16" else "utf-8"
     made = Scanned()
     parts: dict[str, list[Measures]] = {}
@@ -229,6 +231,7 @@ def _measure_batch(
     parts: dict[str, list[Measures]],
     widths: list[int],
 ) -> None:
+    """Add the measures of some rows, and note rows with too few or too many cells."""
     for offset, row in enumerate(rows):
         if len(row) != len(names):
             widths.append(first + offset)

@@ -123,6 +123,7 @@ def scan(dataset: Any, options: DataOptions, advance: Callable[[int], None]) -> 
 
 
 def _samples(dataset: Any, failed: dict[str, list[int]]) -> Iterator[tuple[int, Any]]:
+    """The samples of a dataset of the user's; those that raise are noted by their error."""
     if hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__"):
         for index in range(len(dataset)):
             try:

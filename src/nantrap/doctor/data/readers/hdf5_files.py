@@ -42,6 +42,8 @@ def _field(item: Any) -> ArrayField:
 
 
 def _reader(item: Any, kind: str) -> Callable[[int, int], Array]:
+    """A function that reads a range of samples of one HDF5 dataset."""
+
     def read(start: int, stop: int) -> Array:
         try:
             array = np.asarray(item[start:stop] if item.shape else np.asarray(item[()])[None])

@@ -74,6 +74,7 @@ def _scan_table(data: bytes, options: DataOptions) -> Scanned | None:
 
 
 def _scan_lines(data: bytes, options: DataOptions) -> Scanned:
+    """The measures of a piece of JSON lines; lines that are not JSON are noted."""
     made = Scanned()
     parts: dict[str | None, list[Measures]] = {}
     batch: list[tuple[int, Any]] = []

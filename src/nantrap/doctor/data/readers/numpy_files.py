@@ -52,6 +52,7 @@ def open_npz(path: str) -> Iterator[ArrayFile]:
 
 
 def _members(source: Any, archive: zipfile.ZipFile) -> tuple[list[ArrayField], list[Problem]]:
+    """The arrays of an `.npz` archive, and the problems of members that cannot be read."""
     fields, problems = [], []
     for info in archive.infolist():
         name = info.filename.removesuffix(".npy")
@@ -91,6 +92,7 @@ def _field(name: str | None, source: Any, *, offset: int, size: int) -> ArrayFie
 
 
 def _compressed(name: str, source: Any, info: zipfile.ZipInfo, archive: zipfile.ZipFile) -> ArrayField:
+    """A compressed member of an archive, which is loaded whole when it is read."""
     with archive.open(info) as member:
         head = member.read(min(info.file_size, _HEADER))
     shape, _fortran, dtype, length = _header(head[:12], lambda start, count: head[start : start + count])

@@ -134,6 +134,7 @@ def _bytes(array: StoredArray) -> int:
 
 
 def _array_field(name: str | None, array: StoredArray) -> ArrayField:
+    """A tensor of a torch file as a field; read in place if its layout allows it."""
     code = _DTYPES.get(array.dtype)
     if code is None:  # float8, quantised: counted, not judged
         return ArrayField(name, np.dtype("u1"), "other", array.shape or (1,), _never, math.prod(array.shape))
