@@ -83,9 +83,8 @@ def _material(failed: FailedStep, location: Location, *, data: bool, batch_known
         if data or location.phase == "optimizer":  # activations show the data they were made from
             material.tensors["origin"] = origin
     known = not (isinstance(failed.batch, tuple) and not failed.batch)
-    if (
-        data and batch_known and failed.repeatable and known
-    ):  # otherwise only the model's inputs are known: no loss can be computed
+    # otherwise only the model's inputs are known: no loss can be computed
+    if data and batch_known and failed.repeatable and known:
         batch: dict[str, Tensor] = {}
         material.values["batch"] = flatten(failed.batch, batch, "batch")
         material.tensors["batch"] = batch

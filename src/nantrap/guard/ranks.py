@@ -78,7 +78,7 @@ class Ranks:
         """How they agree while they exchange nothing."""
         self._handshake: Handshake | None = None
         self._greeted = False
-        # the script averages gradients itself: nothing is known of when the ranks meet, but every one has a guard
+        # the script averages gradients itself: it is not known when the ranks communicate, but every one has a guard
         self._vouched = process_group is not None
         self._always_averages = self._vouched or not self.replicated
         # whether this step averages gradients; None: no call of the model was seen, so it is not known
@@ -136,10 +136,10 @@ class Ranks:
         if not self._always_averages:
             self._averages = None
 
-    def meet(self) -> None:
-        """Something is bad in a step without messages: all ranks come together, or this one ends with words."""
+    def wait_for_all(self) -> None:
+        """Something is bad in a step without messages: wait for all ranks, or end with an error that says why."""
         assert self._handshake is not None
-        if not self.tacit.meet(default_store(), self._handshake.prefix, self.size):
+        if not self.tacit.wait_for_all(default_store(), self._handshake.prefix, self.size):
             raise RankLostError(
                 f"the averaged gradients, or the update made from them, are bad on rank {self.rank} alone: the other "
                 "ranks hold the same gradients and found nothing. A memory or communication fault of this rank does "
@@ -158,9 +158,8 @@ class Ranks:
         own = torch.tensor([float(getattr(flags, name)) for name in _FIELDS], device=self._device)
         union = own.clone()
         try:
-            dist.all_reduce(
-                union, op=dist.ReduceOp.MAX, group=self._group
-            )  # the same few bytes for any number of ranks
+            # the same few bytes for any number of ranks
+            dist.all_reduce(union, op=dist.ReduceOp.MAX, group=self._group)
         except RuntimeError as error:
             raise self._lost(error) from error
         found = Flags(*map(bool, union.tolist()))

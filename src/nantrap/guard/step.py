@@ -203,7 +203,7 @@ def decide(parts: Parts, driver: Driver, window: Window, reading: Reading) -> De
     said = False
     if ranks.silent:
         if norm_bad:
-            ranks.meet()
+            ranks.wait_for_all()
             said = ranks.tacit.said
         elif ranks.tacit.lasts():  # what only this rank knows must not decide: all of them hold the same gradients
             return APPLY_CAREFULLY if careful else APPLY
@@ -305,7 +305,7 @@ def make_update(
     ranks, verdict = parts.ranks, Verdict()
     silent = ranks.together and ranks.silent
     if silent and bad:
-        ranks.meet()
+        ranks.wait_for_all()
     if bad or not silent:
         verdict = ranks.agree(Flags(origin=bad, symptom=bad, harmful=bad, stop=_cannot_go_back(parts)))
     if verdict.bad:

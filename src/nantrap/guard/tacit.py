@@ -8,9 +8,9 @@ them. As long as that is all there is to know, the ranks exchange nothing. Four 
 * What averaged gradients would not show (a loss that is NaN while its gradients are finite, a bad buffer) the rank
   says with the gradients: before they are averaged it makes one element of its own NaN. All ranks know which element,
   and take it out when they have read it.
-* Before the first collective of a bad step the ranks meet at the group's store. A rank whose averaged gradients alone
-  are bad (a fault of its memory, code that changes gradients on one rank) would wait there without end, so it waits
-  `SECONDS` at most and then ends with words. That is why it is not the default.
+* Before the first collective of a bad step the ranks wait for each other at the group's store. A rank whose averaged
+  gradients alone are bad (a fault of its memory, code that changes gradients on one rank) would wait there without
+  end, so it waits `SECONDS` at most and then ends with an error. That is why it is not the default.
 * An update that must be checked is checked by each rank for itself; only one that failed calls the others.
 """
 
@@ -117,7 +117,7 @@ class Tacit:
             self._handle = None
             self.said = False
 
-    def meet(self, store: Any, prefix: str, size: int) -> bool:
+    def wait_for_all(self, store: Any, prefix: str, size: int) -> bool:
         """Whether every rank comes here in this step. From here on they exchange their flags again."""
         self.on = False
         self._meetings += 1

@@ -39,7 +39,7 @@ class BadData:
 
 
 class Asked:
-    """Holds the scalars that the script looked at since the last forward pass began, with their graphs.
+    """Holds the scalars that the script read or tested since the last forward pass began, with their graphs.
 
     `open` says whether a forward pass waits for its backward pass; at any other time nothing is noted.
     """
@@ -48,11 +48,11 @@ class Asked:
         self.open = False
         self.tensors: list[Tensor] = []
         self.frames: list[KeptFrame] = []
-        """The script's frames when it looked at the first scalar that is not finite."""
+        """The script's frames when it read the first scalar that is not finite."""
         self.replaced = False
         """Whether the script ran a backward pass from a constant since then."""
         self.ended = False
-        """The script has ended itself: what it looked at last is why."""
+        """The script has ended itself; the reason is what it tested last."""
         self.data: BadData | None = None
         """The batch that the script has tested and not used yet, if it is not finite."""
         self.output: Tensor | None = None
@@ -82,7 +82,7 @@ class Asked:
             self._trained = weakref.ref(loss)
 
     def note(self, tensor: Any) -> None:
-        """The script looks at a tensor; only a scalar with a graph can be a loss."""
+        """The script reads or tests a tensor; only a scalar with a graph can be a loss."""
         if (
             tensor.grad_fn is not None
             and tensor.numel() == 1
@@ -90,7 +90,7 @@ class Asked:
             and (self._trained is None or self._trained() is not tensor)
         ):
             self.tensors.append(tensor)
-            if len(self.tensors) > _MOST:  # the last ones: a loss is looked at after whatever is printed on the way
+            if len(self.tensors) > _MOST:  # the last ones are kept: other values are printed before a loss is tested
                 del self.tensors[0]
             # here there is no device to wait for; what the loss was computed from is in the script's variables now
             if tensor.is_cpu and not self.frames and not self._is_finite(tensor):
@@ -120,7 +120,7 @@ class Asked:
         return found
 
     def take_frames(self) -> list[KeptFrame]:
-        """The frames in which the script looked, once; empty if they are not known."""
+        """The frames in which the script read the bad scalar. They are given once; empty if they are not known."""
         frames, self.frames = self.frames, []
         return frames
 

@@ -4,7 +4,7 @@ Everything else that `nantrap run` replaces is rare, and has files of its own. T
 function: it looks whether the call is the script's own and concerns a guard, passes it on to the `ScriptLoop`, or makes
 the call of PyTorch at once.
 
-A script that handles a bad loss itself looks at it first. So each scalar with a graph that it asks about (`isnan`,
+A script that handles a bad loss itself tests it first. So each scalar with a graph that it asks about (`isnan`,
 `.item()`, `.data`, `loss != loss`, ...) after a forward pass is kept until the backward pass. One that is not finite
 and never gets a backward pass was abandoned by the script: that is an incident like any other, except that the script
 skipped the batch. Nothing is read here that the script did not read itself, until the script abandons a step.
@@ -129,7 +129,7 @@ def _clip_grad_norm(loops: Loops, original: Any) -> Any:
         foreach: bool | None = None,
     ) -> Any:
         """Clips as torch does, and keeps the norm for the guard. Gradients that are not finite are left as they are."""
-        if is_compiling():  # a call of ours would break a graph that is whole without it
+        if is_compiling():  # our code would break the compiled graph in two
             return original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         if compiler_listens():
             return untraced(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
@@ -141,7 +141,7 @@ def _clip_grad_norm(loops: Loops, original: Any) -> Any:
             loop = loops.loop_owning(given)
         if loop is None:
             return original(given, max_norm, norm_type, error_if_nonfinite, foreach)
-        # a norm that is not finite is the guard's business: the step will not be taken, whatever it was clipped to
+        # a norm that is not finite is handled by the guard: it refuses the step, whatever the gradients were clipped to
         gradients = []
         on_host, alike = loop.keeps_bad_gradients, norm_type == 2.0 and foreach is None
         for parameter in given:
@@ -208,7 +208,7 @@ def _asking(loops: Loops, original: Any) -> Any:
     @functools.wraps(original)
     def ask(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes a tensor that the script reads, then reads it."""
-        if is_compiling():  # what is asked of a traced tensor has no answer yet
+        if is_compiling():  # a traced tensor has no values yet
             return original(tensor, *args, **kwargs)
         if asked.open or not guards:
             _look(loops, tensor)

@@ -1,4 +1,4 @@
-"""Bad data that the script replaces by itself, with `nan_to_num`: counted, and named where the data loader tells."""
+"""Bad data that the script replaces by itself, with `nan_to_num`: counted, with its samples where they are known."""
 
 from __future__ import annotations
 

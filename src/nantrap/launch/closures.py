@@ -30,7 +30,7 @@ def step_with_closure(loop: ScriptLoop, run: Callable[[Callable[[], Any]], Any],
         loop.refuse_again()
     optimizer = loop.optimizer
     if type(optimizer).__module__.startswith("torch.optim") and not isinstance(optimizer, LBFGS):
-        # it would evaluate the closure once, before anything else: here it is judged before it is used
+        # it evaluates the closure once, before its update: done here, so that the loss is judged before it is used
         with torch.enable_grad():
             value = closure()
         loop.step(lambda: run(lambda: value))

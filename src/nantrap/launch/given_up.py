@@ -99,7 +99,7 @@ class GivenUp:
             self._activity.busy = False
 
     def loss(self, window: Window, micro: Micro, loss: Tensor) -> None:
-        """The script trains on another loss than the bad one it looked at, such as that of the other heads."""
+        """The script trains on another loss than the bad one it tested, such as that of the other heads."""
         parts = self._parts
         self._activity.busy = True
         try:
@@ -122,7 +122,7 @@ class GivenUp:
         self._activity.busy = True
         try:
             if not math.isfinite(finite.read([self._driver.norm()])[0]):
-                return  # the guard sees it as well
+                return  # not repaired: the step itself is judged, and refused
             draft = parts.diagnosis.draft(observation)
             window.drafts.append(
                 (draft, "the script changed its non-finite gradients to finite ones and made the step")

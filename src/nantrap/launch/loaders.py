@@ -230,7 +230,7 @@ class Epochs:
 
 
 def _own_epoch(sampler: Any) -> int:
-    """The epoch that a sampler was told, or 0."""
+    """The epoch that was set with `sampler.set_epoch`, or 0."""
     epoch = getattr(getattr(sampler, "sampler", sampler), "epoch", 0)
     return epoch if isinstance(epoch, int) else 0
 

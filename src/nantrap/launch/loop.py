@@ -109,11 +109,11 @@ class ScriptDriver:
             self._protected.result = self.take_update()
 
     def repeat_update(self) -> Any:
-        """The scaler's own step is behind us: the optimizer's alone."""
+        """The update once more. The scaler's step was made already, so the optimizer steps alone."""
         return self._protected.optimizer.step() if self.scaling.enabled else self.take_update()
 
     def refuse_update(self) -> None:
-        """Every gradient to 0, in place: the script may still look at them, and clears them itself."""
+        """Every gradient to 0, in place: the script may still read them, and clears them itself."""
         self._protected.members.zero_gradients()
         self.scaling.forget()
 
@@ -317,9 +317,8 @@ class ScriptLoop:
         try:
             with seen_from(frames) if frames else contextlib.nullcontext():
                 outcome = run_step(self.parts, driver, window) if judge is None else judge(window)
-            self.refused = (
-                not outcome.applied and outcome.incident is not None
-            )  # a scaler that probes continues as usual
+            # a step that a scaler left out, to search its scale, has no incident and was not refused
+            self.refused = not outcome.applied and outcome.incident is not None
             if self.parts.recovery.acts_after_steps:
                 self.parts.recovery.after_step(outcome)
             if self.comparison is not None:
@@ -430,7 +429,7 @@ class ScriptLoop:
             if earlier is not None and earlier.module is module and not earlier.running:
                 self._given_up.buffers()
             elif collector.window is not None and collector.window.micros and self.parts.drops_micro_batches:
-                self.parts.protected.buffers.mark()  # else a bad micro-batch has not been put back
+                self.parts.protected.buffers.mark()  # where none is dropped, a bad one may have written them already
         asked.open = module.training
         asked.data = None
         return True

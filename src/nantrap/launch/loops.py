@@ -279,7 +279,7 @@ class Loops:
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
             """A call of any module, noted before it is made."""
-            if is_compiling() or compiler_listens():  # inside a compiled step: its backward pass will show it
+            if is_compiling() or compiler_listens():  # a compiled step: its model is found at its backward pass
                 return plain(module, *args, **kwargs)
             if not self.is_own_call():
                 if torch.is_grad_enabled():
@@ -354,7 +354,7 @@ class Loops:
             return
         root = find_root(_parameters(optimizer), called)
         if root is None:
-            return  # lazy: the next call will show it
+            return  # its parameters are lazy: tried again at the next call
         bare = called is not None and not replicas_in(called)
         if bare:
             self.replicas.watch()
@@ -384,7 +384,7 @@ class Loops:
             self.activity.busy = False
 
     def _compare_ranks(self, loop: ScriptLoop, *, bare: bool) -> None:
-        """Where the model's own wrapper does not tell the ranks to agree, their weights are compared now and then.
+        """Where no wrapper of the model keeps the ranks equal, their weights are compared now and then.
 
         Args:
             loop: the guard of an optimizer.

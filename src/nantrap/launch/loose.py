@@ -1,4 +1,4 @@
-"""Scripts without an optimizer: a loss that is only looked at, or weights that are updated by hand.
+"""Scripts without an optimizer: a loss that is only computed, or weights that are updated by hand.
 
 There is no step to refuse. A value with a graph that the script asks about, or runs a backward pass from, is diagnosed
 all the same when it is not finite: where it began and why, as an incident that is only reported.

@@ -32,7 +32,7 @@ def install(patches: Patches, loops: Loops) -> None:
             original(self, *given, **kwargs)
             return
         loops.has_children = True
-        # the first rank prints the summary, as words
+        # the first rank prints the summary, as text
         kwargs["env"] = {**kwargs["env"], **as_environment(replace(loops.settings, json=False))}
         if given:
             original(self, guarded, *given[1:], **kwargs)

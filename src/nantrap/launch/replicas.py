@@ -112,7 +112,7 @@ class _Wrapper:
     def passed_by(self) -> int:
         """A backward pass begins. Returns how many had no call of the wrapper if this is one of them, else 0."""
         bare, called = self._bare, self._called
-        self._bare = self._called = self._inside = False  # a call that raised did not leave
+        self._bare = self._called = self._inside = False  # a call that raised did not come to the hook at its end
         if not bare or called or self._module() is None:
             return 0
         self.count += 1
@@ -183,7 +183,7 @@ class Comparison:
         if store is None:
             return
         sums = [checksum(parameter.detach()) for _, parameter in self._named()]
-        with contextlib.suppress(RuntimeError, ValueError):  # the store is gone when the first rank has ended
+        with contextlib.suppress(RuntimeError, ValueError):  # the store ends with the process of the first rank
             store.set(self._key(steps, dist.get_rank()), json.dumps(sums))
             self._published.append(steps)
 

@@ -53,9 +53,9 @@ def look_at_resume(loops: Loops, optimizer: Optimizer) -> None:
 
     entry.resumed = False
     loop = entry.loop
-    if loop.tally.attempted:  # the script returns to a state of its own, and knows what it does to the learning rate
+    if loop.tally.attempted:  # the script went back to an earlier state itself, and chooses its learning rate
         return
-    # one that waits for a metric cannot be asked for its next rate
+    # a schedule that needs a metric (ReduceLROnPlateau) cannot compute its next learning rate
     scheduler = next((each for each in entry.schedules() if not isinstance(each, ReduceLROnPlateau)), None)
     rates = entry.configured if len(entry.configured) == len(optimizer.param_groups) else None
     take = loops.settings.resume_lr if rates is not None else "restored"

@@ -47,7 +47,7 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
         call()
     except SystemExit as error:
         attachment.loops.asked.ended = True
-        with ended_by(error):  # a loss that the script looked at before it gave up
+        with ended_by(error):  # a loss that the script tested before it ended
             attachment.loops.settle()
         return _exit_code(error)
     except NoProgramError:
@@ -62,7 +62,7 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
         _show(error)
         before = sum(loop.tally.incidents for loop in attachment.loops)
         attachment.loops.asked.ended = True
-        with ended_by(error):  # `assert math.isfinite(loss)`: the loss that the script looked at is the reason
+        with ended_by(error):  # `assert math.isfinite(loss)`: the loss that the script tested is the reason
             attachment.loops.settle()
         if sum(loop.tally.incidents for loop in attachment.loops) == before:
             for loop in attachment.loops:
@@ -114,7 +114,7 @@ def _without_us(error: BaseException) -> TracebackType | None:
         if not ours:
             kept.append(step)
         step = step.tb_next
-    if ours and not isinstance(error, SyntaxError):  # a script that cannot be read ends in our call of the compiler
+    if ours and not isinstance(error, SyntaxError):  # a script that does not compile ends in our call of `compile`
         return error.__traceback__
     built: TracebackType | None = None
     for step in reversed(kept):

@@ -34,10 +34,8 @@ def install(patches: Patches, loops: Loops) -> None:
     def save(original: Any, obj: Any, f: Any, *args: Any, **kwargs: Any) -> Any:
         place = _checked_place(loops, obj, f)
         with contextlib.ExitStack() as without:
-            for loop in loops:
-                without.enter_context(
-                    _unhooked(loop.parts.protected.root)
-                )  # a pickled module must open where nantrap is not installed
+            for loop in loops:  # a pickled module must open where nantrap is not installed
+                without.enter_context(_unhooked(loop.parts.protected.root))
             return original(obj, place, *args, **kwargs)
 
     def save_file(original: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:

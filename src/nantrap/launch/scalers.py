@@ -58,13 +58,13 @@ def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
         fused = divides_by_scale(optimizer)
         ready = is_not_unscaled(self, optimizer)
         if ready and not fused:
-            self.unscale_(optimizer)  # what the step would do first
+            self.unscale_(optimizer)  # scaler.step would do this first
         return loop.step(run, scaler=self, still_scaled=ready and fused)
 
     def update(original: Any, self: GradScaler, new_scale: Any = None) -> None:
         refused = any(loop.refused for loop in loops)
         if self.is_enabled() and new_scale is None and refused and not has_seen_gradients(self):
-            forget_step(self)  # the step never happened, and the scale stays
+            forget_step(self)  # the step was not made, so the scale stays
             return
         original(self, new_scale)
 

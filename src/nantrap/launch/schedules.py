@@ -56,7 +56,7 @@ def install(patches: Patches, loops: Loops) -> None:
         if not any(loop.refused and loop.parts.protected.root is source for loop in loops):
             original(self, model)
 
-    for cls in (LRScheduler, SequentialLR, ChainedScheduler, ReduceLROnPlateau):  # these three do not call the first
+    for cls in (LRScheduler, SequentialLR, ChainedScheduler, ReduceLROnPlateau):  # the others do not call LRScheduler's
         patches.wrap(cls, "__init__", made)
     patches.wrap_all(LRScheduler, "step", step)
     patches.wrap(AveragedModel, "update_parameters", averaged)

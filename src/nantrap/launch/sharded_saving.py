@@ -64,7 +64,7 @@ class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         """Finds the module as usual, and puts this object in the place of its loader: it then sees the import."""
         if fullname != self._name or self._loader is not None:
             return None
-        self._loader = self  # the search below comes here again
+        self._loader = self  # the search below calls this method again
         spec = importlib.util.find_spec(fullname)
         if spec is None or spec.loader is None:
             return None
@@ -126,7 +126,7 @@ def _bad(loops: Loops, state: Mapping[Any, Any]) -> Iterator[str]:
     names = {name for loop in loops for name, _ in loop.parts.protected.members.named()}
     tails = {key for each in _mappings(state) for key in each if isinstance(key, str)}
     if any(hasattr(value, "state_dict") for value in state.values()):
-        for loop in loops:  # objects that make their state when asked, which may take all ranks: the model is at hand
+        for loop in loops:  # an object may need all ranks to give its state: the model is checked instead
             yield from loop.bad_state()
     if any(key == name or key.endswith(f".{name}") for key in tails for name in names):
         allowed = tuple(f"*{name}" for loop in loops for name in loop.parts.protected.buffers.exempt_names())

@@ -21,7 +21,7 @@ def dataset_of(iterator: Any) -> Any:
 
 
 def index_sampler_of(iterator: Any) -> Any:
-    """What tells an iterator of a loader the indices of its batches; the same object in every epoch of the loader."""
+    """What gives an iterator of a loader the indices of its batches; the same object in every epoch of the loader."""
     return getattr(iterator, "_index_sampler", None)
 
 
@@ -56,7 +56,7 @@ def is_not_unscaled(scaler: Any, optimizer: Any) -> bool:
 
 
 def has_seen_gradients(scaler: Any) -> bool:
-    """Whether a scaler looked at any gradients since its last update; without that, its update fails."""
+    """Whether a scaler checked any gradients since its last update; without that, its update fails."""
     states = getattr(scaler, "_per_optimizer_states", {})
     return any(state["found_inf_per_device"] for state in states.values())
 
@@ -104,4 +104,4 @@ def _compiler_listens() -> Any:
 
 _COUNTS_REFERENCES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
 compiler_listens: Any = _eval_frame_callback if _COUNTS_REFERENCES else _compiler_listens
-"""Whether Dynamo looks at every Python frame that begins now: its callback, or None."""
+"""Whether Dynamo examines every Python frame that begins now: its callback, or None."""

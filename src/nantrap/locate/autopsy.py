@@ -105,7 +105,7 @@ def examine(loss: Tensor, call: RootCall | None) -> Evidence | None:
     try:
         with torch.no_grad():
             return _Autopsy(loss, call).verdict()
-    except Exception:  # an autopsy is a bonus: the replay does not need it, and the step is lost already
+    except Exception:  # the replay does not need this evidence, and the step is lost already: any error is ignored
         return None
 
 
@@ -116,9 +116,8 @@ class _Autopsy:
         self.consumers: dict[tuple[Any, int], list[tuple[Any, int]]] = {}
         self.values: dict[tuple[Any, int], Tensor | None] = {(self.root, 0): loss.detach()}
         self.saved: dict[Any, dict[str, Any]] = {}
-        self.assumed: set[tuple[Any, int]] = (
-            set()
-        )  # values computed with an operand that was not saved and is assumed to be finite
+        self.assumed: set[tuple[Any, int]] = set()
+        """Values computed with an operand that was not saved and is assumed to be finite."""
         boundary: set[Any] = set()
         for one in call.chain() if call is not None else ():
             boundary |= one.nodes
@@ -222,7 +221,7 @@ class _Autopsy:
     # ---- judgement
 
     def verdict(self, begin: Edge | None = None, *, follow_erased: bool = True) -> Evidence | None:
-        """The guilty node behind an edge that carries bad values: the loss itself, unless told otherwise."""
+        """The guilty node behind an edge that carries bad values: that of the loss, unless another one is given."""
         origins: list[Evidence] = []
         hidden: list[Evidence] = []
         crossed = False
@@ -266,7 +265,7 @@ class _Autopsy:
         return chosen
 
     def _erased_behind(self, chosen: Evidence) -> Edge | None:
-        """The edge whose Inf arithmetic erased (x / inf = 0) before the convicted node failed at the same places."""
+        """The edge whose Inf arithmetic erased (x / inf = 0) before the guilty node failed at the same places."""
         assert chosen.capture is not None
         bad = ~chosen.capture.outputs[0].isfinite()
         node = next((n for n in self.reached if sequence_of(n) == chosen.op.sequence), None)
@@ -310,15 +309,15 @@ class _Autopsy:
         name = operation_name(node.name()) or node.name()
         hidden = any(edge.node is None for edge in edges(node)) and len(inputs) < len(edges(node))
         if self._only_by_assumption(node, inputs):
-            return None  # the inputs cannot have been as assumed: the cause is further down
+            return None  # the inputs cannot have been as assumed: the cause is further back in the graph
         if nan and not in_nan:
             if name in _CANNOT_MAKE_NAN and not in_inf and hidden:
                 return self._data(node, "the other one", None)
-            return self._convict(node, name, "nan", value)
+            return self._evidence_against(node, name, "nan", value)
         if inf and not (nan or in_nan or in_inf):
             if name in _SELECT:
                 return None
-            return self._convict(node, name, "inf", value)
+            return self._evidence_against(node, name, "inf", value)
         return None
 
     def _only_by_assumption(self, node: Any, inputs: list[_Input]) -> bool:
@@ -335,7 +334,7 @@ class _Autopsy:
         inside = node in self.inside
         return Op(0, f"aten.{name}", "forward", "" if inside else OUTSIDE, 0, node.name(), sequence_of(node), None)
 
-    def _convict(self, node: Any, name: str, made: Any, value: Tensor) -> Evidence:
+    def _evidence_against(self, node: Any, name: str, made: Any, value: Tensor) -> Evidence:
         """The evidence against a node: its operation, and its operands as far as the graph saved them."""
         op = self._op(node, name)
         if operation_name(node.name()) is None:

@@ -40,7 +40,7 @@ def batch_size(batch: Any) -> int | None:
     if not sizes:
         return None
     (size, count), *others = sizes.most_common()
-    if others and others[0][1] == count:  # a tie: trust the first tensor
+    if others and others[0][1] == count:  # as many for each: the first tensor decides
         size = next(t.shape[0] for _, t in tensors_of(batch) if t.dim() > 0)
     ragged = _ragged_length(batch)
     if ragged is not None and sizes[size] <= 1:

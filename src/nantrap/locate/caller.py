@@ -63,7 +63,7 @@ def caller() -> Frame | None:
 
 
 def callers() -> Iterator[Frame]:
-    """The frames of the user's code, the innermost first: a helper that looks at a loss, then who computed it."""
+    """The frames of the user's code, the innermost first: a helper that tests a loss, then what computed it."""
     if _instead:
         yield from _instead[-1]
         return
@@ -75,7 +75,7 @@ def callers() -> Iterator[Frame]:
 
 
 _instead: list[Sequence[Frame]] = []
-"""Frames that are looked at in the place of those on the stack."""
+"""Frames that are used in the place of those on the stack."""
 
 
 @contextlib.contextmanager

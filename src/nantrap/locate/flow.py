@@ -68,7 +68,7 @@ class Flow:
             if key not in self._known:
                 self._known.add(key)
                 if nan or inf:
-                    self._meet(tensor, key)
+                    self._add_bad(tensor, key)
             if not (nan or inf):
                 continue
             if uninitialised and key not in self._bad:
@@ -103,7 +103,7 @@ class Flow:
                 continue
             nan, inf, _ = extremes(tensor)
             if nan or inf:
-                self._meet(tensor, key, during=True)
+                self._add_bad(tensor, key, during=True)
                 self._unread.pop(key).first_reader = op.index
                 any_nan, any_inf, origins = any_nan or nan, any_inf or inf, origins | self._bad[key]
         return any_nan, any_inf, origins
@@ -201,10 +201,10 @@ class Flow:
             return _NONE
         if key not in self._known:
             self._known.add(key)
-            self._meet(tensor, key)
+            self._add_bad(tensor, key)
         return self._bad.get(key, _NONE)
 
-    def _meet(self, tensor: Tensor, key: int, *, during: bool = False) -> None:
+    def _add_bad(self, tensor: Tensor, key: int, *, during: bool = False) -> None:
         """A bad tensor from outside the trace: an origin of its own if it has a name and is not a mask."""
         kind, name = self.named.get(key, ("overwritten" if during else "constant", ""))
         external = External(kind, name, tensor, mask=looks_like_mask(tensor) and not during, during=during)

@@ -287,7 +287,7 @@ def _is_pure(function: Any, name: str, owner: Any) -> bool:
         return True
     module = str(getattr(function, "__module__", None) or type(owner).__module__ or "")
     if owner is not None and not isinstance(owner, (type, types.ModuleType)):
-        module = type(owner).__module__  # a method: whose object it is decides
+        module = type(owner).__module__  # a method: the class of its object decides
     package = module.partition(".")[0]
     if package == "nantrap":
         return module.startswith("nantrap.ops") or name == "probe"

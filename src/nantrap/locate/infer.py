@@ -27,7 +27,7 @@ from nantrap.locate.torch_private import children_of
 _LEVELS = 3
 _MOST_FUNCTIONS = 64
 _OUTWARDS = 4
-"""How many callers are looked at, from the inside: a helper that checks the loss did not compute it."""
+"""How many callers are searched, from the inside: a helper that checks the loss did not compute it."""
 
 _SPELLINGS: dict[str, frozenset[str]] = {
     name: frozenset(words.split())
@@ -132,7 +132,7 @@ class _Candidate(NamedTuple):
 def _chosen(candidates: list[_Candidate], frame: Frame, parts: _Parts) -> Inferred | None:
     """The line of the candidates, if it is one line or one statement.
 
-    The caller's own code may stand in a loop. What ran before the loop is no candidate if something inside of it is:
+    The caller's own code may be in a loop. What ran before the loop is no candidate if something inside of it is:
     the value belongs to this round. Nor is what comes after the line that is running now.
     """
     if len(candidates) > 1:
@@ -311,7 +311,7 @@ def _matches(expression: ast.Call | ast.BinOp | ast.AugAssign, operation: str, u
     if isinstance(called, type):
         return False  # `nn.MSELoss()` makes a module and computes nothing
     if written in spellings or written.rstrip("_") in spellings:
-        return _user_function(called) is None  # a function of the user's with that name is looked into instead
+        return _user_function(called) is None  # a function of the user's with that name is searched instead
     return isinstance(called, nn.Module) and type(called).__name__ in spellings
 
 

@@ -221,7 +221,7 @@ def note_loss_part(loss: Tensor, call: RootCall | None) -> LossPart | None:
             if below is not None and below not in seen and below not in boundary and len(nodes) < _MOST_NODES:
                 seen.add(below)
                 nodes.append(below)
-    if not singular:  # the usual losses: the derivative is bounded everywhere, so there is nothing to look for later
+    if not singular:  # the usual losses: the derivative is bounded, so there is nothing to search for after a failure
         return None
     saved: list[tuple[Any, ...] | None] = []
     for node in nodes:

@@ -48,7 +48,7 @@ def _locate(failed: FailedStep, seconds: float) -> Location:
         return location_of(replay_update(failed), fallback="optimizer")
     if failed.norm_overflowed and math.isfinite(failed.loss_value):
         location = location_of(replay_norm(failed), fallback="backward")
-        if location.source is not None:  # the norm is taken in the guard, on behalf of this line
+        if location.source is not None:  # the guard computes the norm when this line is called
             location.source = replace(location.source, column=None, end_column=None, inferred=True)
         if failed.repeatable and not _is_used_up(failed.batch):
             location.witnesses = tuple(replay_step(failed).trace.witnesses.values())

@@ -116,7 +116,7 @@ def judge(trace: Trace, sinks: list[Sink]) -> Replay:
     suspects = values[0].origins if values else everything
     if all(sink.kind == "gradient" for sink in reached):
         # Inf that the forward pass dropped again (`where`, a mask) did no harm there: what its derivative did is guilty
-        # ... unless it overflowed in half precision, which is a fault in itself
+        # An overflow in half precision is different: it is a fault in itself
         ops = {i: trace.ops[i] for i in everything if i >= 0}
         guilty = {i for i, op in ops.items() if op.phase == "forward" and op.made == "inf" and op.dtype == "float16"}
         guilty = guilty or {i for i, op in ops.items() if op.phase == "backward"}

@@ -81,7 +81,7 @@ class Program:
 
     Attributes:
         quiet: nothing was found in the first steps, so that `capture` need not be called for known functions.
-        rest: how many more calls of `capture` may be left out in a quiet program, before it is looked at again.
+        rest: how many more calls of `capture` may be left out in a quiet program, before it is captured again.
         clean: the code of functions from which no generator can be reached.
     """
 

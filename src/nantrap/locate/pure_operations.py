@@ -19,7 +19,7 @@ from nantrap.incident.wording import escaped
 MOST_BYTES: Final = 1 << 30
 """A result larger than this, and larger than 16 times its inputs, is refused."""
 _LARGEST_NUMBER = 1_000_000
-"""Where torch cannot tell the size of a result beforehand, no whole number in the arguments may be larger."""
+"""Where torch does not know the size of a result beforehand, no whole number in the arguments may be larger."""
 
 _NAMES = (
     "_adaptive_avg_pool2d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d _adaptive_avg_pool3d_backward _add_relu "

@@ -307,7 +307,7 @@ class _Rerun:
         except NotRepeatable as reason:
             if self._checks_streams:
                 raise
-            raise RuntimeError(str(reason)) from reason  # a changed batch may take another way through the code
+            raise RuntimeError(str(reason)) from reason  # a changed batch may take another branch of the code
         if isinstance(found, Mapping):
             terms = [term if isinstance(term, Tensor) else torch.tensor(float(term)) for term in found.values()]
             found = functools.reduce(operator.add, [term if term.dim() == 0 else term.sum() for term in terms])

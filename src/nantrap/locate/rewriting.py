@@ -34,7 +34,7 @@ class NotRepeatable(BaseException):
 
 
 def compiled(statements: list[ast.stmt], like: types.CodeType) -> types.CodeType:
-    """Statements compiled as if they stood where `like` stands."""
+    """Statements compiled with the file, the flags and the name of the code `like`."""
     module = ast.fix_missing_locations(ast.Module(statements, type_ignores=[]))
     try:
         code = compile(module, like.co_filename, "exec", flags=like.co_flags & _FEATURES, dont_inherit=True)

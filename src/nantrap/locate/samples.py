@@ -88,7 +88,7 @@ def _nobody_alone(failed: FailedStep, search: _Search) -> str:
         return _not_run(search) if search.refused else "no part of the batch that was tried fails alone"
     with failed.rewound():
         before = torch.get_rng_state()
-        with contextlib.suppress(Exception):  # it fails as it did; what it drew until then counts
+        with contextlib.suppress(Exception):  # it raises as the step did; what it drew until then is counted
             failed.forward(failed.batch)
         draws = not torch.equal(before, torch.get_rng_state())
     if draws:

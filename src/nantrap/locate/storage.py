@@ -1,4 +1,4 @@
-"""What a trace looks at in a tensor: the memory it lives in, its extremes, and whether it is a mask."""
+"""What a trace reads of a tensor: the memory it lives in, its extremes, and whether it is a mask."""
 
 from __future__ import annotations
 

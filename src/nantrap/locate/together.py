@@ -11,7 +11,7 @@ trace, with the same collectives in the same order. Three things differ from a r
     recording, and the step runs to its end.
 
 A rank whose part ends early must not leave the others waiting in a collective. So the ranks run in lockstep: before
-each collective of the step they tell each other which one comes next, and where one of them has another, or has failed,
+each collective of the step they exchange which one comes next, and where one of them has another, or has failed,
 all of them stop.
 """
 
@@ -44,7 +44,7 @@ _COPIES = "fsdp"
 _TARGETS = ("out", "all_gather_output")
 """How the arguments that a collective or a copy writes are called, or begin."""
 _DONE, _FAILED = 0, 1
-"""What a rank tells the others instead of its next collective."""
+"""What a rank sends to the others instead of its next collective."""
 
 
 class OutOfStepError(NantrapError):
@@ -332,7 +332,7 @@ class _Once:
 
 
 def _wait(result: Any) -> None:
-    """Wait until a collective is done, so that its result can be looked at."""
+    """Wait until a collective is done, so that its result can be read."""
     for part in result if isinstance(result, (list, tuple)) else (result,):
         wait = getattr(part, "wait", None)
         if not isinstance(part, Tensor) and callable(wait):

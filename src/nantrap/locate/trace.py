@@ -12,8 +12,8 @@ So each storage carries the set of *origins* whose badness has flowed into it:
 4.  Tensors that were bad before the step (batch, parameters, buffers) are origins of their own. A constant of the
     program is not: a `float("-inf")` in the code is intended.
 5.  Results of `empty*` are not checked before an operation reads them.
-6.  Before an operation is convicted its inputs are read again: a write that no operation made (through NumPy, or by a
-    kernel of the user's) would otherwise put the blame on the next operation that reads it.
+6.  Before an operation is taken for an origin its inputs are read again: memory may have been written by no operation
+    (through NumPy, or by a kernel of the user's), and the next operation that reads it is not guilty of that.
 
 `operations` says what an operation reads and writes by its name, `flow` follows the bad values from memory to memory,
 `whereabouts` finds module and line, and `traced` holds the records.

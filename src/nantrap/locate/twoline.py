@@ -1,6 +1,6 @@
 """The two-line form: the loss cannot be computed again, but the model's calls can, and the graph shows the rest.
 
-1.  A bad loss whose graph convicts a node above the model: that is it (`autopsy`).
+1.  A bad loss whose graph shows a guilty node above the model: that is the origin (`autopsy`).
 2.  A finite loss with bad gradients: the backward of the loss's own nodes, from the tensors they saved (`losspart`).
 3.  The model's calls once more under the trace, with the gradients they got (`replay`).
 4.  A replay that is finite leaves what the graph of the failed pass showed inside the model.
@@ -64,7 +64,7 @@ def _search(failed: FailedStep) -> Location:
         if isinstance(evidence, Evidence):
             location = evidence_location(evidence, failed, replay=replay)
         if not replay.failed and replay.error is None:
-            # the model is the cause, by its graph or by elimination, and yet it is finite now
+            # the graph, or the rest being finite, says that the cause is in the model; yet it is finite in the replay
             model_failed = isinstance(evidence, Evidence) or not _bad_cotangent(failed)
             location.exact = False if model_failed and evidence is not None else None
             location.notes.append(_finite_model(failed))

@@ -84,11 +84,7 @@ def _trains(subject: Subject, factor: float) -> bool:
                 optimizer.zero_grad()
                 loss.backward()
                 optimizer.step()
-            except (
-                RuntimeError,
-                ValueError,
-                ArithmeticError,
-            ):  # a decomposition that fails, or a check in the user's code
+            except (RuntimeError, ValueError, ArithmeticError):  # a failed decomposition, or a check in the user's code
                 return False
     return all(bool(parameter.isfinite().all()) for parameter in model.parameters())
 
