@@ -182,4 +182,4 @@ def test_the_line_says_what_was_dropped(capsys: pytest.CaptureFixture[str]) -> N
     said = capsys.readouterr().err
     assert "nantrap: step 0 applied: " in said
     assert "micro-batch 2 dropped, the others stay" in said
-    assert "1 micro-batches dropped" in said
+    assert "1 micro-batch dropped" in said

@@ -23,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
 from nantrap import Policy
+from nantrap.report import one_line
 from sharding import needs_sharding
 
 NAN = float("nan")
@@ -390,7 +391,7 @@ def _unguarded(rank: int, folder: str) -> dict[str, Any]:
     return {"parameters": checksum(inner, buffers=False), "applied": guard.tally.applied if guard else 3}
 
 
-def _sharded_scaler(rank: int, folder: str, *, value: float = float("inf")) -> dict[str, Any]:
+def _sharded_scaler(rank: int, folder: str, *, value: float = float("inf"), after: bool = False) -> dict[str, Any]:
     """FSDP2, a GradScaler, and a gradient that is non-finite in the shard of one rank only."""
     from torch.distributed.fsdp import fully_shard
 
@@ -418,9 +419,11 @@ def _sharded_scaler(rank: int, folder: str, *, value: float = float("inf")) -> d
     guard = nantrap.Guard(model, optimizer, scaler=scaler, run_dir=folder, quiet=True)
     outcomes = []
     for step in range(4):
-        Last.hit = step == 1
+        Last.hit = step == 1 and not after
         x, _ = batch_of(rank, step, bad=False)
         guard.backward(model(x).square().mean())
+        if after and step == 1 and rank == 1:
+            model[2].weight.grad.to_local()[0, 0] = value
         outcomes.append(guard.step())
     incidents = [outcome.incident for outcome in outcomes if outcome.incident]
     return {
@@ -429,7 +432,8 @@ def _sharded_scaler(rank: int, folder: str, *, value: float = float("inf")) -> d
         "scale": scaler.get_scale(),
         "notes": [note for incident in incidents for note in incident.notes],
         "origins": [incident.origin_rank for incident in incidents],
-        "folders": [bool(incident.bundle) for incident in incidents],
+        "folders": [Path(incident.bundle).name for incident in incidents if incident.bundle],
+        "lines": [one_line(incident) for incident in incidents],
     }
 
 
@@ -468,6 +472,8 @@ def _night(rank: int, folder: str) -> dict[str, Any]:
         "ops": [incident.op for incident in incidents],
         "causes": dict(guard.tally.causes),
         "folders": {name: [each["rank"], each["bad_ranks"], each["op"]] for name, each in documents.items()},
+        "notes": incidents[0].notes,
+        "last": Path(incidents[-1].bundle or "").name,
     }
 
 
@@ -585,6 +591,7 @@ SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
     "alone": (_alone, {}),
     "sharded_scaler": (_sharded_scaler, {}),
     "sharded_scaler_nan": (_sharded_scaler, {"value": NAN}),
+    "sharded_spoiled": (_sharded_scaler, {"value": NAN, "after": True}),
     "night": (_night, {}),
     "genuine_nan": (_genuine_nan, {}),
     "styles": (_averaging_styles, {}),
@@ -745,6 +752,19 @@ def test_nan_in_one_shard_under_a_scaler_is_no_search(ranks: Ranks) -> None:
     assert zero["scale"] == one["scale"] == 1024.0
 
 
+@needs_sharding
+def test_nan_that_appears_in_one_shard_after_the_backward_pass(ranks: Ranks) -> None:
+    """Nothing can be found by running the step again; the rank that holds the bad shard is named all the same."""
+    zero, one = ranks("sharded_spoiled")
+    assert zero["actions"] == one["actions"] == ["apply", "skip", "apply", "apply"]
+    assert zero["origins"] == one["origins"] == [1]
+    assert zero["lines"] == [
+        "step 1 skipped: it began on rank 1, backward: gradient 2.weight: 1 of 16 values is NaN; lr 0.01"
+    ]
+    assert one["lines"] == ["step 1 skipped: backward: gradient 2.weight: 1 of 16 values is NaN; lr 0.01"]
+    assert zero["folders"] == one["folders"] == ["000001-r1"], "both refer to the folder of the guilty rank"
+
+
 def test_each_fault_names_the_rank_where_it_began(ranks: Ranks) -> None:
     zero, one = ranks("night")
     assert zero["actions"] == one["actions"] == ["apply", *["skip"] * 6, "apply"]
@@ -758,6 +778,9 @@ def test_each_fault_names_the_rank_where_it_began(ranks: Ranks) -> None:
     assert folders["000001-r1"] == [1, [0, 1], "aten.div"]
     assert folders["000006-r1"] == [1, [1], "aten.div"]
     assert "000006-r0" not in folders
+    assert zero["last"] == one["last"] == "000006-r1"
+    assert any(note.startswith("also bad on rank 1, forward: [NT202] ") for note in zero["notes"]), zero["notes"]
+    assert any(note.startswith("also bad on rank 0, forward: [NT201] ") for note in one["notes"]), one["notes"]
 
 
 def test_nan_under_a_scaler_is_not_taken_for_its_search(ranks: Ranks) -> None:

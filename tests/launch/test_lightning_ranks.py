@@ -47,6 +47,7 @@ def check(folder: Path, results: list[dict[str, Any]], said: str) -> None:
     assert sorted(steps[0]) == ["apply", "apply", "apply", "skip"]
     (incident,) = [json.loads(path.read_text()) for path in (folder / "run").glob("incidents/*/incident.json")]
     assert incident["dataset_indices"] == [BAD]
+    assert incident["source"]["text"].strip() == "loss = nn.functional.mse_loss(self.net(batch[0]), batch[1])"
     assert incident["bad_ranks"] == [incident["rank"]] == [incident["origin_rank"]]
     assert "4 steps, 3 applied (75.0 %), 1 incident" in said
     assert said.count(" applied (") == 1, "the first rank alone speaks"

@@ -156,6 +156,10 @@ def test_the_guilty_micro_batch_of_one_rank(runs: Runs) -> None:
     assert runs.actions("accumulated") == [["apply", "skip", "apply", "apply"]] * 2
     (incident,) = runs.incidents("accumulated").values()
     assert (incident["rank"], incident["phase"], incident["causes"][0]["slug"]) == (1, "data", "bad_input_data")
+    assert "it began in micro-batch 1 of 3" in incident["notes"]
+    said = runs.ranks[0]["said"]
+    assert "   = note:   it began in micro-batch 1 of 3\n" in said, "the first rank, which prints, was told"
+    assert f"report: {incident['bundle']}/report.html\n" in said
 
 
 def test_each_fault_names_its_rank(runs: Runs) -> None:

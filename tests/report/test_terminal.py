@@ -234,6 +234,27 @@ def test_the_guilty_rank_comes_from_its_field() -> None:
     assert "= where: step 4, rank 0 (it began on rank 3), backward\n" in render_incident(incident)
 
 
+def test_what_the_guilty_rank_found_is_said_on_the_others() -> None:
+    bad = Finding("gradient", "0.weight", "backward", stats=TensorStats((8, 6), "float32", 48, nan=1))
+    incident = Incident(step=4, rank=0, origin_rank=1, phase="backward", findings=(bad,))
+    assert one_line(incident) == (
+        "step 4 skipped: it began on rank 1, backward: gradient 0.weight: 1 of 48 values is NaN"
+    )
+
+
+def test_a_norm_that_overflowed_is_said_instead_of_a_finite_loss() -> None:
+    note = "every gradient is finite, their norm is 4e+38, which overflowed to inf"
+    incident = Incident(
+        step=4, phase="backward", loss=0.5, findings=(Finding("grad_norm", "n", "backward", note=note),)
+    )
+    assert one_line(incident) == f"step 4 skipped: backward: {note}"
+
+
+def test_the_report_of_another_rank_is_named_before_it_is_written(tmp_path: Path) -> None:
+    incident = Incident(step=4, rank=0, origin_rank=1, bundle=str(tmp_path / "000004-r1"))
+    assert f"report: {tmp_path / '000004-r1' / 'report.html'}" in render_incident(incident)
+
+
 def test_the_bad_ranks_are_named() -> None:
     incident = Incident(step=4, rank=0, bad_ranks=(1, 3))
     assert "= where: step 4, rank 0, forward, bad on ranks 1, 3\n" in render_incident(incident)

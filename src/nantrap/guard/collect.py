@@ -334,7 +334,8 @@ class _Before(Hook):
             rng = RngState.capture()
         else:
             rng = RngState.capture(parts.protected.note_program())
-        call = RootCall(args, kwargs, rng, autocast, module, called_at, collector.stream)
+        redirected = parts.protected.root.__dict__.get("forward")
+        call = RootCall(args, kwargs, rng, autocast, module, called_at, collector.stream, redirected)
         call.before = collector.inputs
         if earlier is not None:
             call.after(earlier)

@@ -27,6 +27,7 @@ from nantrap.guard.completing import (
 )
 from nantrap.guard.drafts import Draft, build_incident
 from nantrap.guard.headroom import Headroom
+from nantrap.guard.hearing import hear_the_others
 from nantrap.guard.joint import Leader, follow, run_jointly
 from nantrap.guard.judge import Verdict
 from nantrap.guard.loss import as_loss
@@ -131,6 +132,8 @@ class Diagnosis:
         if self._armed.running:
             self._armed.stop()  # a micro-batch is judged in the middle of a step
         draft = Draft(self._bare(observation))
+        if observation.number is not None:
+            draft.notes.append("it began in micro-batch {} of {}".format(*observation.number))
         self._begin(draft.incident)
         if observation.spike and observation.phase == "data":
             draft.incident = with_unusual_batch(draft.incident)
@@ -138,7 +141,8 @@ class Diagnosis:
         takes_all = local and not observation.spike and self._explore(draft, observation)
         if observation.agreed and self._ranks.talking:
             self._explore_together(draft, observation, wanted=takes_all)
-            self._hear_the_others(draft, observation.verdict)
+            writes = self._keeps_bundles and self._policy.bundle != "off"
+            hear_the_others(draft, observation.verdict, self._ranks, writes=writes)
             return draft
         if takes_all:
             words = "not run again: the model communicates with other ranks while it runs, and they are elsewhere"
@@ -420,25 +424,6 @@ class Diagnosis:
                 limit_bytes=policy.bundle_bytes,
             )
             draft.notes += [note] if note else []
-
-    def _hear_the_others(self, draft: Draft, verdict: Verdict) -> None:
-        """Every rank sends what it found; those that found nothing take over what the guilty rank found."""
-        own = draft.incident
-        local = self._ranks.rank in verdict.bad_ranks
-        found = own.op is not None or own.module is not None
-        said = self._ranks.share(own.to_dict() if local and (found or not verdict.contested) else None)
-        guilty = tuple(rank for rank, words in said.items() if words is not None)
-        bad_ranks = guilty if verdict.contested and guilty else verdict.bad_ranks
-        # averaged gradients are bad on every rank: each rank has run its own part again, and the one that failed is
-        # guilty
-        origin = bad_ranks[0] if bad_ranks and (guilty or not verdict.contested) else None
-        if origin is not None and origin != self._ranks.rank and self._ranks.rank not in bad_ranks:
-            heard = Incident.from_dict(said[origin]) if said.get(origin) is not None else own
-            notes = (began_elsewhere(origin), *(note for note in heard.notes if heard is not own))
-            # one rank may have made more steps than another, so each keeps its own number
-            own = replace(heard, step=own.step, rank=own.rank, notes=notes, epoch=own.epoch, batch=own.batch)
-            draft.worth_a_bundle, draft.material = False, None
-        draft.incident = replace(own, origin_rank=origin, bad_ranks=bad_ranks)
 
     def _bare(self, observation: Observation) -> Incident:
         """The incident as it was observed: nothing was run again."""

@@ -24,19 +24,21 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
         for slug, count in tally.causes.most_common():
             lines.append(f"  {count:,} × {slug}")
     if tally.dropped_micro_batches:
-        lines.append(f"{tally.dropped_micro_batches:,} micro-batches dropped")
+        several = "" if tally.dropped_micro_batches == 1 else "es"
+        lines.append(f"{tally.dropped_micro_batches:,} micro-batch{several} dropped")
     if tally.dropped_terms:
         terms = ", ".join(f"{escaped(name)} {count:,} ×" for name, count in tally.dropped_terms.most_common(8))
         more = len(tally.dropped_terms) - 8
         lines.append(f"loss terms left out of applied steps: {terms}" + (f" and {more:,} more" if more > 0 else ""))
     if tally.scaler_probes:
-        lines.append(f"{tally.scaler_probes:,} steps skipped by the GradScaler while it searched its scale (normal)")
+        steps = f"{tally.scaler_probes:,} step{'' if tally.scaler_probes == 1 else 's'}"
+        lines.append(f"{steps} skipped by the GradScaler while it searched its scale (normal)")
     if tally.outside:
         lines.append(
             f"{tally.outside:,} {'step' if tally.outside == 1 else 'steps'} with a batch outside its usual range"
         )
     if tally.spikes:
-        lines.append(f"{tally.spikes:,} spikes of loss or gradient norm")
+        lines.append(f"{tally.spikes:,} spike{'' if tally.spikes == 1 else 's'} of loss or gradient norm")
     lines += no_gradient_lines(tally)
     if run_dir is not None:
         report = os.path.join(run_dir, "report.html")

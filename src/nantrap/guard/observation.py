@@ -35,6 +35,7 @@ class Observation:
         harmless: only the loss is bad.
         agreed: every rank is here, so they may exchange what they find.
         micros: all micro-batches of the step, where it is not known which of them is at fault.
+        number: which micro-batch of the step is at fault, from 1 on, and of how many, where that is known.
     """
 
     micro: Micro
@@ -49,6 +50,7 @@ class Observation:
     harmless: bool = False
     agreed: bool = False
     micros: Sequence[Micro] = ()
+    number: tuple[int, int] | None = None
 
     @property
     def phase(self) -> Phase:

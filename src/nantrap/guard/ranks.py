@@ -51,6 +51,8 @@ class Ranks:
         started = dist.is_available() and dist.is_initialized()
         self.rank: int = dist.get_rank() if started else 0
         """This process among all, also where it decides alone: files are named by it."""
+        self.processes: int = dist.get_world_size() if started else 1
+        """How many there are, whether or not they train this model."""
         self.stands_down = ""
         """Why the ranks exchange nothing although they train one model; empty while they do."""
         self.say: Callable[[str], None] | None = None

@@ -59,7 +59,10 @@ def look(
         agreed=True,
         copy_gradients=not driver.owns_gradients,
     )
-    return replace(observation, micros=tuple(micros)) if several else observation
+    if several:
+        return replace(observation, micros=tuple(micros))
+    number = next((i for i, micro in enumerate(micros, start=1) if micro is reading.guilty), None)
+    return observation if number is None or len(micros) < 2 else replace(observation, number=(number, len(micros)))
 
 
 def contain(parts: Parts, driver: Driver) -> None:

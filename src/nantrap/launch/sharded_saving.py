@@ -112,12 +112,17 @@ def _options(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any
         )
         text = escaped(f"{place} was not saved: these are not finite: {names}", most=4000)
         raise NonFiniteError(text, incident=incident)
+    speaks = not (together and ranks.acquainted) or ranks.rank == ranks.members[0]  # all write it, one says so
     if loops.settings.observes or where is None or (together and not ranks.acquainted):
-        loops.say(f"{place} is being saved with non-finite values: {names}")
+        if speaks:
+            loops.say(f"{place} is being saved with non-finite values: {names}")
         return options
     kept = "the last good checkpoint of that name stays" if os.path.exists(place) else "nothing of that name is written"
     beside = f"{place.rstrip('/')}.nonfinite"
-    loops.say(f"{place} would hold non-finite values ({names}): saved as {os.path.basename(beside)} instead, {kept}")
+    if speaks:
+        loops.say(
+            f"{place} would hold non-finite values ({names}): saved as {os.path.basename(beside)} instead, {kept}"
+        )
     return {**options, "checkpoint_id": beside}
 
 

@@ -47,7 +47,10 @@ class Summary:
         optimizers: how many were guarded.
         in_children: processes were started that guard themselves.
         rank: of this process.
-        injected: injected faults that happened, by kind.
+        ranks: how many processes train together.
+        own_models: models of this rank alone, which no other rank trains.
+        own_weights: weights of this rank alone: its own models, or its shards of a common one.
+        injected: injected faults that happened in this process, by kind.
     """
 
     steps: int = 0
@@ -66,6 +69,9 @@ class Summary:
     optimizers: int = 0
     in_children: bool = False
     rank: int = 0
+    ranks: int = 1
+    own_models: int = 0
+    own_weights: bool = False
     injected: dict[str, int] = field(default_factory=dict)
     given_up: int = 0
     left_out: int = 0
@@ -113,6 +119,9 @@ class Summary:
             optimizers=len(loops),
             in_children=attachment.loops.has_children,
             rank=loops[0].parts.ranks.rank if loops else 0,
+            ranks=max([loop.parts.ranks.processes for loop in loops], default=1),
+            own_models=sum(not loop.parts.ranks.together for loop in loops),
+            own_weights=not all(loop.parts.ranks.replicated for loop in loops),
             injected=dict(Counter(each.kind for each in attachment.injected)),
         )
 
@@ -140,17 +149,18 @@ class Summary:
             found.append(f"{_plural(self.left_out, 'applied step')} with non-finite values that the script left out")
         found += [f"  {count:,} × {slug}" for slug, count in self.causes.items()]
         if self.injected:
-            kinds = ", ".join(f"{count:,} × {kind}" for kind, count in self.injected.items())
-            found.append(f"faults injected on purpose: {kinds}")
+            found.append(("on rank 0: " if self.ranks > 1 else "") + self._injected())
         if self.dropped_micro_batches:
-            found.append(f"{self.dropped_micro_batches:,} micro-batches left out")
+            found.append(f"{_plural(self.dropped_micro_batches, 'micro-batch', 'micro-batches')} left out")
         if self.scaler_probes:
-            found.append(f"{self.scaler_probes:,} steps skipped by the GradScaler while it searched its scale (normal)")
+            found.append(
+                f"{_plural(self.scaler_probes, 'step')} skipped by the GradScaler while it searched its scale (normal)"
+            )
         if self.spikes:
             found.append(f"{_plural(self.spikes, 'spike')} of loss or gradient norm")
         found += self.notes
         if not self.state_finite:
-            found.append(f"the run ends with NON-FINITE weights: {some_of(self.bad)}; the run failed")
+            found.append(self._bad_end())
         if self.stopped:
             found.append(f"the guard stopped the run (exit code {code})")
         if self.checkpoint:
@@ -164,20 +174,43 @@ class Summary:
             found.append(f"journal: {self.run_dir}")
         return found
 
+    def own_lines(self) -> list[str]:
+        """For people, of a rank other than 0: what the summary of rank 0 cannot know."""
+        found = []
+        if self.own_models and self.incidents:
+            causes = ", ".join(f"{count:,} × {slug}" for slug, count in self.causes.items())
+            found.append(
+                f"{self.steps:,} steps, {self.applied:,} applied, {_plural(self.incidents, 'incident')}: {causes}"
+            )
+        if self.injected:
+            found.append(self._injected())
+        if not self.state_finite and self.own_weights:
+            found.append(self._bad_end())
+        return [f"on rank {self.rank}: {line}" for line in found]
+
+    def _injected(self) -> str:
+        kinds = ", ".join(f"{count:,} × {kind}" for kind, count in self.injected.items())
+        return f"faults injected on purpose: {kinds}"
+
+    def _bad_end(self) -> str:
+        return f"the run ends with NON-FINITE weights: {some_of(self.bad)}; the run failed"
+
     def to_dict(self, code: int) -> dict[str, Any]:
         """For programs."""
         return {"schema": SCHEMA, "exit_code": code, **asdict(self)}
 
 
 def print_summary(summary: Summary, code: int, settings: Settings) -> None:
-    """Words on stderr, data on stdout; on rank 0 only. A quiet run still reports that it failed."""
-    if summary.rank:
-        return
-    if settings.json:
+    """Words on stderr, data on stdout. A quiet run still reports that it failed.
+
+    Rank 0 speaks for all; another rank adds what happened to it alone.
+    """
+    if settings.json and not summary.rank:
         print(json.dumps(summary.to_dict(code)), flush=True)  # noqa: T201
     bad = summary.stopped or not summary.state_finite
-    if not settings.quiet or bad:
-        write_line("\n".join(escaped(f"nantrap: {line}", most=4000) for line in summary.lines(code)), sys.stderr)
+    lines = summary.own_lines() if summary.rank else summary.lines(code)
+    if lines and (not settings.quiet or bad):
+        write_line("\n".join(escaped(f"nantrap: {line}", most=4000) for line in lines), sys.stderr)
 
 
 def _notes(loops: Loops) -> list[str]:

@@ -7,8 +7,9 @@ tensors between the model's output and the loss are taken (`note_loss_part`). Bo
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from operator import setitem
@@ -74,6 +75,8 @@ class RootCall:
         autocast: device and dtype of the autocast region around it.
         module: the module that was called; `None` for the root.
         called_at: the user's code that made the call, and the instruction in it.
+        redirected: what stood in place of the root's `forward` in this call: Lightning and Fabric send a method through
+            the wrapper of `DistributedDataParallel` that way.
         stream: torch's random stream on the CPU when the step before ended.
         previous: an earlier call of the same step.
         running: the forward pass has not ended yet.
@@ -92,6 +95,7 @@ class RootCall:
     module: nn.Module | None = None
     called_at: tuple[CodeType, int] | None = None
     stream: Tensor | None = None
+    redirected: Any = None
     previous: RootCall | None = None
     running: bool = True
     loaded: bool = False
@@ -166,6 +170,23 @@ class RootCall:
             later.previous = call
             later = call
         later.previous = None
+
+    @contextlib.contextmanager
+    def as_made(self, root: nn.Module) -> Iterator[None]:
+        """The root's `forward` is what it was in this call, and afterwards what it is now."""
+        if self.redirected is None:
+            yield
+            return
+        own = root.__dict__
+        now = own.get("forward")
+        own["forward"] = self.redirected
+        try:
+            yield
+        finally:
+            if now is None:
+                own.pop("forward", None)
+            else:
+                own["forward"] = now
 
     def chain(self) -> list[RootCall]:
         """The calls of the step, oldest first."""

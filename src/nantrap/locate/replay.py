@@ -98,7 +98,7 @@ def replay_calls(failed: FailedStep, *, wanted: frozenset[int] = frozenset()) ->
             try:
                 for call in calls:
                     call.rng.restore()
-                    with autocast_like(call.autocast):
+                    with autocast_like(call.autocast), call.as_made(failed.root):
                         output = _called(call, failed)(*call.args, **call.kwargs)
                     outputs += [(call, path, tensor) for path, tensor in tensors_of(output)]
                 if math.isfinite(failed.loss_value):

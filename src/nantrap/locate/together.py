@@ -185,7 +185,7 @@ def _called_again(failed: FailedStep) -> list[tuple[RootCall, str, Tensor]]:
     outputs: list[tuple[RootCall, str, Tensor]] = []
     for call in failed.root_call.chain():
         call.rng.restore()
-        with autocast_like(call.autocast):
+        with autocast_like(call.autocast), call.as_made(failed.root):
             output = (call.module or failed.root)(*call.args, **call.kwargs)
         outputs += [(call, path, tensor) for path, tensor in tensors_of(output)]
     return outputs

@@ -69,6 +69,11 @@ class Bundle:
         return load_file(self.path / f"{name}.safetensors")
 
 
+def place_of_bundle(run_dir: str | os.PathLike[str], incident: Incident) -> Path:
+    """The folder that the bundle of an incident gets, if it is written now."""
+    return _free_place(Path(run_dir) / "incidents" / f"{incident.step:06d}-r{incident.rank}")
+
+
 def write_bundle(
     run_dir: str | os.PathLike[str],
     incident: Incident,

@@ -58,14 +58,18 @@ def render_incident(incident: Incident, *, color: bool | None = False, width: in
         color = (on_terminal or is_notebook()) and not os.environ.get("NO_COLOR")
     if width is None and on_terminal:
         width = terminal_width()
-    lines = lay_out(diagnostic(incident), width=width, bundle=incident.bundle)
+    # another rank may still be writing its folder
+    reported = incident.bundle is not None and (
+        incident.origin_rank not in (None, incident.rank) or os.path.exists(_report_in(incident.bundle))
+    )
+    lines = lay_out(diagnostic(incident), width=width, bundle=incident.bundle, reported=reported)
     if not color:
         return "\n".join("".join(segment.text for segment in line).rstrip() for line in lines)
     return _coloured(lines, links=on_terminal and can_link(os.environ))
 
 
-def lay_out(said: Diagnostic, *, width: int | None, bundle: str | None = None) -> list[Line]:
-    """The lines of a diagnostic."""
+def lay_out(said: Diagnostic, *, width: int | None, bundle: str | None = None, reported: bool = False) -> list[Line]:
+    """The lines of a diagnostic. `reported`: the bundle has a page of its own."""
     start = f"error[{said.code}]"
     lines = _labelled(Segment(start, "error"), said.headline, width, role="headline")
     if said.excerpt is not None:
@@ -84,7 +88,7 @@ def lay_out(said: Diagnostic, *, width: int | None, bundle: str | None = None) -
             lines.append([Segment(f"      {change}", role)])
     if said.also:
         lines += _labelled(Segment("also possible", "label"), said.also, width)
-    lines += _more(said.explain, bundle, width)
+    lines += _more(said.explain, bundle, width, reported=reported)
     return lines + _fix_test(bundle)
 
 
@@ -135,11 +139,14 @@ def _labelled(label: Segment, text: str, width: int | None, *, role: str = "") -
     return lines + [[Segment(" " * indent + line, role)] for line in texts[1:]]
 
 
-def _more(explain: str, bundle: str | None, width: int | None) -> list[Line]:
+def _report_in(bundle: str) -> str:
+    return os.path.join(bundle, "report.html")
+
+
+def _more(explain: str, bundle: str | None, width: int | None, *, reported: bool) -> list[Line]:
     parts = [Segment(explain)]
     if bundle:
-        report = os.path.join(bundle, "report.html")
-        place = ("report", report) if os.path.exists(report) else ("bundle", bundle)
+        place = ("report", _report_in(bundle)) if reported else ("bundle", bundle)
         parts.append(Segment(f"{place[0]}: {visible(place[1])}", path=place[1]))
     line = [Segment("more", "label"), Segment(": ")]
     if len(parts) == 2 and width is not None and sum(len(p.text) for p in (*parts, *line)) + 3 > width:

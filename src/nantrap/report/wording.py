@@ -169,8 +169,17 @@ def what(incident: Incident) -> str:
         said = module is None or module == "loss" or module in summary  # the summary names the place already
         return f"{incident.phase}: [{cause.code}] {summary}{'' if said else where}"
     origin = origin_rank(incident)
-    if origin is not None and origin != incident.rank:
-        return f"it began on rank {origin}, in {incident.phase}{where}"
+    elsewhere = f"it began on rank {origin}, " if origin is not None and origin != incident.rank else ""
+    if seen := _seen(incident, where):
+        return elsewhere + seen
+    if elsewhere:
+        return f"{elsewhere}in {incident.phase}{where}"
+    op = f" {visible(incident.op)}" if incident.op else ""
+    return f"{incident.phase}:{op} the loss is {_loss(incident)}{where}"
+
+
+def _seen(incident: Incident, where: str) -> str:
+    """The first finding that says something, for an incident without a cause; empty if there is none."""
     terms = [finding for finding in incident.findings if finding.kind == "term"]
     if terms:
         return f"{incident.phase}: {terms_said(terms)}{where}"
@@ -180,8 +189,9 @@ def what(incident: Incident) -> str:
             return f"{incident.phase}: {_noun(finding)} {visible(finding.name)}: {described}"
         if finding.kind == "spike":
             return visible(finding.note)
-    op = f" {visible(incident.op)}" if incident.op else ""
-    return f"{incident.phase}:{op} the loss is {_loss(incident)}{where}"
+        if finding.kind == "grad_norm":
+            return f"{incident.phase}: {visible(finding.note)}"
+    return ""
 
 
 def terms_said(terms: Sequence[Finding]) -> str:

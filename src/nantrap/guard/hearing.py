@@ -1,0 +1,106 @@
+"""After a failure each rank tells the others what it found; those on which nothing began take that over.
+
+So every rank's journal, message and summary name the same rank, place and cause, and the first rank, which prints, can
+refer to the folder that the guilty rank writes.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+from nantrap.guard.completing import began_elsewhere
+from nantrap.guard.drafts import Draft
+from nantrap.guard.judge import Verdict
+from nantrap.guard.ranks import Ranks
+from nantrap.incident import Incident
+from nantrap.record.bundle import place_of_bundle
+from nantrap.report.wording import what
+
+_MOST_OTHERS = 4
+
+
+class Told(NamedTuple):
+    """What one rank tells the others.
+
+    Attributes:
+        found: it knows where the failure began, and that was here.
+        holds: its own shards of the gradients are non-finite. Gradients that were averaged tell nothing.
+        incident: its incident as plain data, if it may be the guilty rank.
+    """
+
+    found: bool
+    holds: bool
+    incident: dict[str, Any] | None
+
+
+def hear_the_others(draft: Draft, verdict: Verdict, ranks: Ranks, *, writes: bool) -> None:
+    """Every rank sends what it found, and the draft becomes one that agrees with the others. Each rank calls it.
+
+    Args:
+        draft: this rank's own; it is changed.
+        verdict: what the ranks found when the step failed.
+        ranks: all of them, which are here.
+        writes: whether incidents are written to disk.
+    """
+    said = ranks.share(_told(draft, verdict, ranks, writes=writes))
+    bad_ranks, certain = guilty_ranks(said, verdict)
+    origin = bad_ranks[0] if bad_ranks and certain else None
+    own = draft.incident
+    if origin is not None and ranks.rank not in bad_ranks:
+        told = said[origin].incident
+        heard = own if told is None else Incident.from_dict(told)
+        notes = (began_elsewhere(origin), *(heard.notes if told is not None else ()))
+        # one rank may have made more steps than another, so each keeps its own number
+        own = replace(heard, step=own.step, rank=own.rank, notes=notes, epoch=own.epoch, batch=own.batch)
+        draft.worth_a_bundle, draft.material, draft.notes = False, None, []
+    else:
+        others = {rank: said[rank].incident for rank in bad_ranks if rank != ranks.rank}
+        told_by = {rank: Incident.from_dict(told) for rank, told in others.items() if told is not None}
+        draft.notes += other_causes(own, told_by)
+    draft.incident = replace(own, origin_rank=origin, bad_ranks=bad_ranks)
+
+
+def guilty_ranks(said: Mapping[int, Told], verdict: Verdict) -> tuple[tuple[int, ...], bool]:
+    """The ranks where it began, and whether that is certain.
+
+    Averaged gradients are bad on every rank. Then each rank has run its own part again, and those that failed are
+    guilty. Where none did, a rank whose own shards are bad while those of others are not is: nothing has spread.
+    """
+    if not verdict.contested:
+        return verdict.bad_ranks, bool(verdict.bad_ranks)
+    found = tuple(rank for rank, told in said.items() if told.found)
+    holding = tuple(rank for rank, told in said.items() if told.holds)
+    if found:
+        return found, True
+    if holding and len(holding) < len(said):
+        return holding, True
+    return verdict.bad_ranks, False
+
+
+def other_causes(own: Incident, others: Mapping[int, Incident]) -> list[str]:
+    """Notes on ranks that failed in the same step for another reason."""
+    different = {rank: told for rank, told in others.items() if _place(told) != _place(own)}
+    notes = [f"also bad on rank {rank}, {what(told)}" for rank, told in list(different.items())[:_MOST_OTHERS]]
+    more = len(different) - len(notes)
+    return [*notes, f"and on {more:,} more ranks"] if more > 0 else notes
+
+
+def _place(incident: Incident) -> tuple[object, ...]:
+    cause = incident.causes[0].slug if incident.causes else None
+    return cause, incident.phase, incident.module, incident.op
+
+
+def _told(draft: Draft, verdict: Verdict, ranks: Ranks, *, writes: bool) -> Told:
+    own = draft.incident
+    local = ranks.rank in verdict.bad_ranks
+    found = local and (own.op is not None or own.module is not None)
+    holds = local and not ranks.replicated and any(finding.kind == "gradient" for finding in own.findings)
+    if not (found or holds or (local and not verdict.contested)):
+        return Told(found, holds, None)
+    place = own.bundle
+    if writes and draft.worth_a_bundle and ranks.run_dir is not None:
+        place = os.fspath(place_of_bundle(ranks.run_dir, own))
+    return Told(found, holds, replace(own, bundle=place, notes=(*own.notes, *draft.notes)).to_dict())
