@@ -290,6 +290,40 @@ def test_accelerate_knows_that_a_step_was_refused(accelerator: Any, tmp_path: Pa
     accelerator.end_training()
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("micros", [1, 3])
+@pytest.mark.parametrize("fault", ["loss", "gradient"])
+def test_accelerate_divides_the_loss_and_its_cause_is_proven(
+    accelerator: Any, fault: str, micros: int, tmp_path: Path
+) -> None:
+    """`accelerator.backward` divides by the number of micro-batches, after the script has computed the loss."""
+    accelerator.gradient_accumulation_steps = micros
+    accelerator = importlib.import_module("nantrap.accelerate").guard(accelerator, run_dir=tmp_path / "run", quiet=True)
+    plain = net()
+    optimizer = torch.optim.AdamW(plain.parameters(), lr=1e-2)
+    model, optimizer, batches = accelerator.prepare(plain, optimizer, loader(None))
+    for number, (x, y) in enumerate(batches):
+        factor = 0.0 if number == 2 else 1.0
+        with accelerator.accumulate(model):
+            predicted = model(x)
+            loss = F.mse_loss(predicted, y)
+            if fault == "loss":
+                loss = loss + torch.log(predicted.abs() * factor).mean()
+            else:
+                loss = loss + torch.sqrt(predicted.abs() * factor).mean()
+            accelerator.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+    accelerator.end_training()
+    (incident,) = [json.loads(path.read_text()) for path in (tmp_path / "run").glob("incidents/*/incident.json")]
+    cause = incident["causes"][0]
+    assert (cause["slug"], cause["proven"]) == (
+        ("log_of_zero", True) if fault == "loss" else ("singular_gradient_at_zero", True)
+    )
+    assert incident["source"]["file"] == __file__
+    assert any("computed again from its source" in note for note in incident["notes"])
+
+
 # ---- all of them
 
 

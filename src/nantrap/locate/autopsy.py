@@ -35,6 +35,7 @@ from nantrap.locate.nodes import (
     saved_numbers,
     saved_tensors,
 )
+from nantrap.locate.outer import Factor, factors_of
 from nantrap.locate.storage import extremes, only_minus_inf
 from nantrap.locate.torch_private import sequence_of
 from nantrap.locate.trace import OUTSIDE, Capture, External, Op
@@ -76,6 +77,7 @@ class Evidence:
         seen: the bad tensor that entered without gradient was itself seen, not only inferred.
         notes: what is uncertain.
         witnesses: calls of losses whose targets a rule may need, guilty or not.
+        factors: by what the loss was divided or multiplied at its end.
     """
 
     op: Op
@@ -89,6 +91,7 @@ class Evidence:
     seen: bool = True
     notes: list[str] = field(default_factory=list)
     witnesses: tuple[Capture, ...] = ()
+    factors: tuple[Factor, ...] = ()
 
 
 @dataclass(slots=True)
@@ -104,7 +107,10 @@ def examine(loss: Tensor, call: RootCall | None) -> Evidence | None:
         return None
     try:
         with torch.no_grad():
-            return _Autopsy(loss, call).verdict()
+            evidence = _Autopsy(loss, call).verdict()
+            if evidence is not None:
+                evidence.factors = factors_of(loss)
+            return evidence
     except Exception:  # the replay does not need this evidence, and the step is lost already: any error is ignored
         return None
 

@@ -23,10 +23,12 @@ import torch
 from torch import Tensor, nn
 
 from nantrap.finite import any_nonfinite
+from nantrap.locate.autopsy import Evidence
 from nantrap.locate.caller import Frame, callers, names_in, names_of_loop
 from nantrap.locate.guarded import Guarded
 from nantrap.locate.kept import RootCall
 from nantrap.locate.nodes import ACCUMULATE
+from nantrap.locate.outer import applied_after
 from nantrap.locate.replay import autocast_like, eagerly
 from nantrap.locate.rewriting import NotRepeatable, compiled, definition_of, guarded_tree, tree_of
 from nantrap.locate.rng import RngState
@@ -273,6 +275,7 @@ class _Rerun:
         self._begin = begin
         self._called = 0
         self._checks_streams = True
+        self._outer: Callable[[Tensor], Tensor] | None = None  # what a framework did with the loss
 
     def verified(self) -> Again | None:
         """The way to compute it again, if it gives the loss of the failed step."""
@@ -285,7 +288,13 @@ class _Rerun:
             with failed.rewound(), eagerly():
                 self._begin.restore()
                 loss = self.forward(batch)
-                if not _same_graph(failed.loss, loss) or not _same_value(failed, float(loss.detach())):
+                if not _same_graph(failed.loss.grad_fn, loss.grad_fn):
+                    known = failed.evidence.factors if isinstance(failed.evidence, Evidence) else ()
+                    self._outer = applied_after(failed.loss, loss, known, _same_graph)
+                    if self._outer is None:
+                        return None
+                    loss = self._outer(loss)
+                if not _same_graph(failed.loss.grad_fn, loss.grad_fn) or not _same_value(failed, float(loss.detach())):
                     return None
         finally:
             self._checks_streams = False
@@ -313,7 +322,7 @@ class _Rerun:
             found = functools.reduce(operator.add, [term if term.dim() == 0 else term.sum() for term in terms])
         if not isinstance(found, Tensor):
             raise NotRepeatable("a loss that is no tensor")
-        return found
+        return found if self._outer is None else self._outer(found)
 
     def _call_model(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
         """The model as it was called: with the random streams of that call."""
@@ -333,9 +342,9 @@ def _same_value(failed: FailedStep, now: float) -> bool:
     return now == then or (math.isnan(now) and math.isnan(then))
 
 
-def _same_graph(then: Tensor, now: Tensor) -> bool:
-    """Whether two losses were computed by the same operations, from the same parameters, and not from each other."""
-    pairs: list[tuple[Any, Any]] = [(then.grad_fn, now.grad_fn)]
+def _same_graph(then: Any, now: Any) -> bool:
+    """Whether two nodes come from the same operations, from the same parameters, and not from each other."""
+    pairs: list[tuple[Any, Any]] = [(then, now)]
     seen: set[Any] = set()
     for a, b in pairs:  # grows while it is walked
         a, b = _past_views(a), _past_views(b)
