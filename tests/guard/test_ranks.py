@@ -423,7 +423,8 @@ def _sharded_scaler(rank: int, folder: str, *, value: float = float("inf"), afte
         x, _ = batch_of(rank, step, bad=False)
         guard.backward(model(x).square().mean())
         if after and step == 1 and rank == 1:
-            model[2].weight.grad.to_local()[0, 0] = value
+            gradient: Any = model[2].weight.grad
+            gradient.to_local()[0, 0] = value
         outcomes.append(guard.step())
     incidents = [outcome.incident for outcome in outcomes if outcome.incident]
     return {
