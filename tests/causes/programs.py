@@ -33,3 +33,25 @@ def run(source: str, folder: Path) -> Incident | None:
         if incident is not None:
             return incident
     return None
+
+
+_TWO_LINES = """
+import nantrap
+guard = nantrap.Guard(model, optimizer, max_grad_norm=None, quiet=True)
+incident = None
+for batch in batches:
+    loss = loss_fn(batch)
+    guard.backward(loss)
+    incident = guard.step().incident
+    if incident is not None:
+        break
+"""
+
+
+def run_two_lines(source: str, folder: Path) -> Incident | None:
+    """The first incident of the same program in its own loop, guarded by two lines."""
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(source) + _TWO_LINES, encoding="utf-8")
+    torch.manual_seed(0)
+    incident: Incident | None = runpy.run_path(str(path))["incident"]
+    return incident

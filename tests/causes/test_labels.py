@@ -39,7 +39,7 @@ def test_a_hand_written_loss_is_proven_with_the_labels_clamped() -> None:
     assert (cause.slug, cause.proven) == ("label_out_of_range", True)
     assert cause.summary == "y holds 255, and the loss is written for labels of 0 and 1"
     assert [evidence.text for evidence in cause.evidence] == [
-        "aten.pow was given 1 negative values, for which it is not defined",
+        "aten.pow was given 1 negative value, for which it is not defined",
         "y holds labels of 0 and 1, and 255",
         "with y brought into [0, 1] the step is finite",
     ]

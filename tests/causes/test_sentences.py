@@ -7,14 +7,18 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from causes.programs import TORCH_WARNS, IncidentOf, run
-from causes.sentence_programs import POSTLUDE, PRELUDE, PROGRAMS
+from causes import sentence_programs, sentence_programs_more
+from causes.programs import TORCH_WARNS, IncidentOf, run, run_two_lines
+from causes.sentence_programs import POSTLUDE, PRELUDE
+from causes.sentence_rows import PAIRS
 from nantrap.incident import Incident
 
 pytestmark = pytest.mark.filterwarnings(*TORCH_WARNS, "ignore:var", "ignore:Attempting to run")
 Said = Callable[[str], str]
 
+PROGRAMS = {**sentence_programs.PROGRAMS, **sentence_programs_more.PROGRAMS}
 SENTENCES = [
+    *((text, *programs) for programs, texts in PAIRS.items() for text in texts),
     # what is said, of which program it is true, of which it is false
     ("before the forward pass, sample 1", "nan in the batch", "nan in a cached table"),
     ("the batch is non-finite before the forward pass", "nan in the batch", "nan in a cached table"),
@@ -77,7 +81,8 @@ def incident_by_name(tmp_path_factory: pytest.TempPathFactory) -> IncidentOf:
         import textwrap
 
         source = PRELUDE + textwrap.dedent(PROGRAMS[name]) + POSTLUDE
-        return run(source, tmp_path_factory.mktemp("sentence"))
+        form = run_two_lines if 'form = "two lines"' in source else run
+        return form(source, tmp_path_factory.mktemp("sentence"))
 
     return incident
 
@@ -90,6 +95,9 @@ def sentences(incident: Incident) -> Iterator[str]:
         yield from (evidence.text for evidence in cause.evidence)
         if cause.fix is not None:
             yield cause.fix.text
+    for trial in incident.trials:
+        gave = {True: "finite", False: "not finite", None: trial.note}[trial.finite]
+        yield f"{trial.change}: {gave}"
 
 
 @pytest.mark.parametrize(("text", "program", "neighbour"), SENTENCES)

@@ -429,5 +429,5 @@ def test_a_scaler_does_not_keep_buffers_from_being_put_back_for_the_replay() -> 
     incident = guard.attempt(loss, torch.randn(8, 4)).incident
     assert incident is not None
     assert incident.restored is True
-    assert incident.notes == ("each of the 8 samples of the batch fails alone, so none of them is the reason",)
+    assert incident.notes == ("each of the 8 samples of the batch fails alone, so no single one is the reason",)
     assert torch.equal(model.mean, torch.zeros(4))

@@ -115,6 +115,11 @@ class Case:
         return self.trace is not None and any(op.dtype in HALF for op in self.trace.ops)
 
     @property
+    def fails_in_float32(self) -> bool:
+        """Whether the step was run again with every operation in float32 and failed as well: not a matter of range."""
+        return self.lab.single_precision().finite is False
+
+    @property
     def made(self) -> str:
         """`nan` or `inf`: what the guilty operation made out of better inputs."""
         return "" if self.capture is None else (self.capture.op.made or "")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import in_words
+from nantrap.causes.facts import in_words, listed
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,7 +63,7 @@ def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim
     trial = None
     shows = ""
     if samples.guilty and samples.rest_is_finite:
-        which = ", ".join(map(str, samples.guilty[:6]))
+        which = listed(samples.guilty)
         plural = "s" * (len(samples.guilty) > 1)
         if _holds_extreme(found, samples):
             facts[0] = f"|{found.name}| reaches {found.value:.4g} in sample{plural} {which}, though it is finite"

@@ -10,6 +10,8 @@ if TYPE_CHECKING:
 
 EXPONENTIALS = ("exp", "expm1", "exp2", "cosh", "sinh")
 IN_LOG_SPACE = "softplus(x) instead of log(1 + exp(x)), log space instead of log of exp"
+SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq")
+"""What optimizers of PyTorch call their memory of squared gradients."""
 USUAL_EPS = 1e-5
 """What layers that normalise add under their root; a divisor is kept from 0 by its square root."""
 
@@ -17,6 +19,13 @@ USUAL_EPS = 1e-5
 def in_words(path: str) -> str:
     """A path in the batch as it is shown: `batch[0]` for the first of a tuple, a key or field by its own name."""
     return f"batch{path}" if path.startswith("[") else path
+
+
+def listed(samples: Sequence[int], most: int = 6) -> str:
+    """`0, 3, 4`, and for many of them `0, 1, 2, 3, 4, 5 and 9 others`."""
+    shown = ", ".join(map(str, samples[:most]))
+    rest = len(samples) - most
+    return shown if rest <= 0 else f"{shown} and {rest:,} other{'s' * (rest > 1)}"
 
 
 def share(mask: Tensor) -> str:
@@ -67,6 +76,32 @@ def limit(tensor: Tensor) -> float:
     return float(torch.finfo(tensor.dtype).max)
 
 
+def epsilon(tensor: Tensor) -> float:
+    """The distance from 1 to the next number of the tensor's dtype."""
+    import torch
+
+    return float(torch.finfo(tensor.dtype).eps)
+
+
 def rounded(value: float, like: Tensor) -> float:
     """What `value` becomes in the dtype of `like`."""
     return float(like.new_tensor(value))
+
+
+def was_computed(tensor: Tensor) -> bool:
+    """Whether the bad values are results of arithmetic: only Inf, or the NaN of 0/0, whose sign bit is set.
+
+    Memory that was never filled holds the bits of other data, and PyTorch's own fill of it a NaN without a sign.
+    """
+    from nantrap.finite import has_nan_payload
+
+    values = tensor.detach()
+    nan = values[values.isnan()]
+    return not has_nan_payload(nan) and bool(nan.signbit().all())
+
+
+def made_so(tensor: Tensor) -> bool:
+    """Whether a tensor got its bad values when it was made: they were computed, and no write was counted since."""
+    from nantrap.locate.torch_private import version_of
+
+    return version_of(tensor) == 0 and was_computed(tensor)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from nantrap.causes.earlier_steps import drift, drive, driven
+from nantrap.causes.facts import listed
 from nantrap.causes.harness import Result, run_step, update_in_float32, update_is_finite, update_rewound
 from nantrap.causes.logspace import LogSpace
 from nantrap.causes.precision import SinglePrecision
@@ -163,7 +164,7 @@ class Laboratory:
     def without_samples(self, samples: tuple[int, ...], size: int) -> Trial:
         """The batch without the suspect samples."""
         rest = [i for i in range(size) if i not in set(samples)]
-        shown = ", ".join(map(str, samples[:6])) + (" ..." if len(samples) > 6 else "")
+        shown = listed(samples)
         noun = "sample" if len(samples) == 1 else "samples"
 
         def experiment() -> Result:

@@ -26,7 +26,7 @@ def with_location(incident: Incident, location: Location) -> Incident:
         batch, indices = (), ()
         notes = [
             *notes,
-            f"each of the {samples.size:,} samples of the batch fails alone, so none of them is the reason",
+            f"each of the {samples.size:,} samples of the batch fails alone, so no single one is the reason",
         ]
     return replace(
         incident,

@@ -20,6 +20,7 @@ from nantrap.locate.batch import tensors_of
 from nantrap.locate.location import Location, evidence_location, location_of
 from nantrap.locate.origin import Replay, judge_tape
 from nantrap.locate.probes import clear_probes, probes_kept, read_probes
+from nantrap.locate.program import cannot_rewind
 from nantrap.locate.replay import replay_norm, replay_step, replay_update
 from nantrap.locate.rerun import compute_again
 from nantrap.locate.samples import find_samples
@@ -75,6 +76,8 @@ def _from_replay(failed: FailedStep, replay: Replay, seconds: float) -> Location
         shown.exact, shown.sinks, shown.notes = location.exact, location.sinks, location.notes + shown.notes
         shown.notes.append("the place is read from the graph of the failed pass, since its replay does not show it")
         location = shown
+    if not replay.failed and replay.error is None and (hidden := cannot_rewind(failed.forward, failed.batch)):
+        location.notes.append(f"the step reads what a replay cannot put back: {', '.join(hidden[:3])}")
     location.notes += changed
     location.probes = read_probes()
     clear_probes()

@@ -60,7 +60,7 @@ def location_of(replay: Replay, *, fallback: Phase) -> Location:
     if replay.origin is None:
         if not replay.failed and replay.error is None:
             how = "without compilation " if compiled_code_ran() else ""
-            location.notes.append(f"the replay is finite: {how}the failure does not repeat with the same inputs")
+            location.notes.append(f"the replay is finite: {how}the failure does not repeat in it")
         return location
     if replay.origin < 0:
         return external_location(location, replay.trace.externals[replay.origin], replay.trace)

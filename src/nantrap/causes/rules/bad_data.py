@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
 from nantrap.causes.extremes import is_sentinel, largest_input, out_of_range
-from nantrap.causes.facts import describe
+from nantrap.causes.facts import describe, listed
 from nantrap.causes.registry import rule
 from nantrap.incident import Trial
 
@@ -69,7 +69,7 @@ def bad_input_data(case: Case) -> Claim | None:
     finding = next((f for f in case.location.findings if f.kind == "batch"), None)
     samples = finding.samples if finding else ()
     noun = "sample" if len(samples) == 1 else "samples"
-    which = f", {noun} {', '.join(map(str, samples[:6]))}" if samples else ""
+    which = f", {noun} {listed(samples)}" if samples else ""
     trial: Trial | None = None
     if case.location.samples.rest_is_finite:
         trial = case.lab.without_samples(case.location.samples.guilty, case.location.samples.size or 0)

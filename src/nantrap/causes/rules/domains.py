@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from nantrap.causes.claim import Claim
+from nantrap.causes.claim import Claim, Has
 from nantrap.causes.facts import all_finite, share
 from nantrap.causes.registry import rule
 
@@ -117,7 +117,8 @@ def domain_error(case: Case) -> Claim | None:
     """
     if case.capture is None or case.made != "nan" or not case.inputs or case.output is None:
         return None
-    if case.phase != "forward" and not case.in_users_backward:
+    in_update = case.phase == "optimizer"
+    if case.phase != "forward" and not in_update and not case.in_users_backward:
         return None
     x = case.inputs[-1 if case.op in ("xlogy", "xlog1py") else 0]
     outside = _outside_domain(case, x)
@@ -127,21 +128,30 @@ def domain_error(case: Case) -> Claim | None:
     if bad.shape == outside.shape and not bool(outside[bad].all()):
         return None
     values = x[outside] if x.shape == outside.shape else x
+    place = "the update" if in_update else case.place
+    has: Has = "tried" if not in_update else "hint" if case.failed.optimizer.state else "measured"
     return Claim(
-        "tried",  # the labels or the data may have moved the argument there: only the remedy decides
-        f"{case.op} was given {float(values.double().flatten()[0]):.4g}, for which it is not defined, in {case.place}",
+        # the labels or the data may have moved the argument there, and only the remedy decides; no update reads them
+        has,
+        f"{case.op} was given {_shown(values.flatten()[0])}, for which it is not defined, in {place}",
         (
             (
                 f"{case.location.op} was given values outside its domain at {share(outside)}, from "
-                f"{float(values.double().min()):.4g} to {float(values.double().max()):.4g}{all_finite(case.inputs)}"
+                f"{_shown(values.min())} to {_shown(values.max())}{all_finite(case.inputs)}"
             ),
         ),
-        trial=case.try_replacement("domain", "an argument kept inside the domain"),
+        trial=None if in_update else case.try_replacement("domain", "an argument kept inside the domain"),
         shows="with the argument kept inside the domain the step is finite",
         help="compute the argument in a form that cannot leave the domain (var instead of E[x²] - E[x]²), or bound "
         "it a "
         "little inside: x.clamp(min=1e-12)",
     )
+
+
+def _shown(value: Tensor) -> str:
+    """A number with four digits, or with nine next to ±1, where four would move it into the domain."""
+    number = float(value.double())
+    return f"{number:.9g}" if 0 < abs(abs(number) - 1) < 1e-3 else f"{number:.4g}"
 
 
 def _outside_domain(case: Case, x: Tensor) -> Tensor | None:

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import EXPONENTIALS, IN_LOG_SPACE, absmax, limit
+from nantrap.causes.facts import EXPONENTIALS, IN_LOG_SPACE, absmax, limit, listed
 from nantrap.causes.registry import rule
 from nantrap.causes.rounds import growing_rounds
 
@@ -61,7 +61,7 @@ def exp_overflow(case: Case) -> Claim | None:
     facts = [f"{case.location.op} was given {top:.4g}; in {case.dtype} it overflows above {bound:.4g}"]
     samples = case.location.samples
     if samples.guilty and samples.rest_is_finite:
-        which, one = ", ".join(map(str, samples.guilty[:4])), len(samples.guilty) == 1
+        which, one = listed(samples.guilty), len(samples.guilty) == 1
         facts.append(f"only sample {which} reaches it" if one else f"only samples {which} reach it")
     advice = "bound the argument (log-variances to [-30, 20]), or stay in log space with logsumexp"
     trial = None

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
+from nantrap.causes.facts import SECOND_MOMENTS
 from nantrap.causes.registry import rule
 from nantrap.causes.rounds import growing_rounds
 
@@ -14,7 +15,6 @@ if TYPE_CHECKING:
 
 _GROWTH = 8.0
 _FEWEST_ROUNDS = 8
-_SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq")
 
 
 @rule("grad_norm_overflow")
@@ -97,7 +97,7 @@ def _largest_squared(case: Case) -> tuple[str, float, float] | None:
     made = [f.name for f in case.incident.findings if f.kind == "optimizer_state"]
     if case.phase != "optimizer" or case.made != "inf" or case.half:
         return None
-    if not any(name.startswith(tuple(f"{key} of " for key in _SECOND_MOMENTS)) for name in made):
+    if not any(name.startswith(tuple(f"{key} of " for key in SECOND_MOMENTS)) for name in made):
         return None
     sizes = {n: float(g.detach().abs().max()) for n, g in case.failed.gradients.items() if g.numel()}
     if not sizes or not all(math.isfinite(size) for size in sizes.values()):

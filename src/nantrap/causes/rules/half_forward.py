@@ -20,6 +20,8 @@ _REDUCING_LOSSES = (
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "pow", "mul", "square", "linalg_vector_norm",
     "dot", "norm",
 )  # fmt: skip
+_PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "einsum", "embedding", "scaled_dot", "native_")
+_FILLS = frozenset(("masked_fill", "where", "full", "full_like", "fill", "triu", "tril", "mul", "rsub", "scatter"))
 _SLOPES = ("Sqrt", "Pow", "Rsqrt", "Log", "Div", "Reciprocal", "LinalgVectorNorm")
 _GUARDS = ("aten.add", "aten.clamp", "aten.clamp_min", "aten.maximum", "aten.sub")
 _ZERO_POLES = ("div", "true_divide", "log", "log2", "log10", "log1p", "rsqrt", "reciprocal", "pow")
@@ -75,7 +77,7 @@ def mask_overflow(case: Case) -> Claim | None:
         return None
     top = limit(case.output)
     addends = case.inputs[:1] if case.op in ("baddbmm", "addmm") else case.inputs
-    extreme = [t for t in addends if _is_mask(t, 0.5 * top)]
+    extreme = [t for i, t in enumerate(addends) if _is_mask(t, 0.5 * top) and _was_filled_in(case, t, i)]
     scalars = [abs(number) for number in (case.capture.op.scalars if case.capture else ()) if abs(number) >= 0.5 * top]
     if not (extreme or scalars) or not bool(case.output.isneginf().any()):
         return None
@@ -137,6 +139,8 @@ def fp16_loss_overflow(case: Case) -> Claim | None:
         return None
     if case.location.module != "loss" or case.capture.op.inside or case.op not in _REDUCING_LOSSES:
         return None
+    if _goes_into_the_model(case):
+        return None  # before the model, or between two of its parts: no loss
     wide = _above_the_limit(case)
     if wide is None:
         return None
@@ -336,6 +340,19 @@ def _swallowed(case: Case, op: Op, argument: int) -> float | None:
     return None
 
 
+def _goes_into_the_model(case: Case) -> bool:
+    """Whether a module is given what the guilty operation made."""
+    if case.trace is None or case.capture is None or case.trace.captures.get(case.capture.op.index) is not case.capture:
+        return False
+    reached = {case.capture.op.index}
+    for op in case.trace.ops[case.capture.op.index + 1 :]:
+        if op.phase == "forward" and not reached.isdisjoint(op.sources):
+            if op.inside:
+                return True
+            reached.add(op.index)
+    return False
+
+
 def _above_the_limit(case: Case) -> float | None:
     """The guilty operation on its recorded inputs in float32: its magnitude, if that is finite and above the limit."""
     from nantrap.causes.reference import recomputed
@@ -363,6 +380,21 @@ def _is_mask(tensor: Tensor, extreme: float) -> bool:
     """Whether the tensor's extreme values are one and the same constant: written by a person, not grown."""
     values = tensor.detach()[tensor.detach() <= -extreme]
     return values.numel() > 0 and bool((values == values[0]).all()) and not bool((tensor >= extreme).any())
+
+
+def _was_filled_in(case: Case, tensor: Tensor, argument: int) -> bool:
+    """Whether the extreme value was put there: the end of a dtype, a constant, or the work of a fill. An activation
+    that grew to it is no mask."""
+    import torch
+
+    lowest = float(tensor.detach().min())
+    ends = [torch.finfo(dtype).min for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)]
+    if any(lowest in (end, end / 2) for end in ends) or lowest == -limit(tensor):
+        return True
+    if case.trace is None or case.capture is None or argument >= len(case.capture.op.sources):
+        return False
+    made_by = [op.name.removeprefix("aten.").rstrip("_") for op in case.source_ops(case.capture.op, argument)]
+    return not any(name.startswith(_PRODUCTS) for name in made_by) and (not made_by or bool(_FILLS & set(made_by)))
 
 
 def _tiny_constants(case: Case) -> list[float]:

@@ -160,7 +160,9 @@ def _rounded_to_one(case: Case) -> str:
     """A constant of the optimizer that is exactly 1 in its own low precision, or the difference 1 - 1 in the update."""
     for group in case.failed.optimizer.param_groups:
         for name, value in group.items():
-            for one in value if isinstance(value, (tuple, list)) and name != "params" else (value,):
+            if not name.startswith(("beta", "momentum", "rho", "alpha", "decay", "gamma")):
+                continue  # a learning rate of 1 is no constant that is subtracted from 1
+            for one in value if isinstance(value, (tuple, list)) else (value,):
                 if getattr(one, "dtype", None) is not None and one.numel() <= 4 and bool((one == 1).any()):
                     return f"{name} of the optimizer is exactly 1 in {str(one.dtype).removeprefix('torch.')}"
     if case.trace is None or case.capture is None:
@@ -168,7 +170,7 @@ def _rounded_to_one(case: Case) -> str:
     for argument in range(len(case.capture.op.sources)):
         for op in case.source_ops(case.capture.op, argument)[:4]:
             subtracts = op.name.rstrip("_") in ("aten.rsub", "aten.sub", "aten._foreach_sub", "aten.add")
-            if subtracts and 1.0 in op.scalars:
+            if subtracts and 1.0 in op.scalars and op.absmax == 0:
                 return "it was computed as 1 minus a number that is exactly 1 in its precision"
     return ""
 

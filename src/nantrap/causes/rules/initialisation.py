@@ -70,7 +70,8 @@ def bad_initialisation(case: Case) -> Claim | None:
             case.failed.parameters[key].div_(factor)
 
     trial = case.lab.with_weights("rescaled", "the oversized weights divided by their gain", rescale)
-    facts = [f"{len(suspects)} weights multiply the scale of their input by more than 4; {name} by {gain:.3g}"]
+    plural, its = (" multiplies", "its") if len(suspects) == 1 else ("s multiply", "their")
+    facts = [f"{len(suspects)} weight{plural} the scale of {its} input by more than 4; {name} by {gain:.3g}"]
     grown = [f.absmax for f in case.location.frames if f.absmax is not None]
     if len(grown) > 2:
         facts.append("magnitudes on the way: " + " -> ".join(f"{value:.3g}" for value in grown[-5:]))

@@ -74,7 +74,7 @@ def label_out_of_range(case: Case) -> Claim | None:
         if own and float(target.min()) < 0:
             outside = float((target < 0).sum())
             low, high = float(target.min()), float(target.max())
-            return _label(case, call, target, f"[{low:g}, {high:g}]", "probabilities >= 0", outside)
+            return _label(case, call, target, f"[{low:g}, {high:g}]", "[0, inf)", outside)
     return _outside_the_domain(case) or _negative_label(case) or _handmade_cross_entropy(case)
 
 
@@ -100,7 +100,7 @@ def _outside_the_domain(case: Case) -> Claim | None:
             few = bool(outside.numel()) and (were_shares(case, path) or (most and not integer_valued(tensor)))
         if not few:
             continue
-        shown = in_words(path)
+        shown, plural = in_words(path), "s" * (below > 1)
         kind = "labels of 0 and 1" if flags else "shares from 0 to 1"
         values = " and ".join(f"{float(value):g}" for value in outside[:2])
         values = values if outside.numel() <= 2 else f"values from {float(outside.min()):g} to {float(outside.max()):g}"
@@ -111,7 +111,7 @@ def _outside_the_domain(case: Case) -> Claim | None:
                 "tried",
                 f"{shown} holds {values}, and the loss is written for {kind}",
                 (
-                    f"{case.location.op} was given {below:,} negative values, for which it is not defined",
+                    f"{case.location.op} was given {below:,} negative value{plural}, for which it is not defined",
                     f"{shown} holds {kind}, and {values}" if flags else f"{shown} holds {values}",
                 ),
                 trial=trial,
@@ -188,7 +188,7 @@ def _label(case: Case, call: Capture, target: Tensor, found: str, allowed: str, 
     return Claim(
         "tried" if case.failed.repeatable or not at_origin else "measured",
         f"targets lie in {found}, {call.op.name.removeprefix('aten.')} accepts {allowed}",
-        (f"{call.op.name} was given {count:,.0f} targets outside {allowed}: {found}",),
+        (f"{call.op.name} was given {count:,.0f} target{'s' * (count > 1)} outside {allowed}: {found}",),
         history=(f"the loss had fallen to {losses[-1]:.4g}; {_NEVER_NEGATIVE}",)
         if below_zero and call.op.name.startswith("aten.binary_cross_entropy")
         else (),
@@ -207,7 +207,7 @@ def _with_clean_targets(case: Case, target: Tensor, allowed: str) -> Trial | Non
     path = next((path for path, tensor in tensors_of(case.failed.batch) if _same_values(tensor, target)), None)
     if path is None:
         return None
-    high = 1.0 if allowed.startswith("[") else None
+    high = 1.0 if allowed == "[0, 1]" else None
 
     def clean(batch: Any) -> Any:
         tensor = dict(tensors_of(batch)).get(path)

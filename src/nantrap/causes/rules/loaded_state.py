@@ -5,13 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import describe, share
+from nantrap.causes.facts import describe, made_so, share, was_computed
 from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
+
+_SIGNED = ("exp_avg", "momentum_buffer", "prev", "ax", "mu")
+"""Memory of optimizers that may be negative: first moments and earlier values."""
 
 
 @rule("uninitialised_memory")
@@ -135,6 +138,8 @@ def corrupt_checkpoint(case: Case) -> Claim | None:
         return None
     if not case.loaded and (not case.first_step or _never_written(case, external.tensor)):
         return None
+    if not case.loaded and made_so(external.tensor) and not _is_bad_everywhere(case):
+        return None  # nothing was written after it was made: see state_overwritten
     bad = ~external.tensor.detach().isfinite()
     when = "inside this step" if external.during else "before the first step" if case.first_step else "before this step"
     why = "load_state_dict wrote the model since the last step" if case.loaded else _why_loaded(case, bad)
@@ -193,9 +198,7 @@ def corrupt_optimizer_state(case: Case) -> Claim | None:
     if case.phase not in ("optimizer", "state"):
         return None
     external = case.external
-    negative = (
-        case.phase == "optimizer" and case.op in ("sqrt", "rsqrt") and case.inputs and bool((case.inputs[0] < 0).any())
-    )
+    negative = _negative_second_moment(case)
     if not negative and (external is None or external.kind != "optimizer_state"):
         return None
     if negative:
@@ -206,11 +209,31 @@ def corrupt_optimizer_state(case: Case) -> Claim | None:
     return Claim(
         "tried",
         "the optimizer state was bad before the step",
-        (text, "weights and gradients are finite"),
+        (text, *(("weights and gradients are finite",) if _weights_and_gradients_are_finite(case) else ())),
         trial=case.lab.fresh_optimizer_state(),
         shows="with a fresh optimizer state the same update is finite",
         help="restore the optimizer state from an older checkpoint, or reset it (optimizer.state.clear())",
     )
+
+
+def _negative_second_moment(case: Case) -> bool:
+    """Whether the update took the root of a negative number, and the optimizer's own memory of squares holds one."""
+    if case.phase != "optimizer" or case.op not in ("sqrt", "rsqrt") or not case.inputs:
+        return False
+    below = case.inputs[0] < 0
+    return bool(below.any()) and any(
+        bool((value[below] < 0).all())
+        for state in case.failed.optimizer.state.values()
+        if isinstance(state, dict)
+        for key, value in state.items()
+        if key not in _SIGNED and getattr(value, "shape", None) == below.shape
+    )
+
+
+def _weights_and_gradients_are_finite(case: Case) -> bool:
+    from nantrap.finite import any_nonfinite
+
+    return not any_nonfinite([*case.failed.parameters.values(), *case.failed.gradients.values()])
 
 
 def _never_written(case: Case, tensor: Tensor) -> bool:
@@ -223,6 +246,8 @@ def _never_written(case: Case, tensor: Tensor) -> bool:
     from nantrap.locate.torch_private import version_of
 
     bad = ~tensor.detach().isfinite()
+    if was_computed(tensor):
+        return False
     if version_of(tensor) == 0:
         return True
     if _is_bad_everywhere(case):

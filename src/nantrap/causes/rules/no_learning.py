@@ -59,7 +59,7 @@ def dead_training(case: Case) -> Claim | None:
         first, count = record.step, count + 1
     return Claim(
         "hint",
-        f"nothing has been learned since step {first:,}: every gradient is exactly zero",
+        f"nothing has been learned since step {first:,}: the gradient norm is exactly 0",
         (),
         history=(f"the gradient norm is exactly 0 in each of the last {count:,} steps",),
         help="look for a detach, a frozen layer or a term without a graph between the loss and the parameters",

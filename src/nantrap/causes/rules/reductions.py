@@ -134,7 +134,7 @@ def _perhaps_nothing(case: Case, numerator: Tensor, denominator: Tensor) -> Clai
         return None
     return Claim(
         "hint",
-        "a sum of 0 divided by a count of 0: nothing was selected",
+        "0 divided by 0: perhaps a sum over a count, and nothing was selected",
         ("numerator and denominator are single numbers, both exactly 0; what made them was not seen",),
         help="nantrap.ops.masked_mean(x, mask), or divide by count.clamp(min=1)",
     )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nantrap.causes.amplifier import find_amplifier
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import USUAL_EPS, share
+from nantrap.causes.facts import USUAL_EPS, epsilon, share
 from nantrap.causes.registry import rule
 from nantrap.causes.singular import SINGULAR, family_of
 
@@ -27,6 +27,8 @@ _INSIDE = {
 }
 """Where an eps helps, and where it does not."""
 _NEXT_TO_ZERO = 1e-4
+_ROUNDINGS = 64
+"""So many units in the last place a cosine of long vectors may be off."""
 
 
 @rule("arccos_boundary")
@@ -222,9 +224,10 @@ def _just_outside(case: Case) -> Claim | None:
     worst = float(beyond.max())
     if not 0 < worst <= 1e-3:
         return None
+    how = "rounding moved it" if worst <= _ROUNDINGS * epsilon(case.inputs[0]) else "it lies"
     return Claim(
         "measured",
-        f"{case.op} was given {1 + worst:.9g}: rounding moved it beyond ±1",
+        f"{case.op} was given {1 + worst:.9g}: {how} beyond ±1",
         (f"{case.location.op} was given values beyond ±1 at {share(beyond > 0)}, by {worst:.3g} at most",),
         trial=case.try_replacement("domain", f"nantrap.ops.safe_{case.op}"),
         shows="with its argument kept within ±(1 - 1e-6) the step is finite",

@@ -5,12 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, Has
-from nantrap.causes.facts import describe
+from nantrap.causes.facts import describe, made_so
 from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
+    from nantrap.incident import Finding
     from nantrap.locate.trace import External, Op
+
+_AT_START = "check the expression that gives the initial value: the logarithm of 0, a division by 0"
 
 
 @rule("bn_buffers_poisoned")
@@ -121,13 +124,9 @@ def ema_poisoned(case: Case) -> Claim | None:
     Proof:
         The averaged copy is non-finite while the model is finite, and no gradient ever moves it: a measurement.
     """
-    optimized = {id(p) for group in case.failed.optimizer.param_groups for p in group["params"]}
-    trained = {name for name, p in case.failed.parameters.items() if id(p) in optimized}
+    trained = _trained(case)
     averaged = [f for f in case.incident.findings if f.kind == "ema"]
-    if case.phase == "optimizer":  # written by a hook of the update, though no learning rate ever moves it
-        bad = [f for f in case.incident.findings if f.kind in ("parameter", "buffer")]
-        if bad and all(f.name not in trained for f in bad):
-            averaged += bad
+    averaged += [f for f in _written_beside_the_update(case) if _is_copy_of_trained(case, f.name, trained)]
     if not averaged:
         return None
     return Claim(
@@ -138,6 +137,30 @@ def ema_poisoned(case: Case) -> Claim | None:
             *(("what the optimizer trains is finite",) if _trained_is_finite(case, trained) else ()),
         ),
         help="keep the average in float32, update it only after applied steps (Guard(ema=...)), and guard its divisor",
+    )
+
+
+def _trained(case: Case) -> set[str]:
+    """The names of the parameters that the optimizer moves."""
+    optimized = {id(p) for group in case.failed.optimizer.param_groups for p in group["params"]}
+    return {name for name, p in case.failed.parameters.items() if id(p) in optimized}
+
+
+def _written_beside_the_update(case: Case) -> list[Finding]:
+    """What became bad during the update though the optimizer does not train it: a hook of the update wrote it."""
+    if case.phase != "optimizer":
+        return []
+    trained = _trained(case)
+    bad = [f for f in case.incident.findings if f.kind in ("parameter", "buffer")]
+    return bad if all(f.name not in trained for f in bad) else []
+
+
+def _is_copy_of_trained(case: Case, name: str, trained: set[str]) -> bool:
+    """Whether a tensor has the last name and the shape of one that is trained, as an average of it does."""
+    tensor = {**dict(case.failed.root.named_buffers()), **case.failed.parameters}.get(name)
+    last = name.rpartition(".")[2]
+    return tensor is not None and any(
+        one.rpartition(".")[2] == last and case.failed.parameters[one].shape == tensor.shape for one in trained
     )
 
 
@@ -201,6 +224,11 @@ def state_overwritten(case: Case) -> Claim | None:
         said = written[0].stats.describe() if written[0].stats else "it is non-finite"
         text = f"the forward pass wrote {written[0].name}: {said}; loss and gradients are finite"
         return _overwritten(written[0].name, "measured", text)
+    beside = [f for f in _written_beside_the_update(case) if not _is_copy_of_trained(case, f.name, _trained(case))]
+    if beside:
+        said = beside[0].stats.describe() if beside[0].stats else "it is non-finite"
+        text = f"{beside[0].name}: {said} after the update, and the optimizer does not train it"
+        return _overwritten(beside[0].name, "measured", text)
     if external is None or external.kind not in ("parameter", "buffer", "overwritten"):
         return None
     name = external.name or "a value of the forward pass"
@@ -209,6 +237,9 @@ def state_overwritten(case: Case) -> Claim | None:
     if external.during:
         text = f"{name} {describe(external.tensor)} inside the forward pass, and no operation that was seen wrote it"
         return _overwritten(name, "measured", text)
+    if case.first_step and not case.loaded and external.kind != "overwritten" and made_so(external.tensor):
+        text = f"{name} {describe(external.tensor)} before the first step, and no write to it was counted"
+        return Claim("hint", f"{name} was made with a non-finite value by the program itself", (text,), help=_AT_START)
     if case.first_step or case.loaded or external.kind == "overwritten" or case.is_updated_in_forward(external):
         return None
     from nantrap.finite import has_nan_payload
