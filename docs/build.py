@@ -40,6 +40,7 @@ Every diagnosis of nantrap has a stable code. `nantrap explain NT203` prints its
 returns it. Each example is a program that runs as it is, with its real output below it (`make outputs` runs them). A
 test checks that nantrap gives each example the diagnosis of its page.
 """
+_TORCH_WARNING = re.compile(r"\[[WEI]\d{4} [\d:.]+ ")  # written by torch's C++ code, with the time of day
 _TORCHRUN = "# torchrun --nproc-per-node 2 "
 _SECONDS = 240
 
@@ -112,7 +113,8 @@ def output_of(page: Page, folder: Path) -> str:
     )
     if done.returncode != 0:
         raise RuntimeError(f"the example of {page.code} ended with code {done.returncode}:\n{done.stdout}")
-    return done.stdout.replace(f"{folder.resolve()}{os.sep}", "").rstrip()
+    said = "\n".join(line for line in done.stdout.splitlines() if not _TORCH_WARNING.match(line))
+    return said.replace(f"{folder.resolve()}{os.sep}", "").rstrip()
 
 
 def _outputs(codes: Sequence[str]) -> dict[str, str]:

@@ -130,6 +130,34 @@ def test_a_trial_is_run_once_and_numbered(inspect_case: InspectCase) -> None:
     inspect_case(FORWARD, look)
 
 
+def test_the_control_of_each_harness_is_recorded(inspect_case: InspectCase) -> None:
+    def look(case: Case) -> None:
+        assert not case.lab.controls
+        trials = [case.lab.again(), case.lab.single_precision(), case.lab.loss_scale_one(2.0)]
+        assert [trial.harness for trial in trials] == ["none", "step", "step"]
+        (control,) = case.lab.controls
+        assert (control.number, control.name, control.harness) == (0, "control:step", "step")
+        assert (control.change, control.note) == ("nothing: the step as it was", "fails as it did: the trials count")
+        assert (control.finite, control.loss) == (False, float("-inf"))
+        trial = case.lab.rate("tenth", "a tenth", lambda _, rate: rate / 10)
+        assert trial.harness == "steps"
+        assert [one.name for one in case.lab.controls] == ["control:step", "control:steps"]
+
+    inspect_case(FORWARD, look)
+
+
+def test_a_control_that_does_not_hold_says_why(inspect_case: InspectCase) -> None:
+    def look(case: Case) -> None:
+        case.failed.batch.fill_(0.5)  # the step is finite when it is run again
+        trial = case.lab.single_precision()
+        assert trial.note == "not run: the unchanged step is finite when it is run again"
+        (control,) = case.lab.controls
+        assert control.finite is True
+        assert control.note == "no trial counts: the unchanged step is finite when it is run again"
+
+    inspect_case(FORWARD, look)
+
+
 def test_what_a_trial_raises_is_noted(inspect_case: InspectCase) -> None:
     def look(case: Case) -> None:
         trial = case.lab.with_weights("bad", "nothing", break_in_the_middle(case))

@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 from nantrap import record
-from nantrap.incident import Fix, Incident
+from nantrap.incident import Fix, Frame, Incident
 from nantrap.report.pages import incident_page, run_page
+from nantrap.report.poison import path_note, path_of_poison
 from nantrap.report.surroundings import moments_before, source_lines, surroundings
 from nantrap.report.view_incident import command_text, view_incident
 from nantrap.report.view_run import view_run
@@ -104,10 +105,19 @@ def test_the_evidence_follows() -> None:
         "640 of 640 values not finite (100 %)",
         "as before step 7",
         "limit of float32: 3.4028e+38",
-        "3.5 bits left",
+        "bmm → clone blocks.0.attention, lines 40 to 41 a part of its values 6.25 %",
+        "addmm head, line 52 a part of its values 50 %",
+        "7 more operations not finite either",
+        "mean loss, line 60 every value 100 %",
+        "How large the result of aten._softmax in blocks.0.attention was",
+        "limit of float16: 65504",
+        "times what it was at step 5, with 3.5 bits left. Measured after the failure: 2 steps were run again from an",
+        "How large the output of blocks.0.attention was",
+        "At step 6 it was 512 times what it was at step 4, with 3.5 bits left. Sampled while the run was healthy, in 2",
         "✗ refuted by trial 2",
         "with a tenth of the learning rate it is still NaN",
-        "control nothing ✖ not finite 20 ms fails as it did: the trials count",
+        "control nothing: the step as it was ✖ not finite , loss NaN 20 ms fails as it did: the trials count",
+        "control nothing: the steps ✖ not finite 0 ms fails as it did",
         "proves NT203, verifies the fix",
         "refutes NT501",
         "not known: the batch carries no index",
@@ -133,9 +143,36 @@ def test_a_state_that_was_not_restored_is_not_called_as_before() -> None:
     assert "as before step 7" not in text
 
 
+def test_a_long_path_shows_its_beginning_and_its_end() -> None:
+    frames = tuple(
+        Frame(f"aten.op{i}", f"block.{i // 6}", "float32", None, nonfinite=1, line=i, share=0.5) for i in range(60)
+    )
+    stops = path_of_poison(replace(MASKED, path=frames, probes=()))
+    carried = [(stop.name, stop.where) for stop in stops if stop.kind == "bad"]
+    assert carried[:7] == [
+        ("op0 → op1 → 3 more → op5", "block.0, lines 1 to 5"),
+        ("op6 → op7 → 3 more → op11", "block.1, lines 6 to 11"),
+        ("op12 → op13 → 3 more → op17", "block.2, lines 12 to 17"),
+        ("24 more operations", "block.3, block.4, block.5 and 1 more"),
+        ("op42 → op43 → 3 more → op47", "block.7, lines 42 to 47"),
+        ("op48 → op49 → 3 more → op53", "block.8, lines 48 to 53"),
+        ("op54 → op55 → 3 more → op59", "block.9, lines 54 to 59"),
+    ]
+    assert path_note(replace(MASKED, path=())) == "The operations between the origin and the loss were not recorded."
+    assert path_note(MASKED) == ""
+
+
+def test_a_file_of_an_older_version_shows_the_samples_of_its_headroom() -> None:
+    older = replace(MASKED, magnitudes=(), headroom={"4": 12.5, "5": 9.0, "6": 3.5})
+    text = Checked(incident_page(view_incident(older))).text
+    assert "How large the output of blocks.0.attention was" in text
+    assert "At step 6 it was 512 times what it was at step 4, with 3.5 bits left." in text
+
+
 def test_a_page_says_what_was_not_sampled() -> None:
-    text = Checked(incident_page(view_incident(replace(MASKED, headroom={})))).text
-    assert "Policy(headroom_every=10) keeps it." in text
+    text = Checked(incident_page(view_incident(replace(MASKED, magnitudes=())))).text
+    said = "How large this module's values were over the last steps is not known: no step before this one was sampled"
+    assert f"{said} ( Policy(magnitudes_every=64) ; compiled models are never sampled)." in text
     assert "keeps it." not in Checked(incident_page(view_incident(MASKED))).text
 
 

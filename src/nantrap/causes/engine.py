@@ -17,13 +17,14 @@ from nantrap.incident import Cause, Evidence, Trial
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The causes, best first; what trials refuted; the trials themselves; whether other ranks could try more."""
+    """The causes, best first; what trials refuted; the trials, their controls; whether other ranks could try more."""
 
     causes: tuple[Cause, ...] = ()
     refuted: tuple[Cause, ...] = ()
     trials: tuple[Trial, ...] = ()
     notes: tuple[str, ...] = ()
     wants_others: bool = False
+    controls: tuple[Trial, ...] = ()
 
 
 def explain_case(case: Case, *, seconds: float) -> Explanation:
@@ -45,7 +46,8 @@ def explain_case(case: Case, *, seconds: float) -> Explanation:
     if not {cause.slug for cause, _ in causes} & {"bad_input_data", "input_out_of_scale"}:
         notes += [f"the batch is far outside its usual range: {one.words}" for one in unusual_inputs(case)[:1]]
     found = ranked(causes) if causes else (_unknown(case),)
-    return Explanation(found, tuple(case.refuted), case.lab.trials, tuple(notes), case.lab.wants_others)
+    lab = case.lab
+    return Explanation(found, tuple(case.refuted), lab.trials, tuple(notes), lab.wants_others, lab.controls)
 
 
 def _unknown(case: Case) -> Cause:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from nantrap.causes.described import described
 from nantrap.finite import any_nonfinite
+from nantrap.incident import Trial
 from nantrap.locate.part import forward_and_backward
 
 if TYPE_CHECKING:
@@ -36,6 +37,35 @@ class Result:
     loss: float | None = None
     bad: tuple[str, ...] = ()
     change: str = ""
+
+
+_UNCHANGED = {
+    "step": "nothing: the step as it was",
+    "update": "nothing: the update as it was",
+    "steps": "nothing: the steps since an older state as they were",
+}
+
+
+def control_trial(harness: str, reason: str, result: Result, milliseconds: float) -> Trial:
+    """What an unchanged re-run gave, as it is recorded. Controls are not numbered.
+
+    Args:
+        harness: what was run.
+        reason: why trials in it prove nothing; empty if they do.
+        result: what the re-run gave.
+        milliseconds: how long it took.
+    """
+    note = f"no trial counts: {reason}" if reason else "fails as it did: the trials count"
+    return Trial(
+        number=0,
+        name=f"control:{harness}",
+        change=_UNCHANGED[harness],
+        finite=result.finite,
+        loss=result.loss,
+        note=note,
+        milliseconds=milliseconds,
+        harness=harness,
+    )
 
 
 def run_step(

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nantrap.causes.earlier_steps import drift, drive, driven
 from nantrap.causes.facts import listed
-from nantrap.causes.harness import Result, run_step, update_in_float32, update_is_finite, update_rewound
+from nantrap.causes.harness import Result, control_trial, run_step, update_in_float32, update_is_finite, update_rewound
 from nantrap.causes.logspace import LogSpace
 from nantrap.causes.precision import SinglePrecision
 from nantrap.causes.replacement import FAMILIES, Replacement
@@ -45,7 +45,7 @@ class Laboratory:
         self._deadline = time.monotonic() + seconds
         self._most = most
         self._done: dict[str, Trial] = {}
-        self._controls: dict[str, str] = {}
+        self._controls: dict[str, tuple[str, Trial | None]] = {}
         self._drift: float | None = None
         self._rewritten: dict[str, bool] = {}
         self.notes: list[str] = []
@@ -56,6 +56,11 @@ class Laboratory:
     def trials(self) -> tuple[Trial, ...]:
         """All trials, in the order in which they were run."""
         return tuple(self._done.values())
+
+    @property
+    def controls(self) -> tuple[Trial, ...]:
+        """The unchanged re-runs on which the trials rest, one for each harness that was used."""
+        return tuple(control for _, control in self._controls.values() if control is not None)
 
     def run(self, name: str, change: str, experiment: Callable[[], Result], *, harness: str) -> Trial:
         """Run one trial, after its control. What the experiment raises is noted.
@@ -76,6 +81,7 @@ class Laboratory:
         else:
             try:
                 reason = self.control(harness)
+                started = time.monotonic()  # the control has its own time
                 if reason:
                     note = f"not run: {reason}"
                 else:
@@ -91,6 +97,7 @@ class Laboratory:
             loss=None if result is None else result.loss,
             note=note,
             milliseconds=round((time.monotonic() - started) * 1e3, 1),
+            harness=harness,
         )
         self._done[name] = trial
         return trial
@@ -101,41 +108,48 @@ class Laboratory:
         """Why trials in this harness prove nothing; empty if the unchanged step fails in it as it did."""
         if harness not in self._controls:
             check = {"step": self._step_again, "update": self._update_again, "steps": self._steps_again}.get(harness)
-            self._controls[harness] = "" if check is None else check()
-        return self._controls[harness]
+            if check is None:
+                return ""
+            started = time.monotonic()
+            reason, result = check()
+            took = round((time.monotonic() - started) * 1e3, 1)
+            control = None if result is None else control_trial(harness, reason, result, took)
+            self._controls[harness] = reason, control
+        return self._controls[harness][0]
 
-    def _step_again(self) -> str:
+    def _step_again(self) -> tuple[str, Result | None]:
         """The control of the step: unchanged, it must fail as it did. What cannot be put back is noted."""
         failed = self._case.failed
         if failed.forward is None:
             raise LookupError("the two-line form cannot compute the loss again; guard.attempt can")
         if failed.symptom == "optimizer":
-            return "the step itself is finite, only its update is not"
+            return "the step itself is finite, only its update is not", None
         result = run_step(self._case, stop_early=False)
         assert result.loss is not None
         if not result.finite and fails_alike(failed, result.loss, result.bad):
-            return ""
+            return "", result
         how = "is finite" if result.finite else "fails in another way"
         hidden = cannot_rewind(failed.forward, failed.batch)
         reason = f"the unchanged step {how} when it is run again"
         about = f"; it reads what cannot be put back: {', '.join(hidden[:3])}" if hidden else ""
         self.notes.append(f"no trial counts: {reason}{about}")
-        return reason
+        return reason, result
 
-    def _update_again(self) -> str:
+    def _update_again(self) -> tuple[str, Result]:
         with update_rewound(self._case):
             finite = update_is_finite(self._case)
-        return "the unchanged update is finite when it is run again" if finite else ""
+        return "the unchanged update is finite when it is run again" if finite else "", Result(finite)
 
-    def _steps_again(self) -> str:
+    def _steps_again(self) -> tuple[str, Result]:
         """The steps since an older state at their own learning rates must reach this failure, and not another one
         before."""
         result = self._driven(lambda _, rate: rate)
         if result.finite:
-            return "the same steps at the same learning rate do not fail when they are run again"
+            return "the same steps at the same learning rate do not fail when they are run again", result
         if result.loss is None:
-            return "the same steps at the same learning rate fail earlier when they are run again"
-        return "" if fails_alike(self._case.failed, result.loss, result.bad) else "the same steps fail in another way"
+            return "the same steps at the same learning rate fail earlier when they are run again", result
+        alike = fails_alike(self._case.failed, result.loss, result.bad)
+        return "" if alike else "the same steps fail in another way", result
 
     # ---- the step, with one thing changed
 

@@ -106,6 +106,7 @@ class Collector:
     def close(self) -> None:
         """Remove every hook, and end a trace that is running."""
         self.parts.armed.stop()
+        self.parts.sampler.end()
         forget_probes_of(self)
         for handle in self._handles:
             handle.remove()
@@ -135,8 +136,8 @@ class Collector:
         else:
             parts.protected.begin()
         step = parts.progress.step
-        if parts.headroom is not None:
-            parts.headroom.begin(step)
+        if step >= parts.sampler.due:
+            parts.sampler.begin(step)
         if parts.ranges is not None:
             parts.ranges.begin()
         # after bad steps in a row an anchor would hold the state that the run must leave
@@ -269,6 +270,9 @@ class Collector:
                     for value in (*call.args, *call.kwargs.values()):
                         if isinstance(value, Tensor) and value.is_floating_point() and value.nbytes <= _INPUT_BYTES:
                             inputs += () if value.requires_grad else (value,)  # a graph must not be kept
+        if self.parts.sampler.running:
+            for words in self.parts.sampler.end():
+                self.parts.recorder.say(words)
         self.window = None
         self.begun = False
         if not self.attempting:

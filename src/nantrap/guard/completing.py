@@ -40,6 +40,7 @@ def with_location(incident: Incident, location: Location) -> Incident:
         samples=batch,
         dataset_indices=indices,
         frames=location.frames,
+        path=location.path,
         probes=location.probes,
         exact=location.exact,
         notes=(*incident.notes, *notes),
@@ -53,6 +54,7 @@ def with_explanation(incident: Incident, explanation: Explanation) -> Incident:
         causes=explanation.causes,
         refuted=explanation.refuted,
         trials=explanation.trials,
+        controls=explanation.controls,
         notes=(*incident.notes, *explanation.notes),
     )
 

@@ -26,11 +26,11 @@ from nantrap.guard.completing import (
     with_unusual_batch,
 )
 from nantrap.guard.drafts import Draft, build_incident
-from nantrap.guard.headroom import Headroom
 from nantrap.guard.hearing import hear_the_others
 from nantrap.guard.joint import Leader, follow, run_jointly
 from nantrap.guard.judge import Verdict
 from nantrap.guard.loss import as_loss
+from nantrap.guard.magnitudes import Sampler
 from nantrap.guard.observation import Observation
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress
@@ -38,6 +38,7 @@ from nantrap.guard.protected import Protected
 from nantrap.guard.ranges import inputs_of
 from nantrap.guard.ranks import Ranks
 from nantrap.guard.rates import current_rates
+from nantrap.guard.repeating import repeated_magnitudes
 from nantrap.guard.scaling import Scaling
 from nantrap.guard.window import Micro
 from nantrap.incident import Incident
@@ -76,7 +77,7 @@ class Diagnosis:
         progress: where the run is.
         scaling: the loss scale.
         history: the last steps.
-        headroom: how near the outputs of modules came to their dtype's limit.
+        sampler: how large the outputs of modules were.
         anchors: older states, for trials.
         scheduler: the guard's scheduler, or `None`.
         max_grad_norm: to what the guard clips.
@@ -96,7 +97,7 @@ class Diagnosis:
         progress: Progress,
         scaling: Scaling,
         history: Callable[[], History],
-        headroom: Headroom | None,
+        sampler: Sampler,
         anchors: Anchors,
         scheduler: Any,
         max_grad_norm: float | None,
@@ -111,7 +112,7 @@ class Diagnosis:
         self._progress = progress
         self._scaling = scaling
         self._history = history
-        self._headroom = headroom
+        self._sampler = sampler
         self._anchors = anchors
         self._scheduler = scheduler
         self._max_grad_norm = max_grad_norm
@@ -135,6 +136,7 @@ class Diagnosis:
         if observation.number is not None:
             draft.notes.append("it began in micro-batch {} of {}".format(*observation.number))
         self._begin(draft.incident)
+        self._sampler.watch_closely(self._progress.step)
         if observation.spike and observation.phase == "data":
             draft.incident = with_unusual_batch(draft.incident)
         local = self._ranks.rank in observation.verdict.bad_ranks
@@ -391,7 +393,13 @@ class Diagnosis:
         draft.worth_a_bundle = True
 
     def _named(self, incident: Incident, observation: Observation) -> Incident:
-        """The incident with the dataset's own indices, where the loop knows them."""
+        """The incident with the dataset's own indices, where the loop knows them, and with the suspect's magnitudes."""
+        sampled = self._sampler.of(incident.module, incident.phase)
+        if sampled is not None:
+            incident = replace(incident, magnitudes=(sampled,))
+        if self._policy.headroom_every and incident.module:
+            trend = self._sampler.trend(incident.module)
+            incident = replace(incident, headroom={str(step): round(bits, 2) for step, bits in trend})
         return incident if self._neighbours is None else self._neighbours.name_samples(incident, observation.micro)
 
     def _explain(
@@ -400,9 +408,6 @@ class Diagnosis:
         """The place goes into the draft, then the causes, and what a bundle needs to run the step again."""
         policy = self._policy
         incident = self._named(with_location(draft.incident, location), observation)
-        if self._headroom is not None:
-            trend = self._headroom.trend(incident.module or "")
-            incident = replace(incident, headroom={str(step): round(bits, 2) for step, bits in trend})
         draft.incident = incident
         draft.worth_a_bundle = True
         draft.avoidable = bool(location.samples.rest_is_finite)
@@ -414,6 +419,8 @@ class Diagnosis:
             explanation = explain_case(case, seconds=policy.diagnose_seconds)
             self._wants_others = explanation.wants_others
             explained = with_explanation(incident, explanation)
+            if (repeated := repeated_magnitudes(case, seconds=policy.diagnose_seconds / 10)) is not None:
+                explained = replace(explained, magnitudes=(repeated, *explained.magnitudes))
             draft.incident = replace(explained, notes=(*location.notes[before:], *explained.notes))
         if self._keeps_bundles and policy.bundle == "full":
             draft.material, note = material_of(

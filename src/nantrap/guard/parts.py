@@ -15,8 +15,8 @@ from nantrap.guard.anchors import Anchors
 from nantrap.guard.armed import Armed
 from nantrap.guard.diagnosis import Diagnosis, Neighbours
 from nantrap.guard.ema import ema_modules
-from nantrap.guard.headroom import Headroom
 from nantrap.guard.ladder import Ladder
+from nantrap.guard.magnitudes import Sampler
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress
 from nantrap.guard.protected import Protected
@@ -50,7 +50,7 @@ class Parts:
         watch: watched values, or `None` without any.
         spikes: the statistic of loss and gradient norm, or `None` if the policy does not look.
         ranges: the usual range of batches, or `None` if the policy does not look.
-        headroom: the early warning of overflows, or `None` if the policy does not ask for it.
+        sampler: how large the outputs of modules are, in a few steps.
         ladder: skip, roll back, stop.
         recovery: older states and checkpoints.
         diagnosis: where and why.
@@ -66,7 +66,7 @@ class Parts:
     watch: Watch | None
     spikes: Spikes | None
     ranges: Ranges | None
-    headroom: Headroom | None
+    sampler: Sampler
     ladder: Ladder
     recovery: Recovery
     diagnosis: Diagnosis
@@ -124,7 +124,12 @@ def make_parts(
     ranks = Ranks(model, process_group=process_group)
     ranks.tacit.allow(policy, protected.members.parameters)
     watched = Watch(watch, protected.root) if watch else None
-    headroom = Headroom(protected.root, every=policy.headroom_every) if policy.headroom_every else None
+    sampler = Sampler(
+        protected.root,
+        every=0 if policy.diagnose == "off" else policy.headroom_every or policy.magnitudes_every,
+        warns=bool(policy.headroom_every),
+        compiled=is_compiled(model),
+    )
     anchors = Anchors(
         protected.members.parameters,
         optimizer,
@@ -146,7 +151,6 @@ def make_parts(
         quiet=quiet,
         by=by,
         watch=watched,
-        headroom=headroom,
         samples=as_sample_list(bad_samples),
         ranges=ranges,
     )
@@ -174,7 +178,7 @@ def make_parts(
         progress=progress,
         scaling=scaling,
         history=recorder.history,
-        headroom=headroom,
+        sampler=sampler,
         anchors=anchors,
         scheduler=scheduler,
         max_grad_norm=max_grad_norm,
@@ -198,7 +202,7 @@ def make_parts(
         watched,
         None if policy.spikes == "off" else Spikes(policy),
         ranges,
-        headroom,
+        sampler,
         Ladder(policy),
         recovery,
         diagnosis,

@@ -67,8 +67,9 @@ class Policy:
         batch_ranges: ranges that are known, by path or pattern: `{"image": (0.0, 1.0)}`. Values outside are reported
             from the first batch on (or skipped, with `batch_range="skip"`).
         check_state_every: number of steps between checks of all parameters, buffers and optimizer state; 0 for never.
-        headroom_every: number of steps between samples of the magnitude of each module's output, to warn before an
-            overflow; 0 for never.
+        magnitudes_every: number of steps between samples of the magnitude of each module's output, after a few samples
+            in the first steps. An incident shows how large the suspect was in them. 0 for never.
+        headroom_every: the same with a warning before an overflow, and from the first step on; 0 for no warnings.
         spikes: a finite loss or gradient norm far outside its recent range is reported (`warn`), skipped (`skip`) or
             ignored (`off`).
         spike_threshold: how far, in robust standard deviations (1.4826 MAD).
@@ -110,6 +111,7 @@ class Policy:
     batch_range: Literal["off", "warn", "skip"] = "off"
     batch_ranges: Mapping[str, tuple[float, float]] | None = None
     check_state_every: int = 1000
+    magnitudes_every: int = 64
     headroom_every: int = 0
     spikes: Literal["warn", "skip", "off"] = "warn"
     spike_threshold: float = 12.0
@@ -155,6 +157,7 @@ class Policy:
             "anchor_every": 0,
             "anchor_bytes": 0,
             "check_state_every": 0,
+            "magnitudes_every": 0,
             "headroom_every": 0,
             "spike_window": 8,
             "spike_warmup": 8,

@@ -21,7 +21,6 @@ from torch import Tensor
 from nantrap.errors import UsageError
 from nantrap.guard.bundling import write_incident
 from nantrap.guard.drafts import Draft
-from nantrap.guard.headroom import Headroom
 from nantrap.guard.messages import LONGEST_LINE
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
@@ -60,7 +59,6 @@ class Recorder:
         quiet: print nothing.
         by: what makes the updates: `guard` or `script`.
         watch: watched values, for their limits.
-        headroom: the early warning of overflows.
         samples: the list of bad samples beside the run.
         ranges: the usual range of batches.
     """
@@ -76,7 +74,6 @@ class Recorder:
         quiet: bool = False,
         by: str = "guard",
         watch: Watch | None = None,
-        headroom: Headroom | None = None,
         samples: SampleList | None = None,
         ranges: Ranges | None = None,
     ) -> None:
@@ -90,7 +87,6 @@ class Recorder:
         self._prints = speaks and not quiet
         self._by = by
         self._watch = watch
-        self._headroom = headroom
         self._ranges = ranges
         self._records: deque[StepRecord] = deque(maxlen=_KEPT)
         self._first_rates: tuple[float, ...] = ()
@@ -211,9 +207,6 @@ class Recorder:
         if incident is not None:
             self._count(incident)
         if launched is None:
-            if self._headroom is not None:
-                for message in self._headroom.end(step, applied=applied):
-                    self.say(f"step {step:,}: {message}")
             if self._watch is not None and watched:
                 for message in self._watch.exceeded(watched, step):
                     self.say(f"step {step:,}: watched value {message}")

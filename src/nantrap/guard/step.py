@@ -246,6 +246,8 @@ def _is_skipped_spike(parts: Parts, reading: Reading) -> bool:
     """A finite value far outside its range: reported here, or a reason to skip."""
     assert parts.spikes is not None
     found = parts.spikes.find(reading.loss, reading.norm)
+    if found:
+        parts.sampler.watch_closely(parts.progress.step)
     if found and parts.policy.spikes == "skip" and parts.policy.on_incident == "skip":
         parts.recorder.tally.spikes += len(found)
         return True

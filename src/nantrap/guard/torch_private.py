@@ -55,6 +55,14 @@ inside_transform = getattr(torch._C._functorch, "peek_interpreter_stack", lambda
 """What `torch.func` is transforming (grad, vmap), or `None`: tensors are then wrapped, and none may be written."""
 
 
+_dispatch_modes = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 0)
+
+
+def is_dispatch_mode_on() -> bool:
+    """Whether something sees every operation that runs now: a trace, a counter, selective checkpointing."""
+    return bool(_dispatch_modes())
+
+
 def without_transforms() -> contextlib.AbstractContextManager[None]:
     """The plain tensors again, inside a transform of `torch.func`."""
     disabled = getattr(torch._C, "_DisableFuncTorch", None)

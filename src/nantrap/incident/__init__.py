@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from nantrap.incident.vocabulary import Fix as Fix
     from nantrap.incident.vocabulary import Frame as Frame
     from nantrap.incident.vocabulary import Incident as Incident
+    from nantrap.incident.vocabulary import Magnitudes as Magnitudes
     from nantrap.incident.vocabulary import Phase as Phase
     from nantrap.incident.vocabulary import Probe as Probe
     from nantrap.incident.vocabulary import Site as Site
@@ -44,6 +45,7 @@ __all__ = [
     "Fix",
     "Frame",
     "Incident",
+    "Magnitudes",
     "Phase",
     "Probe",
     "Site",

@@ -10,6 +10,7 @@ Evidence     one reason to believe a cause
 Fix          what to do, and whether a trial showed that it works
 Cause        a diagnosis
 Trial        a replay with exactly one thing changed
+Magnitudes   how large the suspect was over the last steps
 Incident     one failed step
 
 Every class keeps the fields it does not know (written by a newer nantrap) in `extra`, so that an old reader never loses
@@ -140,7 +141,12 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One operation on the way to the origin: how large its result was, so that a reader sees 5.9e4 before 65504."""
+    """One operation on the way to the origin, or from it to the loss.
+
+    `absmax` shows how large its result was, so that a reader sees 5.9e4 before 65504. `share` is the part of its values
+    that is not finite, from 0 to 1, where it was counted; `left_out` counts the operations between the frame before and
+    this one that are not in the list.
+    """
 
     op: str
     module: str | None = None
@@ -150,6 +156,8 @@ class Frame:
     phase: Phase = "forward"
     line: int | None = None
     origin: bool = False
+    share: float | None = None
+    left_out: int = 0
     extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
 
 
@@ -219,7 +227,11 @@ class Cause:
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """A replay of the failed step with exactly one thing changed. `finite` is `None` when it could not be run."""
+    """A replay of the failed step with exactly one thing changed. `finite` is `None` when it could not be run.
+
+    `harness` says what was run: `step`, `update`, or `steps` from an older state. The control of a trial is the entry
+    of `Incident.controls` with the same harness.
+    """
 
     number: int
     name: str
@@ -228,6 +240,22 @@ class Trial:
     loss: float | None = None
     note: str = ""
     milliseconds: float = 0.0
+    harness: str = ""
+    extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Magnitudes:
+    """How large the suspect was over the last steps: the largest finite magnitude by step.
+
+    `of` says what was measured, `dtype` in which dtype it is. `how` is `sampled` (while the run was healthy, in a few
+    of its steps) or `repeated` (the last steps were run again after the failure, from an older state).
+    """
+
+    of: str
+    dtype: str
+    how: str = "sampled"
+    by_step: Mapping[str, float] = field(default_factory=_nothing)
     extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
 
 
@@ -242,6 +270,10 @@ class Incident:
     before the step; `None` where that was not the aim (an applied step, a rollback). `epoch` and `batch` are known
     where the training loop gives them (`Guard.set_position`). `inputs` are the tensors of the batch (or, where only
     those are seen, of the model's call) with their statistics, good and bad.
+
+    `frames` lead to the origin and end with it; `path` are the operations from there on that carried the non-finite
+    values to the loss or, in the backward pass, to the gradients. `controls` are the unchanged re-runs that `trials`
+    rest on.
     """
 
     step: int
@@ -262,7 +294,9 @@ class Incident:
     samples: tuple[int, ...] = ()
     dataset_indices: tuple[int, ...] = ()
     trials: tuple[Trial, ...] = ()
+    controls: tuple[Trial, ...] = ()
     frames: tuple[Frame, ...] = ()
+    path: tuple[Frame, ...] = ()
     probes: tuple[Probe, ...] = ()
     inputs: tuple[Finding, ...] = ()
     action: Action = Action.SKIP
@@ -272,6 +306,7 @@ class Incident:
     lr: tuple[float, ...] = ()
     exact: bool | None = None
     headroom: Mapping[str, float] = field(default_factory=_nothing)
+    magnitudes: tuple[Magnitudes, ...] = ()
     same_as: int | None = None
     bundle: str | None = None
     restored: bool | None = None

@@ -19,6 +19,7 @@ from nantrap.locate.step import FailedStep
 from nantrap.locate.trace import OUTSIDE, Capture, External, Op, Trace
 
 _FRAMES = 10
+_PATH_ENDS = 24
 _LONGEST_PATH = 256
 _MUCH_BYTES = 256 * 2**20
 
@@ -35,6 +36,7 @@ class Location:
     call: int | None = None
     findings: list[Finding] = field(default_factory=list)
     frames: tuple[Frame, ...] = ()
+    path: tuple[Frame, ...] = ()
     probes: tuple[Probe, ...] = ()
     samples: Samples = field(default_factory=Samples)
     exact: bool | None = None
@@ -63,7 +65,10 @@ def location_of(replay: Replay, *, fallback: Phase) -> Location:
             location.notes.append(f"the replay is finite: {how}the failure does not repeat in it")
         return location
     if replay.origin < 0:
-        return external_location(location, replay.trace.externals[replay.origin], replay.trace)
+        external = replay.trace.externals[replay.origin]
+        if external.first_reader is not None and external.first_reader < len(replay.trace.ops):
+            location.path = frames_after(replay, replay.trace.ops[external.first_reader], included=True)
+        return external_location(location, external, replay.trace)
     op = replay.trace.ops[replay.origin]
     location.phase, location.module, location.call = op.phase, op.module, op.call
     location.op, location.node = op.name, op.node
@@ -71,6 +76,7 @@ def location_of(replay: Replay, *, fallback: Phase) -> Location:
     location.capture = replay.trace.captures.get(op.index)
     location.notes += _constant_note(replay, op)
     location.frames = frames_before(replay.trace, op)
+    location.path = frames_after(replay, op)
     if location.capture is not None:
         for output in location.capture.outputs:
             if output.is_floating_point() and any_nonfinite([output]):
@@ -185,21 +191,43 @@ def frames_before(trace: Trace, origin: Op) -> tuple[Frame, ...]:
     path = _data_path(trace, origin)
     for op in reversed(trace.ops[: origin.index + 1]):
         if op.index in path and (op.absmax is not None or op.nan or op.inf):
-            frames.append(
-                Frame(
-                    op=op.name,
-                    module=op.module,
-                    dtype=op.dtype,
-                    absmax=op.absmax,
-                    nonfinite=int(op.nan or op.inf),
-                    phase=op.phase,
-                    line=op.place.line if op.place else None,
-                    origin=op is origin,
-                )
-            )
+            frames.append(_frame(op, origin=op is origin))
         if len(frames) == _FRAMES:
             break
     return tuple(reversed(frames))
+
+
+def frames_after(replay: Replay, start: Op, *, included: bool = False) -> tuple[Frame, ...]:
+    """The operations that carried the bad values from the origin on; of very many, the first and the last ones.
+
+    Args:
+        replay: the traced re-run.
+        start: the origin, or the first operation that read a bad tensor.
+        included: whether `start` itself is one of them.
+    """
+    after = replay.trace.bad_between(start, replay.end)
+    if included and (start.nan or start.inf):
+        after.insert(0, start)
+    left_out = len(after) - 2 * _PATH_ENDS
+    if left_out <= 0:
+        return tuple(_frame(op) for op in after)
+    first, last = after[:_PATH_ENDS], after[-_PATH_ENDS:]
+    return (*map(_frame, first), _frame(last[0], left_out=left_out), *map(_frame, last[1:]))
+
+
+def _frame(op: Op, *, origin: bool = False, left_out: int = 0) -> Frame:
+    return Frame(
+        op=op.name,
+        module=op.module,
+        dtype=op.dtype,
+        absmax=op.absmax,
+        nonfinite=int(op.nan or op.inf),
+        phase=op.phase,
+        line=op.place.line if op.place else None,
+        origin=origin,
+        share=op.bad / op.values if op.bad else None,
+        left_out=left_out,
+    )
 
 
 def _data_path(trace: Trace, origin: Op) -> set[int]:

@@ -59,6 +59,7 @@ class Replay:
         dropped: a forward operation whose NaN the forward pass threw away, and whose derivative brought it back.
         alike: whether the re-run failed in the same way as the step; `None` if that is not known.
         again: runs the same again and keeps the operands of some operations, by index.
+        end: the operation that wrote the loss, or the model's output where only the model was run again.
     """
 
     trace: Trace
@@ -75,6 +76,7 @@ class Replay:
     dropped: int | None = None
     alike: bool | None = None
     again: Callable[[frozenset[int]], Trace] | None = None
+    end: Op | None = None
 
     @property
     def op(self) -> Op | None:
@@ -87,7 +89,9 @@ def judge_tape(failed: FailedStep, tape: Trace) -> Replay:
     sinks = [] if failed.loss is None else [Sink("the loss", "value", tape.origins_of(failed.loss))]
     sinks += [Sink(f"gradient of {n}", "gradient", tape.origins_of(g)) for n, g in failed.gradients.items()]
     sinks += [Sink(name, "state", tape.origins_of(tensor)) for name, tensor in failed.bad_state()]
-    return judge(tape, sinks)
+    replay = judge(tape, sinks)
+    replay.end = None if failed.loss is None else tape.writer_of(failed.loss)
+    return replay
 
 
 def left_sinks(failed: FailedStep, trace: Trace, loss: Tensor | None) -> list[Sink]:

@@ -72,6 +72,7 @@ def replay_step(
         replay.error = error
         if loss is not None:
             replay.anchor = sequence_of(loss.grad_fn) if loss.grad_fn is not None else None
+            replay.end = trace.writer_of(loss)
             replay.loss = float(loss.detach())
             replay.exact, replay.differences = _compare(failed, replay.loss)
             bad = [n for n, p in failed.parameters.items() if p.grad is not None and any_nonfinite([p.grad])]
@@ -117,6 +118,7 @@ def replay_calls(failed: FailedStep, *, wanted: frozenset[int] = frozenset()) ->
         replay = judge(trace, [*sinks, *left_sinks(failed, trace, None)])
         replay.error = error
         replay.anchor = max((sequence_of(t.grad_fn) for *_, t in outputs if t.grad_fn is not None), default=None)
+        replay.end = next((trace.writer_of(t) for *_, t in outputs if trace.origins_of(t)), None)
         replay.again = functools.partial(_again, failed, replay_calls)
         replay.alike = _outputs_alike(calls, outputs)
         return replay

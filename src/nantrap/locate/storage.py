@@ -83,6 +83,12 @@ def extremes(tensor: Tensor) -> tuple[bool, bool, float | None]:
     return False, True, None
 
 
+def nonfinite_count(tensor: Tensor) -> int:
+    """How many values are NaN or Inf."""
+    dense = readable(tensor)
+    return 0 if dense is None else int((~dense.isfinite()).sum())
+
+
 def only_minus_inf(tensor: Tensor) -> bool:
     """Whether every non-finite value is -Inf: what masks and log(0) hold."""
     dense = readable(tensor)

@@ -42,7 +42,7 @@ from nantrap.locate.operations import (
     outs_of,
     reads_only_shape,
 )
-from nantrap.locate.storage import extremes, numbers_in, tensors_in
+from nantrap.locate.storage import extremes, nonfinite_count, numbers_in, tensors_in
 from nantrap.locate.torch_private import DispatchMode, schema_of
 from nantrap.locate.traced import Capture, External, Op, Registered, before_writing, frozen, frozen_arguments
 from nantrap.locate.whereabouts import OUTSIDE, Whereabouts, recomputing
@@ -153,6 +153,8 @@ class Trace(DispatchMode):
             if (nan or inf) and name in OVERWRITE:
                 self._overwriters[key] = op.index
             op.nan, op.inf = op.nan or nan, op.inf or inf
+            if nan or inf:
+                op.bad, op.values = op.bad + nonfinite_count(output), op.values + output.numel()
             if absmax is not None and (op.absmax is None or absmax > op.absmax):
                 op.absmax, op.dtype = absmax, dtype_name(output.dtype)
             elif not op.dtype and output.is_floating_point():
@@ -228,6 +230,27 @@ class Trace(DispatchMode):
             seen.add(index)
             queue += self.ops[index].sources
         return [self.ops[index] for index in sorted(seen)]
+
+    def bad_between(self, start: Op, end: Op | None) -> list[Op]:
+        """The operations after `start` that carried its bad values on, in order of time.
+
+        Args:
+            start: the origin, or the first reader of a tensor that was bad before.
+            end: the operation that wrote the loss. Where it is known and in the same phase, only those that lead to it.
+        """
+        later = {start.index}
+        for op in self.ops[start.index + 1 :]:
+            if (op.nan or op.inf) and op.phase == start.phase and not later.isdisjoint(op.sources):
+                later.add(op.index)
+        if end is not None and end.index in later:
+            queue, leads = [end.index], set[int]()
+            while queue:
+                index = queue.pop()
+                if index in later and index not in leads:
+                    leads.add(index)
+                    queue += self.ops[index].sources
+            later = leads
+        return [self.ops[index] for index in sorted(later - {start.index})]
 
     def origins_of(self, tensor: Tensor) -> Origins:
         """The origins whose non-finite values are in `tensor` now; empty if it is finite."""

@@ -22,7 +22,7 @@ class Op:
     """One operation of the traced step.
 
     `sources` are the operations that last wrote its input tensors, in order (-1: none of this step), through views;
-    `scalars` its plain numbers; `inside`: whether any module was running.
+    `scalars` its plain numbers; `inside`: whether any module was running; `bad` of `values` are not finite.
     """
 
     index: int
@@ -41,6 +41,8 @@ class Op:
     inside: bool = False
     sources: tuple[int, ...] = ()
     scalars: tuple[float, ...] = ()
+    bad: int = 0
+    values: int = 0
 
 
 @dataclass(slots=True)

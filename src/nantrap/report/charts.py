@@ -79,6 +79,16 @@ def curve(found: Columns, scale: Scale, *, kind: str = "l1", band: bool = True, 
     return Markup("".join(parts))  # numbers only
 
 
+def hatched(step: int, span: Range, scale: Scale) -> Markup:
+    """One step, hatched over the whole height and wide enough to be seen."""
+    size = _WIDTH / (span.last - span.first + 1)
+    width = max(6.0, size)
+    start = min((step - span.first) * size, _WIDTH - width)
+    return Markup('<rect class="hatch" x="{:.1f}" y="0" width="{:.1f}" height="{:.0f}"/>').format(
+        start, width, scale.bottom
+    )
+
+
 def chart(
     title: str,
     *,

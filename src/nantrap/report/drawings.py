@@ -8,43 +8,45 @@ import numpy as np
 from markupsafe import Markup
 
 from nantrap.report.axes import Scale, scale_for
-from nantrap.report.charts import Limit, Range, chart, curve, limit_line, note, rug
+from nantrap.report.charts import Limit, Range, chart, curve, hatched, limit_line, note, rug
 from nantrap.report.columns import columns
 from nantrap.report.numbers import value
-from nantrap.report.view_incident import IncidentView
+from nantrap.report.view_incident import Growth, IncidentView
 
 
 def magnitudes_chart(view: IncidentView) -> Markup:
-    """The largest value of the guilty module over the last sampled steps, against the limit of its dtype."""
-    points = view.magnitudes
-    if not points:
-        return Markup("")
-    limit = view.limit or ("float32", 3.4028234663852886e38)
+    """How large the suspect was over the last steps, against the limit of its dtype, with the step that failed."""
+    return Markup("").join(_magnitudes(growth, view.incident.step) for growth in view.magnitudes)
+
+
+def _magnitudes(growth: Growth, failed: int) -> Markup:
+    points, limit = growth.points, growth.limit
     step, number = np.array([p.step for p in points]), np.array([p.number for p in points])
-    span = Range(int(step.min()), int(step.max()))
-    low = min([float(n) for n in number if n > 0], default=1.0)
-    scale = Scale(min(low, 1.0) / 2, limit[1] * 4, 112, logarithmic=True)
+    span = Range(int(step.min()), max(int(step.max()), failed))
+    low = min([p.number for p in points if p.number > 0], default=1.0)
+    scale = Scale(min(low, 1.0) / 2, limit * 4, 112, logarithmic=True)
     found = columns(step, number, first=span.first, last=span.last, most=200)
     last = points[-1]
-    left = math.log2(limit[1] / last.number) if last.number > 0 else math.inf
-    return chart(
-        f"Largest value of {view.incident.module or 'the module'} over the last steps",
-        describe=f"The largest value is {value(last.number, 3)} at step {last.step:,}; the limit of {limit[0]} is "
-        f"{value(limit[1], 3)}.",
+    left = f", {math.log2(limit / last.number):.1f} bits left" if 0 < last.number < math.inf else ""
+    figure = chart(
+        f"How large {growth.of} was",
+        describe=f"The largest value of {growth.of} is {value(last.number, 3)} at step {last.step:,}; the limit of "
+        f"{growth.dtype} is {value(limit, 3)}; step {failed:,} failed.",
         scale=scale,
         span=span,
-        inner=curve(found, scale, band=False),
-        over=limit_line(Limit(limit[1], f"limit of {limit[0]}: {value(limit[1], 5)}", "bad"), scale),
-        caption=note("log scale"),
-        now=f"{value(last.number, 3)} at step {last.step:,}, {left:.1f} bits left",
+        inner=curve(found, scale, band=False) + hatched(failed, span, scale),
+        over=limit_line(Limit(limit, f"limit of {growth.dtype}: {value(limit, 5)}", "bad"), scale),
+        caption=note("log scale, hatched: the step that failed"),
+        now=f"{value(last.number, 3)} at step {last.step:,}{left}",
     )
+    return figure + Markup('<p class="note break">{}</p>').format(growth.sentence)
 
 
-def moments_chart(view: IncidentView) -> Markup:
+def moments_charts(view: IncidentView) -> list[Markup]:
     """Loss and gradient norm of the steps before."""
     moments = view.moments
     if len(moments) < 2:
-        return Markup("")
+        return []
     step = np.array([moment.step for moment in moments])
     span = Range(int(step.min()), int(step.max()))
     skipped = [moment.step for moment in moments if moment.action in ("skip", "rollback", "stop")]
@@ -71,4 +73,4 @@ def moments_chart(view: IncidentView) -> Markup:
                 now=f"last finite {value(float(good[-1]), 4)}",
             )
         )
-    return Markup("").join(figures)
+    return figures

@@ -16,8 +16,9 @@ from markupsafe import Markup
 
 from nantrap._version import __version__
 from nantrap.report import wording as words
-from nantrap.report.drawings import magnitudes_chart, moments_chart
+from nantrap.report.drawings import magnitudes_chart, moments_charts
 from nantrap.report.numbers import percent, size, value
+from nantrap.report.poison import path_note
 from nantrap.report.run_charts import legend, run_charts
 from nantrap.report.terminal import render_incident
 from nantrap.report.view_incident import IncidentView
@@ -48,7 +49,8 @@ def incident_context(view: IncidentView) -> dict[str, Any]:
         "caret": "" if excerpt is None else " " * excerpt.start + "^" * max(1, excerpt.end - excerpt.start),
         "caret_blank": "" if excerpt is None else " " * excerpt.start,
         "magnitudes": magnitudes_chart(view),
-        "moments": moments_chart(view),
+        "moments": moments_charts(view),
+        "path_note": path_note(incident),
         "terms": words.terms_text(incident),
         "samples": words.samples_text(incident) if incident.samples else "not searched",
         "plain": render_incident(incident, width=100),

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nantrap.incident import Action, Finding, Frame, Incident
+from nantrap.incident.wording import some_of
 from nantrap.report.numbers import count, percent, value
 
 Kind = Literal["healthy", "harmless", "origin", "bad", "gate", "kept", "spread"]
 _HEALTHY_SHOWN = 4
 _BAD_SHOWN = 4
+_GROUPS_AT_ENDS = 3
+_OPS_IN_GROUP = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,15 +35,25 @@ def path_of_poison(incident: Incident) -> tuple[Stop, ...]:
     gradients = _tensors(incident, "gradient")
     frames = [frame for frame in incident.frames if not frame.origin]
     before = [_frame(frame) for frame in frames[-_HEALTHY_SHOWN:]]
+    after = _carried(incident)
     if incident.phase == "backward":
-        stops = [*before, *loss, origin, *gradients]
+        stops = [*before, *loss, origin, *after, *gradients]
     elif incident.phase == "optimizer":
-        stops = [*loss, *before, origin]
+        stops = [*loss, *before, origin, *after]
     elif incident.phase in ("data", "state"):
-        stops = [origin, *before, *_probes(incident), *loss, *gradients]
+        stops = [origin, *before, *after, *_probes(incident), *loss, *gradients]
     else:
-        stops = [*before, origin, *_probes(incident), *loss, *gradients]
+        stops = [*before, origin, *after, *_probes(incident), *loss, *gradients]
     return (*stops, *_end(incident))
+
+
+def path_note(incident: Incident) -> str:
+    """What the picture does not show, in a sentence; empty where it shows everything."""
+    if incident.path:
+        return ""
+    if incident.phase == "forward" and incident.loss is not None and not math.isfinite(incident.loss):
+        return "The operations between the origin and the loss were not recorded."
+    return ""
 
 
 def sentence(stops: tuple[Stop, ...]) -> str:
@@ -84,11 +97,52 @@ def _origin_finding(incident: Incident) -> Finding | None:
 
 def _frame(frame: Frame) -> Stop:
     where = ", ".join(part for part in (frame.module or "", f"line {frame.line}" if frame.line else "") if part)
+    name = frame.op.removeprefix("aten.")
     if frame.nonfinite:
-        return Stop("harmless", frame.op, where, "not finite here, and not where it began")
-    return Stop(
-        "healthy", frame.op, where, f"largest {value(frame.absmax, 3)}" if frame.absmax is not None else "finite"
-    )
+        return Stop("harmless", name, where, "not finite here, and not where it began")
+    return Stop("healthy", name, where, f"largest {value(frame.absmax, 3)}" if frame.absmax is not None else "finite")
+
+
+@dataclass(slots=True)
+class _Group:
+    """Neighbours on the way that belong to one module, with how many were left out before them."""
+
+    module: str
+    frames: list[Frame]
+    left_out: int = 0
+
+
+def _carried(incident: Incident) -> list[Stop]:
+    """The operations that carried the bad values on: those of one module together, of many the first and the last."""
+    groups: list[_Group] = []
+    for frame in incident.path:
+        if groups and groups[-1].module == (frame.module or "") and not frame.left_out:
+            groups[-1].frames.append(frame)
+        else:
+            groups.append(_Group(frame.module or "", [frame], frame.left_out))
+    ends = _GROUPS_AT_ENDS if len(groups) > 2 * _GROUPS_AT_ENDS + 1 else len(groups)
+    shown, hidden, last = groups[:ends], groups[ends:-ends], groups[ends:][-ends:]
+    stops = [stop for group in shown for stop in _group(group)]
+    if hidden:
+        number = sum(len(group.frames) + group.left_out for group in hidden) + last[0].left_out
+        last[0].left_out = 0
+        names = list(dict.fromkeys(group.module for group in hidden if group.module))
+        stops.append(Stop("bad", count(number, "more operation"), some_of(names), "not finite either"))
+    return [*stops, *(stop for group in last for stop in _group(group))]
+
+
+def _group(group: _Group) -> list[Stop]:
+    names = [frame.op.removeprefix("aten.") for frame in group.frames]
+    if len(names) > _OPS_IN_GROUP:
+        names = [*names[: _OPS_IN_GROUP - 2], f"{len(names) - _OPS_IN_GROUP + 1} more", names[-1]]
+    lines = sorted({frame.line for frame in group.frames if frame.line})
+    words = f"line {lines[0]}" if len(lines) == 1 else f"lines {lines[0]} to {lines[-1]}" if lines else ""
+    where = ", ".join(part for part in (group.module, words) if part)
+    share = group.frames[-1].share
+    text = "not finite" if share is None else "every value" if share == 1.0 else "a part of its values"
+    stop = Stop("bad", " → ".join(names), where, text, share)
+    left_out = Stop("bad", count(group.left_out, "more operation"), "", "not finite either")
+    return [left_out, stop] if group.left_out else [stop]
 
 
 def _probes(incident: Incident) -> list[Stop]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from nantrap.incident import Action, Cause, Finding, Fix, Frame, Incident, Trial
 from nantrap.report import wording as words
-from nantrap.report.numbers import LIMITS, shape, value
+from nantrap.report.numbers import LIMITS, count, shape, value
 from nantrap.report.poison import Stop, path_of_poison
 from nantrap.report.surroundings import Moment, Surroundings
 
@@ -98,10 +98,21 @@ class SimilarRow:
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """The suspect's largest value at a step, or the loss."""
+    """The suspect's largest value at a step."""
 
     step: int
     number: float
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How large the suspect was over the last steps, against the limit of its dtype."""
+
+    of: str
+    dtype: str
+    limit: float
+    points: tuple[Point, ...]
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +132,7 @@ class IncidentView:
     path: tuple[Stop, ...]
     frames: tuple[FrameRow, ...]
     limit: tuple[str, float] | None
-    magnitudes: tuple[Point, ...]
+    magnitudes: tuple[Growth, ...]
     moments: tuple[Moment, ...]
     stats: tuple[StatsRow, ...]
     more_stats: tuple[StatsRow, ...]
@@ -162,7 +173,7 @@ def view_incident(incident: Incident, around: Surroundings | None = None) -> Inc
         path=path_of_poison(incident),
         frames=tuple(_frame_row(frame) for frame in incident.frames),
         limit=(dtype, LIMITS[dtype]) if dtype in LIMITS else None,
-        magnitudes=_magnitudes(incident, dtype),
+        magnitudes=_growths(incident, dtype),
         moments=around.moments,
         stats=rows[:_FINDINGS_SHOWN],
         more_stats=rows[_FINDINGS_SHOWN:_FINDINGS_LISTED],
@@ -318,13 +329,45 @@ def _frame_row(frame: Frame) -> FrameRow:
     )
 
 
-def _magnitudes(incident: Incident, dtype: str) -> tuple[Point, ...]:
-    limit = LIMITS.get(dtype) or LIMITS["float32"]
-    points = []
-    for step, bits in incident.headroom.items():
-        if step.lstrip("-").isdigit():
-            points.append(Point(int(step), limit / 2.0**bits if bits > -1000 else math.inf))
-    return tuple(points)
+_HOW = {
+    "sampled": "Sampled while the run was healthy, in {}.",
+    "repeated": "Measured after the failure: {} were run again from an older state and ended in it again.",
+}
+
+
+def _growths(incident: Incident, dtype: str) -> tuple[Growth, ...]:
+    """What is known of the suspect's size; of a file without it, the samples of its headroom."""
+    found = [
+        _growth(one.of, one.dtype, one.by_step, _HOW.get(one.how, ""))
+        for one in incident.magnitudes
+        if one.dtype in LIMITS
+    ]
+    if not incident.magnitudes:
+        limit = LIMITS.get(dtype) or LIMITS["float32"]
+        numbers = {step: limit / 2.0**bits if bits > -1000 else math.inf for step, bits in incident.headroom.items()}
+        of = f"the output of {incident.module}" if incident.module else "the module's output"
+        found = [_growth(of, dtype if dtype in LIMITS else "float32", numbers, _HOW["sampled"])]
+    return tuple(growth for growth in found if growth.points)
+
+
+def _growth(of: str, dtype: str, by_step: Mapping[str, float], how: str) -> Growth:
+    points = tuple(
+        Point(int(step), number)
+        for step, number in by_step.items()
+        if step.isdecimal() and len(step) < 16 and number >= 0
+    )
+    said = f"{_grew(points, LIMITS[dtype])} {how.format(count(len(points), 'step'))}"
+    return Growth(of, dtype, LIMITS[dtype], points, said.strip())
+
+
+def _grew(points: tuple[Point, ...], limit: float) -> str:
+    """What the picture shows, in a sentence of numbers."""
+    if len(points) < 2 or not all(0 < point.number < math.inf for point in (points[0], points[-1])):
+        return ""
+    first, last = points[0], points[-1]
+    factor, left = last.number / first.number, math.log2(limit / last.number)
+    times = f"{value(factor, 3) if factor >= 1e4 else f'{factor:,.3g}'} times"
+    return f"At step {last.step:,} it was {times} what it was at step {first.step:,}, with {left:.1f} bits left."
 
 
 def _stats_rows(incident: Incident) -> tuple[StatsRow, ...]:
@@ -364,17 +407,23 @@ def _cause_rows(incident: Incident) -> tuple[CauseRow, ...]:
 
 
 def _reasons(cause: Cause) -> tuple[tuple[str, str], ...]:
-    return tuple((f"trial {e.trial}" if e.trial is not None else e.kind, e.text) for e in cause.evidence)
+    """An arrow of two characters would be broken at the end of a line."""
+    return tuple(
+        (f"trial {e.trial}" if e.trial is not None else e.kind, e.text.replace(" -> ", " → ")) for e in cause.evidence
+    )
 
 
 def _trial_rows(incident: Incident) -> tuple[TrialRow, ...]:
-    """The trials, after the control that they rest on: one is run only if the unchanged step failed again."""
-    rows = tuple(_trial_row(trial, incident) for trial in incident.trials)
-    if any(row.control for row in rows) or all(trial.finite is None for trial in incident.trials):
-        return rows
-    bad = Verdict("plain", "✖", "not finite")
-    control = TrialRow(0, "nothing changed", bad, "", "", "fails as it did: the trials count", control=True)
-    return (control, *rows)
+    """The trials, each kind after the control that it rests on. Files of an older nantrap have no controls."""
+    rows = []
+    shown: set[str] = set()
+    for trial in incident.trials:
+        for control in incident.controls:
+            if control.harness == trial.harness and control.harness not in shown:
+                shown.add(control.harness)
+                rows.append(_trial_row(control, incident))
+        rows.append(_trial_row(trial, incident))
+    return tuple(rows)
 
 
 def _trial_row(trial: Trial, incident: Incident) -> TrialRow:
@@ -414,7 +463,7 @@ def _next_steps(incident: Incident, cause: Cause | None) -> tuple[str, ...]:
         steps.append(_sentence(cause.fix.text) + verified)
     if cause is None or not cause.proven:
         steps.append("Let the guard repeat the step: guard.attempt(loss_fn, batch) replays it and tests causes.")
-    if incident.samples:
+    if incident.samples and not (cause is not None and cause.proven and cause.code.startswith("NT5")):
         samples = words.samples_text(incident)
         steps.append(f"Look at sample {samples} of the batch: the step fails because of what is in it.")
     if incident.action is Action.APPLY:
