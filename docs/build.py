@@ -15,11 +15,12 @@ import argparse
 import itertools
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+from running import printed
 
 from nantrap.causes import Page, pages
 from nantrap.doctor.pages import CheckPage, check_pages
@@ -42,7 +43,6 @@ test checks that nantrap gives each example the diagnosis of its page.
 """
 _TORCH_WARNING = re.compile(r"\[[WEI]\d{4} [\d:.]+ ")  # written by torch's C++ code, with the time of day
 _TORCHRUN = "# torchrun --nproc-per-node 2 "
-_SECONDS = 240
 
 
 # ---- the pages
@@ -100,17 +100,7 @@ def output_of(page: Page, folder: Path) -> str:
     if page.program.startswith(_TORCHRUN):
         command += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     environment = {name: value for name, value in os.environ.items() if not name.startswith(("NANTRAP_", "COLUMNS"))}
-    environment |= {"OMP_NUM_THREADS": "1", "NO_COLOR": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [*command, program.name],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        timeout=_SECONDS,
-        check=False,
-    )
+    done = printed([*command, program.name], folder, environment)
     if done.returncode != 0:
         raise RuntimeError(f"the example of {page.code} ended with code {done.returncode}:\n{done.stdout}")
     said = "\n".join(line for line in done.stdout.splitlines() if not _TORCH_WARNING.match(line))

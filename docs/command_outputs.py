@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
@@ -18,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+from running import printed
 
 COMMANDS = Path(__file__).parent / "commands"
-_SECONDS = 300
 
 
 def write_example_data(folder: Path) -> None:
@@ -83,17 +82,8 @@ def output_of(example: Example, folder: Path, *options: str) -> str:
         options: more of them.
     """
     example.write(folder)
-    environment = {**os.environ, "COLUMNS": "80", "NO_COLOR": "1", "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"}
-    done = subprocess.run(
-        [sys.executable, "-m", *example.command.split(), *options],
-        cwd=folder,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        timeout=_SECONDS,
-        check=False,
-    )
+    command = [sys.executable, "-m", *example.command.split(), *options]
+    done = printed(command, folder, {**os.environ, "COLUMNS": "80"})
     return "\n".join(line.rstrip() for line in done.stdout.splitlines())
 
 

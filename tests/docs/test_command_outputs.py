@@ -18,6 +18,8 @@ SCRIPT = Path(__file__).parents[2] / "docs" / "command_outputs.py"
 
 @pytest.fixture(scope="module")
 def outputs() -> Any:
+    """The script as a module; it imports what the scripts of its folder share."""
+    sys.path.append(str(SCRIPT.parent))
     spec = importlib.util.spec_from_file_location("command_outputs", SCRIPT)
     assert spec is not None
     assert spec.loader is not None

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,19 +15,19 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
+from ranked import joined
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
 
 
 def _worker(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=90),
-    )
+    with joined(rank, folder):
+        result = _train(rank)
+        Path(folder, f"{rank}.json").write_text(json.dumps(result))
+        dist.barrier()
+
+
+def _train(rank: int) -> dict[str, Any]:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(4, 2))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -38,14 +38,11 @@ def _worker(rank: int, folder: str) -> None:
         nantrap.inject("activation:step=2,rank=1;grad:step=4,rank=1", model=model) as faults,
     ):
         applied = [guard.attempt(lambda x: model(x).square().mean(), torch.randn(5, 4)).applied for _ in range(6)]
-    result = {
+    return {
         "applied": applied,
         "injected": [each.kind for each in faults.injected],
         "weight": [float(value) for value in model.module.weight.detach().flatten()],
     }
-    Path(folder, f"{rank}.json").write_text(json.dumps(result))
-    dist.barrier()
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import datetime
 import json
 import sys
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import nantrap
 from nantrap import Policy
 from nantrap.report import one_line
+from ranked import join
 from sharding import needs_sharding
 
 NAN = float("nan")
@@ -48,13 +48,7 @@ def _worker(rank: int, folder: str) -> None:
     for name, (scenario, options) in SCENARIOS.items():
         place = Path(folder, name)
         place.mkdir(exist_ok=True)
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/{name}.rendezvous",
-            rank=rank,
-            world_size=WORLD,
-            timeout=datetime.timedelta(seconds=90),
-        )
+        join(rank, folder, name, world=WORLD)
         try:
             result = scenario(rank, str(place), **options)
             dist.barrier()

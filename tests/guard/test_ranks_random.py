@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import sys
 from pathlib import Path
@@ -17,19 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
 from nantrap import Policy
+from ranked import join
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
 
 
 def worker(rank: int, world: int, steps: int, faults: str, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=world,
-        timeout=datetime.timedelta(seconds=90),
-    )
+    join(rank, folder, world=world)
     torch.manual_seed(0)
     inner = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
     model = DistributedDataParallel(inner)

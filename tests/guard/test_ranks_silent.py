@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
 from nantrap import Policy
 from nantrap.guard import tacit
+from ranked import Ranks, run_scenarios
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
 NAN = float("nan")
@@ -58,6 +54,7 @@ class Counter:
 
 def _train(
     rank: int,
+    folder: str,
     *,
     fault: str = "",
     step_of_fault: int = EMPTY,
@@ -142,40 +139,9 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 }
 
 
-def _worker(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    for name, options in SCENARIOS.items():
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/{name}.rendezvous",
-            rank=rank,
-            world_size=2,
-            timeout=datetime.timedelta(seconds=90),
-        )
-        try:
-            result = _train(rank, **options)
-            dist.barrier()
-        except Exception as error:
-            result = {"failed": f"{type(error).__name__}: {error}"}
-        finally:
-            dist.destroy_process_group()
-        Path(folder, f"{name}-{rank}.json").write_text(json.dumps(result))
-
-
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
-    folder = tmp_path_factory.mktemp("silent")
-    mp.spawn(_worker, args=(str(folder),), nprocs=2, join=True)  # type: ignore[no-untyped-call]
-
-    def results(name: str) -> list[dict[str, Any]]:
-        read = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)]
-        assert not any("failed" in result for result in read), read
-        return read
-
-    return results
-
-
-Ranks = Callable[[str], list[dict[str, Any]]]
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    return run_scenarios(_train, SCENARIOS, tmp_path_factory.mktemp("silent"))
 
 
 def test_healthy_steps_exchange_nothing(ranks: Ranks) -> None:

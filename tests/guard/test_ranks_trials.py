@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 import os
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
 from nantrap import Policy
+from ranked import Ranks, run_scenarios
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
 BAD = 3
@@ -163,37 +160,12 @@ def _train(
     }
 
 
-def _worker(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    for name, options in SCENARIOS.items():
-        dist.init_process_group(
-            "gloo",
-            init_method=f"file://{folder}/{name}.rendezvous",
-            rank=rank,
-            world_size=2,
-            timeout=datetime.timedelta(seconds=60),
-        )
-        try:
-            result = _train(rank, f"{folder}/{name}", **options)
-            dist.barrier()
-        except Exception as error:
-            result = {"failed": f"{type(error).__name__}: {error}"}
-        finally:
-            dist.destroy_process_group()
-        Path(folder, f"{name}-{rank}.json").write_text(json.dumps(result))
-
-
-Ranks = Callable[[str], list[dict[str, Any]]]
-
-
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    folder = tmp_path_factory.mktemp("trials")
-    mp.spawn(_worker, args=(str(folder),), nprocs=2, join=True)  # type: ignore[no-untyped-call]
+    found = run_scenarios(_train, SCENARIOS, tmp_path_factory.mktemp("trials"))
 
     def results(name: str) -> list[dict[str, Any]]:
-        read = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)]
-        assert not any("failed" in result for result in read), read
+        read = found(name)
         assert read[0]["weights"] == read[1]["weights"]
         return read
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import sys
 import warnings
@@ -18,6 +17,7 @@ from torch import nn
 import nantrap
 from nantrap import Policy
 from nantrap.checkpoints import CheckpointStore
+from ranked import join
 
 WORLD = 2
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
@@ -26,13 +26,7 @@ pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a fil
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=WORLD,
-        timeout=datetime.timedelta(seconds=60),
-    )
+    join(rank, folder, world=WORLD, seconds=60)
     torch.manual_seed(0)
     model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime
 import json
 import sys
 import warnings
@@ -18,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nantrap.launch.attach import attached
 from nantrap.launch.settings import Settings
+from ranked import join
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")]
 FORMS = ("step", "outside", "inside")
@@ -66,13 +66,7 @@ def train(form: str, rank: int, *, bad: bool) -> dict[str, Any]:
 def worker(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")  # the compiler's own
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=120),
-    )
+    join(rank, folder, seconds=120)
     results: dict[str, Any] = {}
     for form in FORMS:
         results[form] = {"plain": train(form, rank, bad=False)}

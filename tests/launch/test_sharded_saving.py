@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import datetime
 import io
 import json
 import sys
@@ -19,6 +18,7 @@ from torch import nn
 import nantrap
 from nantrap.launch.attach import attached
 from nantrap.launch.settings import Settings
+from ranked import join
 from sharding import needs_sharding
 
 pytestmark = [pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file"), needs_sharding]
@@ -57,14 +57,7 @@ class App:
 
 
 def worker(rank: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"file://{folder}/rendezvous",
-        rank=rank,
-        world_size=2,
-        timeout=datetime.timedelta(seconds=60),
-    )
+    join(rank, folder, seconds=60)
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.state_dict import get_model_state_dict
 

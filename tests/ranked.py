@@ -1,0 +1,81 @@
+"""Tests that need several ranks: processes that join one group, run every scenario in turn, and write what they found.
+
+A process takes seconds to start, so one pair of them runs all scenarios of a file. The results are read from files,
+because a rank that fails or waits must not take the others' results with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+Ranks = Callable[[str], list[dict[str, Any]]]
+"""What each rank found in a scenario, by the scenario's name."""
+Train = Callable[..., dict[str, Any]]
+
+
+def join(rank: int, folder: str | Path, name: str = "group", *, world: int = 2, seconds: float = 90) -> None:
+    """This process becomes one rank of a gloo group, on one thread.
+
+    Args:
+        rank: the number of this process.
+        folder: where the ranks find each other.
+        name: of the group; each group of a folder needs its own.
+        world: how many ranks there are.
+        seconds: how long a rank waits for the others.
+    """
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/{name}.rendezvous",
+        rank=rank,
+        world_size=world,
+        timeout=datetime.timedelta(seconds=seconds),
+    )
+
+
+@contextlib.contextmanager
+def joined(rank: int, folder: str | Path, name: str = "group") -> Iterator[None]:
+    """This process is one of two ranks for a while."""
+    join(rank, folder, name)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+def run_scenarios(train: Train, scenarios: Mapping[str, Mapping[str, Any]], folder: Path) -> Ranks:
+    """Run `train(rank, folder, **options)` for the options of every scenario, on two ranks.
+
+    Args:
+        train: a function of a test's module; what it returns is written as JSON.
+        scenarios: the options by name.
+        folder: for the results, and one folder below it for each scenario.
+    """
+    mp.spawn(_run_all, args=(train, scenarios, str(folder)), nprocs=2, join=True)  # type: ignore[no-untyped-call]
+
+    def results(name: str) -> list[dict[str, Any]]:
+        read = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)]
+        assert not any("failed" in result for result in read), read
+        return read
+
+    return results
+
+
+def _run_all(rank: int, train: Train, scenarios: Mapping[str, Mapping[str, Any]], folder: str) -> None:
+    for name, options in scenarios.items():
+        try:
+            with joined(rank, folder, name):
+                result = train(rank, f"{folder}/{name}", **options)
+                dist.barrier()
+        except Exception as error:
+            result = {"failed": f"{type(error).__name__}: {error}"}
+        Path(folder, f"{name}-{rank}.json").write_text(json.dumps(result))
