@@ -37,13 +37,13 @@ from nantrap.guard.torch_private import (
 from nantrap.guard.window import Micro, Window
 from nantrap.locate import RngState, RootCall, clear_probes
 from nantrap.locate.autopsy import examine
-from nantrap.locate.calls import callable_parts
 from nantrap.locate.hooks import Hook
 from nantrap.locate.kept import note_loss_part
 from nantrap.locate.probes import forget_probes_of, keep_probes_for, pending_probes
 from nantrap.locate.python_private import current_frame
 from nantrap.locate.source import is_user_code
 from nantrap.locate.step import active_replays
+from nantrap.locate.wrapping import callable_parts
 
 _parameters_of = itemgetter("params")
 _INPUTS_KEPT = 8

@@ -82,7 +82,7 @@ def _zero_grad(loops: Loops, original: Any) -> Any:
 
 def _backward(loops: Loops, scaled: Scaled, original: Any) -> Any:
     """`torch.autograd.backward`, which `Tensor.backward` calls."""
-    activity, guards = loops.activity, loops.guards
+    activity, guards, module_calls = loops.activity, loops.guards, loops.module_calls
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -100,7 +100,7 @@ def _backward(loops: Loops, scaled: Scaled, original: Any) -> Any:
         if loss is None:
             original(tensors, *args, **kwargs)
             return
-        if loops.searching or not loops.known:
+        if module_calls.watched or not loops.known:
             loops.notice_backward(loss)
         if loops.replicas.wrapped:
             loops.replicas.backward()

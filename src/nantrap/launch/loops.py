@@ -1,7 +1,6 @@
 """The loops of a script: one guard for each optimizer, made when the optimizer's model is first called.
 
-Until then `nn.Module.__call__` itself is watched; it is put back before the first module that matters runs, so a
-healthy run pays for the hooks of its root and nothing else.
+Until then the calls of all modules are watched (`module_calls`).
 """
 
 from __future__ import annotations
@@ -13,9 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
-from torch.compiler import is_compiling
 from torch.optim import Optimizer
 
 from nantrap import finite
@@ -31,14 +28,12 @@ from nantrap.launch.loaders import Batches
 from nantrap.launch.loop import ScriptLoop
 from nantrap.launch.loose import LooseValues
 from nantrap.launch.making import make_loop, make_loose_loop
+from nantrap.launch.module_calls import ModuleCalls
 from nantrap.launch.replicas import Comparison, Replicas, several_ranks
 from nantrap.launch.roots import find_root, innermost, names_in_script, owns_some
 from nantrap.launch.settings import Settings
 from nantrap.launch.shared import Shared
-from nantrap.launch.torch_private import compiler_listens
-from nantrap.locate.replay import compiled_frames
 from nantrap.locate.step import active_replays
-from nantrap.locate.wrapping import is_entry
 from nantrap.report import write_line
 
 
@@ -107,12 +102,9 @@ class Loops:
         self.loose_values = LooseValues(self._make_loose, self.activity, self.say)
         """Values that are not finite in a script without an optimizer."""
         self.replicas = Replicas(self.say, self.is_own_call)
-        self.searching = False
-        """Whether calls of modules are watched, because an optimizer waits for its model."""
-        self._plain_call: Any = None
-        self._depth = 0
-        self._compiled_unseen = compiled_frames()
-        """Frames that were compiled while no call was watched."""
+        self.module_calls = ModuleCalls(
+            called=self._called, called_from_outside=self._called_from_outside, is_own_call=self.is_own_call
+        )
         self._beside: dict[int, _Beside] = {}
 
     def say(self, text: str, *more: str) -> None:
@@ -147,7 +139,7 @@ class Loops:
         """A new optimizer: from here on modules are watched until its model is called."""
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
         self.known[id(optimizer)] = Entry(weakref.ref(optimizer), rates)
-        self._watch_calls()
+        self.module_calls.watch()
 
     def is_own_call(self) -> bool:
         """Whether the guard itself is running now: a replay, a diagnosis, an update."""
@@ -178,7 +170,7 @@ class Loops:
 
         Without any optimizer the script updates its tensors by hand: they are checked at the end.
         """
-        if self.known and not self.searching:
+        if self.known and not self.module_calls.watched:
             return  # every optimizer has its guard
         waiting = [entry for entry in self.entries() if entry.loop is None and not entry.unguarded_because]
         if not waiting and self.known:
@@ -265,60 +257,11 @@ class Loops:
 
     def close(self) -> None:
         """No module is watched any more, and every guard is closed."""
-        self._unwatch_calls(at_end=True)
+        self.module_calls.unwatch(at_end=True)
+        self._beside.clear()
         for loop in self.guards:
             loop.close()
         self.loose_values.close()
-
-    def _watch_calls(self) -> None:
-        """Replace `nn.Module.__call__`, so that the first call of a model shows which optimizer it belongs to."""
-        if self.searching:
-            return
-        self.searching = True
-        plain = self._plain_call = nn.Module.__call__
-
-        def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            """A call of any module, noted before it is made."""
-            if is_compiling() or compiler_listens():  # a compiled step: its model is found at its backward pass
-                return plain(module, *args, **kwargs)
-            if not self.is_own_call():
-                if torch.is_grad_enabled():
-                    self._called(module)
-                if not self._depth and module.training:
-                    self._called_from_outside(module)
-            self._depth += 1
-            try:
-                return (
-                    self._compiled_call(call, module, args, kwargs)
-                    if is_entry(module)
-                    else plain(module, *args, **kwargs)
-                )
-            finally:
-                self._depth -= 1
-
-        nn.Module.__call__ = call  # type: ignore[method-assign]
-
-    def _compiled_call(self, watching: Any, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        """The compiler sees `__call__` as it is without us: what it compiles now must still hold when we are gone."""
-        plain, before = self._plain_call, compiled_frames()
-        if plain is None:
-            return module(*args, **kwargs)
-        nn.Module.__call__ = plain  # type: ignore[method-assign]
-        try:
-            return plain(module, *args, **kwargs)
-        finally:
-            self._compiled_unseen += compiled_frames() - before
-            if self._plain_call is not None:
-                nn.Module.__call__ = watching  # type: ignore[method-assign]
-
-    def _unwatch_calls(self, *, at_end: bool = False) -> None:
-        """Modules are called as ever. Code that was compiled while they were watched keeps it so up to the end."""
-        if not at_end and compiled_frames() > self._compiled_unseen:
-            return
-        if self.searching:
-            nn.Module.__call__ = self._plain_call  # type: ignore[method-assign]
-            self._plain_call, self.searching = None, False
-            self._beside.clear()
 
     def _called(self, module: nn.Module) -> None:
         """A module is called with gradients: an optimizer that waits for its model gets a guard if this is it."""
@@ -327,10 +270,12 @@ class Loops:
             optimizer = entry.optimizer()
             if optimizer is not None and owns_some(module, _parameters(optimizer)):
                 self._make(entry, called=module)
-        if all(
+        # the first step of each shows which modules take part
+        found = all(
             each.unguarded_because or (each.loop is not None and each.loop.tally.attempted) for each in self.entries()
-        ):
-            self._unwatch_calls()  # the first step of each has shown which modules take part
+        )
+        if found and self.module_calls.unwatch():
+            self._beside.clear()
 
     def _called_from_outside(self, module: nn.Module) -> None:
         """The script calls another module beside the model: a loss with buffers or a teacher is protected too.

@@ -1,6 +1,8 @@
-"""The wrappers around the module that the user wrote."""
+"""The wrappers around the module that the user wrote, and the parts that may be called instead of it."""
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 from torch import nn
 
@@ -24,3 +26,12 @@ def is_compiled(model: nn.Module) -> bool:
 def is_entry(module: nn.Module) -> bool:
     """Whether calling this module enters compiled code: `torch.compile(module)` or `module.compile()`."""
     return "_orig_mod" in module.__dict__["_modules"] or getattr(module, "_compiled_call_impl", None) is not None
+
+
+def callable_parts(root: nn.Module) -> Iterator[nn.Module]:
+    """The outermost modules below the root that can be called: containers without a forward are searched inside."""
+    for child in root.children():
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)) or type(child) is nn.Module:
+            yield from callable_parts(child)
+        else:
+            yield child
