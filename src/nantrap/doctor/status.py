@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Final
 
-from nantrap.doctor.checks.precision import asked_dtype
 from nantrap.doctor.configuration.precision import computation, weights
 from nantrap.doctor.configuration.setting import Setting, Source
 from nantrap.doctor.configuration.values import number, switch
 from nantrap.doctor.findings import Fact, Finding
-from nantrap.doctor.repository import Repository
 
 FIELDS: Final = (
     "mixed_precision",
@@ -79,11 +77,6 @@ def status_of(sources: Sequence[Source]) -> tuple[dict[str, dict[str, Any]], lis
 def alignment_of(findings: Sequence[Finding]) -> list[str]:
     """Where the files contradict each other, one sentence each; empty if they are aligned."""
     return [f"{each.file}:{each.line}: {each.message}" for each in findings if each.code in _DISAGREEMENTS]
-
-
-def comparable(repository: Repository) -> bool:
-    """Whether there is more than one source that names a precision, so that alignment means something."""
-    return sum(asked_dtype(source) is not None or computation(source) is not None for source in repository.sources) > 1
 
 
 def _row(source: Source) -> list[tuple[str, Setting]]:

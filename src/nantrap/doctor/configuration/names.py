@@ -254,8 +254,3 @@ def _misleading(key: str, leaf: str, section: str, parents: tuple[str, ...]) -> 
     ):
         return True
     return key == "temperature" and any("gumbel" in parent for parent in parents)
-
-
-def in_generation(names: tuple[str, ...]) -> bool:
-    """Whether a setting is in a section about producing samples rather than about training."""
-    return any(parent in _ELSEWHERE for parent in names[:-1])

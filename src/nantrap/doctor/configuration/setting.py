@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 
@@ -108,10 +108,6 @@ class Source:
         """The value of `first(key)`, or UNKNOWN."""
         found = self.first(key)
         return UNKNOWN if found is None else found.value
-
-    def with_role(self, role: Role, framework: str) -> Source:
-        """The same settings in another role."""
-        return replace(self, role=role, framework=framework)
 
 
 def _of_training(setting: Setting) -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from nantrap.doctor.data.measures import Measures, moved
+from nantrap.doctor.data.measures import moved
 from nantrap.doctor.data.rows import Array
 from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import open_source
@@ -96,11 +96,3 @@ def whole_of(pieces: Sequence[Scanned]) -> Scanned:
 
 def _moved_problem(problem: Problem, by: int) -> Problem:
     return Problem(problem.message, problem.field, tuple(index + by for index in problem.indices))
-
-
-def by_field(measures: Sequence[Measures]) -> dict[str | None, list[Measures]]:
-    """Measures by field, in order."""
-    found: dict[str | None, list[Measures]] = {}
-    for made in measures:
-        found.setdefault(made.field, []).append(made)
-    return found
