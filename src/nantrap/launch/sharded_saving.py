@@ -19,9 +19,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from nantrap.checkpoints.store.gate import bad_values
-from nantrap.errors import NonFiniteError
-from nantrap.incident import Action, Finding, Incident
+from nantrap.checkpoints.store.gate import bad_values, refusal
+from nantrap.incident import Finding
 from nantrap.incident.wording import escaped, some_of
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
@@ -103,15 +102,9 @@ def _options(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any
     where = options.get("checkpoint_id") or getattr(options.get("storage_writer"), "path", None)
     place, names = str(where or "a distributed checkpoint"), some_of(everywhere)
     if loops.settings.strict and (ranks.acquainted or not together):
-        step = max(loop.tally.attempted for loop in guards)
-        incident = Incident(
-            step,
-            phase="state",
-            findings=tuple(Finding("parameter", name, "state") for name in everywhere),
-            action=Action.SKIP,
-        )
         text = escaped(f"{place} was not saved: these are not finite: {names}", most=4000)
-        raise NonFiniteError(text, incident=incident)
+        findings = tuple(Finding("parameter", name, "state") for name in everywhere)
+        raise refusal(text, findings, step=max(loop.tally.attempted for loop in guards))
     speaks = not (together and ranks.acquainted) or ranks.rank == ranks.members[0]  # all write it, one says so
     if loops.settings.observes or where is None or (together and not ranks.acquainted):
         if speaks:

@@ -22,6 +22,8 @@ SCHEMA: Final = "nantrap.bad-samples/1"
 DATASET: Final = "dataset"
 """The file name of samples whose file is not known."""
 _UNREADABLE: Final = "unreadable_file"
+_SECONDS: Final = 60.0
+"""How long a writer waits for another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +137,7 @@ def add_to_list(path: str | os.PathLike[str], found: Mapping[tuple[str, str], Se
     Returns:
         The list as it is in the file now, with what other processes added.
     """
-    with _alone(Path(path).parent):
+    with _alone(Path(path)):
         listed = BadSamples.load(path) if os.path.exists(path) else BadSamples()
         for (file, rule), indices in found.items():
             listed = listed.with_added(file, rule, indices)
@@ -144,20 +146,17 @@ def add_to_list(path: str | os.PathLike[str], found: Mapping[tuple[str, str], Se
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """The ranks of a run add to one list: each waits for the others. Without file locks (Windows) the last one wins."""
+def _alone(path: Path) -> Iterator[None]:
+    """The ranks of a run add to one list: each waits for the others. Without file locks the last one wins."""
+    from filelock import FileLock  # most runs have no list
+
+    lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=_SECONDS)
+    with contextlib.suppress(OSError, NotImplementedError):  # a file system without locks, or a writer that hangs
+        lock.acquire()
     try:
-        import fcntl
-    except ImportError:
-        yield
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        os.close(descriptor)
+        lock.release()
 
 
 def below(dataset: Any) -> tuple[Any, list[int] | None]:

@@ -71,7 +71,12 @@ def refuse_nonfinite(obj: Any, *, what: str, step: int, allow: Sequence[str] = (
         "Nothing was written, earlier checkpoints are untouched. Resume from the last good one; "
         "if a value is meant to be non-finite, name it in allow="
     )
-    raise NonFiniteError(message, incident=Incident(step, phase="state", findings=findings, action=Action.SKIP))
+    raise refusal(message, findings, step=step)
+
+
+def refusal(message: str, findings: tuple[Finding, ...], *, step: int) -> NonFiniteError:
+    """The error with which a state is not saved; it carries the incident, like the error of a refused step."""
+    return NonFiniteError(message, incident=Incident(step, phase="state", findings=findings, action=Action.SKIP))
 
 
 def _finding(name: str, value: Tensor | float) -> Finding:

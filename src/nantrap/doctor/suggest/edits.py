@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import difflib
 import os
-import tempfile
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from nantrap.doctor.configuration.setting import Span
 from nantrap.errors import UsageError
+from nantrap.record.durable import put_in_place, written_beside
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +99,8 @@ def _backup(file: str) -> str:
 
 def _replace(file: str, data: bytes) -> None:
     """Write a new file and replace the old one atomically, with the old one's permissions."""
-    mode = os.stat(file).st_mode & 0o7777
-    target = os.path.realpath(file)
-    handle, name = tempfile.mkstemp(dir=os.path.dirname(target) or ".", prefix=".nantrap-")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        os.chmod(name, mode)
-        os.replace(name, target)
-    except OSError:
-        os.unlink(name)
-        raise
+    target = Path(os.path.realpath(file))
+    with written_beside(target) as stream:
+        shutil.copymode(target, stream.name)
+        stream.write(data)
+    put_in_place(target)

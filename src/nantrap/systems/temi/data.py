@@ -23,6 +23,7 @@ from torch import Tensor
 
 from nantrap.errors import FormatError
 from nantrap.ops import safe_divide, safe_norm
+from nantrap.record.durable import put_in_place, written_beside
 from nantrap.systems.temi.settings import Settings
 
 Extract = Callable[[Settings], tuple[Tensor, Tensor]]
@@ -107,16 +108,11 @@ class Cache:
         return embeddings, labels
 
     def _write(self, embeddings: Tensor, labels: Tensor) -> None:
-        """Whole or not at all: into another file, which is then renamed."""
+        """The embeddings on disk, whole or not at all."""
         self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=self.path.parent, suffix=".tmp")
-        try:
-            with os.fdopen(handle, "wb") as file:
-                torch.save({"embeddings": embeddings, "labels": labels, "recipe": self.recipe}, file)
-            os.replace(name, self.path)
-        except BaseException:
-            os.unlink(name)
-            raise
+        with written_beside(self.path) as file:
+            torch.save({"embeddings": embeddings, "labels": labels, "recipe": self.recipe}, file)
+        put_in_place(self.path)
 
 
 def _user() -> str:
