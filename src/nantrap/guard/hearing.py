@@ -94,6 +94,9 @@ def _place(incident: Incident) -> tuple[object, ...]:
 
 
 def _told(draft: Draft, verdict: Verdict, ranks: Ranks, *, writes: bool) -> Told:
+    """What this rank sends to the others about a bad step: whether it found the place, and its incident if they need
+    it.
+    """
     own = draft.incident
     local = ranks.rank in verdict.bad_ranks
     found = local and (own.op is not None or own.module is not None)

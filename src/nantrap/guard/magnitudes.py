@@ -158,6 +158,7 @@ class Sampler:
             self.due, self._sample = math.inf, None
 
     def _note(self, sample: _Sample, name: str, tensor: Tensor) -> None:
+        """Keep the largest magnitude that a module's output had in this sample of the run."""
         if self._last is not None and self._last[0] is tensor:  # the output of its last part
             peak = self._last[1]
         else:

@@ -216,6 +216,7 @@ def frames_after(replay: Replay, start: Op, *, included: bool = False) -> tuple[
 
 
 def _frame(op: Op, *, origin: bool = False, left_out: int = 0) -> Frame:
+    """One operation of the path, as the incident shows it."""
     return Frame(
         op=op.name,
         module=op.module,

@@ -53,6 +53,7 @@ def applied_after(then: Tensor, now: Tensor, known: Sequence[Factor], same: Call
 
 
 def _in_order(factors: list[Factor], then: Tensor, now: Tensor) -> Callable[[Tensor], Tensor] | None:
+    """A function that applies these factors to a loss; `None` if one of their numbers is not known."""
     if len(factors) == 1 and factors[0].number is None:
         factors = [_by_values(factors[0].divides, then.detach(), now.detach())]
     if any(factor.number is None for factor in factors):
