@@ -86,7 +86,7 @@ class Collector:
         self.together = parts.ranks.together
         """Other ranks train the same model."""
         self._parts_watched = False
-        self._early: set[int] = set()
+        self._early: dict[int, nn.Module] = {}  # held, so that no other module gets their numbers
         self._handles: list[Any] = []
         self.inputs: deque[list[Tensor]] = deque(maxlen=_INPUTS_KEPT)
         """What the model was called with in the last good steps, by reference: the usual range, should a batch fail."""
@@ -168,7 +168,7 @@ class Collector:
         if not self._early or id(module) in self._early:
             self._early.clear()
             self.parts.protected.begin()
-        self._early.add(id(module))
+        self._early[id(module)] = module
 
     def open(self) -> Window:
         """The window of the step, made now if this is its first backward pass.

@@ -3,13 +3,14 @@
 A refused step must put those back too. Copying all parameters in every step would cost as much as the update, so the
 first step learns which ones are written, by their version counters and by their bits (a write through `tensor.data` is
 not counted), and later steps copy only those. A forward pass that begins to write another parameter later is noticed
-if the write is counted, and the next step learns again.
+if the write is counted, and the next step learns again. What the model's code reaches through `tensor.data` is always
+copied: a codebook is reset every thousand steps, and nothing counts it.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +25,14 @@ class ForwardWrites:
     Args:
         parameters: the guarded parameters; the list may grow.
         limit_bytes: no copy of all parameters is made when it would take more than this.
+        suspects: parameters that the model's code may write without counting.
     """
 
-    def __init__(self, parameters: list[nn.Parameter], *, limit_bytes: int) -> None:
+    def __init__(
+        self, parameters: list[nn.Parameter], *, limit_bytes: int, suspects: Iterable[nn.Parameter] = ()
+    ) -> None:
         self._parameters = parameters
+        self._suspects = frozenset(map(id, suspects))  # the model holds them
         self._limit_bytes = limit_bytes
         self._learning = True
         self._copies: list[tuple[int, nn.Parameter, Tensor, int]] = []
@@ -49,7 +54,7 @@ class ForwardWrites:
         if self._learning:
             self._uncounted = self._written_uncounted()
             self.writes_uncounted = bool(self._uncounted)
-            self._copies = [entry for entry in self._copies if self._was_written(entry)]
+            self._copies = [e for e in self._copies if id(e[1]) in self._suspects or self._was_written(e)]
             self._learning = False
         elif changed and not self._accounted_for():
             self._learning = True
@@ -64,7 +69,8 @@ class ForwardWrites:
         """Put back what the forward pass wrote. Returns whether every parameter is as it was when the step began."""
         if self.writes_at_begin is None:
             return True
-        if not self._uncounted and sum(map(version_of, self._parameters)) == self.writes_at_begin:
+        silent = self._uncounted or self._suspects
+        if not silent and sum(map(version_of, self._parameters)) == self.writes_at_begin:
             return True
         whole = self._accounted_for()
         with torch.no_grad():
@@ -87,7 +93,10 @@ class ForwardWrites:
                     parameter.copy_(values)
 
     def _was_written(self, entry: tuple[int, nn.Parameter, Tensor, int]) -> bool:
-        return version(entry[1]) != entry[3] or id(entry[1]) in self._uncounted
+        _, parameter, copy, before = entry
+        if version(parameter) != before or id(parameter) in self._uncounted:
+            return True
+        return id(parameter) in self._suspects and _is_plain(parameter) and bool(differs(parameter, copy))
 
     def _written_uncounted(self) -> set[int]:
         """The copied parameters whose bits changed though their versions did not, by id (they are held)."""
@@ -114,8 +123,9 @@ class ForwardWrites:
             known = {index for index, *_ in self._copies}
             wanted = [(index, parameter) for index, parameter in wanted if index in known]
         elif sum(parameter.nbytes for parameter in self._parameters) > self._limit_bytes:
-            self._learning = self.copies_something = False
-            wanted = []
+            self._learning = False
+            wanted = [(index, parameter) for index, parameter in wanted if id(parameter) in self._suspects]
+            self.copies_something = bool(wanted)
         kept = {id(parameter): copy for _, parameter, copy, _ in self._copies}
         self._copies = []
         with torch.no_grad():
@@ -132,6 +142,14 @@ def differs(tensor: Tensor, copy: Tensor) -> Tensor:
     """1 if two tensors differ anywhere, else 0, on their device; NaN counts as equal to NaN."""
     tensor = tensor.detach()
     return ((tensor != copy) & ~((tensor != tensor) & (copy != copy))).any().float()
+
+
+def put_back_silently(kept: Iterable[tuple[Tensor, Tensor]]) -> None:
+    """Give tensors the values of their copies where they differ, without counting it: what changed them was not
+    counted either."""
+    for tensor, copy in kept:
+        if _is_plain(tensor) and bool(differs(tensor, copy)):
+            tensor.data.copy_(copy)
 
 
 def _is_plain(tensor: Tensor) -> bool:

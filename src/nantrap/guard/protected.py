@@ -19,7 +19,8 @@ from torch.optim import LBFGS, Optimizer
 from nantrap import finite
 from nantrap.guard.buffers import BufferShadow
 from nantrap.guard.certify import LARGEST_NORM, Certificate, certify
-from nantrap.guard.forward_writes import ForwardWrites
+from nantrap.guard.data_writes import reached_through_data
+from nantrap.guard.forward_writes import ForwardWrites, put_back_silently
 from nantrap.guard.members import Members, optimizer_tensors
 from nantrap.guard.policy import Policy
 from nantrap.guard.snapshot import UpdateSnapshot
@@ -80,7 +81,8 @@ class Protected:
         self._others: list[nn.Parameter] = []
         self.buffers.released = self._others  # what is not followed there is followed here
         self._follow_others()
-        self.forward_writes = ForwardWrites(self._others, limit_bytes=policy.anchor_bytes)
+        suspects = reached_through_data(self.modules)
+        self.forward_writes = ForwardWrites(self._others, limit_bytes=policy.anchor_bytes, suspects=suspects)
         self._sums: list[int] | None = None
         self._not_restored: list[str] = []
         self.program = Program(self.modules)
@@ -266,20 +268,26 @@ class Protected:
         self._program_at_begin = None
         self.forward_writes.writes_at_begin = None  # what is written until the next step is written by the script
 
-    def restore_for_replay(self, *, undone: bool) -> Callable[[], None] | None:
-        """How a replay gets parameters and optimizer state as before the step; `None` if nothing writes them.
+    def restore_for_replay(self, *, undone: bool) -> Callable[[], None]:
+        """How a replay gets parameters and optimizer state as before the step, and leaves them so.
+
+        The parameters are copied when the first replay begins, as far as the budget of memory allows: a forward pass
+        may write them through `tensor.data`, of which nothing tells.
 
         Args:
             undone: the update created non-finite values, so the replay makes it again.
         """
         snapshot = self._snapshot if undone else None
-        if snapshot is None and not self.forward_writes.copies_something:
-            return None
+        kept: list[tuple[Tensor, Tensor]] = []
 
         def restore() -> None:
             if snapshot is not None:
                 snapshot.restore()
             self.forward_writes.restore()
+            if kept:
+                put_back_silently(kept)
+            elif sum(parameter.nbytes for parameter in self._others) <= self._policy.anchor_bytes:
+                kept.extend((parameter, parameter.detach().clone()) for parameter in self._others)
 
         return restore
 

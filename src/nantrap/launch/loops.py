@@ -283,7 +283,8 @@ class Loops:
         A teacher may be called before the model, so before there is a guard. Its buffers are copied until then. After
         the first step, a module that is called before the model may as well be an evaluation, and is left alone.
         """
-        if id(module) in self._beside or next(module.buffers(), None) is None:
+        known = self._beside.get(id(module))
+        if (known is not None and known.module() is module) or next(module.buffers(), None) is None:
             return
         earlier = {name: buffer.detach().clone() for name, buffer in module.named_buffers()}
         self._beside[id(module)] = _Beside(weakref.ref(module), earlier)
