@@ -30,9 +30,9 @@ MATRIX = [
 ]
 """The oldest supported torch on the oldest Python, one torch in between, the newest, and every Python in between."""
 
-TOOLS = ["pytest", "pytest-xdist", "pytest-timeout", "pytest-random-order", "hypothesis", "mpmath", "httpx", "tqdm"]
-EXTRAS = "data,plot,watch,tensorboard,serve,completion,remote"
-"""Without the frameworks: those tests are skipped here and run by `make test`."""
+TOOLS = ["pytest", "pytest-xdist", "pytest-timeout", "pytest-random-order", "hypothesis", "mpmath", "httpx2", "tqdm"]
+EXTRAS = "accelerate,data,plot,watch,tensorboard,serve,completion,remote"
+"""Without Lightning and transformers: their tests are skipped here and run by `make test`."""
 
 
 @nox.session

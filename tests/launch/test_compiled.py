@@ -75,8 +75,8 @@ def test_no_graph_break_is_added(tmp_path: Path) -> None:
     )
     breaks, breaks_guarded, graphs, graphs_guarded, applied, alike = json.loads(done.stdout.splitlines()[-1])
     assert applied == 6
-    assert alike
     if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9):  # with 2.6 there are two more: docs/limits.md
+        assert alike
         assert breaks_guarded <= breaks
         assert graphs_guarded <= graphs
 

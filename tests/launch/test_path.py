@@ -8,9 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "path.py"
-MOST_CALLS, MOST_FILES = 50, 10
+# an older torch is asked about its compiler by a function of ours, four times and in one more file
+OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
+MOST_CALLS, MOST_FILES = (54, 11) if OLD else (50, 10)
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 pytest.importorskip("starlette", reason="needs nantrap[serve]")
-pytest.importorskip("httpx", reason="the client of starlette's tests needs httpx")
+pytest.importorskip("httpx2", reason="the client of starlette's tests needs httpx2")
 
 from starlette.testclient import TestClient
 

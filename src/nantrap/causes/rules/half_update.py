@@ -248,10 +248,16 @@ def _overflow_in_half_backward(case: Case) -> Claim | None:
     )
 
 
+_NO_ARITHMETIC = frozenset({"aten.detach", "aten.alias", "aten.ones_like", "aten._local_scalar_dense"})
+
+
 def _scale_by_hand(case: Case) -> float | None:
-    """A constant above 100 by which the loss was multiplied last, outside the model."""
+    """A constant above 100 by which the loss was multiplied last, outside the model.
+
+    Operations that compute nothing are left out: how many of them torch adds differs between its versions.
+    """
     assert case.trace is not None
-    forward = [op for op in case.trace.ops if op.phase == "forward" and not op.inside]
+    forward = [op for op in case.trace.ops if op.phase == "forward" and not op.inside and op.name not in _NO_ARITHMETIC]
     for op in reversed(forward[-6:]):
         if op.name == "aten.mul":
             large = [number for number in op.scalars if number >= 100]
