@@ -79,7 +79,7 @@ class Guard(Callback):
 
     def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
         """Buffers that an abandoned batch changed are restored before the evaluation."""
-        self._adapter.settle()
+        self._adapter.record_abandoned()
 
     def on_validation_end(self, trainer: Any, pl_module: Any) -> None:
         """Record the evaluation in the journal."""

@@ -119,15 +119,15 @@ def test_no_read_in_a_late_step(form: str, monkeypatch: pytest.MonkeyPatch) -> N
     guard = run.guard(policy=Policy(sync="late"))
     taken = []
     assert guard._late is not None
-    settle = guard._late.settle
+    judge = guard._late.judge_last
 
-    def settled() -> Any:
+    def judged() -> Any:
         # the step before is read here, from a copy that has long arrived; switched off, nothing may be left
         with torch._C.DisableTorchFunction():
             taken.append(1)
-            return settle()
+            return judge()
 
-    monkeypatch.setattr(guard._late, "settle", settled)
+    monkeypatch.setattr(guard._late, "judge_last", judged)
     python, dispatched = reads(run, lambda batch: FORMS[form](run, guard, [(batch,)]))
     assert (python, dispatched) == (0, 0)
     assert len(taken) == len(run.batches)

@@ -155,7 +155,7 @@ def test_a_batch_that_the_script_skips_is_an_incident(name: str, settings: Setti
     torch.manual_seed(7)
     with attached(settings) as attachment:
         net = SKIPPING[name](batches(bad=BAD))
-        attachment.loops.settle()
+        attachment.loops.record_abandoned()
         loop, summary = only(attachment), Summary.of(attachment)
     incident = loop.last_incident
     assert incident is not None
@@ -178,7 +178,7 @@ def test_a_healthy_loop_of_this_kind_is_unchanged_and_silent(
     torch.manual_seed(7)
     with attached(settings) as attachment:
         guarded = state(SKIPPING[name](batches()))
-        attachment.loops.settle()
+        attachment.loops.record_abandoned()
     assert all(torch.equal(a, b) for a, b in zip(plain, guarded, strict=True))
     assert only(attachment).tally.incidents == 0
     assert capsys.readouterr().err == ""
@@ -227,7 +227,7 @@ def test_an_evaluation_without_no_grad_is_not_training(settings: Settings) -> No
         net.eval()
         for x, y in batches(4, bad=2):
             F.mse_loss(net(x), y).item()
-        attachment.loops.settle()
+        attachment.loops.record_abandoned()
     assert only(attachment).tally.incidents == 0
 
 

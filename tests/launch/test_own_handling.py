@@ -19,7 +19,7 @@ def run(name: str, tmp_path: Path) -> tuple[Summary, list[dict[str, object]]]:
     """The summary of a script, and its incidents in the order of their steps."""
     with attached(Settings(run_dir=str(tmp_path / "run"))) as attachment:
         runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
-        attachment.loops.settle()
+        attachment.loops.record_abandoned()
         summary = Summary.of(attachment)
     found = [json.loads(path.read_text()) for path in tmp_path.glob("run/**/incident.json")]
     return summary, sorted(found, key=lambda incident: int(incident["step"]))

@@ -24,7 +24,7 @@ from nantrap import finite
 from nantrap.guard.driver import Driver
 from nantrap.guard.heads import drop_bad_terms, heads_of, left_out
 from nantrap.guard.loss import LossLike
-from nantrap.guard.micro_batches import settle
+from nantrap.guard.micro_batches import judge_micro_batch
 from nantrap.guard.parts import Parts
 from nantrap.guard.ranges import arguments_by_name
 from nantrap.guard.still import ASKED_AFTER
@@ -190,17 +190,17 @@ class Collector:
     def before_micro(self) -> None:
         """Before the forward pass of another micro-batch: the last one is judged by itself."""
         window = self.window
-        if window is not None and self._apart and window.unsettled:
-            settle(self.parts, self._driver, window)
+        if window is not None and self._apart and window.has_unjudged:
+            judge_micro_batch(self.parts, self._driver, window)
 
     def add(self, micro: Micro, *, given: LossLike, retain_graph: bool = False) -> None:
         """Backward of one micro-batch."""
         window = self.window
         if window is None:
             window = self.open()
-        elif self._apart and window.unsettled:
+        elif self._apart and window.has_unjudged:
             # its forward pass was not seen (a submodule was called instead of the model): the buffers have moved on
-            settle(self.parts, self._driver, window, buffers=False)
+            judge_micro_batch(self.parts, self._driver, window, buffers=False)
         window.micros.append(micro)
         loss = micro.loss
         total = loss.total

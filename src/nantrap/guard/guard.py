@@ -441,7 +441,7 @@ class Guard:
         self._collector.close()
         try:
             if self._late is not None:
-                self._late.settle()
+                self._late.judge_last()
         finally:
             self._goodbye()
             self._parts.recovery.close()

@@ -99,7 +99,7 @@ class LateSteps:
 
     def step(self, window: Window) -> Outcome:
         """Launch the step; report the result of the one before it."""
-        reported = self.settle()
+        reported = self.judge_last()
         parts, protected = self._parts, self._parts.protected
         optimizer, scheduler = protected.optimizer, protected.scheduler
         norm = finite.gradient_norm(protected.members.gradients())
@@ -139,7 +139,7 @@ class LateSteps:
         previous = (reported.loss, reported.grad_norm) if reported is not None else (math.nan, math.nan)
         return Outcome(True, Action.APPLY, step, *previous, incident)
 
-    def settle(self) -> Outcome | None:
+    def judge_last(self) -> Outcome | None:
         """Read the step that was launched last, and record it."""
         pending, self._pending = self._pending, None
         if pending is None:

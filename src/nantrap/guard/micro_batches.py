@@ -20,7 +20,7 @@ from nantrap.guard.parts import Parts
 from nantrap.guard.window import Window
 
 
-def settle(parts: Parts, driver: Driver, window: Window, *, buffers: bool = True) -> None:
+def judge_micro_batch(parts: Parts, driver: Driver, window: Window, *, buffers: bool = True) -> None:
     """Judge the last micro-batch: keep its gradients aside if they are good, drop it if they are not.
 
     Args:
@@ -31,7 +31,7 @@ def settle(parts: Parts, driver: Driver, window: Window, *, buffers: bool = True
     """
     protected = parts.protected
     micro = window.micros[-1]
-    window.settled = len(window.micros)
+    window.judged = len(window.micros)
     window.buffers_unjudged = window.buffers_unjudged or not buffers
     norm = finite.gradient_norm(protected.members.gradients())
     suspects = protected.buffers.suspects() if buffers else []

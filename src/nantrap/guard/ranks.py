@@ -313,8 +313,8 @@ def _group_of_mesh(mesh: Any) -> Any:
     return dist.new_group(ranks, use_local_synchronization=True)
 
 
-def settle_on(name: str, own: str) -> str:
-    """One text for all ranks: that of the first rank that asks. No rank waits."""
+def common_choice(name: str, own: str) -> str:
+    """One text for all ranks: that of the first rank that comes here. No rank waits."""
     store = default_store() if dist.is_available() and dist.is_initialized() else None
     if store is None:
         return own

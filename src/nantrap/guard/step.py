@@ -24,7 +24,7 @@ from nantrap.guard.driver import Driver
 from nantrap.guard.heads import drop_bad_heads, words_for
 from nantrap.guard.judge import APPLY, APPLY_CAREFULLY, Decision, Flags, Kind, Verdict, judge
 from nantrap.guard.known import dropped_terms, rank_divergence
-from nantrap.guard.micro_batches import merge, settle
+from nantrap.guard.micro_batches import judge_micro_batch, merge
 from nantrap.guard.observation import Observation
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
@@ -40,7 +40,7 @@ def run_step(parts: Parts, driver: Driver, window: Window) -> Outcome:
     """Judge the step as a whole and do what follows from it."""
     if parts.armed.on:
         parts.armed.stop()
-    if (window.settled or window.dropped) and not gather(parts, driver, window):
+    if (window.judged or window.dropped) and not gather(parts, driver, window):
         return refuse_dropped(parts, driver, window)
     reading = read(parts, driver, window)
     if not math.isfinite(reading.norm) and window.micros[0].given is not None:
@@ -73,8 +73,8 @@ def run_step(parts: Parts, driver: Driver, window: Window) -> Outcome:
 def gather(parts: Parts, driver: Driver, window: Window) -> bool:
     """Join the gradients of micro-batches that were kept apart. Returns whether any of them is left."""
     if window.separate:
-        if window.unsettled:
-            settle(parts, driver, window)
+        if window.has_unjudged:
+            judge_micro_batch(parts, driver, window)
         if not window.good:
             return False
         merge(parts, window)
@@ -88,7 +88,7 @@ def read(parts: Parts, driver: Driver, window: Window) -> Reading:
     norm = driver.norm()
     groups = protected.optimizer.param_groups
     rates = (float(groups[0]["lr"]),) if len(groups) == 1 else current_rates(protected.optimizer)
-    judged = window.separate and not window.buffers_unjudged if window.settled else False
+    judged = window.separate and not window.buffers_unjudged if window.judged else False
     largest = protected.buffers.largest() if protected.has_buffers and not judged else None
     micros = window.micros
     if (
@@ -96,7 +96,7 @@ def read(parts: Parts, driver: Driver, window: Window) -> Reading:
         or micros[0].values is None
         or parts.watch is not None
         or scaling.enabled
-        or window.settled
+        or window.judged
         or not (largest is None or (largest.dtype is norm.dtype and largest.device == norm.device))
     ):
         return _read_all(parts, driver, window, norm, rates, largest)
@@ -154,7 +154,7 @@ def _read_all(
 def without_bad_heads(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Reading:
     """With `bad_terms="drop"` and a bad gradient: the reading of the good loss terms alone, if they can be told."""
     micro = window.micros[0]
-    if len(window.micros) > 1 or window.settled or reading.buffers_bad:
+    if len(window.micros) > 1 or window.judged or reading.buffers_bad:
         return reading
     if not drop_bad_heads(parts, driver, window, micro, reading.norm):
         return reading

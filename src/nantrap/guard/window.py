@@ -61,13 +61,13 @@ class Window:
         started: when, by `time.perf_counter`.
         whole: the gradients add up in the parameters, as in the plain loop, and are never kept apart.
         micros: the micro-batches.
-        settled: how many of them were judged one by one.
-        buffers_unjudged: the buffers of a settled micro-batch could not be judged with it.
+        judged: how many of them were judged one by one.
+        buffers_unjudged: the buffers of a judged micro-batch could not be judged with it.
         good: how many of them are in `loss`.
         dropped: how many take no part in the step.
         loss: the sum of the good losses.
         terms: the sum of their terms by name.
-        accumulated: the gradients of the settled ones.
+        accumulated: the gradients of the judged ones.
         drafts: the incidents of the dropped ones, and what was done, in words.
         findings: loss terms whose values are bad, and which were left out.
         left_out: the names of all loss terms that were left out.
@@ -80,7 +80,7 @@ class Window:
     started: float
     whole: bool = False
     micros: list[Micro] = field(default_factory=list)
-    settled: int = 0
+    judged: int = 0
     buffers_unjudged: bool = False
     good: int = 0
     dropped: int = 0
@@ -96,14 +96,14 @@ class Window:
     bad_before_repair: Any = None
 
     @property
-    def unsettled(self) -> bool:
+    def has_unjudged(self) -> bool:
         """Whether its last micro-batch was not judged yet."""
-        return self.settled < len(self.micros)
+        return self.judged < len(self.micros)
 
     @property
     def separate(self) -> bool:
         """Whether the gradients of its micro-batches were kept apart, so that a bad one could be dropped."""
-        return not self.whole and bool(self.settled or self.dropped)
+        return not self.whole and bool(self.judged or self.dropped)
 
     def count(self, micro: Micro) -> None:
         """A micro-batch whose loss and terms enter those of the step."""

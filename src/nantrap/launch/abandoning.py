@@ -65,7 +65,7 @@ class Abandoning:
         self._reaches = reaches
         self._always_asks = always_asks
 
-    def settle(self) -> bool:
+    def record_abandoned(self) -> bool:
         """A forward pass whose loss the script tested and abandoned is an incident; its buffers are restored
         immediately.
 

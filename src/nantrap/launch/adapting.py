@@ -102,7 +102,7 @@ class Adapter:
         if attachment is None:
             return
         atexit.unregister(self.end)
-        attachment.loops.settle()
+        attachment.loops.record_abandoned()
         self.summary = Summary.of(attachment)
         attachment.detach()
         if self._reached is not None:
@@ -118,10 +118,10 @@ class Adapter:
         """The guards of the optimizers."""
         return iter(self._attachment.loops) if self._attachment is not None else iter(())
 
-    def settle(self) -> None:
+    def record_abandoned(self) -> None:
         """A step that the loop abandoned is recorded and undone now, before anything is saved or evaluated."""
         if self._attachment is not None:
-            self._attachment.loops.settle()
+            self._attachment.loops.record_abandoned()
 
     def refused(self, optimizer: Any = None) -> bool:
         """Whether the last step was refused: of one optimizer, or of any."""
@@ -163,7 +163,7 @@ class Adapter:
 
     def may_save(self, what: str, save: Callable[[], Any]) -> Any:
         """Run a save of the framework, unless the state is not finite: then the last good file stays."""
-        self.settle()
+        self.record_abandoned()
         bad = self.bad_state()
         if bad and not self._settings.observes:
             self.say(f"{what} is not saved: {bad[0]} is not finite; the last good checkpoint stays")

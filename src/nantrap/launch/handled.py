@@ -26,7 +26,7 @@ def install(patches: Patches, loops: Loops) -> None:
 
     def train(original: Any, self: Any, mode: bool = True) -> Any:
         if not mode and not loops.is_own_call():
-            loops.settle()  # an evaluation follows: it must not see what a skipped batch left behind
+            loops.record_abandoned()  # an evaluation follows: it must not see what a skipped batch left behind
         return original(self, mode)
 
     for name in ("nan_to_num", "nan_to_num_"):

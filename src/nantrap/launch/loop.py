@@ -44,7 +44,7 @@ from nantrap.launch.given_up import GivenUp
 from nantrap.launch.habits import Habits
 from nantrap.launch.position import Position
 from nantrap.launch.replicas import Comparison
-from nantrap.launch.roots import Parts as PlainParts
+from nantrap.launch.roots import ModuleGroup
 from nantrap.launch.shared import Shared
 from nantrap.locate.autopsy import examine
 from nantrap.locate.caller import KeptFrame, keep_frames, seen_from
@@ -165,7 +165,7 @@ class ScriptLoop:
         self.keeps_bad_gradients = parts.policy.on_incident != "observe"
         """Whether gradients that are not finite are left as they are by the script's clipping: no step follows."""
         # without a module no forward pass is seen, so questions are of interest at any time
-        self._always_asks = isinstance(model, PlainParts) and not any(True for _ in model.children())
+        self._always_asks = isinstance(model, ModuleGroup) and not any(True for _ in model.children())
         self._asked = shared.asked
         self._asked.open = self._asked.open or self._always_asks
         self._activity = shared.activity
@@ -357,7 +357,7 @@ class ScriptLoop:
     def leave(self) -> None:
         """The script turns to an evaluation, a save or its end: a forward pass without a backward pass is abandoned."""
         if not self._activity.busy:
-            self.abandoning.settle()
+            self.abandoning.record_abandoned()
             if self.collector.window is None:
                 self._given_up.buffers()
 
@@ -423,7 +423,7 @@ class ScriptLoop:
             asked.open = self._always_asks
             self.abandoning.is_recorded = False
             if asked.tensors or asked.output is not None:
-                self.abandoning.settle()
+                self.abandoning.record_abandoned()
                 earlier = collector.root_call
         if collector.begun:
             if earlier is not None and earlier.module is module and not earlier.running:
@@ -447,7 +447,7 @@ class ScriptLoop:
         """
         window, repeated = self.collector.window, False
         if window is None:
-            abandoned = self.abandoning.settle() or self.abandoning.is_recorded
+            abandoned = self.abandoning.record_abandoned() or self.abandoning.is_recorded
             self.abandoning.is_recorded = False
             if abandoned and not finite.read([self.driver.norm()])[0]:
                 self.refused = self.policy.on_incident != "observe"

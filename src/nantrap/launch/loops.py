@@ -230,7 +230,7 @@ class Loops:
 
     # ---- what the script handles itself
 
-    def settle(self) -> None:
+    def record_abandoned(self) -> None:
         """The script begins something else (an evaluation, a save, its end): a step that it abandoned is recorded
         now."""
         for loop in self.guards:

@@ -35,7 +35,7 @@ def unload(shell: Any) -> None:
     """Sum up and detach."""
     if _attached:
         attachment, settings, reached = _attached.pop()
-        attachment.loops.settle()
+        attachment.loops.record_abandoned()
         summary = Summary.of(attachment)
         attachment.detach()
         reached.undo()

@@ -21,7 +21,7 @@ from nantrap.launch.torch_private import children_of, has_child, own_parameters
 from nantrap.locate import unwrap
 
 
-class Parts(nn.Module):
+class ModuleGroup(nn.Module):
     """Several models and tensors trained by one optimizer. Holds them by name and is never called itself.
 
     A tensor need not be an `nn.Parameter`: an optimizer takes any leaf that requires a gradient.
@@ -100,7 +100,7 @@ def find_root(parameters: Sequence[Tensor], called: nn.Module | None = None) -> 
     if any(_is_lazy(root) for root in chosen):
         return None
     loose = [p for p in parameters if id(p) in missing]
-    return chosen[0] if len(chosen) == 1 and not loose else Parts(chosen, loose)
+    return chosen[0] if len(chosen) == 1 and not loose else ModuleGroup(chosen, loose)
 
 
 def _replica_around(called: nn.Module, wanted: set[int]) -> nn.Module | None:
@@ -124,7 +124,7 @@ def _outermost(wanted: set[int]) -> list[nn.Module]:
     seen = {id(module) for module in waiting}
     roots: list[nn.Module] = []
     for module in waiting:  # grows while it is walked
-        above = [parent for parent in parents.get(id(module), ()) if not isinstance(parent, Parts)]
+        above = [parent for parent in parents.get(id(module), ()) if not isinstance(parent, ModuleGroup)]
         if not above:
             roots.append(module)
         for parent in above:

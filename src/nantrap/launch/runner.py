@@ -32,7 +32,7 @@ def run_program(program: Program, settings: Settings) -> int:
         code = _run(lambda: _wait_for_threads(before), attachment) or code
         with contextlib.suppress(Exception):  # the script may have replaced or closed it
             sys.stdout.flush()
-        attachment.loops.settle()
+        attachment.loops.record_abandoned()
         summary = Summary.of(attachment)
     code = STOPPED if summary.stopped else code
     if not summary.state_finite and code == 0:
@@ -48,7 +48,7 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
     except SystemExit as error:
         attachment.loops.asked.ended = True
         with ended_by(error):  # a loss that the script tested before it ended
-            attachment.loops.settle()
+            attachment.loops.record_abandoned()
         return _exit_code(error)
     except NoProgramError:
         raise
@@ -63,7 +63,7 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
         before = sum(loop.tally.incidents for loop in attachment.loops)
         attachment.loops.asked.ended = True
         with ended_by(error):  # `assert math.isfinite(loss)`: the loss that the script tested is the reason
-            attachment.loops.settle()
+            attachment.loops.record_abandoned()
         if sum(loop.tally.incidents for loop in attachment.loops) == before:
             for loop in attachment.loops:
                 loop.explain(error)

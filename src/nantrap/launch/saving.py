@@ -92,7 +92,7 @@ def _place(loops: Loops, obj: Any, where: Any) -> Any:
     """Where this may be written: at the given path, or next to it."""
     if loops.is_own_call() or not _is_guarded_state(loops, obj):
         return where
-    loops.settle()
+    loops.record_abandoned()
     is_path = isinstance(where, (str, os.PathLike))
     path = Path(where) if is_path else Path("a checkpoint")
     allowed = tuple(f"*{name}" for loop in loops for name in loop.parts.protected.buffers.exempt_names())

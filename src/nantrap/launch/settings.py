@@ -168,9 +168,10 @@ class Settings:
         new = Path.cwd() / "runs" / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         chosen = [self.run_dir or str(_free(new))]
         if together and not self.run_dir:
-            from nantrap.guard.ranks import settle_on
+            from nantrap.guard.ranks import common_choice
 
-            chosen = [settle_on("run_dir", chosen[0])]  # without a collective: a rank may be the only one that trains
+            # without a collective: a rank may be the only one that trains
+            chosen = [common_choice("run_dir", chosen[0])]
         process = self.process or int(os.environ.get("RANK") or 0)
         if process and not together:  # processes that are no ranks, or do not know it, would write the same files
             return Path(chosen[0], f"process-{process + 1}")

@@ -71,8 +71,8 @@ class Evidence:
         external: the bad tensor that entered without gradient, if that is the cause.
         inside: the node lies inside the model.
         crossed: bad values came out of the model.
-        anchor: sequence number of the loss's node, by which nodes are matched with a replay of the step.
-        model_anchor: the same of the model's last output, for a replay of the model.
+        last_sequence: sequence number of the loss's node, by which nodes are matched with a replay of the step.
+        model_last_sequence: the same of the model's last output, for a replay of the model.
         parameters: the parameters the guilty operation reads directly.
         seen: the bad tensor that entered without gradient was itself seen, not only inferred.
         notes: what is uncertain.
@@ -85,8 +85,8 @@ class Evidence:
     external: External | None = None
     inside: bool = False
     crossed: bool = False
-    anchor: int = 0
-    model_anchor: int = 0
+    last_sequence: int = 0
+    model_last_sequence: int = 0
     parameters: tuple[Tensor, ...] = ()
     seen: bool = True
     notes: list[str] = field(default_factory=list)
@@ -266,8 +266,8 @@ class _Autopsy:
                 chosen = earlier
         chosen.crossed = crossed
         chosen.witnesses = tuple(self._witnesses())
-        chosen.anchor = sequence_of(self.root)
-        chosen.model_anchor = max((sequence_of(node) for node in self.boundary), default=0)
+        chosen.last_sequence = sequence_of(self.root)
+        chosen.model_last_sequence = max((sequence_of(node) for node in self.boundary), default=0)
         return chosen
 
     def _erased_behind(self, chosen: Evidence) -> Edge | None:

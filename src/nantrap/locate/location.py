@@ -115,9 +115,9 @@ def evidence_location(evidence: Evidence, failed: FailedStep, *, replay: Replay 
     names = {id(parameter): name for name, parameter in failed.parameters.items()}
     if evidence.external is not None:
         return _outside_the_graph(location, evidence, names, repeatable=failed.repeatable)
-    if evidence.inside and replay is not None and replay.anchor is not None:
-        anchor = evidence.anchor if failed.repeatable else evidence.model_anchor
-        twin = replay.trace.op_of_node(op.sequence - anchor + replay.anchor)
+    if evidence.inside and replay is not None and replay.last_sequence is not None:
+        last = evidence.last_sequence if failed.repeatable else evidence.model_last_sequence
+        twin = replay.trace.op_of_node(op.sequence - last + replay.last_sequence)
         if twin is not None and twin.name == op.name:
             location.module, location.call = twin.module, twin.call
             location.source = twin.place.source() if twin.place else None

@@ -241,7 +241,7 @@ def _fill(name: str, overload: Any, values: Mapping[str, Any]) -> Call | None:
     """The call of an operation with these values; `None` if a required argument is missing and may not be assumed."""
     arguments: dict[str, Any] = {}
     assumed: list[str] = []
-    anchor = next((v for v in values.values() if isinstance(v, Tensor) and v.is_floating_point()), None)
+    like = next((v for v in values.values() if isinstance(v, Tensor) and v.is_floating_point()), None)
     for argument in _arguments(overload):
         value = values.get(argument.name)
         if value is not None and (_is_tensors(value) == argument.is_tensor):
@@ -253,9 +253,9 @@ def _fill(name: str, overload: Any, values: Mapping[str, Any]) -> Call | None:
         elif argument.is_optional:
             arguments[argument.name] = None
         elif argument.required:
-            if name not in _ASSUMED_FINITE or anchor is None or argument.is_list:
+            if name not in _ASSUMED_FINITE or like is None or argument.is_list:
                 return None
-            arguments[argument.name] = anchor.new_zeros(()) if argument.is_tensor else 0
+            arguments[argument.name] = like.new_zeros(()) if argument.is_tensor else 0
             assumed.append(argument.name)
     return Call(name, overload, arguments, tuple(assumed))
 

@@ -54,7 +54,7 @@ class Replay:
         loss: the loss of the re-run.
         error: an exception that ended the re-run.
         candidates: every origin that reached a sink.
-        anchor: sequence number of the last node, by which nodes of the failed pass are matched with the re-run.
+        last_sequence: sequence number of the last node, by which nodes of the failed pass are matched with the re-run.
         unknown: nodes that could not be run again.
         dropped: a forward operation whose NaN the forward pass threw away, and whose derivative brought it back.
         alike: whether the re-run failed in the same way as the step; `None` if that is not known.
@@ -71,7 +71,7 @@ class Replay:
     loss: float | None = None
     error: BaseException | None = None
     candidates: tuple[int, ...] = ()
-    anchor: int | None = None
+    last_sequence: int | None = None
     unknown: tuple[Any, ...] = ()
     dropped: int | None = None
     alike: bool | None = None

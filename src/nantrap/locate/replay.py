@@ -71,7 +71,7 @@ def replay_step(
         replay = judge_step(failed, trace, sinks, loss)
         replay.error = error
         if loss is not None:
-            replay.anchor = sequence_of(loss.grad_fn) if loss.grad_fn is not None else None
+            replay.last_sequence = sequence_of(loss.grad_fn) if loss.grad_fn is not None else None
             replay.end = trace.writer_of(loss)
             replay.loss = float(loss.detach())
             replay.exact, replay.differences = _compare(failed, replay.loss)
@@ -117,7 +117,7 @@ def replay_calls(failed: FailedStep, *, wanted: frozenset[int] = frozenset()) ->
             sinks.append(Sink("what the model computed last", "value", trace.recent))
         replay = judge(trace, [*sinks, *left_sinks(failed, trace, None)])
         replay.error = error
-        replay.anchor = max((sequence_of(t.grad_fn) for *_, t in outputs if t.grad_fn is not None), default=None)
+        replay.last_sequence = max((sequence_of(t.grad_fn) for *_, t in outputs if t.grad_fn is not None), default=None)
         replay.end = next((trace.writer_of(t) for *_, t in outputs if trace.origins_of(t)), None)
         replay.again = functools.partial(_again, failed, replay_calls)
         replay.alike = _outputs_alike(calls, outputs)
