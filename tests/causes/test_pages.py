@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
 import os
 import re
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
 
 import nantrap
 from causes.programs import TORCH_WARNS, IncidentOf
+from docs_scripts import docs_script
 from nantrap.causes import Page, page, pages
 from nantrap.causes.pages import SECTIONS
 from nantrap.incident import BY_CODE, BY_SLUG
@@ -183,14 +182,14 @@ def test_python_without_docstrings_says_so() -> None:
 
 
 def test_committed_documentation_is_up_to_date() -> None:
-    build = _docs_build()
+    build = docs_script("build")
     files = {path.name: path.read_text(encoding="utf-8") for path in build.CAUSES.glob("*.md")}
     assert files == build.rendered(), "run `make docs`"
 
 
 @pytest.mark.parametrize("each", ALL, ids=_code)
 def test_page_shows_the_output_of_its_example(each: Page) -> None:
-    build = _docs_build()
+    build = docs_script("build")
     output = build.shown_output(build.CAUSES / f"{each.code}.md")
     assert each.code in output, "run `make outputs`"
     assert "Traceback" not in output
@@ -206,17 +205,7 @@ _SAMPLE = ("softmax_fully_masked_row", "state_overwritten")
     [pytest.param(each, id=each.code, marks=() if each.slug in _SAMPLE else (pytest.mark.slow,)) for each in ALL],
 )
 def test_example_runs_as_it_is(each: Page, tmp_path: Path) -> None:
-    assert each.code in _docs_build().output_of(each, tmp_path)
-
-
-def _docs_build() -> ModuleType:
-    path = Path(__file__).parents[2] / "docs" / "build.py"
-    spec = importlib.util.spec_from_file_location("docs_build", path)
-    assert spec is not None
-    assert spec.loader is not None
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
-    return build
+    assert each.code in docs_script("build").output_of(each, tmp_path)
 
 
 def test_codes_of_checkpoint_files_point_to_the_audit() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -10,23 +9,15 @@ from typing import Any
 
 import pytest
 
+from docs_scripts import docs_script
 from nantrap.cli import main
 
 pytest.importorskip("PIL")
-SCRIPT = Path(__file__).parents[2] / "docs" / "command_outputs.py"
 
 
 @pytest.fixture(scope="module")
 def outputs() -> Any:
-    """The script as a module; it imports what the scripts of its folder share."""
-    sys.path.append(str(SCRIPT.parent))
-    spec = importlib.util.spec_from_file_location("command_outputs", SCRIPT)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+    return docs_script("command_outputs")
 
 
 def stable(text: str) -> list[str]:

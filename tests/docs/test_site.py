@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import re
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 import nantrap
+from docs_scripts import docs_script
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -22,17 +21,8 @@ DOCS = Path(__file__).parents[2] / "docs"
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
-def script(name: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 def test_every_page_is_in_the_navigation_once() -> None:
-    site = script("site")
+    site = docs_script("site")
     named = list(site.pages_in(tomllib.loads(site.configuration())["project"]["nav"]))
     there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} | {"api.md"}
     assert len(named) == len(set(named))
@@ -66,7 +56,7 @@ def test_nearly_every_cause_is_in_the_index_of_symptoms() -> None:
 
 
 def test_the_api_page_has_every_name_and_every_field_of_the_policy() -> None:
-    text = script("api").api_text()
+    text = docs_script("api").api_text()
     for name in nantrap.__all__:
         if not name.startswith("_") and name != "ops":
             assert f"## `nantrap.{name}`" in text, name

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 
+from docs_scripts import docs_script
 from nantrap.cli import main
 from nantrap.doctor.checks import CONFIGURATION, PAGES, SOURCE
 from nantrap.doctor.pages import check_page, check_pages
@@ -20,13 +20,8 @@ def test_every_code_has_one_page_and_one_slug() -> None:
 
 
 def test_the_pages_in_docs_are_up_to_date() -> None:
-    spec = importlib.util.spec_from_file_location("docs_build", DOCS / "build.py")
-    assert spec is not None
-    assert spec.loader is not None
-    build = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(build)
     written = {path.name: path.read_text(encoding="utf-8") for path in (DOCS / "checks").glob("*.md")}
-    assert written == build.rendered_checks(), "run `make docs`"
+    assert written == docs_script("build").rendered_checks(), "run `make docs`"
 
 
 def test_explain_shows_the_page(capsys) -> None:
