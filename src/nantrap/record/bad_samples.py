@@ -151,8 +151,9 @@ def _alone(path: Path) -> Iterator[None]:
     from filelock import FileLock  # most runs have no list
 
     lock = FileLock(path.with_name(f".{path.name}.lock"), timeout=_SECONDS)
-    with contextlib.suppress(OSError, NotImplementedError):  # a file system without locks, or a writer that hangs
-        lock.acquire()
+    if path.parent.is_dir():  # the lock would make a folder that is missing; writing says that it is
+        with contextlib.suppress(OSError, NotImplementedError):  # a file system without locks, or a writer that hangs
+            lock.acquire()
     try:
         yield
     finally:
