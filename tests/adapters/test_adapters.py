@@ -342,7 +342,7 @@ def test_under_nantrap_run_an_adapter_does_nothing(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "this process is guarded already, so the framework's adapter does nothing" in done.stderr
-    assert "1 steps, 1 applied" in done.stderr
+    assert "1 step, 1 applied" in done.stderr
 
 
 def test_a_wrong_policy_is_refused() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 
 import pytest
 
@@ -113,6 +114,19 @@ def test_the_list_of_what_was_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "causes and checks that mention 'sqrt', the closest first"
     assert any("NT301  singular_gradient_at_zero" in line for line in lines)
     assert lines[-1] == "`nantrap explain CODE` shows the page of a cause or a check"
+
+
+@pytest.mark.parametrize("columns", [100, 80, 40])
+def test_the_list_fits_the_terminal(
+    columns: int, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    assert main(["explain", "sqrt"]) == 0
+    lines = capsys.readouterr().out.splitlines()[1:-2]
+    assert max(map(len, lines)) <= columns
+    words = " ".join(" ".join(lines).split())
+    assert "NT301 singular_gradient_at_zero the derivative is infinite at exactly zero NT208" in words
 
 
 def test_a_cause_that_does_not_exist(capsys: pytest.CaptureFixture[str]) -> None:

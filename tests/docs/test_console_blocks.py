@@ -44,8 +44,8 @@ NOT_RUN = (
 TRAINS = ("nantrap run", "python -m nantrap.systems", "python train.py", "python examples/")
 
 TRAIN_SCRIPT = """
-import sys
 import torch
+from torch import nn
 
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))

@@ -110,10 +110,21 @@ def test_a_stall_is_reported_once_and_again_after_the_run_continued(server: Rece
     for now, step in ((3000, False), (3700, False), (7400, False), (7500, True), (12_000, False)):
         clock.now = now
         if step:
-            alerter.append({})
+            alerter.append({"step": 1204})
         alerter.check_stall()
     alerter.close()
-    assert [document["text"] for _, document in server.got] == ["no step for 62 min", "no step for 75 min"]
+    said = ["no step for 62 min", "no step for 75 min, since step 1,204"]
+    assert [document["text"] for _, document in server.got] == said
+    assert [document["step"] for _, document in server.got] == [None, 1204]
+
+
+def test_a_short_stall_is_told_in_seconds(server: Received) -> None:
+    clock = Clock()
+    alerter = Alerter(Alerts(webhook=server.address("x"), every=0, stalled_after=10), clock=clock)
+    clock.now = 14
+    alerter.check_stall()
+    alerter.close()
+    assert [document["text"] for _, document in server.got] == ["no step for 14 s"]
 
 
 def test_a_command_gets_the_alert(tmp_path: Path) -> None:

@@ -121,6 +121,24 @@ def test_the_application(folder: Path) -> None:
     asyncio.run(drive())
 
 
+@pytest.mark.parametrize("columns", [80, 40])
+def test_nothing_is_wider_than_the_screen(folder: Path, columns: int) -> None:
+    pytest.importorskip("textual")
+    from textual.widgets import Static
+
+    from nantrap.report.watching import WatchApp
+
+    async def drive() -> None:
+        app = WatchApp(record.open_run(folder), interval=3600)
+        async with app.run_test(size=(columns, 24)) as pilot:
+            await pilot.pause()
+            for name, room in (("#rows", columns - 2), ("#text", columns - 4)):
+                lines = str(app.query_one(name, Static).render()).splitlines()
+                assert max(len(line) for line in lines if "incidents" not in line) <= room, lines  # a path stays whole
+
+    asyncio.run(drive())
+
+
 def test_an_empty_log_and_hostile_names(tmp_path: Path) -> None:
     pytest.importorskip("textual")
     from nantrap.report.watching import WatchApp

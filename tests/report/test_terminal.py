@@ -481,6 +481,16 @@ def test_long_lines_are_wrapped_on_a_terminal_only(monkeypatch: pytest.MonkeyPat
     )  # fmt: skip
 
 
+def test_a_terminal_without_colours_has_a_width_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "dumb")
+    monkeypatch.setenv("COLUMNS", "40")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    text = render_incident(BARE, color=None)
+    assert "\x1b" not in text
+    assert max(map(len, text.splitlines())) <= 40
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 def test_the_width_is_that_of_standard_error_though_standard_output_is_a_pipe() -> None:
     import fcntl

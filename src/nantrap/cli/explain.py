@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -15,8 +17,10 @@ from nantrap.doctor.explaining import find_page
 from nantrap.doctor.pages import CheckPage, check_pages
 from nantrap.errors import UsageError
 from nantrap.incident import BY_CODE
+from nantrap.report.wrapping import wrapped
 
 _WIDEST = 100
+_NARROWEST = 30
 _MORE = "`nantrap explain CODE` shows the page of a cause or a check"
 
 
@@ -81,13 +85,25 @@ def _listed(found: tuple[Page | CheckPage, ...]) -> str:
         if each.family != family:
             family = each.family
             lines += ["", family] if lines else [family]
-        lines.append(f"  {each.code}  {each.slug:<{widest}}  {_title(each)}")
+        lines += _rows(each, widest)
     return "\n".join([*lines, "", _MORE])
+
+
+def _rows(each: Page | CheckPage, widest: int) -> list[str]:
+    """Code, slug and title; on a terminal that is too narrow, the title continues below itself or below the slug."""
+    row = f"  {each.code}  {each.slug:<{widest}}  "
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+    if width is None or len(row) + len(_title(each)) <= width:
+        return [row + _title(each)]
+    if width - len(row) < _NARROWEST:
+        return [row.rstrip(), *(f"         {line}" for line in wrapped(_title(each), width - 9))]
+    first, *rest = wrapped(_title(each), width - len(row))
+    return [row + first, *(" " * len(row) + line for line in rest)]
 
 
 def _matched(found: Sequence[Page | CheckPage], wanted: str) -> str:
     widest = max(len(each.slug) for each in found)
-    lines = [f"  {each.code}  {each.slug:<{widest}}  {_title(each)}" for each in found]
+    lines = [line for each in found for line in _rows(each, widest)]
     return "\n".join([f"causes and checks that mention {wanted!r}, the closest first", *lines, "", _MORE])
 
 

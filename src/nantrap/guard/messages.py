@@ -16,7 +16,8 @@ LONGEST_LINE = 4000
 def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
     """The end of a run in a few lines: what was applied, what was skipped and why."""
     share = 100.0 * tally.applied / tally.attempted if tally.attempted else 100.0
-    lines = [f"{tally.attempted:,} steps, {tally.applied:,} applied ({share:.1f} %)"]
+    noun = "step" if tally.attempted == 1 else "steps"
+    lines = [f"{tally.attempted:,} {noun}, {tally.applied:,} applied ({share:.1f} %)"]
     skipped = tally.attempted - tally.applied - tally.scaler_probes
     if tally.incidents:
         counts = ((tally.incidents, "incident"), (skipped, "skipped step"), (tally.rollbacks, "rollback"))

@@ -109,6 +109,7 @@ class Alerter:
         self._held: dict[str, int] = {}
         self._beat = clock()
         self._stalled = False
+        self._step: int | None = None
         self._failed: set[str] = set()
         self._background = Background(self._send)
         self._end = threading.Event()
@@ -120,6 +121,8 @@ class Alerter:
         """A line of the journal: the run is alive."""
         self._beat = self._clock()
         self._stalled = False
+        step = line.get("step")
+        self._step = step if isinstance(step, int) else self._step
 
     def incident(self, incident: Incident, *, headline: str, text: str = "") -> None:
         """An incident; its action decides which event it is."""
@@ -159,7 +162,9 @@ class Alerter:
         quiet = self._clock() - self._beat
         if quiet > self._alerts.stalled_after and not self._stalled:
             self._stalled = True
-            self.notify("stall", f"no step for {quiet / 60:.0f} min", seconds=round(quiet))
+            long = f"{quiet / 60:.0f} min" if quiet >= 120 else f"{quiet:.0f} s"
+            since = "" if self._step is None else f", since step {self._step:,}"
+            self.notify("stall", f"no step for {long}{since}", step=self._step, seconds=round(quiet))
 
     def close(self, *, timeout: float = 20.0) -> None:
         """Send what waits. May be called again."""

@@ -53,10 +53,11 @@ def render_incident(incident: Incident, *, color: bool | None = False, width: in
             lines then also have its width, and files can be clicked where the terminal can do that.
         width: characters of a line; `None` does not wrap, which suits a pipe or a log file.
     """
-    on_terminal = color is None and is_terminal()
+    asked = color is None
+    on_terminal = asked and is_terminal()
     if color is None:
         color = (on_terminal or is_notebook()) and not os.environ.get("NO_COLOR")
-    if width is None and on_terminal:
+    if width is None and (on_terminal or (asked and _writes_to_a_screen())):
         width = terminal_width()
     # another rank may still be writing its folder
     reported = incident.bundle is not None and (
@@ -96,8 +97,13 @@ def is_terminal() -> bool:
     """Whether standard error is a terminal, or the user says that it is to be treated as one."""
     if os.environ.get("FORCE_COLOR"):
         return True
+    return _writes_to_a_screen() and os.environ.get("TERM") != "dumb"
+
+
+def _writes_to_a_screen() -> bool:
+    """Whether standard error has lines of a certain width, with colours or without (`TERM=dumb`)."""
     try:
-        return sys.stderr.isatty() and os.environ.get("TERM") != "dumb"
+        return sys.stderr.isatty()
     except (AttributeError, ValueError):  # closed, or replaced by something that is no file
         return False
 

@@ -86,15 +86,15 @@ class WatchApp(App[None]):
 
     def draw(self) -> None:
         """Show the run as it is now."""
-        run, width = self._run_read, max(40, self.size.width - 2)
+        run, width = self._run_read, max(24, self.size.width - 2)
         view = view_of(
-            run, rank=run.ranks[self._rank_index % len(run.ranks)], now=time.time(), width=max(8, width - 56),
+            run, rank=run.ranks[self._rank_index % len(run.ranks)], now=time.time(), width=_spark_width(width),
             verdict=self._judged(), window=_WINDOWS[self._window_index], log=self._log_scale,
         )  # fmt: skip
         self.query_one("#head", Static).update(self._head(view, width))
         self.query_one("#rows", Static).update(_rows(view.values, width))
         self.query_one("#counts", Static).update(self._counts(view))
-        texts = incident_texts(run, width=width - 2, color=True)
+        texts = incident_texts(run, width=width - 4, color=True)  # beside the bar that scrolls
         self.query_one("#text", Static).update(self._incident(texts, view))
 
     def _judged(self) -> health.Verdict | None:
@@ -179,18 +179,28 @@ class WatchApp(App[None]):
         self.query_one("#incident", VerticalScroll).scroll_relative(y=by, animate=False)
 
 
+_NARROW = 64
+"""Below this many columns a value has its name, its last number and its curve, and nothing else."""
+
+
+def _spark_width(width: int) -> int:
+    return max(4, width - 23) if width < _NARROW else max(8, width - 56)
+
+
 def _rows(values: tuple[Value, ...], width: int) -> Text:
     text = Text(no_wrap=True, overflow="crop")
+    narrow = width < _NARROW
+    names, numbers = (10, 10) if narrow else (18, 12)
     for value in values:
         bad = bool(value.alarm)
-        text.append(f"{_cut(value.name, 18):<18} ", style="bold")
-        text.append(f"{value.last:>12}", style="bold red" if bad else "")
+        text.append(f"{_cut(value.name, names):<{names}} ", style="bold")
+        text.append(f"{value.last:>{numbers}}", style="bold red" if bad else "")
         text.append("  ")
         for piece in re.split(f"({BAD}+)", value.spark):
             text.append(piece, style="red" if piece.startswith(BAD) else "cyan")
-        if bad:
+        if bad and not narrow:
             text.append(f"  {value.alarm}", style="bold red")
-        elif value.low:
+        elif value.low and not narrow:
             text.append(f"  {value.low} … {value.high}", style="dim")
         text.append("\n")
     text.rstrip()

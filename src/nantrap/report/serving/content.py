@@ -31,7 +31,7 @@ _SIGNS = {"skip": ("bad", "✖"), "rollback": ("bad", "↶"), "stop": ("bad", "�
 def facts_of(summary: Summary, index: Index) -> list[tuple[str, str, str]]:
     """The numbers at the top of the page: name, key and text."""
     counts = index.counts(summary.ident)
-    speed = f"{1000 / summary.milliseconds:.2f} / s" if summary.milliseconds > 0 else "unknown"
+    speed = f"{value(1000 / summary.milliseconds, 3)} / s" if summary.milliseconds > 0 else "unknown"
     total = f" of {summary.total:,}" if summary.total else ""
     facts = [("step", "step", f"{summary.step:,}{total}"), ("loss", "loss", value(summary.loss, 4))]
     for name, key, number, digits in (

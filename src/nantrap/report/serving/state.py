@@ -115,7 +115,7 @@ def state_of(recent: Recent) -> State:
     if recent.age > patience:
         if recent.alive is False:
             return State("dead", "its process is gone and it did not record its end")
-        said = f"no step for {recent.age:,.0f} s" + (f", usually {usual:.1f} s" if usual else "")
+        said = f"no step for {recent.age:,.0f} s" + (f", usually {usual:.1g} s" if usual else "")
         return State("stalled", said)
     return _running(recent)
 
@@ -136,8 +136,10 @@ def _running(recent: Recent) -> State:
     applied = [loss for loss, action in zip(recent.losses, recent.actions, strict=True) if action == "apply"]
     bad = sum(1 for loss in applied if not math.isfinite(loss))
     if applied and bad:
-        what = "losses are" if recent.foreign else "applied steps have a loss that is"
-        return State("diverging", f"{bad} of the last {len(applied)} {what} not finite")
+        one = bad == 1
+        foreign = "losses is" if one else "losses are"
+        own = "applied steps has a loss that is" if one else "applied steps have a loss that is"
+        return State("diverging", f"{bad} of the last {len(applied)} {foreign if recent.foreign else own} not finite")
     if recent.best is not None and len(applied) >= 20 and recent.best > 0:
         now = median(applied[-20:])
         if now > _DIVERGING * recent.best:
