@@ -104,7 +104,7 @@ def made(kind: str, cache: Path, python: str) -> Path:
 
 
 def invocation(script: Script, cache: Path, python: str) -> list[str]:
-    """The script as it stands behind `python` or `nantrap run`."""
+    """The script and its arguments, as they follow `python` or `nantrap run`."""
     if script.module:
         start = ["-m", script.module]
     elif script.command:

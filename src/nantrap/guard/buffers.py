@@ -221,7 +221,7 @@ class BufferShadow:
     def largest(self) -> Tensor | None:
         """A scalar that is finite only if every buffer written since the copy is: the largest magnitude, or 0 or NaN.
 
-        Stays on the device. `None` if there is nothing to look at. Buffers that held infinities from the start are
+        Stays on the device. `None` if there is nothing to check. Buffers that held infinities from the start are
         left out; one that was created since the copy may be a mask, which `names_of_bad` finds out.
         """
         plan = self._plan

@@ -49,7 +49,7 @@ class Driver(Protocol):
         """The same call in a step whose gradients overflow while the scaler searches its scale: the scaler skips it."""
 
     def repeat_update(self) -> Any:
-        """Make an update again that was undone to look at it."""
+        """Make an update again that was undone to examine it."""
 
     def refuse_update(self) -> None:
         """This step is not made: no gradient is left that could move anything."""

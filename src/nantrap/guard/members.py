@@ -111,7 +111,7 @@ class Members:
             parameter.grad = None
 
     def zero_gradients(self) -> None:
-        """Every gradient to 0, in place: for a loop that may still look at them and clears them itself."""
+        """Every gradient to 0, in place: for a loop that may still read them and clears them itself."""
         with torch.no_grad():
             for gradient in self.gradients():
                 gradient.zero_()

@@ -59,7 +59,7 @@ class Policy:
             cannot be separated, the step is skipped. `drop` reads the terms before backward and keeps the graph until
             the step is judged, which needs more memory. With several ranks, and with compiled models, only bad
             values are dropped.
-        check_batch: look at the batch before the forward pass (`attempt` only), instead of after a failure only.
+        check_batch: check the batch before the forward pass (`attempt` only), instead of after a failure only.
         batch_range: compare each batch with the batches before it, before the forward pass: a batch far outside their
             range (pixels of 0 to 255 instead of 0 to 1, one value of 1e25) is reported (`warn`) or its step skipped
             (`skip`), with path and sample. `off` does not compare. In the two-line form and under `nantrap run` the

@@ -331,7 +331,7 @@ class Protected:
         return found
 
     def count(self) -> int:
-        """How many tensors `check` looks at."""
+        """How many tensors `check` reads."""
         averaged = sum(len([*module.parameters(), *module.buffers()]) for module in self.averages)
         modules = [self.root, *(module for _, module in self.members.also)]
         return len(self._everything()) + sum(len(list(module.buffers())) for module in modules) + averaged

@@ -9,7 +9,7 @@ from torch import Tensor
 from nantrap.guard.graphs import leaves_below
 
 ASKED_AFTER = 4
-"""Steps in a row without any gradient after which the graph is looked at."""
+"""Steps in a row without any gradient after which the graph is examined."""
 
 
 def why_no_gradient(loss: Tensor, parameters: Sequence[Tensor]) -> str:

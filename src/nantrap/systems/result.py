@@ -1,4 +1,4 @@
-"""What becomes of a run: trained for some steps, plain or guarded, then looked at."""
+"""What becomes of a run: trained for some steps, plain or guarded, then examined."""
 
 from __future__ import annotations
 

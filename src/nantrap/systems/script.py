@@ -141,7 +141,7 @@ def _resume(run: Run, store: CheckpointStore, guard: Any, which: Any, options: a
 
 
 def _checked(run: Run, begin_epoch: Any, voice: Voice) -> Any:
-    """Before each epoch, look at parameters and buffers, and say so."""
+    """Before each epoch, check parameters and buffers, and print the result."""
 
     def begin(this: Run) -> None:
         if begin_epoch is not None:

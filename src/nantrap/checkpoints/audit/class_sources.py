@@ -342,7 +342,7 @@ def _effect_of_call(found: _Class, function: ast.expr, depth: int) -> Seen:
         return Seen("unclear", called.full)
     if rest:
         if _defined(_statements(found.module.tree.body), first) is not None and rest.startswith("__"):
-            return _NOTHING  # `Base.__init__(self)`: bases are looked at by themselves
+            return _NOTHING  # `Base.__init__(self)`: bases are judged by themselves
         return _effect_of_method_name(dotted.rpartition(".")[2])
     if dotted in SYSTEM_CALLS:
         return Seen("system", dotted)

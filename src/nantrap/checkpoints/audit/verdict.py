@@ -2,7 +2,7 @@
 
 Problem          one thing that is wrong with a checkpoint, with a stable code
 CheckpointAudit  one checkpoint: format, size, facts, problems
-AuditReport      everything one call looked at, and the last good checkpoint
+AuditReport      everything one call checked, and the last good checkpoint
 """
 
 from __future__ import annotations
@@ -157,7 +157,7 @@ class CheckpointAudit:
 
 @dataclass(frozen=True, slots=True)
 class AuditReport:
-    """Everything one audit looked at, oldest first where there is an order.
+    """Everything one audit checked, oldest first where there is an order.
 
     `last_good` is the path of the newest healthy checkpoint that holds a model. `not_read` names the
     checkpoints that a bisection did not need to open.

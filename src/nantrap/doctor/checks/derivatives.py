@@ -249,7 +249,7 @@ def _risky(module: Module, side: ast.expr, function: Function, line: int, condit
     own = dotted(side)
     if own:
         if own.lower() in guarded:
-            return None  # the condition looks at the result
+            return None  # the condition tests the result
         side = _followed(side, function, line, 2)
     name = dotted(condition)
     definition = function.latest(name, line) if name else None

@@ -56,12 +56,12 @@ PAGES: Final[dict[str, tuple[str, str]]] = {}
 
 
 def configuration_check(code: str, slug: str) -> Callable[[_Function], _Function]:
-    """Register a check that looks at the settings of one source."""
+    """Register a check of the settings of one source."""
     return _register(CONFIGURATION, code, slug)
 
 
 def source_check(code: str, slug: str) -> Callable[[_Function], _Function]:
-    """Register a check that looks at one Python file."""
+    """Register a check of one Python file."""
     return _register(SOURCE, code, slug)
 
 

@@ -1,7 +1,7 @@
 """The pass itself: one block of samples in, its measures out.
 
 The order matters for speed. The greatest and the least value of each sample are read first; NaN and Inf show in them.
-Everything else is looked at only in the samples for which these two numbers leave a question open.
+Everything else is measured only in the samples for which these two numbers leave a question open.
 """
 
 from __future__ import annotations

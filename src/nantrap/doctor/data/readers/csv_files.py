@@ -174,7 +174,7 @@ def _scan_table(data: bytes, layout: _Layout, options: DataOptions, *, first: bo
 
 
 def _table_column(name: str, column: Any, indices: Array) -> Block:
-    """A column that pyarrow has parsed: numbers, or texts that are looked at again."""
+    """A column that pyarrow has parsed: numbers, or texts that are parsed again here."""
     import pyarrow
 
     types = pyarrow.types
