@@ -147,6 +147,7 @@ def contestants(make: Any, folder: str) -> dict[str, Step]:
         "A/A (plain)": plain(),
         "guard, two lines": two_line(),
         "guard, attempt": attempt(),
+        "guard, every step sampled": two_line(policy=nantrap.Policy(magnitudes_every=1)),
         "guard, undo always": two_line(policy=nantrap.Policy(undo="always")),
         "anomaly mode": anomaly(),
         "isfinite hooks": isfinite_hooks(),

@@ -96,11 +96,17 @@ def _origin_finding(incident: Incident) -> Finding | None:
 
 
 def _frame(frame: Frame) -> Stop:
-    where = ", ".join(part for part in (frame.module or "", f"line {frame.line}" if frame.line else "") if part)
+    line = f"line {frame.line}" if frame.line else ""
+    where = ", ".join(part for part in (_module(frame.module or ""), line) if part)
     name = frame.op.removeprefix("aten.")
     if frame.nonfinite:
         return Stop("harmless", name, where, "not finite here, and not where it began")
     return Stop("healthy", name, where, f"largest {value(frame.absmax, 3)}" if frame.absmax is not None else "finite")
+
+
+def _module(name: str) -> str:
+    """A part of a sequence has a number for its name."""
+    return f"module {name}" if name.isdecimal() else name
 
 
 @dataclass(slots=True)
@@ -137,7 +143,7 @@ def _group(group: _Group) -> list[Stop]:
         names = [*names[: _OPS_IN_GROUP - 2], f"{len(names) - _OPS_IN_GROUP + 1} more", names[-1]]
     lines = sorted({frame.line for frame in group.frames if frame.line})
     words = f"line {lines[0]}" if len(lines) == 1 else f"lines {lines[0]} to {lines[-1]}" if lines else ""
-    where = ", ".join(part for part in (group.module, words) if part)
+    where = ", ".join(part for part in (_module(group.module), words) if part)
     share = group.frames[-1].share
     text = "not finite" if share is None else "every value" if share == 1.0 else "a part of its values"
     stop = Stop("bad", " → ".join(names), where, text, share)
