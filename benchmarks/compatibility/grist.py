@@ -45,7 +45,9 @@ PROGRAMS = {
 }
 
 
-def run(number: int, programs: Path, cache: Path, python: str, limit: float, move: float) -> dict[str, Any]:
+def run(
+    number: int, programs: Path, cache: Path, python: str, limit: float, move: float, plant: float
+) -> dict[str, Any]:
     """One program. Returns what nantrap said of it."""
     place = cache / f"ID_{number}"
     place.mkdir(parents=True, exist_ok=True)
@@ -56,6 +58,7 @@ def run(number: int, programs: Path, cache: Path, python: str, limit: float, mov
         ),
         "GRIST_EXITS": "1",
         "GRIST_MOVE": str(move),
+        "GRIST_PLANT": str(plant),
         "OMP_NUM_THREADS": "1",
         "PYTHONHASHSEED": "0",
         "MPLBACKEND": "Agg",
@@ -93,12 +96,13 @@ def main() -> int:
     parser.add_argument("--only", type=int, nargs="+", default=[], help="numbers of programs")
     parser.add_argument("--limit", type=float, default=300.0, help="seconds a program may take")
     parser.add_argument("--move", type=float, default=1.0, help="how far the search moves an input in a round")
+    parser.add_argument("--plant", type=float, default=0.0, help="multiply the input by this in the first round")
     parser.add_argument("--json", type=Path, help="write everything here")
     options = parser.parse_args()
     results = []
     for number in options.only or PROGRAMS:
         places = options.programs.resolve(), options.cache.resolve()
-        results.append(run(number, *places, options.python, options.limit, options.move))
+        results.append(run(number, *places, options.python, options.limit, options.move, options.plant))
         print(json.dumps(results[-1]), file=sys.stderr, flush=True)
     print("| program | seen | code | line |\n| --- | --- | --- | --- |")
     for each in results:

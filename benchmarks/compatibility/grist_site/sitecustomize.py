@@ -3,7 +3,8 @@
 The programs import `scripts.utils.torch_utils`. GRIST's own version moves the inputs along a gradient until the loss is
 not finite, writes a file and exits. The stand-in here moves them in the same direction and lets the program go on, so
 that the value reaches the backward pass and the update, where the program has them. GRIST_EXITS=1 makes it look at the
-loss and exit, as the original does.
+loss and exit, as the original does. With GRIST_PLANT=F the input is multiplied by F in the first round: for programs
+whose search does not find a bad input in a short time.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import sys
 from types import ModuleType
 
 LARGEST_MOVE, MOST_ROUNDS, BAD_ROUNDS = float(os.environ.get("GRIST_MOVE", "1")), 4000, 4
+PLANTED = float(os.environ.get("GRIST_PLANT", "0"))
 
 
 def torch_utils():
@@ -53,6 +55,8 @@ def torch_utils():
             if self.rounds > MOST_ROUNDS:
                 sys.exit(9)
             with torch.no_grad():
+                if PLANTED and self.rounds == 1:
+                    return input_data.detach() * PLANTED, None
                 moved = input_data.detach() - LARGEST_MOVE * monitor_var["obj_grad"].sign()
             return moved, None
 
@@ -125,7 +129,43 @@ def scatter(name):
     return module
 
 
+def resources(name):
+    """The version of an installed package, as `pkg_resources` gave it."""
+    import importlib.metadata
+
+    from packaging.version import parse
+
+    module = Anything(name)
+    module.get_distribution, module.parse_version = importlib.metadata.distribution, parse
+    return module
+
+
+def scorer(name):
+    """Where scikit-learn kept it once."""
+    from sklearn.metrics import _scorer, check_scoring, make_scorer
+
+    module = ModuleType(name)
+    module.check_scoring, module.make_scorer, module._BaseScorer = check_scoring, make_scorer, _scorer._BaseScorer
+    return module
+
+
+def publish_loss(module):
+    """Program 5 takes a square root, whose value is finite everywhere. The published bug is the logarithm in the loss
+    that it copied, which stands in the file beside it: that one is used."""
+    import torch
+
+    published = module.RankCrossEntropyLoss
+
+    class Loss(published):
+        def forward(self, y_pred, y_true):
+            own = published.forward(self, y_pred, y_true)
+            return own, torch.softmax(y_pred.view(-1, self.num_neg + 1), dim=-1)
+
+    module.RankCrossEntropyLossFGSM = Loss
+
+
 MADE = {
+    "sklearn.metrics.scorer": scorer,
     "scripts.utils.torch_utils": lambda name: torch_utils(),
     "torchvision": vision,
     "torchvision.datasets": datasets,
@@ -135,21 +175,30 @@ MADE = {
     "torch_sparse": Anything,
     "torch_cluster": Anything,
     "torch_spline_conv": Anything,
-    "pkg_resources": Anything,
+    "pkg_resources": resources,
     "plyfile": Anything,
 }
 """Modules that are made here: the search, the data, and packages that no longer exist for this torch."""
 
 
+CHANGED = {
+    "sklearn.datasets": lambda module: setattr(module, "fetch_openml", table),
+    # removed from scikit-learn since
+    "sklearn.utils": lambda module: setattr(module, "safe_indexing", lambda data, indices: data[indices]),
+    "scripts.study_case.ID_5.matchzoo.losses": publish_loss,
+}
+"""Modules of which a name is set after they were loaded."""
+
+
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Serves the modules that are made here, and random numbers in the place of scikit-learn's download."""
+    """Serves the modules that are made here, and changes those that are named above."""
 
     looking = False
 
     def find_spec(self, name, path=None, target=None):
         if name in MADE:
             return importlib.util.spec_from_loader(name, self, is_package=name == "torchvision")
-        if self.looking or name not in ("sklearn.datasets", "sklearn.utils"):
+        if self.looking or name not in CHANGED:
             return None
         self.looking = True
         try:
@@ -162,10 +211,7 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
         def exec_module(module):
             execute(module)
-            if name == "sklearn.datasets":
-                module.fetch_openml = table
-            else:  # removed from scikit-learn since
-                module.safe_indexing = lambda data, indices: data[indices]
+            CHANGED[name](module)
 
         spec.loader.exec_module = exec_module
         return spec
