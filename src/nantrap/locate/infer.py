@@ -215,7 +215,7 @@ def _units(frame: Frame, parts: _Parts) -> list[_Unit]:
         for unit in level:
             for expression in _expressions(unit.code):
                 if isinstance(expression, ast.Call):
-                    called = unit.look_up(expression.func)
+                    called = _called(expression, unit)
                     function = None if id(called) in parts.excluded else _user_function(called)
                     if function is not None and function.__code__ not in seen and len(seen) < _MOST_FUNCTIONS:
                         seen.add(function.__code__)
@@ -223,6 +223,15 @@ def _units(frame: Frame, parts: _Parts) -> list[_Unit]:
         units += below
         level = below
     return units
+
+
+def _called(expression: ast.Call, unit: _Unit) -> Any:
+    """What a call runs. `Loss()(x, y)` makes a module and runs its forward."""
+    function = expression.func
+    if not isinstance(function, ast.Call):
+        return unit.look_up(function)
+    made = unit.look_up(function.func)
+    return made.forward if isinstance(made, type) and issubclass(made, nn.Module) else None
 
 
 def _unit_of(function: types.FunctionType, parts: _Parts) -> _Unit:
