@@ -60,7 +60,7 @@ def test_the_help_names_the_call(loss: Callable[[Tensor], Tensor], help_text: st
 def test_a_logarithm_of_a_negative_number_is_not_called_one_of_zero() -> None:
     cause = cause_of(lambda y: (y - 10).log().mean(), zero=False)
     assert cause.slug == "domain_error"
-    assert cause.summary == "log was given -9.838, for which it is not defined, in the code outside its submodules"
+    assert cause.summary == "log was given -9.838, for which it is not defined, in the loss"
     assert cause.evidence[0].text.startswith(
         "aten.log was given values outside its domain at 20 of 20 places, from -10"
     )

@@ -182,7 +182,7 @@ def test_division(incident_of: IncidentOf) -> None:
 
 def test_exp(incident_of: IncidentOf) -> None:
     cause = first(incident_of("exp_overflow"))
-    assert cause.summary == "exp of 99.87 exceeds the range of float32 in the code outside its submodules"
+    assert cause.summary == "exp of 99.87 exceeds the range of float32 in the loss"
     assert evidence(cause)[0] == "aten.exp was given 99.87; in float32 it overflows above 88.72"
 
 

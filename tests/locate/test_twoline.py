@@ -166,6 +166,23 @@ def test_the_line_of_the_loss_function_is_inferred() -> None:
     assert line[incident.source.column : incident.source.end_column] == "p.log2()"
 
 
+class Entropy(nn.Module):
+    def forward(self, p: Tensor) -> Tensor:
+        return -(p * p.log10()).sum()
+
+
+def test_the_line_of_a_loss_that_is_made_where_it_is_called() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
+    guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-9), quiet=True)
+    loss = Entropy()(model(zeros - 100))
+    guard.backward(loss)
+    incident = guard.step().incident
+    assert incident is not None
+    assert incident.source is not None
+    assert (incident.source.function, incident.source.inferred) == ("Entropy.forward", True)
+    assert incident.source.text.strip() == "return -(p * p.log10()).sum()"
+
+
 def test_two_lines_that_could_be_meant_are_not_guessed() -> None:
     model = nn.Linear(3, 3)
     guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=1e-9), quiet=True)

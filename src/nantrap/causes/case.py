@@ -56,10 +56,13 @@ class Case:
 
     @property
     def place(self) -> str:
-        """The guilty module in a sentence: its name, or the code outside every named one. `0` is called `module 0`."""
+        """The guilty module in a sentence: its name, the loss, or the model's own code. `0` is called `module 0`."""
         module = self.location.module
-        if module in (None, "loss"):
-            return "the code outside its submodules"
+        if module is None:
+            return "the step"
+        if module == "loss":
+            inside = self.capture is not None and self.capture.op.inside
+            return "the model's own code" if inside else "the loss"
         return f"module {module}" if str(module)[0].isdigit() else str(module)
 
     @property
@@ -161,10 +164,13 @@ class Case:
     def bad_model_input(self) -> tuple[str, Tensor] | None:
         """An input of the model that holds NaN and was not made of finite data by the program: its name and itself."""
         from nantrap.locate import tensors_of
+        from nantrap.locate.wrapping import arguments_by_name
 
         calls = self.failed.root_call.chain() if self.failed.root_call is not None else []
         for call in calls:
-            for path, tensor in () if call.made_from_finite else tensors_of({"args": call.args, **call.kwargs}):
+            called = self.failed.root if call.module is None else call.module
+            given = arguments_by_name(called, call.args, call.kwargs)
+            for path, tensor in () if call.made_from_finite else tensors_of(given):
                 if tensor.grad_fn is None and tensor.is_floating_point() and bool(tensor.isnan().any()):
                     return path, tensor
         return None

@@ -26,7 +26,6 @@ from nantrap.guard.heads import drop_bad_terms, heads_of, left_out
 from nantrap.guard.loss import LossLike
 from nantrap.guard.micro_batches import judge_micro_batch
 from nantrap.guard.parts import Parts
-from nantrap.guard.ranges import arguments_by_name
 from nantrap.guard.still import ASKED_AFTER
 from nantrap.guard.torch_private import (
     has_compiled_part,
@@ -43,7 +42,7 @@ from nantrap.locate.probes import forget_probes_of, keep_probes_for, pending_pro
 from nantrap.locate.python_private import current_frame
 from nantrap.locate.source import is_user_code
 from nantrap.locate.step import active_replays
-from nantrap.locate.wrapping import callable_parts
+from nantrap.locate.wrapping import arguments_by_name, callable_parts
 
 _parameters_of = itemgetter("params")
 _INPUTS_KEPT = 8

@@ -14,7 +14,6 @@ import fnmatch
 import itertools
 import math
 from collections import deque
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -26,6 +25,7 @@ from nantrap.guard.window import Micro
 from nantrap.incident import Finding
 from nantrap.incident.wording import some_of
 from nantrap.locate import tensors_of
+from nantrap.locate.wrapping import arguments_by_name
 
 _FACTOR = 20.0
 _FEWEST = 8
@@ -143,13 +143,6 @@ class Ranges:
         self.findings.append(Finding("batch", path, "data", stats=stats, value=furthest, note=note, samples=samples))
 
 
-def arguments_by_name(module: torch.nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What a module is called with, by the names in its `forward`."""
-    names = _parameter_names(type(module))
-    named = {names[i] if i < len(names) else f"args[{i}]": value for i, value in enumerate(args)}
-    return {**named, **kwargs}
-
-
 def inputs_of(micro: Micro) -> list[Finding]:
     """The tensors of a micro-batch with their statistics; of the model's call where only that is seen."""
     batch, note = micro.batch, ""
@@ -172,11 +165,6 @@ def words_for(findings: list[Finding]) -> str:
     first, more = findings[0], len(findings) - 1
     others = f"; {more} more of its tensors too" if more else ""
     return f"the batch is far outside its range: {first.name} {first.note}{others}"
-
-
-def _parameter_names(kind: type[torch.nn.Module]) -> tuple[str, ...]:
-    code = getattr(kind.forward, "__code__", None)
-    return () if code is None else tuple(code.co_varnames[1 : code.co_argcount])
 
 
 def _is_measured(tensor: Tensor) -> bool:

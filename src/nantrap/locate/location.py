@@ -48,6 +48,10 @@ class Location:
     witnesses: tuple[Capture, ...] = ()
 
 
+FINITE_REPLAY = "the replay is finite"
+"""How the note begins that a failure does not repeat."""
+
+
 def location_of(replay: Replay, *, fallback: Phase) -> Location:
     """Where a replay says that it began, with notes on how the replay differed from the step."""
     location = Location(phase=fallback, replay=replay, exact=replay.exact, sinks=replay.sinks)
@@ -62,7 +66,7 @@ def location_of(replay: Replay, *, fallback: Phase) -> Location:
     if replay.origin is None:
         if not replay.failed and replay.error is None:
             how = "without compilation " if compiled_code_ran() else ""
-            location.notes.append(f"the replay is finite: {how}the failure does not repeat in it")
+            location.notes.append(f"{FINITE_REPLAY}: {how}the failure does not repeat in it")
         return location
     if replay.origin < 0:
         external = replay.trace.externals[replay.origin]

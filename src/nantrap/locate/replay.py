@@ -21,6 +21,7 @@ from nantrap.locate.source import is_boundary
 from nantrap.locate.step import FailedStep
 from nantrap.locate.torch_private import sequence_of
 from nantrap.locate.trace import Registered, Trace
+from nantrap.locate.wrapping import arguments_by_name
 
 
 def fails_alike(failed: FailedStep, loss: float, bad: Iterable[str]) -> bool:
@@ -221,13 +222,13 @@ def _inputs(failed: FailedStep) -> Any:
     if failed.forward is not None or failed.root_call is None:
         return failed.batch
     calls = failed.root_call.chain()
-    named = [{**{f"args[{i}]": value for i, value in enumerate(call.args)}, **call.kwargs} for call in calls]
+    named = [arguments_by_name(_called(call, failed), call.args, call.kwargs) for call in calls]
     if len(named) == 1:
         return named[0]
     # what one call passes to the next was computed in this step: it is not data
     return {
-        f"call {i} {path}": tensor
-        for i, inputs in enumerate(named)
+        f"{path} of call {number} of {len(named)}": tensor
+        for number, inputs in enumerate(named, start=1)
         for path, tensor in tensors_of(inputs)
         if tensor.grad_fn is None
     }

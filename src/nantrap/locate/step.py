@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from nantrap.incident import Phase
 from nantrap.locate.kept import RootCall
 from nantrap.locate.rng import RngState
+from nantrap.locate.silence import silently
 
 _replays: list[int] = []
 
@@ -153,7 +154,7 @@ class FailedStep:
                 parameter.grad = None
             if state is not None:
                 state.restore()
-            with self.quiet():
+            with self.quiet(), silently():
                 yield
         finally:
             self.restore_buffers()

@@ -14,7 +14,7 @@ from nantrap.finite import any_nonfinite
 from nantrap.locate.autopsy import Evidence
 from nantrap.locate.infer import infer_source
 from nantrap.locate.kept import LossPart
-from nantrap.locate.location import Location, evidence_location, location_of
+from nantrap.locate.location import FINITE_REPLAY, Location, evidence_location, location_of
 from nantrap.locate.losspart import replay_loss_part
 from nantrap.locate.nodes import operation_name
 from nantrap.locate.origin import Replay
@@ -67,6 +67,8 @@ def _search(failed: FailedStep) -> Location:
             # the graph, or the rest being finite, says that the cause is in the model; yet it is finite in the replay
             model_failed = isinstance(evidence, Evidence) or not _bad_cotangent(failed)
             location.exact = False if model_failed and evidence is not None else None
+            general = f"{FINITE_REPLAY}:"  # the same in fewer words
+            location.notes = [note for note in location.notes if not note.startswith(general)]
             location.notes.append(_finite_model(failed))
     return location
 
@@ -105,6 +107,6 @@ def _finite_model(failed: FailedStep) -> str:
     if not math.isfinite(failed.loss_value) and failed.evidence is None:
         return "the model's output is finite in a replay: the cause is in the loss function, or does not repeat"
     return (
-        "the model's calls are finite in a replay: the cause is in the code around them, or the failure does not "
-        "repeat with the same inputs"
+        "what the model returns is finite in a replay: the cause is in the code around it, the model replaced the bad "
+        "value itself, or the failure does not repeat with the same inputs"
     )

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from torch import nn
 
@@ -16,6 +17,14 @@ def unwrap(model: nn.Module) -> nn.Module:
         if not isinstance(inner, nn.Module):
             return model
         model = inner
+
+
+def arguments_by_name(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What a module is called with, by the names in its `forward`."""
+    code = getattr(type(unwrap(module)).forward, "__code__", None)
+    names = () if code is None else code.co_varnames[1 : code.co_argcount]
+    named = {names[i] if i < len(names) else f"args[{i}]": value for i, value in enumerate(args)}
+    return {**named, **kwargs}
 
 
 def is_compiled(model: nn.Module) -> bool:
