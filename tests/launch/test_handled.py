@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -71,7 +73,7 @@ def item_then_continue(data: Batches) -> nn.Module:
 def detached_then_break(data: Batches) -> nn.Module:
     net = Net()
     optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
-    for x, y in data[: BAD + 1]:
+    for x, y in itertools.islice(data, BAD + 1):
         optimizer.zero_grad()
         loss = F.mse_loss(net(x), y)
         if not math.isfinite(float(loss.detach())):
@@ -150,11 +152,18 @@ def state(module: nn.Module) -> list[Tensor]:
     return [t.detach().clone() for t in (*module.parameters(), *module.buffers())]
 
 
+def loaded(data: Batches) -> DataLoader[Any]:
+    """The same batches from a data loader."""
+    return DataLoader(TensorDataset(*(torch.cat(part) for part in zip(*data, strict=True))), batch_size=len(data[0][0]))
+
+
+@pytest.mark.parametrize("loads", [False, True], ids=["list", "loader"])
 @pytest.mark.parametrize("name", SKIPPING)
-def test_a_batch_that_the_script_skips_is_an_incident(name: str, settings: Settings) -> None:
+def test_a_batch_that_the_script_skips_is_an_incident(name: str, loads: bool, settings: Settings) -> None:
     torch.manual_seed(7)
+    data = batches(bad=BAD)
     with attached(settings) as attachment:
-        net = SKIPPING[name](batches(bad=BAD))
+        net = SKIPPING[name](loaded(data) if loads else data)  # type: ignore[arg-type]
         attachment.loops.record_abandoned()
         loop, summary = only(attachment), Summary.of(attachment)
     incident = loop.last_incident
@@ -629,6 +638,43 @@ def test_inf_gradients_are_seen_before_they_are_clipped_to_nan(settings: Setting
     assert incident.cause.slug == "singular_gradient_at_zero"
 
 
+def test_a_failure_that_does_not_repeat_is_said_once(settings: Settings) -> None:
+    """The gradient is made bad by the script itself, after the backward pass: no replay can show that."""
+    with attached(settings) as attachment:
+        net = nn.Linear(6, 1)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for number, (x, y) in enumerate(batches()):
+            optimizer.zero_grad()
+            F.mse_loss(net(x), y).backward()
+            if number == BAD:
+                assert net.weight.grad is not None
+                net.weight.grad[0, 2] = math.inf
+            nn.utils.clip_grad_norm_(net.parameters(), 1.0)
+            optimizer.step()
+    incident = only(attachment).last_incident
+    assert incident is not None
+    assert [finding.stats.describe() for finding in incident.findings if finding.stats] == ["1 of 6 values is +Inf"]
+    assert [note for note in incident.notes if "finite" in note] == [
+        (
+            "what the model returns is finite in a replay: the cause is in the code around it, the model replaced "
+            "the bad value itself, or the failure does not repeat with the same inputs"
+        )
+    ]
+
+
+def test_an_input_of_one_of_two_calls_is_named_by_its_argument(settings: Settings) -> None:
+    with attached(settings) as attachment:
+        net = Net()
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        for x, y in batches(bad=BAD):
+            optimizer.zero_grad()
+            (F.mse_loss(net(x), y) + F.mse_loss(net(x + 0.01), y)).backward()
+            optimizer.step()
+    incident = only(attachment).last_incident
+    assert incident is not None
+    assert "args[0]" not in json.dumps(incident.to_dict())
+
+
 def test_epoch_batch_and_the_index_below_a_subset_are_named(settings: Settings) -> None:
     with attached(settings) as attachment:
         net = Net()
@@ -665,3 +711,30 @@ def test_a_disabled_scaler_does_not_break_a_healthy_run(enabled: bool, settings:
             scaler.step(optimizer)
             scaler.update()
     assert only(attachment).tally.applied == 11
+
+
+class Warns(nn.Module):
+    """Prints when its values are bad, and warns when it is given a single sample, as `std` does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.fc(x)
+        if not bool(out.isfinite().all()):
+            print("bad values in the model")
+        if len(x) == 1:
+            warnings.warn("a batch of one", stacklevel=1)
+        return out
+
+
+def test_what_a_model_prints_is_printed_once(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+    with attached(settings):
+        net = Warns()
+        optimizer = torch.optim.SGD(net.parameters(), 1e-3)
+        for x, y in batches(bad=BAD):
+            optimizer.zero_grad()
+            F.mse_loss(net(x), y).backward()
+            optimizer.step()
+    assert capsys.readouterr().out == "bad values in the model\n"

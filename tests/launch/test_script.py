@@ -497,6 +497,7 @@ def test_how_far_a_run_may_go(shell: Shell, options: list[str], code: int, said:
     assert ("nantrap: the guard stopped the run (exit code 3)" in ended.summary) is (code == 3)
     assert "Traceback" not in ended.err
     assert ("error[NT101]" in ended.err) is ("--quiet" not in options)
+    assert ended.err.count(said) == 1
 
 
 def test_an_observed_run_ends_poisoned_and_says_so(shell: Shell) -> None:
@@ -707,10 +708,79 @@ def test_a_script_with_its_own_guard_is_left_alone(shell: Shell) -> None:
     own = shell.nantrap("--run-dir", "run", *arguments, "--guard", "--run-dir", "own")
     assert own.code == 0, own.err
     assert not (shell.folder / "run").exists()
-    assert own.err.endswith("nantrap: no optimizer made a step, so nothing was guarded\n")
+    assert own.err.endswith("nantrap: the script guards its optimizer itself, and nothing was added\n")
+    assert "no effect" not in own.err
     contained = shell.nantrap("--run-dir", "run2", *arguments)
     assert contained.code == 0, contained.err
     assert shell.incidents("run2")
+
+
+OWN_GUARD = """
+import nantrap, torch
+model = torch.nn.Linear(2, 1)
+guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(2):
+    guard.backward(model(torch.ones(2, 2)).sum())
+    guard.step()
+"""
+
+
+def test_options_that_do_not_reach_a_guard_of_the_script_are_said(shell: Shell) -> None:
+    shell.write("own.py", OWN_GUARD)
+    ended = shell.nantrap("--export", "tensorboard", "--clip", "0.5", "own.py")
+    assert ended.code == 0, ended.err
+    assert ended.err.splitlines() == [
+        (
+            "nantrap: the script guards its SGD itself, so --clip 0.5, --export tensorboard have no effect on it; "
+            "give the same to its Guard"
+        ),
+        "nantrap: the script guards its optimizer itself, and nothing was added",
+    ]
+
+
+FORKS = """
+import multiprocessing, os, sys, torch
+
+def train(steps, bad=-1):
+    model = torch.nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(steps):
+        optimizer.zero_grad()
+        model(torch.full((2, 3), float("nan") if step == bad else 1.0)).sum().backward()
+        optimizer.step()
+    return model, optimizer
+
+train(3)
+child = multiprocessing.get_context("fork").Process(target=train, args=(4, 2))
+child.start()
+child.join()
+copy = os.fork()
+if copy == 0:
+    sys.exit(0)
+os.waitpid(copy, 0)
+train(2)
+print(child.pid)
+"""
+
+
+def test_a_forked_process_has_its_own_journal_and_summary(shell: Shell) -> None:
+    shell.write("forks.py", FORKS)
+    ended = shell.nantrap("--run-dir", "run", "--diagnose", "off", "forks.py")
+    assert ended.code == 0, ended.err
+    folders = {"run": ["apply"] * 3, "run/optimizer-2": ["apply"] * 2}
+    folders[f"run/process-{ended.out.strip()}"] = ["apply", "apply", "skip", "apply"]
+    found = {
+        str(path.parent.relative_to(shell.folder)): [
+            line["action"] for line in map(json.loads, path.read_text().splitlines()) if "action" in line
+        ]
+        for path in shell.folder.glob("run/**/journal-r0.jsonl")
+    }
+    assert found == folders
+    assert [line for line in ended.err.splitlines() if " applied (" in line] == [
+        "nantrap: 4 steps, 3 applied (75.0 %), 1 incident",
+        "nantrap: 5 steps, 5 applied (100.0 %), 0 incidents",
+    ]
+    assert "nothing was guarded" not in ended.err
 
 
 @pytest.mark.parametrize(

@@ -339,6 +339,12 @@ class Recorder:
             if journal.path.stat().st_size <= _LARGEST_REPORTED:
                 write_run_report(self.run_dir)
 
+    def abandon(self) -> None:
+        """This is a copy of the process that records the run: nothing more is written here, only printed."""
+        if self._journal is not None:
+            self._journal.abandon()
+        self._journal, self.run_dir, self._listeners = None, None, ()
+
     # ---- parts
 
     def _with_samples(self, incident: Incident, draft: Draft) -> Incident:

@@ -26,7 +26,6 @@ from nantrap.locate.autopsy import examine
 from nantrap.locate.caller import seen_from
 
 _SKIPPED = "the script skipped this batch itself"
-_ENDED = "the script ended itself at this loss"
 _REPLACED = "the script replaced this non-finite loss by a constant, so there is no gradient"
 
 
@@ -84,9 +83,9 @@ class Abandoning:
             window = self._collector.window
             with seen_from(frames) if frames else contextlib.nullcontext():
                 if window is not None and window.micros:
-                    self._given_up.micro_batch(window, _bad_micro(loss, call), "left out by the script")
+                    self._given_up.micro_batch(window, self._bad_micro(loss, call), "left out by the script")
                 else:
-                    skipped = _ENDED if asked.ended else _SKIPPED
+                    skipped = asked.ended or _SKIPPED
                     self._abandon(loss, call, _REPLACED if replaced else skipped)
                     abandoned = True
             asked.data = None
@@ -120,23 +119,20 @@ class Abandoning:
         if window is None or not any(each.grad is tensor for each in self._parts.protected.members.parameters):
             return False
         if window.bad_before_repair is None and window.micros and not window.micros[-1].bad:
-            self._activity.busy = True
-            try:
+            with self._activity.of_guard():
                 if finite.any_nonfinite([tensor]):
                     window.bad_before_repair = self._given_up.gradients(window)
-            finally:
-                self._activity.busy = False
         return True
 
     def _abandon(self, loss: Tensor, call: RootCall | None, words: str) -> None:
         """The script makes no step from a bad loss: recorded as a step that it skipped."""
-        micros = [_bad_micro(loss, call)]
+        micros = [self._bad_micro(loss, call)]
         skipped = Window(time.perf_counter(), whole=True, micros=micros, without_gradient=True)
         self._given_up.step(skipped, words)
 
-
-def _bad_micro(loss: Tensor, call: RootCall | None) -> Micro:
-    """A micro-batch of a loss that is not finite, with what its graph still shows."""
-    micro = Micro(Loss(loss, {}), root_call=call, values=[float(loss.detach())])
-    micro.evidence = examine(loss, call)
-    return micro
+    def _bad_micro(self, loss: Tensor, call: RootCall | None) -> Micro:
+        """A micro-batch of a loss that is not finite, with what its graph still shows."""
+        with self._activity.of_guard():
+            micro = Micro(Loss(loss, {}), root_call=call, values=[float(loss.detach())])
+            micro.evidence = examine(loss, call)
+        return micro

@@ -51,8 +51,8 @@ class Asked:
         """The script's frames when it read the first scalar that is not finite."""
         self.replaced = False
         """Whether the script ran a backward pass from a constant since then."""
-        self.ended = False
-        """The script has ended itself; the reason is what it tested last."""
+        self.ended = ""
+        """How the script ended, in words: what it tested last is the reason."""
         self.data: BadData | None = None
         """The batch that the script has tested and not used yet, if it is not finite."""
         self.output: Tensor | None = None

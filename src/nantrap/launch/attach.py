@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.util
+import os
 from collections.abc import Iterator
 
 from nantrap.faults import Injected, Injector, parse_faults
@@ -56,7 +58,35 @@ class Attachment:
         self._faults = Injector(parse_faults(settings.inject)) if settings.inject else None
         if self._faults is not None:
             self._faults.attach()
+        self._owner = os.getpid()
         _living.append(self)
+        multiprocessing.util.register_after_fork(self, _end_with_process)
+
+    def begin_in_child(self, settings: Settings | None = None) -> None:
+        """This process was forked from one that is attached: it is attached as well, and records separately.
+
+        Args:
+            settings: those of this process; `None` keeps those of the parent.
+        """
+        self.loops.begin_in_child()
+        if settings is not None:
+            self.settings = self.loops.settings = settings
+
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a copy of the one that attached."""
+        return self._owner != os.getpid()
+
+    def end_in_child(self) -> None:
+        """A forked process ends without the end of `nantrap run`: its journal is written, and its summary printed."""
+        from nantrap.launch.summary import Summary, print_summary
+
+        if self not in _living or not any(True for _ in self.loops):
+            return
+        self.loops.record_abandoned()
+        summary = Summary.of(self)
+        self.detach()
+        print_summary(summary, 3 if summary.stopped else 0, self.loops.settings)
 
     def detach(self) -> None:
         """PyTorch as it was; every guard is closed. May be called again."""
@@ -75,6 +105,22 @@ class Attachment:
     def bad_state(self) -> list[str]:
         """The names of the guarded parameters and buffers that are not finite now."""
         return [name for loop in self.loops for name in loop.bad_state()] + self.loops.bad_loose()
+
+
+def _after_fork() -> None:
+    """In a child: workers of a data loader, processes that train. Never raises; most children train nothing."""
+    for attachment in _living:
+        with contextlib.suppress(Exception):
+            attachment.begin_in_child()
+
+
+def _end_with_process(attachment: Attachment) -> None:
+    """In a child that `multiprocessing` forked: it ends without the exit handlers of Python, but with these."""
+    multiprocessing.util.Finalize(None, attachment.end_in_child, exitpriority=1)
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextlib.contextmanager

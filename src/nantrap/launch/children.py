@@ -1,4 +1,7 @@
-"""`torch.multiprocessing.spawn`: the processes it starts are new interpreters, so each one attaches separately."""
+"""`torch.multiprocessing.spawn`: each process that it starts is guarded separately, and writes its own journal.
+
+Most of them are new interpreters, which have to attach. A forked one is attached as its parent is.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +26,14 @@ class Guarded:
     settings: Settings
 
     def __call__(self, number: int, *args: Any) -> None:
-        from nantrap.launch.attach import Attachment
+        from nantrap.launch.attach import Attachment, current
         from nantrap.launch.summary import Summary, print_summary
 
-        attachment = Attachment(replace(self.settings, process=number))
+        settings, attachment = replace(self.settings, process=number), current()
+        if attachment is None:
+            attachment = Attachment(settings)
+        else:  # a forked process is attached already
+            attachment.begin_in_child(settings)
         try:
             self.function(number, *args)
         finally:

@@ -242,7 +242,8 @@ class ScriptLoop:
             else:
                 if call is not None and self._batches.last:
                     self._position.note(call, bad=True)
-                micro.evidence = examine(loss, call)
+                with self._activity.of_guard():
+                    micro.evidence = examine(loss, call)
                 self._bad_frames = self._bad_frames or keep_frames()
                 if self._drops(window):
                     self._given_up.micro_batch(window, micro)
@@ -351,7 +352,7 @@ class ScriptLoop:
         self.collector.window = None
         self.driver.clipped_norm = None
         if not self.evaluating:
-            self._bad_frames = []
+            self._bad_frames, self._asked.data = [], None
             self._given_up.buffers()
 
     def leave(self) -> None:

@@ -6,9 +6,10 @@ Until then the calls of all modules are watched (`module_calls`).
 from __future__ import annotations
 
 import gc
+import os
 import weakref
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,6 +94,8 @@ class Loops:
         self.earlier_incidents: frozenset[Path] = frozenset()
         """The incidents of earlier runs in the same folder."""
         self.has_children = False
+        self.own_guards = 0
+        """How many optimizers the script guards itself."""
         self.loose: list[weakref.ref[Tensor]] = []
         """Tensors that a script without an optimizer trains by hand."""
         self.known: dict[int, Entry] = {}
@@ -106,6 +109,18 @@ class Loops:
             called=self._called, called_from_outside=self._called_from_outside, is_own_call=self.is_own_call
         )
         self._beside: dict[int, _Beside] = {}
+        self._inherited = 0
+        """How many guards this process has from the one that it was forked from."""
+
+    def begin_in_child(self) -> None:
+        """This process was forked. The guards it has hold on, but they record nothing: the parent does. New ones get
+        a folder of their own."""
+        self._inherited = len(self.guards)
+        for loop in self.guards:
+            loop.parts.recorder.abandon()
+        run_dir = self.settings.run_dir if self.run_dir is None else str(self.run_dir)
+        self.run_dir, self.earlier_incidents, self.has_children = None, frozenset(), False
+        self.settings = replace(self.settings, run_dir=run_dir, forked=os.getpid(), json=False)
 
     def say(self, text: str, *more: str) -> None:
         """Print a line, and more if there are, unless the run is quiet. A name in it can forge no other line."""
@@ -115,8 +130,8 @@ class Loops:
     # ---- which optimizers there are
 
     def __iter__(self) -> Iterator[ScriptLoop]:
-        """Every guard there was, in the order they were made."""
-        return iter(self.guards)
+        """Every guard of this process, in the order they were made."""
+        return iter(self.guards[self._inherited :])
 
     def entry(self, optimizer: Optimizer) -> Entry | None:
         """What is known of an optimizer; `None` if the script made its own guard for it."""
@@ -297,6 +312,8 @@ class Loops:
         optimizer = entry.optimizer()
         if optimizer is None or is_guarded(optimizer):
             entry.unguarded_because = "the script guards it itself"
+            if optimizer is not None:
+                self._leave_to_its_guard(optimizer)
             return
         root = find_root(_parameters(optimizer), called)
         if root is None:
@@ -328,6 +345,16 @@ class Loops:
             self.say(f"{type(optimizer).__name__} is not guarded: {error}")
         finally:
             self.activity.busy = False
+
+    def _leave_to_its_guard(self, optimizer: Optimizer) -> None:
+        """The script made a `Guard` of its own: the options of the command line do not reach it."""
+        self.own_guards += 1
+        options = self.settings.options_of_a_guard()
+        if options:
+            self.say(
+                f"the script guards its {type(optimizer).__name__} itself, so {', '.join(options)} "
+                f"{'has' if len(options) == 1 else 'have'} no effect on it; give the same to its Guard"
+            )
 
     def _compare_ranks(self, loop: ScriptLoop, *, bare: bool) -> None:
         """Where no wrapper of the model keeps the ranks equal, their weights are compared now and then.
@@ -362,7 +389,7 @@ class Loops:
         if self.run_dir is None:
             self.run_dir = self.settings.choose_run_dir()
             self.earlier_incidents = frozenset(incident_folders(self.run_dir))
-        number = len(self.guards)
+        number = len(self.guards) - self._inherited
         return self.run_dir if number == 0 else self.run_dir / f"optimizer-{number + 1}"
 
 

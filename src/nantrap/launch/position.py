@@ -29,9 +29,8 @@ class Position:
         """Where a forward pass is. Of a bad one also whether the data that it was made of are finite."""
         batch, call.loaded = self._shared.batches.position(inputs_of(call))
         if bad and not call.loaded and batch is not None:
-            self._shared.activity.busy = True  # what is asked here is not asked by the script
-            call.made_from_finite = batch.is_finite()
-            self._shared.activity.busy = False
+            with self._shared.activity.of_guard():
+                call.made_from_finite = batch.is_finite()
         if batch is not None:
             self.move_to(batch)
             if self._checks_epochs and batch.epoch > self._checked_epoch:

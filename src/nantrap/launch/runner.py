@@ -21,6 +21,7 @@ from nantrap.report import write_line
 INTERRUPTED = 130
 STOPPED = 3
 NOT_FINITE = 1
+_ENDED_ITSELF = "the script ended itself at this loss"
 
 
 def run_program(program: Program, settings: Settings) -> int:
@@ -37,7 +38,8 @@ def run_program(program: Program, settings: Settings) -> int:
     code = STOPPED if summary.stopped else code
     if not summary.state_finite and code == 0:
         code = NOT_FINITE
-    print_summary(summary, code, settings)
+    if summary.optimizers or not attachment.is_forked:  # a copy of this process that trained nothing says nothing
+        print_summary(summary, code, attachment.loops.settings)
     return code
 
 
@@ -46,7 +48,7 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
     try:
         call()
     except SystemExit as error:
-        attachment.loops.asked.ended = True
+        attachment.loops.asked.ended = _ENDED_ITSELF
         with ended_by(error):  # a loss that the script tested before it ended
             attachment.loops.record_abandoned()
         return _exit_code(error)
@@ -56,12 +58,17 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
         _show(error)
         return INTERRUPTED
     except NonFiniteError as error:
-        write_line(f"nantrap: stopped: {error}")
+        said = not attachment.settings.quiet and any(loop.stopped is error for loop in attachment.loops)
+        # the first line was printed with the incident
+        write_line(str(error).partition("\n")[2] if said else f"nantrap: stopped: {error}")
         return STOPPED
     except BaseException as error:
         _show(error)
         before = sum(loop.tally.incidents for loop in attachment.loops)
-        attachment.loops.asked.ended = True
+        itself = isinstance(error, AssertionError)
+        attachment.loops.asked.ended = (
+            _ENDED_ITSELF if itself else f"the script ended with {type(error).__name__} after this loss"
+        )
         with ended_by(error):  # `assert math.isfinite(loss)`: the loss that the script tested is the reason
             attachment.loops.record_abandoned()
         if sum(loop.tally.incidents for loop in attachment.loops) == before:

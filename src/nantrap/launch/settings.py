@@ -34,6 +34,10 @@ _CHOICES = {
     "batch_range": BATCH_RANGES,
     "resume_lr": RESUME_RATES,
 }
+_OF_A_GUARD = (
+    "policy_name", "max_skips", "rollback", "clip", "save_every", "diagnose", "bundle", "check_state", "batch_range",
+    "watch", "export", "alert", "bad_samples",
+)  # fmt: skip
 _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
 
 
@@ -63,6 +67,7 @@ class Settings:
         bad_samples: a list of bad samples, whose samples are named in incidents, and to which samples are added.
         name: of the script, for the folder.
         process: the number of this process among those that the script started.
+        forked: the id of this process, if the script forked it.
         own_policy: a policy that is given as an object, by an adapter; the options above are then ignored.
     """
 
@@ -86,6 +91,7 @@ class Settings:
     bad_samples: str = ""
     name: str = "run"
     process: int = 0
+    forked: int = 0
     own_policy: Policy | None = None
 
     def __post_init__(self) -> None:
@@ -115,6 +121,16 @@ class Settings:
     def observes(self) -> bool:
         """Whether nothing is prevented."""
         return self.policy().on_incident == "observe"
+
+    def options_of_a_guard(self) -> list[str]:
+        """The options that differ from their defaults and that a `Guard` of the script does not see, as written."""
+        found = []
+        for name in _OF_A_GUARD:
+            value, default = getattr(self, name), type(self).__dataclass_fields__[name].default
+            if value != default:
+                option = "--" + ("policy" if name == "policy_name" else name.replace("_", "-"))
+                found.append(option if value is True else f"{option} {value}")
+        return found
 
     @property
     def exporters(self) -> tuple[str, ...]:
@@ -175,6 +191,8 @@ class Settings:
         process = self.process or int(os.environ.get("RANK") or 0)
         if process and not together:  # processes that are no ranks, or do not know it, would write the same files
             return Path(chosen[0], f"process-{process + 1}")
+        if self.forked and not together:
+            return Path(chosen[0], f"process-{self.forked}")
         return Path(chosen[0])
 
 
@@ -244,7 +262,7 @@ def as_environment(settings: Settings) -> dict[str, str]:
 
 def _options() -> list[str]:
     """The names people use: those of the command line."""
-    names = [spec.name for spec in fields(Settings) if spec.name not in ("name", "process", "own_policy")]
+    names = [spec.name for spec in fields(Settings) if spec.name not in ("name", "process", "forked", "own_policy")]
     return ["policy" if name == "policy_name" else name for name in names]
 
 

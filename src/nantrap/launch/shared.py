@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from nantrap.launch.asked import Asked
@@ -16,6 +18,15 @@ class Activity:
 
     def __init__(self) -> None:
         self.busy = False
+
+    @contextlib.contextmanager
+    def of_guard(self) -> Iterator[None]:
+        """What is asked and tested meanwhile is not asked by the script."""
+        was, self.busy = self.busy, True
+        try:
+            yield
+        finally:
+            self.busy = was
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,6 +45,7 @@ class Summary:
         run_dir: where journal and incidents are.
         reports: the folders of the incidents.
         optimizers: how many were guarded.
+        own_guards: how many optimizers the script guards itself.
         in_children: processes were started that guard themselves.
         rank: of this process.
         ranks: how many processes train together.
@@ -80,6 +81,7 @@ class Summary:
     checkpoint: str = ""
     loose_values: int = 0
     spikes: int = 0
+    own_guards: int = 0
 
     @classmethod
     def of(cls, attachment: Attachment) -> Summary:
@@ -117,6 +119,7 @@ class Summary:
                 (_relative(text) for loop in loops if (text := loop.parts.recovery.where_to_restart())), ""
             ),
             optimizers=len(loops),
+            own_guards=attachment.loops.own_guards,
             in_children=attachment.loops.has_children,
             rank=loops[0].parts.ranks.rank if loops else 0,
             ranks=max([loop.parts.ranks.processes for loop in loops], default=1),
@@ -129,6 +132,9 @@ class Summary:
         """For people."""
         if self.in_children and not self.optimizers:
             return ["the training ran in other processes, each of which prints its own summary"]
+        if not self.optimizers and self.own_guards:
+            itself = "its optimizer" if self.own_guards == 1 else f"its {self.own_guards:,} optimizers"
+            return [f"the script guards {itself} itself, and nothing was added"]
         if not self.optimizers:
             nothing = ["no optimizer made a step, so nothing was guarded"]
             if self.loose_values:

@@ -74,6 +74,12 @@ class Journal:
         """Write what is kept and close the file. May be called again."""
         self._finalizer()
 
+    def abandon(self) -> None:
+        """Leave the file to the process that opened it. After a fork two processes hold the same lines."""
+        self.pending.clear()
+        self._finalizer.detach()
+        self._writer.close()
+
 
 class _Writer:
     """A file descriptor that gives up once, with one warning, instead of raising into a training loop."""
