@@ -41,19 +41,8 @@ def log_of_softmax(module: Module, repository: Repository) -> Iterator[Found]:
     """
     for call, place, operand in _logarithms(module):
         inner, eased = _without_floor(module, operand, place.function)
-        if is_operation(module, _unwrapped(module, inner), "softmax") is not None:
-            yield Found(
-                "low" if eased else "medium",
-                call.lineno,
-                ast.unparse(call)[:80],
-                "log of a softmax"
-                + (
-                    " with an epsilon: finite, but flat where it matters"
-                    if eased
-                    else " is -Inf where the softmax is 0"
-                ),
-                "use log_softmax",
-            )
+        if is_operation(module, peeled(module, inner), "softmax") is not None:
+            yield _log_of(call, "softmax", "is -Inf where the softmax is 0", "use log_softmax", eased=eased)
 
 
 @source_check("NT859", "log_of_sigmoid")
@@ -78,19 +67,8 @@ def log_of_sigmoid(module: Module, repository: Repository) -> Iterator[Found]:
     for call, place, operand in _logarithms(module):
         inner, eased = _without_floor(module, operand, place.function)
         inner = _one_minus(module, inner, place.function)
-        if is_operation(module, _unwrapped(module, inner), "sigmoid") is not None:
-            yield Found(
-                "low" if eased else "medium",
-                call.lineno,
-                ast.unparse(call)[:80],
-                "log of a sigmoid"
-                + (
-                    " with an epsilon: finite, but flat where it matters"
-                    if eased
-                    else " is -Inf where the sigmoid is 0 or 1"
-                ),
-                "use F.logsigmoid",
-            )
+        if is_operation(module, peeled(module, inner), "sigmoid") is not None:
+            yield _log_of(call, "sigmoid", "is -Inf where the sigmoid is 0 or 1", "use F.logsigmoid", eased=eased)
 
 
 @source_check("NT860", "log_without_floor")
@@ -116,7 +94,7 @@ def log_without_floor(module: Module, repository: Repository) -> Iterator[Found]
         inner, eased = _without_floor(module, operand, place.function)
         if eased:
             continue
-        inner = _unwrapped(module, _one_minus(module, inner, place.function))
+        inner = peeled(module, _one_minus(module, inner, place.function))
         name = dotted(inner)
         if not name:
             continue
@@ -131,6 +109,20 @@ def log_without_floor(module: Module, repository: Repository) -> Iterator[Found]
             f"log({name}), and {name} comes from a {found.name}, which can be exactly 0",
             f"use log_{found.name}" if found.name == "softmax" else "use F.logsigmoid",
         )
+
+
+def _log_of(call: ast.Call, name: str, without_floor: str, fix: str, *, eased: bool) -> Found:
+    """The finding for the logarithm of a function that has a stable form.
+
+    Args:
+        call: the logarithm.
+        name: of the function.
+        without_floor: what happens if nothing keeps its value above zero.
+        fix: the stable form.
+        eased: an epsilon or a clamp does.
+    """
+    what = "with an epsilon: finite, but flat where it matters" if eased else without_floor
+    return Found("low" if eased else "medium", call.lineno, ast.unparse(call)[:80], f"log of a {name} {what}", fix)
 
 
 def _logarithms(module: Module) -> Iterator[tuple[ast.Call, Place, ast.expr]]:
