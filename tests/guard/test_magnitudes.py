@@ -221,6 +221,23 @@ def test_a_tensor_that_cannot_be_measured_ends_the_sampling_and_not_the_run() ->
     assert all(map(math.isfinite, losses))
 
 
+class Stubborn(nn.Linear):
+    """A module that takes no hook."""
+
+    def register_forward_hook(self, *args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("no hooks here")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("part", ["script", "stubborn"])
+def test_a_module_that_takes_no_hook_does_not_end_the_run(part: str) -> None:
+    torch.manual_seed(0)
+    model = Net()
+    model.inside = nn.Sequential(torch.jit.script(nn.Linear(4, 4)) if part == "script" else Stubborn(4, 4))
+    losses, _ = run(model, steps=6, headroom_every=1)
+    assert all(map(math.isfinite, losses))
+
+
 def test_a_forward_pass_without_gradients_is_not_sampled() -> None:
     """An evaluation between forward and backward pass is no part of the step."""
     torch.manual_seed(0)

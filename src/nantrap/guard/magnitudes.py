@@ -90,9 +90,15 @@ class Sampler:
         self.due = step + 1 if step < self._closely_until else self._next(step)
         self._sample, self.running = _Sample(step), True
         hook = Hook(self._observe)
-        modules = list(self._root.named_modules())
-        self._names = {id(module): name for name, module in modules}
-        self._handles = [module.register_forward_hook(hook) for _, module in modules]
+        self._names = {}
+        try:
+            for name, module in self._root.named_modules():
+                if not isinstance(module, torch.jit.ScriptModule):  # takes no hook
+                    self._names[id(module)] = name
+                    self._handles.append(module.register_forward_hook(hook))
+        except Exception:  # a class of modules of its own kind
+            self._take_off()
+            self.due = math.inf
 
     def end(self) -> list[str]:
         """After the step: take the hooks off, keep the sample. Returns what is about to overflow, in words."""
