@@ -61,56 +61,56 @@ class Stack:
 
     # Values.
 
-    def _proto(self) -> None:
+    def op_proto(self) -> None:
         self._protocol = self._bytes(1)[0]
         if self._protocol > 5:
             raise PickleError(f"pickle protocol {self._protocol} is unknown")
 
-    def _frame(self) -> None:
+    def op_frame(self) -> None:
         self._bytes(8)
 
-    def _stop(self) -> None:
+    def op_stop(self) -> None:
         if self._marks:
             raise PickleError("the pickle ends inside of a mark")
 
-    def _none(self) -> None:
+    def op_none(self) -> None:
         self._stack.append(None)
 
-    def _newtrue(self) -> None:
+    def op_newtrue(self) -> None:
         self._stack.append(True)
 
-    def _newfalse(self) -> None:
+    def op_newfalse(self) -> None:
         self._stack.append(False)
 
-    def _int(self) -> None:
+    def op_int(self) -> None:
         text = self._line()
         self._stack.append({b"00": False, b"01": True}[text] if text in (b"00", b"01") else int(text))
 
-    def _binint(self) -> None:
+    def op_binint(self) -> None:
         self._stack.append(self._number(I4))
 
-    def _binint1(self) -> None:
+    def op_binint1(self) -> None:
         self._stack.append(self._bytes(1)[0])
 
-    def _binint2(self) -> None:
+    def op_binint2(self) -> None:
         self._stack.append(self._number(U2))
 
-    def _long(self) -> None:
+    def op_long(self) -> None:
         self._stack.append(int(self._line().rstrip(b"L")))
 
-    def _long1(self) -> None:
+    def op_long1(self) -> None:
         self._stack.append(int.from_bytes(self._bytes(self._bytes(1)[0]), "little", signed=True))
 
-    def _long4(self) -> None:
+    def op_long4(self) -> None:
         self._stack.append(int.from_bytes(self._bytes(self._number(I4)), "little", signed=True))
 
-    def _float(self) -> None:
+    def op_float(self) -> None:
         self._stack.append(float(self._line()))
 
-    def _binfloat(self) -> None:
+    def op_binfloat(self) -> None:
         self._stack.append(F8.unpack(self._bytes(8))[0])
 
-    def _string(self) -> None:
+    def op_string(self) -> None:
         text = self._line().strip()
         if len(text) < 2 or text[:1] != text[-1:] or text[:1] not in b"'\"":
             raise PickleError("a STRING has no quotes around it")
@@ -118,64 +118,64 @@ class Stack:
 
         self._stack.append(codecs.escape_decode(text[1:-1])[0].decode("utf-8", "replace"))
 
-    def _binstring(self) -> None:
+    def op_binstring(self) -> None:
         self._stack.append(self._bytes(self._number(I4)).decode("utf-8", "replace"))
 
-    def _short_binstring(self) -> None:
+    def op_short_binstring(self) -> None:
         self._stack.append(self._bytes(self._bytes(1)[0]).decode("utf-8", "replace"))
 
-    def _binbytes(self) -> None:
+    def op_binbytes(self) -> None:
         self._stack.append(self._bytes(self._number(U4)))
 
-    def _short_binbytes(self) -> None:
+    def op_short_binbytes(self) -> None:
         self._stack.append(self._bytes(self._bytes(1)[0]))
 
-    def _binbytes8(self) -> None:
+    def op_binbytes8(self) -> None:
         self._stack.append(self._bytes(self._number(U8)))
 
-    _bytearray8 = _binbytes8
+    op_bytearray8 = op_binbytes8
 
-    def _unicode(self) -> None:
+    def op_unicode(self) -> None:
         self._stack.append(self._line().decode("raw-unicode-escape"))
 
-    def _binunicode(self) -> None:
+    def op_binunicode(self) -> None:
         self._stack.append(self._bytes(self._number(U4)).decode("utf-8", "surrogatepass"))
 
-    def _short_binunicode(self) -> None:
+    def op_short_binunicode(self) -> None:
         self._stack.append(self._bytes(self._bytes(1)[0]).decode("utf-8", "surrogatepass"))
 
-    def _binunicode8(self) -> None:
+    def op_binunicode8(self) -> None:
         self._stack.append(self._bytes(self._number(U8)).decode("utf-8", "surrogatepass"))
 
-    def _readonly_buffer(self) -> None:
+    def op_readonly_buffer(self) -> None:
         pass
 
     # The memo.
 
-    def _put(self) -> None:
+    def op_put(self) -> None:
         self._memo[int(self._line())] = self._stack[-1]
 
-    def _binput(self) -> None:
+    def op_binput(self) -> None:
         self._memo[self._bytes(1)[0]] = self._stack[-1]
 
-    def _long_binput(self) -> None:
+    def op_long_binput(self) -> None:
         self._memo[self._number(U4)] = self._stack[-1]
 
-    def _memoize(self) -> None:
+    def op_memoize(self) -> None:
         self._memo[len(self._memo)] = self._stack[-1]
 
-    def _get(self) -> None:
+    def op_get(self) -> None:
         self._stack.append(self._memo[int(self._line())])
 
-    def _binget(self) -> None:
+    def op_binget(self) -> None:
         self._stack.append(self._memo[self._bytes(1)[0]])
 
-    def _long_binget(self) -> None:
+    def op_long_binget(self) -> None:
         self._stack.append(self._memo[self._number(U4)])
 
     # Marks: `MARK` puts the stack aside and begins a new one; what needs a mark takes all of it.
 
-    def _mark(self) -> None:
+    def op_mark(self) -> None:
         self._marks.append(self._stack)
         self._stack = []
 
@@ -183,14 +183,14 @@ class Stack:
         items, self._stack = self._stack, self._marks.pop()
         return items
 
-    def _pop(self) -> None:
+    def op_pop(self) -> None:
         if self._stack:
             self._stack.pop()
         else:
             self._since_mark()
 
-    def _pop_mark(self) -> None:
+    def op_pop_mark(self) -> None:
         self._since_mark()
 
-    def _dup(self) -> None:
+    def op_dup(self) -> None:
         self._stack.append(self._stack[-1])

@@ -81,21 +81,21 @@ class _Machine(Stack):
 
     # Containers.
 
-    def _empty_tuple(self) -> None:
+    def op_empty_tuple(self) -> None:
         self._stack.append(())
 
-    def _tuple(self) -> None:
+    def op_tuple(self) -> None:
         items = self._since_mark()
         self._work += 3
         self._stack.append(tuple(items))
 
-    def _tuple1(self) -> None:
+    def op_tuple1(self) -> None:
         self._join(1)
 
-    def _tuple2(self) -> None:
+    def op_tuple2(self) -> None:
         self._join(2)
 
-    def _tuple3(self) -> None:
+    def op_tuple3(self) -> None:
         self._join(3)
 
     def _join(self, count: int) -> None:
@@ -104,53 +104,53 @@ class _Machine(Stack):
         self._work += 3
         self._stack[-count:] = [tuple(self._stack[-count:])]
 
-    def _empty_list(self) -> None:
+    def op_empty_list(self) -> None:
         self._work += 3
         self._stack.append([])
 
-    def _list(self) -> None:
+    def op_list(self) -> None:
         items = self._since_mark()
         self._work += 3
         self._stack.append(items)
 
-    def _frozenset(self) -> None:
-        self._tuple()  # hashable, as the real one is
+    def op_frozenset(self) -> None:
+        self.op_tuple()  # hashable, as the real one is
 
-    _empty_set = _empty_list
+    op_empty_set = op_empty_list
 
-    def _append(self) -> None:
+    def op_append(self) -> None:
         item = self._stack.pop()
         self._extend(self._stack[-1], [item])
 
-    def _appends(self) -> None:
+    def op_appends(self) -> None:
         items = self._since_mark()
         self._extend(self._stack[-1], items)
 
-    _additems = _appends
+    op_additems = op_appends
 
-    def _empty_dict(self) -> None:
+    def op_empty_dict(self) -> None:
         self._work += 3
         self._stack.append({})
 
-    def _dict(self) -> None:
+    def op_dict(self) -> None:
         items = self._since_mark()
         self._stack.append(self._update({}, items))
 
-    def _setitem(self) -> None:
+    def op_setitem(self) -> None:
         value, key = self._stack.pop(), self._stack.pop()
         self._update(self._stack[-1], [key, value])
 
-    def _setitems(self) -> None:
+    def op_setitems(self) -> None:
         items = self._since_mark()
         self._update(self._stack[-1], items)
 
     # Globals and what would be done with them.
 
-    def _global(self) -> None:
+    def op_global(self) -> None:
         module, name = self._line().decode("utf-8"), self._line().decode("utf-8")
         self._stack.append(self._named(module, name))
 
-    def _stack_global(self) -> None:
+    def op_stack_global(self) -> None:
         name, module = self._stack.pop(), self._stack.pop()
         if not (isinstance(name, str) and isinstance(module, str)):
             raise PickleError("a global whose name is not text")
@@ -174,34 +174,34 @@ class _Machine(Stack):
         self.offences[f"it uses entry {code} of the copyreg extension registry"] = None
         self._stack.append(self._noted("copyreg", f"extension {code}"))
 
-    def _ext1(self) -> None:
+    def op_ext1(self) -> None:
         self._ext(self._bytes(1)[0])
 
-    def _ext2(self) -> None:
+    def op_ext2(self) -> None:
         self._ext(self._number(U2))
 
-    def _ext4(self) -> None:
+    def op_ext4(self) -> None:
         self._ext(self._number(I4))
 
-    def _reduce(self) -> None:
+    def op_reduce(self) -> None:
         arguments, function = self._stack.pop(), self._stack.pop()
         self._stack.append(self._called(function, _as_tuple(arguments), "reduce"))
 
-    def _newobj(self) -> None:
+    def op_newobj(self) -> None:
         arguments, function = self._stack.pop(), self._stack.pop()
         self._stack.append(self._called(function, _as_tuple(arguments), "new"))
 
-    def _newobj_ex(self) -> None:
+    def op_newobj_ex(self) -> None:
         keywords, arguments, function = self._stack.pop(), self._stack.pop(), self._stack.pop()
         given = (*_as_tuple(arguments), *(keywords.values() if isinstance(keywords, dict) else (keywords,)))
         self._stack.append(self._called(function, given, "new"))
 
-    def _inst(self) -> None:
+    def op_inst(self) -> None:
         module, name = self._line().decode("utf-8"), self._line().decode("utf-8")
         arguments = tuple(self._since_mark())
         self._stack.append(self._called(self._named(module, name), arguments, "reduce"))
 
-    def _obj(self) -> None:
+    def op_obj(self) -> None:
         function, *arguments = self._since_mark()
         self._stack.append(self._called(function, tuple(arguments), "reduce"))
 
@@ -248,7 +248,7 @@ class _Machine(Stack):
                 return first.encode("latin1")
         return call
 
-    def _build(self) -> None:
+    def op_build(self) -> None:
         state = self._stack.pop()
         target = self._stack[-1]
         self.builds.append((target, state))
@@ -256,10 +256,10 @@ class _Machine(Stack):
             target.state = state
             target.is_filled = True
 
-    def _persid(self) -> None:
+    def op_persid(self) -> None:
         self._stack.append(Persistent(self._line().decode("utf-8")))
 
-    def _binpersid(self) -> None:
+    def op_binpersid(self) -> None:
         """Put a reference to something outside on the stack; a class that the old format keeps with its source is a
         name.
         """
@@ -275,7 +275,7 @@ class _Machine(Stack):
             return
         self._stack.append(Persistent(identity))
 
-    def _next_buffer(self) -> None:
+    def op_next_buffer(self) -> None:
         raise PickleError("opcode NEXT_BUFFER is not allowed in a checkpoint")
 
     # What is put into containers and objects.
@@ -314,25 +314,25 @@ class _Machine(Stack):
 
 
 _HANDLERS: Final[dict[bytes, Callable[[_Machine], None]]] = {
-    b"I": _Machine._int, b"J": _Machine._binint, b"K": _Machine._binint1, b"M": _Machine._binint2,
-    b"L": _Machine._long, b"\x8a": _Machine._long1, b"\x8b": _Machine._long4, b"S": _Machine._string,
-    b"T": _Machine._binstring, b"U": _Machine._short_binstring, b"B": _Machine._binbytes,
-    b"C": _Machine._short_binbytes, b"\x8e": _Machine._binbytes8, b"\x96": _Machine._bytearray8,
-    b"\x97": _Machine._next_buffer, b"\x98": _Machine._readonly_buffer, b"N": _Machine._none,
-    b"\x88": _Machine._newtrue, b"\x89": _Machine._newfalse, b"V": _Machine._unicode,
-    b"\x8c": _Machine._short_binunicode, b"X": _Machine._binunicode, b"\x8d": _Machine._binunicode8,
-    b"F": _Machine._float, b"G": _Machine._binfloat, b"]": _Machine._empty_list, b"a": _Machine._append,
-    b"e": _Machine._appends, b"l": _Machine._list, b")": _Machine._empty_tuple, b"t": _Machine._tuple,
-    b"\x85": _Machine._tuple1, b"\x86": _Machine._tuple2, b"\x87": _Machine._tuple3, b"}": _Machine._empty_dict,
-    b"d": _Machine._dict, b"s": _Machine._setitem, b"u": _Machine._setitems, b"\x8f": _Machine._empty_set,
-    b"\x90": _Machine._additems, b"\x91": _Machine._frozenset, b"0": _Machine._pop, b"2": _Machine._dup,
-    b"(": _Machine._mark, b"1": _Machine._pop_mark, b"g": _Machine._get, b"h": _Machine._binget,
-    b"j": _Machine._long_binget, b"p": _Machine._put, b"q": _Machine._binput, b"r": _Machine._long_binput,
-    b"\x94": _Machine._memoize, b"\x82": _Machine._ext1, b"\x83": _Machine._ext2, b"\x84": _Machine._ext4,
-    b"c": _Machine._global, b"\x93": _Machine._stack_global, b"R": _Machine._reduce, b"b": _Machine._build,
-    b"i": _Machine._inst, b"o": _Machine._obj, b"\x81": _Machine._newobj, b"\x92": _Machine._newobj_ex,
-    b"\x80": _Machine._proto, b".": _Machine._stop, b"\x95": _Machine._frame, b"P": _Machine._persid,
-    b"Q": _Machine._binpersid,
+    b"I": _Machine.op_int, b"J": _Machine.op_binint, b"K": _Machine.op_binint1, b"M": _Machine.op_binint2,
+    b"L": _Machine.op_long, b"\x8a": _Machine.op_long1, b"\x8b": _Machine.op_long4, b"S": _Machine.op_string,
+    b"T": _Machine.op_binstring, b"U": _Machine.op_short_binstring, b"B": _Machine.op_binbytes,
+    b"C": _Machine.op_short_binbytes, b"\x8e": _Machine.op_binbytes8, b"\x96": _Machine.op_bytearray8,
+    b"\x97": _Machine.op_next_buffer, b"\x98": _Machine.op_readonly_buffer, b"N": _Machine.op_none,
+    b"\x88": _Machine.op_newtrue, b"\x89": _Machine.op_newfalse, b"V": _Machine.op_unicode,
+    b"\x8c": _Machine.op_short_binunicode, b"X": _Machine.op_binunicode, b"\x8d": _Machine.op_binunicode8,
+    b"F": _Machine.op_float, b"G": _Machine.op_binfloat, b"]": _Machine.op_empty_list, b"a": _Machine.op_append,
+    b"e": _Machine.op_appends, b"l": _Machine.op_list, b")": _Machine.op_empty_tuple, b"t": _Machine.op_tuple,
+    b"\x85": _Machine.op_tuple1, b"\x86": _Machine.op_tuple2, b"\x87": _Machine.op_tuple3, b"}": _Machine.op_empty_dict,
+    b"d": _Machine.op_dict, b"s": _Machine.op_setitem, b"u": _Machine.op_setitems, b"\x8f": _Machine.op_empty_set,
+    b"\x90": _Machine.op_additems, b"\x91": _Machine.op_frozenset, b"0": _Machine.op_pop, b"2": _Machine.op_dup,
+    b"(": _Machine.op_mark, b"1": _Machine.op_pop_mark, b"g": _Machine.op_get, b"h": _Machine.op_binget,
+    b"j": _Machine.op_long_binget, b"p": _Machine.op_put, b"q": _Machine.op_binput, b"r": _Machine.op_long_binput,
+    b"\x94": _Machine.op_memoize, b"\x82": _Machine.op_ext1, b"\x83": _Machine.op_ext2, b"\x84": _Machine.op_ext4,
+    b"c": _Machine.op_global, b"\x93": _Machine.op_stack_global, b"R": _Machine.op_reduce, b"b": _Machine.op_build,
+    b"i": _Machine.op_inst, b"o": _Machine.op_obj, b"\x81": _Machine.op_newobj, b"\x92": _Machine.op_newobj_ex,
+    b"\x80": _Machine.op_proto, b".": _Machine.op_stop, b"\x95": _Machine.op_frame, b"P": _Machine.op_persid,
+    b"Q": _Machine.op_binpersid,
 }  # fmt: skip
 """Every opcode of `pickletools`, which takes long to import."""
 

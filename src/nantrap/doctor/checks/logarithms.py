@@ -14,8 +14,6 @@ from nantrap.doctor.source.tensors import has_epsilon, is_epsilon, is_operation,
 
 _LOGS: Final = ("log", "log2", "log10")
 
-_SQUASHED: Final = {"softmax": "softmax", "sigmoid": "sigmoid", "softmax_": "softmax", "sigmoid_": "sigmoid"}
-
 
 @source_check("NT858", "log_of_softmax")
 def log_of_softmax(module: Module, repository: Repository) -> Iterator[Found]:
@@ -164,10 +162,6 @@ def _one_minus(module: Module, node: ast.expr, function: Function) -> ast.expr:
         if isinstance(constant, (int, float)) or has_epsilon(module, left, function):
             return node.right
     return node
-
-
-def _unwrapped(module: Module, node: ast.expr) -> ast.expr:
-    return peeled(module, node)
 
 
 def _changed_in_place(function: Function, name: str, line: int) -> bool:
