@@ -105,6 +105,7 @@ def test_the_live_page_moves_when_a_step_is_written(browser: Any, run: Path) -> 
             file.write(json.dumps(line(302, 0.0625)) + "\n")
         playwright.expect(page.locator("#now-step")).to_have_text("302")
         playwright.expect(page.locator("#now-loss")).to_have_text("0.0625")
+        assert "step 302 · nantrap live" in page.title(), "a tab in the background shows it too"
         playwright.expect(page.locator("#feed li").first).to_contain_text("NT203 skipped")
         playwright.expect(page.locator("figure").first).to_contain_text("now 0.0625")
         page.keyboard.press("w")

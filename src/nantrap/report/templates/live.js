@@ -103,6 +103,7 @@
       const focused = document.activeElement && document.activeElement.closest ? document.activeElement.closest("tr[data-id]") : null;
       const kept = focused ? focused.dataset.id : null;
       byId("heading").textContent = message.heading;
+      document.title = `${message.heading} · nantrap live`;
       body.replaceChildren(...message.runs.map(row));
       hide();
       if (kept) { const again = body.querySelector(`tr[data-id="${CSS.escape(kept)}"] a`); if (again) again.focus(); }
@@ -304,6 +305,7 @@
       state.textContent = `${message.run.sign} ${message.run.state}`;
       state.className = `badge ${message.run.tone}`;
       byId("reason").textContent = message.run.reason;
+      document.title = `${message.run.name}: ${message.run.state}, step ${last.toLocaleString("en-US")} · nantrap live`;
       for (const [id, text] of Object.entries(message.facts)) set(id, text);
       for (const event of message.events) {
         if (feed.querySelector(`[data-step="${Number(event.step)}"]`)) continue;
