@@ -284,6 +284,8 @@ def _say(printer: _Printer, report: AuditReport, moves: tuple[Move, ...], shown:
     for move in moves:
         printer.line(f"moved {escaped(move.source)} to {escaped(move.target)}")
         printer.line("  undo: ", (_BOLD, escaped(move.undo, most=4000)))
+    for hint in report.hints:
+        printer.line((_CYAN, "hint"), f": {hint}")
     if report.last_good is not None:
         printer.line("last good: ", (_GREEN, escaped(report.last_good, most=4000)))
     elif any(checkpoint.holds_model for checkpoint in report.checkpoints):

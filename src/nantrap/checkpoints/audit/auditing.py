@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from nantrap.checkpoints.audit.contents import Contents, UnreadableError
+from nantrap.checkpoints.audit.counters import hints_of
 from nantrap.checkpoints.audit.dcp import read_items
 from nantrap.checkpoints.audit.facts import facts_of
 from nantrap.checkpoints.audit.filesystem import filesystem_of
@@ -109,8 +110,10 @@ def audit(
             at_once += family
     reader.read(at_once)
     seen = in_order_of_time([c for c in checkpoints if c.path in reader.audits])
+    audits = tuple(reader.audits[checkpoint.path] for checkpoint in seen)
     return AuditReport(
-        checkpoints=tuple(reader.audits[checkpoint.path] for checkpoint in seen),
+        checkpoints=audits,
+        hints=tuple(hints_of(audits)),
         last_good=_last_good(seen, reader.audits),
         not_read=tuple(c.path for c in checkpoints if c.path not in reader.audits),
     )

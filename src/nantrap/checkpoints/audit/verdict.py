@@ -160,12 +160,14 @@ class AuditReport:
     """Everything one audit checked, oldest first where there is an order.
 
     `last_good` is the path of the newest healthy checkpoint that holds a model. `not_read` names the
-    checkpoints that a bisection did not need to open.
+    checkpoints that a bisection did not need to open. `hints` are sentences on the run as a whole, such as saves
+    between which nothing was trained.
     """
 
     checkpoints: tuple[CheckpointAudit, ...]
     last_good: str | None = None
     not_read: tuple[str, ...] = ()
+    hints: tuple[str, ...] = ()
 
     @property
     def healthy(self) -> bool:
@@ -184,4 +186,5 @@ class AuditReport:
             "checkpoints": [checkpoint.to_dict() for checkpoint in self.checkpoints],
             "last_good": self.last_good,
             "not_read": list(self.not_read),
+            **({"hints": list(self.hints)} if self.hints else {}),
         }
