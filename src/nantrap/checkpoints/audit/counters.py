@@ -42,6 +42,7 @@ def hints_of(checkpoints: Sequence[CheckpointAudit]) -> list[str]:
 
 
 def _save_of(checkpoint: CheckpointAudit) -> _Save | None:
+    """How many updates a checkpoint has, beside the progress that it names; `None` if it does not say both."""
     updates = checkpoint.facts.get("optimizer_step")
     if not isinstance(updates, int):
         return None
