@@ -713,6 +713,43 @@ def test_a_disabled_scaler_does_not_break_a_healthy_run(enabled: bool, settings:
     assert only(attachment).tally.applied == 11
 
 
+def test_a_loop_with_a_copy_of_the_weights_that_skips_by_itself(settings: Settings) -> None:
+    """Mixed precision by hand: gradients go to the copy that the optimizer owns, and are cleared without zero_grad."""
+
+    def train() -> list[Tensor]:
+        torch.manual_seed(0)
+        net = nn.Linear(6, 1)
+        copies = [nn.Parameter(parameter.detach().clone()) for parameter in net.parameters()]
+        optimizer = torch.optim.AdamW(copies, 1e-2)
+        for x, y in batches(bad=BAD):
+            for parameter in net.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.detach_().zero_()
+            F.mse_loss(net(x), y).backward()
+            for copy, parameter in zip(copies, net.parameters(), strict=True):
+                assert parameter.grad is not None
+                copy.grad = parameter.grad.clone()
+            norm = float(torch.stack([copy.grad.norm() for copy in copies if copy.grad is not None]).norm())
+            if not math.isfinite(norm):
+                for copy in copies:
+                    copy.grad = None
+                continue
+            optimizer.step()
+            for copy, parameter in zip(copies, net.parameters(), strict=True):
+                parameter.detach().copy_(copy)
+        return [copy.detach() for copy in copies]
+
+    plain = train()
+    with attached(settings) as attachment:
+        guarded = train()
+        summary = Summary.of(attachment)
+    assert all(map(torch.equal, plain, guarded)), "the good step after the skipped one is made"
+    assert (summary.applied, summary.skipped, summary.incidents, summary.left_out) == (11, 0, 1, 1)
+    incident = only(attachment).last_incident
+    assert incident is not None
+    assert incident.notes[0] == "an earlier loss of this step is not finite, and its gradients are not in the step"
+
+
 class Warns(nn.Module):
     """Prints when its values are bad, and warns when it is given a single sample, as `std` does."""
 

@@ -111,6 +111,22 @@ class GivenUp:
         finally:
             self._activity.busy = False
 
+    def cleared(self, window: Window) -> None:
+        """A loss of this step is not finite, but every gradient is: the script cleared them by hand and went on.
+
+        Loops with a separate copy of the weights do that; no `zero_grad` of the optimizer or the model shows it.
+        """
+        bad = [micro for micro in window.micros if micro.bad]
+        if not bad or window.micros[-1].bad or not math.isfinite(finite.read([self._driver.norm()])[0]):
+            return
+        parts = self._parts
+        with self._activity.of_guard():
+            draft = parts.diagnosis.draft(self._observed(bad[-1]))
+            words = "an earlier loss of this step is not finite, and its gradients are not in the step"
+            window.drafts.append((draft, words))
+            window.micros[:] = [micro for micro in window.micros if not micro.bad]
+            parts.recorder.tally.left_out += 1
+
     def gradients(self, window: Window) -> Observation:
         """What is bad in the gradients of a step as they are now."""
         return self._observed(window.micros[-1], finite.read([self._driver.norm()])[0])

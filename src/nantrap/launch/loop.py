@@ -309,6 +309,8 @@ class ScriptLoop:
             window = unseen
         if window.bad_before_repair is not None:
             self._given_up.repaired(window)
+        if len(window.micros) > 1:
+            self._given_up.cleared(window)
         driver.take_update, driver.still_scaled = run, still_scaled
         if scaler is not None or driver.scaling.scaler is not None:
             driver.scaling.use(scaler)
