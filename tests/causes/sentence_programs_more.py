@@ -379,6 +379,16 @@ PROGRAMS: dict[str, str] = {
         model.load_state_dict({k: v * nan for k, v in model.state_dict().items()})
         def loss_fn(x): return model(x).square().mean()
     """,
+    "a buffer of NaN by design, and an exp that overflows": """
+        model.register_buffer("missing", torch.full((3,), nan))
+        batches[3] *= 500
+        def loss_fn(x): return torch.where(model.missing.isnan(), model(x).exp(), model.missing).mean()
+    """,
+    "targets that are all NaN, through nanmean": """
+        batches = [(x, torch.randn(6, 3, generator=draw)) for x in batches]
+        batches[3][1][:] = nan
+        def loss_fn(batch): return (model(batch[0]) - batch[1]).square().nanmean()
+    """,
     "a buffer that was bad before": """
         model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 3))
         every = batches
@@ -429,6 +439,17 @@ PROGRAMS: dict[str, str] = {
                     yield x
         batches = Loader()
         def loss_fn(x): return model(x).square().mean()
+    """,
+    "a bit of an exponent that flipped": """
+        model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+        every = batches
+        class Loader:
+            def __iter__(self):
+                for i, x in enumerate(every[:5]):
+                    if i == 3: model[2].weight.detach().numpy().view("int32")[0, 2] ^= 1 << 30
+                    yield x
+        batches = Loader()
+        def loss_fn(x): return (model(x) - x.sum(1, keepdim=True)).square().mean()
     """,
     "a kernel of another library": """
         @torch.library.custom_op("sentences::halve", mutates_args=())

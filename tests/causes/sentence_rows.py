@@ -3,6 +3,17 @@
 from __future__ import annotations
 
 PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("a row written between two steps", "a buffer of NaN by design, and an exp that overflows"): (
+        "it was finite after the last step",
+        "by the program itself",
+    ),
+    ("a buffer of NaN by design, and an exp that overflows", "a row written between two steps"): ("exp of ",),
+    ("targets that are all NaN, through nanmean", "closed gates over their sum"): ("a quotient over a count of zero",),
+    ("a bit of an exponent that flipped", "a rate too high"): (
+        "the program wrote it, or a bit of it flipped in memory",
+        "the other 7 values of 2.weight stay within",
+        "with that one value set to 0 the step is finite",
+    ),
     ("a target longer than its input", "a cross-entropy by hand with labels up to 9"): (
         "needs 9 frames for its target, the input has 6",
     ),

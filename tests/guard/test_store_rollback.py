@@ -334,3 +334,26 @@ def test_an_average_that_is_a_plain_function_is_left_out(tmp_path: Path) -> None
     path = guard.save(tmp_path / "x.safetensors")
     assert path is not None
     assert "ema" not in guard.load(path).state
+
+
+@pytest.mark.parametrize("what", ["the weights are", "the optimizer's state is"])
+def test_state_that_other_code_spoiled_is_taken_from_the_last_good_checkpoint(
+    tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also where the policy stops after too many skips, and no state is kept in memory."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
+    policy = Policy(then="stop", anchor_every=0, diagnose="off")
+    store = CheckpointStore(tmp_path)
+    guard = nantrap.Guard(model, optimizer, policy=policy, store=store, save_every=2)
+    outcomes = []
+    for step in range(8):
+        if step == 5:
+            value = model.weight if what.startswith("the weights") else optimizer.state[model.weight]["exp_avg"]
+            value.detach()[1, 2] = NAN
+        outcomes.append(guard.attempt(lambda x: model(x).square().mean(), torch.randn(4, 3)))
+    actions = [outcome.action for outcome in outcomes]
+    assert actions == [Action.APPLY] * 5 + [Action.ROLLBACK] + [Action.APPLY] * 2
+    assert f"{what} non-finite, which no skip puts back; rollback 1 of 3; state of step 4" in capsys.readouterr().err
+    assert not any(p.isnan().any() for p in model.parameters())

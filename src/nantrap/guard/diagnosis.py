@@ -473,6 +473,7 @@ class Diagnosis:
             root_call=micro.root_call,
             restore_update=protected.restore_for_replay(undone=observation.update),
             run_update=protected.optimizer.step if observation.update else None,
+            deliberate=tuple(protected.buffers.exempt_names()),
             bad_buffers=tuple(
                 f.name
                 for f in observation.findings

@@ -34,7 +34,7 @@ class Ladder:
         step: int,
         *,
         harmless: bool = False,
-        spoiled: bool = False,
+        spoiled: str = "",
         no_way_back: Callable[[], str] = lambda: "",
     ) -> tuple[Action, str]:
         """The action for an incident at `step`, and why.
@@ -42,7 +42,8 @@ class Ladder:
         Args:
             step: number of the step.
             harmless: only the loss was bad, its gradients were finite: skipped, never rolled back.
-            spoiled: the weights are non-finite, an older state is not: every further step would fail as well.
+            spoiled: `the weights are` or `the optimizer's state is`, if those are non-finite and an older state is not:
+                every further step would fail as well. Rolled back at once, also where the policy stops after skips.
             no_way_back: returns why a rollback is impossible, or ""; called only when one is due.
         """
         policy = self._policy
@@ -62,11 +63,13 @@ class Ladder:
             reason = f"{self.in_a_row} incidents in a row, {allowed} are allowed" if allowed else "no skip is allowed"
         elif policy.max_skips_in_window is not None and len(self._recent) > policy.max_skips_in_window:
             reason = f"{len(self._recent)} incidents in {policy.window} steps, {policy.max_skips_in_window} are allowed"
-        elif spoiled and self.rollbacks < policy.max_rollbacks and policy.then != "stop":
-            reason = "the weights are non-finite, which no skip puts back"
+        if self.rollbacks >= policy.max_rollbacks:
+            spoiled = ""
+        if spoiled and not reason:
+            reason = f"{spoiled} non-finite, which no skip puts back"
         if not reason:
             return Action.SKIP, f"{self.in_a_row} of {policy.max_consecutive_skips} in a row"
-        if policy.then == "stop":
+        if policy.then == "stop" and not spoiled:
             return Action.STOP, reason
         if self.rollbacks >= policy.max_rollbacks:
             return Action.STOP, f"{reason}, and {self.rollbacks} rollbacks are used up"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from nantrap import checkpoints, finite
 from nantrap.errors import NantrapError, UsageError
@@ -226,13 +226,25 @@ class Recovery:
             return "every older state was tried already"
         return "there is no older state to roll back to"
 
-    def has_better_weights(self) -> bool:
-        """Whether the weights are non-finite now, and were finite in an older state that can be restored.
+    def spoiled(self) -> str:
+        """`the weights are` or `the optimizer's state is`: bad now, and finite in an older state; else "".
 
-        After a refused step they are so only if something else than the update wrote them. For bad steps only: it reads
-        everything.
+        After a refused step they are so only if something else than the update wrote them. An Inf in the state may be
+        an old one that takes part in nothing; a NaN does take part. For bad steps only: it reads everything.
         """
-        return finite.any_nonfinite(self._protected.members.parameters) and bool(self._unused_anchors())
+        if finite.any_nonfinite(self._protected.members.parameters):
+            bad = "the weights are"
+        elif any(
+            bool(value.isnan().any())
+            for state in self._protected.optimizer.state.values()
+            if isinstance(state, dict)
+            for value in state.values()
+            if isinstance(value, Tensor) and value.is_floating_point()
+        ):
+            bad = "the optimizer's state is"
+        else:
+            return ""
+        return bad if self._unused_anchors() or self._unused_checkpoints() else ""
 
     def roll_back(self, *, lower_rate: bool = True) -> tuple[bool, str]:
         """Roll back. Returns whether it was possible, and what was done, in words. Every rank calls it together."""

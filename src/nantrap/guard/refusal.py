@@ -92,7 +92,7 @@ def act(parts: Parts, driver: Driver, decision: Decision, *, blocked: str = "") 
             return blocked or parts.recovery.no_way_back()
         return (parts.recovery.no_way_back() or "another rank has no older state") if verdict.stop else ""
 
-    spoiled = not (decision.harmless or blocked or ranks.talking) and parts.recovery.has_better_weights()
+    spoiled = "" if decision.harmless or blocked or ranks.talking else parts.recovery.spoiled()
     action, reason = parts.ladder.decide(
         parts.progress.step, harmless=decision.harmless, spoiled=spoiled, no_way_back=no_way_back
     )

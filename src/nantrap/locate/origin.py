@@ -110,14 +110,21 @@ def _left_behind(failed: FailedStep, loss: Tensor | None) -> Iterator[tuple[Sink
         yield "state", name, tensor
 
 
-def judge(trace: Trace, sinks: list[Sink]) -> Replay:
-    """The origin behind the bad sinks: values come before state, state before gradients."""
+def judge(trace: Trace, sinks: list[Sink], *, last: frozenset[int] = frozenset()) -> Replay:
+    """The origin behind the bad sinks: values come before state, state before gradients.
+
+    Args:
+        trace: the traced step.
+        sinks: what it left behind.
+        last: origins that are blamed only where no other one is left.
+    """
     reached = [sink for sink in sinks if sink.origins]
     if not reached:
         return Replay(trace)
     everything = frozenset().union(*(sink.origins for sink in reached))
     values = [sink for sink in reached if sink.kind == "value"]
     suspects = values[0].origins if values else everything
+    suspects = suspects - last or suspects
     if all(sink.kind == "gradient" for sink in reached):
         # Inf that the forward pass dropped again (`where`, a mask) did no harm there: what its derivative did is guilty
         # An overflow in half precision is different: it is a fault in itself
@@ -136,7 +143,8 @@ def judge(trace: Trace, sinks: list[Sink]) -> Replay:
 
 def judge_step(failed: FailedStep, trace: Trace, sinks: list[Sink], loss: Tensor | None) -> Replay:
     """The origin behind the bad sinks of a whole step, or the constant of the program that reached what it left."""
-    replay = judge(trace, sinks)
+    deliberate = [i for i, e in trace.externals.items() if e.kind == "buffer" and e.name in failed.deliberate]
+    replay = judge(trace, sinks, last=frozenset(deliberate))
     if not replay.failed or _loss_from_constant(trace, sinks, loss):
         reached = next((left for left in _left_behind(failed, loss) if any_nonfinite([left[2]])), None)
         replay = _constant_reached(trace, *reached) if reached is not None else replay

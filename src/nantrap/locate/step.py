@@ -94,6 +94,7 @@ class FailedStep:
         restore_update: puts parameters and optimizer state as before the update; set where an update was undone.
         run_update: the update itself, on the gradients of the failed step.
         bad_buffers: names of buffers, and of parameters without a gradient, that the forward pass made non-finite.
+        deliberate: names of buffers that were non-finite before the first step and are left so.
         norm_overflowed: every gradient is finite, but their norm is not.
         evidence: findings of a walk through the live graph, in the two-line form.
         quiet: context in which a re-run must not communicate with other ranks.
@@ -120,6 +121,7 @@ class FailedStep:
     restore_update: Callable[[], None] | None = None
     run_update: Callable[[], None] | None = None
     bad_buffers: tuple[str, ...] = ()
+    deliberate: tuple[str, ...] = ()
     norm_overflowed: bool = False
     evidence: Any = None
     quiet: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext

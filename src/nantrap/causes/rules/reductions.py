@@ -22,7 +22,7 @@ _AVERAGES = (
 )  # fmt: skip
 _FLAGS = (
     "gt", "ge", "lt", "le", "eq", "ne", "logical_not", "logical_and", "logical_or", "bitwise_not",
-    "bitwise_and", "isfinite",
+    "bitwise_and", "isfinite", "isnan",
     "ones_like", "zeros_like", "ones", "zeros", "one_hot", "scatter", "arange", "count_nonzero", "masked_fill", "where",
     "rsub", "new_ones", "new_zeros", "full",
 )  # fmt: skip
@@ -106,9 +106,12 @@ def _count_of_nothing(case: Case) -> Claim | None:
     """0 / 0 where the denominator counted a mask that selects nothing."""
     capture = case.capture
     assert capture is not None
-    if case.op not in ("div", "true_divide") or len(case.inputs) < 2 or case.output is None:
+    if case.op not in ("div", "true_divide") or case.output is None:
         return None
-    numerator, denominator = case.inputs[0], case.inputs[1]
+    given = capture.inputs()  # the sum of a boolean mask is a whole number, so not only floating-point operands
+    if len(given) < 2:
+        return None
+    numerator, denominator = given[0].detach(), given[1].detach()
     if not bool((denominator == 0).any()):
         return None
     bad = ~case.output.isfinite()
@@ -144,7 +147,7 @@ def _counted_by(case: Case) -> str | None:
     """The operation that counted a mask to make the denominator: a sum over comparisons, flags or whole numbers."""
     assert case.capture is not None
     chain = case.source_ops(case.capture.op, 1)
-    names = [op.name.removeprefix("aten.") for op in chain]
+    names = [op.name.removeprefix("aten.").rstrip("_") for op in chain]
     position = next((i for i, name in enumerate(names) if name in (*_ADDED_OVER_MASKS, *_SPREADS)), None)
     if position is None or names[position] not in _ADDED_OVER_MASKS:
         return None

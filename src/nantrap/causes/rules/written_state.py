@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, Has
@@ -9,10 +10,14 @@ from nantrap.causes.facts import describe, made_so
 from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nantrap.causes.case import Case
     from nantrap.incident import Finding
     from nantrap.locate.trace import External, Op
 
+_GIANT = 1e12
+_FEWEST_BESIDE = 8
 _AT_START = "check the expression that gives the initial value: the logarithm of 0, a division by 0"
 
 
@@ -229,7 +234,9 @@ def state_overwritten(case: Case) -> Claim | None:
         said = beside[0].stats.describe() if beside[0].stats else "it is non-finite"
         text = f"{beside[0].name}: {said} after the update, and the optimizer does not train it"
         return _overwritten(beside[0].name, "measured", text)
-    if external is None or external.kind not in ("parameter", "buffer", "overwritten"):
+    if external is None:
+        return _lone_giant(case)
+    if external.kind not in ("parameter", "buffer", "overwritten"):
         return None
     name = external.name or "a value of the forward pass"
     if external.during and case.trace is not None and (op := case.trace.overwriter_of(external.tensor)) is not None:
@@ -240,6 +247,8 @@ def state_overwritten(case: Case) -> Claim | None:
     if case.first_step and not case.loaded and external.kind != "overwritten" and made_so(external.tensor):
         text = f"{name} {describe(external.tensor)} before the first step, and no write to it was counted"
         return Claim("hint", f"{name} was made with a non-finite value by the program itself", (text,), help=_AT_START)
+    if external.kind == "buffer" and name in case.failed.deliberate:
+        return None  # it was bad from the start, and by design
     if case.first_step or case.loaded or external.kind == "overwritten" or case.is_updated_in_forward(external):
         return None
     from nantrap.finite import has_nan_payload
@@ -255,6 +264,37 @@ def state_overwritten(case: Case) -> Claim | None:
     return _overwritten(
         name, "measured" if sure else "hint", f"{name} {describe(external.tensor)} before this step; {since}"
     )
+
+
+def _lone_giant(case: Case) -> Claim | None:
+    """One weight is far beyond all others of its tensor, and without it the step is finite: no update makes that.
+
+    A flipped bit of the exponent looks so, and so does a write by the program: which of the two is not decided.
+    """
+    if case.first_step or case.phase not in ("forward", "backward") or not case.failed.repeatable:
+        return None
+    for name, parameter in case.failed.parameters.items():
+        sizes = parameter.detach().abs().flatten()
+        if sizes.numel() < _FEWEST_BESIDE or not sizes.is_floating_point():
+            continue
+        largest, second = (float(value) for value in sizes.double().topk(2).values)
+        if not (math.isfinite(largest) and largest > _GIANT and largest > _GIANT * second):
+            continue
+
+        def clear(parameter: Tensor = parameter, bound: float = largest) -> None:
+            parameter.masked_fill_(parameter.abs() >= bound, 0.0)
+
+        trial = case.lab.with_weights("without_giant", f"the one value of {largest:.3g} in {name} set to 0", clear)
+        if trial.finite:
+            return Claim(
+                "hint",
+                f"one value of {name} is {largest:.3g}: the program wrote it, or a bit of it flipped in memory",
+                (f"the other {sizes.numel() - 1:,} values of {name} stay within {second:.3g}",),
+                also=((trial, "with that one value set to 0 the step is finite"),),
+                help=f"roll back to an older state; look for what writes {name} besides the optimizer, and if nothing "
+                "does and it happens again, test the memory of this machine",
+            )
+    return None
 
 
 def _written_by(case: Case, external: External) -> str | None:
