@@ -161,12 +161,16 @@ def _written_beside_the_update(case: Case) -> list[Finding]:
 
 
 def _is_copy_of_trained(case: Case, name: str, trained: set[str]) -> bool:
-    """Whether a tensor has the last name and the shape of one that is trained, as an average of it does."""
+    """Whether a tensor has the last word and the shape of one that is trained, as an average of it does."""
     tensor = {**dict(case.failed.root.named_buffers()), **case.failed.parameters}.get(name)
-    last = name.rpartition(".")[2]
     return tensor is not None and any(
-        one.rpartition(".")[2] == last and case.failed.parameters[one].shape == tensor.shape for one in trained
+        _last_word(one) == _last_word(name) and case.failed.parameters[one].shape == tensor.shape for one in trained
     )
+
+
+def _last_word(name: str) -> str:
+    """`weight` of `net.0.weight`, and of `0_weight`: buffers cannot have a dot in their name."""
+    return name.replace(".", "_").rpartition("_")[2]
 
 
 def _trained_is_finite(case: Case, trained: set[str]) -> bool:
