@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from nantrap.record import History
 
 HALF = ("float16", "bfloat16")
+_MEASURES = {"linalg_vector_norm": "norm", "norm": "norm", "sum": "sum", "mean": "mean", "amax": "largest value",
+             "max": "largest value", "dot": "product", "vdot": "product"}  # fmt: skip
 
 
 @dataclass
@@ -139,6 +141,15 @@ class Case:
             chain.append(current)
             index = next((source for source in current.sources if 0 <= source < current.index), -1)
         return chain
+
+    @functools.cached_property
+    def divisor_measures(self) -> str:
+        """`norm`, `sum`: what the divisor of the guilty division measures of a tensor; empty for anything else."""
+        sources = () if self.capture is None else self.capture.op.sources
+        for op in self.source_ops(self.capture.op, len(sources) - 1)[:3] if self.capture is not None else ():
+            if (found := _MEASURES.get(op.name.removeprefix("aten.").removeprefix("_foreach_"))) is not None:
+                return found
+        return ""
 
     def was_given(self, tensor: Tensor) -> Literal["loader", "argument", ""]:
         """Where a tensor came from: what the data loader gave, an argument of the model, or made on the way.

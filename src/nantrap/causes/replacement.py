@@ -8,6 +8,7 @@ operations that were recorded at that line are replaced.
 from __future__ import annotations
 
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -138,6 +139,31 @@ def _bounded(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return stable
 
 
+def _bounded_power(base: Any, exponent: Any) -> Tensor:
+    """The power, with the exponent bounded so that the result leaves room for what is done with it."""
+    if not isinstance(exponent, Tensor):
+        return torch.pow(base, exponent)
+    size = torch.as_tensor(base, dtype=torch.get_default_dtype()).detach().abs()
+    most = 0.25 * _log_limit(size) / size.clamp(min=1 + 1e-6).log()
+    return torch.pow(base, torch.minimum(exponent, most.to(exponent.dtype)))
+
+
+def _power_of(exponent: Any, base: Any) -> Tensor:
+    return _bounded_power(base, exponent)
+
+
+def _slogdet(x: Tensor) -> Any:
+    return torch.linalg.slogdet(_off_singular(x))
+
+
+def _logdet(x: Tensor) -> Tensor:
+    return torch.logdet(_off_singular(x))
+
+
+def _off_singular(x: Tensor) -> Tensor:
+    return x + 1e-3 * torch.eye(x.shape[-1], dtype=x.dtype, device=x.device)
+
+
 def _std(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = False, **kwargs: Any) -> Tensor:
     if isinstance(dim, bool):
         dim, unbiased = None, dim
@@ -157,7 +183,19 @@ def _log1p(x: Tensor) -> Tensor:
 
 
 def _log2(x: Tensor) -> Tensor:
-    return ops.safe_log(x) / 0.6931471805599453
+    return ops.safe_log(x) / math.log(2)
+
+
+def _log10(x: Tensor) -> Tensor:
+    return ops.safe_log(x) / math.log(10)
+
+
+def _xlogy(x: Tensor | float, y: Tensor) -> Tensor:
+    return ops.safe_log(y) * x
+
+
+def _xlog1py(x: Tensor | float, y: Tensor) -> Tensor:
+    return ops.safe_log(1 + y) * x
 
 
 def _cross_entropy(logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
@@ -209,7 +247,15 @@ _NORMALISING = (F.layer_norm, F.group_norm, F.batch_norm, F.instance_norm, F.rms
 
 FAMILIES: dict[str, dict[str, Callable[..., Any]]] = {
     "sqrt": {"sqrt": _sqrt, "rsqrt": _rsqrt, "sqrt_": _sqrt, "hypot": _hypot},
-    "log": {"log": ops.safe_log, "log_": ops.safe_log, "log1p": _log1p, "log2": _log2},
+    "log": {
+        "log": ops.safe_log,
+        "log_": ops.safe_log,
+        "log1p": _log1p,
+        "log2": _log2,
+        "log10": _log10,
+        **dict.fromkeys(("xlogy", "special_xlogy"), _xlogy),
+        "special_xlog1py": _xlog1py,
+    },
     "div": {
         "div": _divide,
         "true_divide": _divide,
@@ -224,6 +270,8 @@ FAMILIES: dict[str, dict[str, Callable[..., Any]]] = {
     "softmax": {"softmax": _softmax, "log_softmax": _log_softmax},
     "exp": {"exp": _exp, "exp_": _exp, "expm1": _exp, "cosh": _bounded(torch.cosh), "sinh": _bounded(torch.sinh)},
     "exp_both": {"exp": _exp_both, "exp_": _exp_both},
+    "power": {**dict.fromkeys(("pow", "__pow__", "float_power"), _bounded_power), "__rpow__": _power_of},
+    "logdet": {"slogdet": _slogdet, "linalg_slogdet": _slogdet, "logdet": _logdet},
     "std": {"std": _std, "var": _var},
     "domain": {
         **{name: _inside(getattr(torch, name), 1e-12, None) for name in ("sqrt", "rsqrt", "log", "log2", "log10")},

@@ -12,6 +12,8 @@ SINGULAR = {
     "Rsqrt": ("sqrt", "rsqrt", "nantrap.ops.safe_sqrt(x)"),
     "Pow": ("pow", "x ** a with a < 1", "nantrap.ops.safe_pow(x, a)"),
     "Log": ("log", "log", "nantrap.ops.safe_log(x)"),
+    "Xlogy": ("log", "x log y", "nantrap.ops.xlogx(x)"),
+    "SpecialEntr": ("log", "entr", "nantrap.ops.xlogx(x)"),
     "Div": ("div", "a / b", "nantrap.ops.safe_divide(a, b)"),
     "Reciprocal": ("div", "1 / x", "nantrap.ops.safe_divide(1, x)"),
     "Exp": ("exp", "exp", "an argument bounded before exp"),

@@ -296,21 +296,28 @@ class Laboratory:
 
     def update_with_eps(self, eps: float) -> Trial:
         """The same update with another eps in every parameter group."""
+        return self._update_with("eps", eps)
 
+    def update_with_rate(self, rate: float) -> Trial:
+        """The same update with another learning rate in every parameter group."""
+        return self._update_with("lr", rate)
+
+    def _update_with(self, option: str, value: float) -> Trial:
         def experiment() -> Result:
-            """The update with the other eps, which is put back."""
-            groups = [group for group in self._case.failed.optimizer.param_groups if "eps" in group]
-            kept = [group["eps"] for group in groups]
+            """The update with the other value, which is put back."""
+            groups = [group for group in self._case.failed.optimizer.param_groups if option in group]
+            kept = [group[option] for group in groups]
             try:
                 with update_rewound(self._case):
                     for group in groups:
-                        group["eps"] = eps
+                        group[option] = value
                     return Result(update_is_finite(self._case))
             finally:
-                for group, value in zip(groups, kept, strict=True):
-                    group["eps"] = value
+                for group, before in zip(groups, kept, strict=True):
+                    group[option] = before
 
-        return self.run("update_eps", f"eps={eps:g} in every parameter group", experiment, harness="update")
+        change = f"{option}={value:g} in every parameter group"
+        return self.run(f"update_{option}", change, experiment, harness="update")
 
     # ---- the steps before, with one thing changed
 

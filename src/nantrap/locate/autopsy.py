@@ -408,13 +408,18 @@ def _numbers(values: dict[str, Any]) -> Iterator[float]:
             yield value
 
 
+def _was_given_masks(softmax: Evidence) -> bool:
+    """Whether its scores hold no +Inf: -log(0), as in Gumbel noise, masks nothing."""
+    return softmax.capture is None or all(only_minus_inf(t) for t in softmax.capture.inputs()[:1])
+
+
 def _past_masks(origins: list[Evidence]) -> Evidence:
     """The earliest origin; but log(0) that serves as a mask is not guilty if a whole row is masked."""
     first = origins[0]
     short = first.op.name.removeprefix("aten.")
     if short in _LOGARITHMS and first.op.made == "inf" and first.capture is not None:
         dense = readable(first.capture.outputs[0])
-        masked = [one for one in origins[1:] if one.op.name.removeprefix("aten.") in _SOFTMAX]
+        masked = [one for one in origins[1:] if one.op.name.removeprefix("aten.") in _SOFTMAX and _was_given_masks(one)]
         if masked and dense is not None and only_minus_inf(dense):
             return masked[0]
     return first

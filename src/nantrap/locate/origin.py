@@ -188,17 +188,25 @@ def _constant_reached(trace: Trace, kind: SinkKind, name: str, tensor: Tensor) -
 
 
 def _past_masks(origins: frozenset[int], trace: Trace) -> int | None:
-    """The earliest origin; but log(0) that serves as a mask is not guilty if a whole row is masked."""
+    """The earliest origin; but log(0) that serves as a mask is not guilty if a whole row is masked.
+
+    A softmax that was given +Inf failed by that: -log(0), as in Gumbel noise, masks nothing.
+    """
     index = earliest(origins, trace)
     while index is not None and index >= 0:
         op = trace.ops[index]
         later = [i for i in origins if i > index]
-        masked = [i for i in later if trace.ops[i].name in _SOFTMAX]
+        masked = [i for i in later if trace.ops[i].name in _SOFTMAX and _was_given_masks(trace, i)]
         if not (op.name in _LOGARITHMS and masked and op.made == "inf" and _only_minus_inf(trace, index)):
             break
         origins = frozenset(later)
         index = min(masked)
     return index
+
+
+def _was_given_masks(trace: Trace, index: int) -> bool:
+    capture = trace.captures.get(index)
+    return capture is None or all(only_minus_inf(tensor) for tensor in capture.inputs()[:1])
 
 
 def _only_minus_inf(trace: Trace, index: int) -> bool:

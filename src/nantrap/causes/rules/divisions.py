@@ -13,6 +13,8 @@ if TYPE_CHECKING:
 
     from nantrap.causes.case import Case
 
+_NORMALISATIONS = ("native_layer_norm", "native_group_norm", "native_batch_norm")
+
 
 @rule("division_by_zero")
 def division_by_zero(case: Case) -> Claim | None:
@@ -52,8 +54,12 @@ def division_by_zero(case: Case) -> Claim | None:
         then replaced at its own line by one with a floor, and the step must be finite.
     """
     own_backward = case.in_users_backward
+    if case.op in _NORMALISATIONS and case.phase == "forward":
+        return _normalisation_without_eps(case)
     if case.capture is None or case.output is None or (case.half and not own_backward and not case.fails_in_float32):
         return None  # a question of precision: see eps_underflow_half
+    if case.phase == "optimizer":
+        return _division_in_the_update(case)
     if case.phase != "forward" and not own_backward:
         return None
     if 0.0 in case.capture.op.scalars and case.op in ("div", "true_divide"):
@@ -115,6 +121,56 @@ def _weight_norm_of_zeros(case: Case) -> Claim | None:
     )
 
 
+def _normalisation_without_eps(case: Case) -> Claim | None:
+    """(x - mean) / sqrt(var + eps) with a variance and an eps that are both 0."""
+    deviation = _inverse_deviation(case)
+    if deviation is None or not bool(deviation.isinf().any()):
+        return None
+    without = deviation.isinf()
+    trial = case.try_replacement("floor", "an eps of 1e-5")
+    return Claim(
+        "measured",
+        f"a normalisation divides by a deviation of exactly zero in {case.place}",
+        (
+            (
+                f"{case.location.op}: the variance is 0 in {int(without.sum()):,} of {without.numel():,} groups, and "
+                f"its eps does not keep the root from 0{all_finite(case.inputs)}"
+            ),
+        ),
+        trial=trial,
+        shows="with an eps of 1e-5 the step is finite",
+        help="give the layer an eps, such as 1e-5; blank or constant inputs are the usual reason",
+    )
+
+
+def _inverse_deviation(case: Case) -> Tensor | None:
+    """1 / sqrt(var + eps) of each group, as the guilty normalisation computed it."""
+    assert case.capture is not None
+    saved = case.capture.outputs[2:3]
+    if saved and saved[0].numel():
+        return saved[0]
+    if case.op == "native_batch_norm" and len(case.inputs) > 1:  # in evaluation: from the running statistics
+        eps = case.capture.op.scalars[-1] if case.capture.op.scalars else 0.0
+        return (case.inputs[-1] + eps).rsqrt()
+    return None
+
+
+def _division_in_the_update(case: Case) -> Claim | None:
+    """The optimizer divides by a norm, a sum or a count of what it was given, and that is 0."""
+    denominator = _denominator(case)
+    if denominator is None or not bool((denominator == 0).any()) or case.capture is None:
+        return None
+    measure = case.divisor_measures
+    if denominator.numel() == 1 and not measure:
+        return None  # perhaps a constant: see optimizer_constant_rounding
+    return Claim(
+        "measured",
+        f"the update divides by {f'the {measure} of something that is all zeros' if measure else 'exactly zero'}",
+        (f"the denominator is exactly 0 at {share(denominator == 0)}{all_finite(case.inputs)}",),
+        help="add an eps to what the optimizer divides by; a parameter whose gradient is exactly 0 is the usual reason",
+    )
+
+
 def _denominator(case: Case) -> Tensor | None:
     """What the guilty operation divides by, if it is a tensor."""
     assert case.capture is not None
@@ -128,6 +184,9 @@ def _denominator(case: Case) -> Tensor | None:
         return case.inputs[0] if case.inputs else None
     if case.op == "pow" and len(case.capture.args) > 1:
         exponent = case.capture.args[1]
-        if isinstance(exponent, (int, float)) and exponent < 0:
-            return case.inputs[0]
+        if isinstance(exponent, (int, float)):
+            return case.inputs[0] if exponent < 0 else None
+        if hasattr(exponent, "isfinite") and hasattr(case.capture.args[0], "isfinite"):
+            base: Tensor = case.capture.args[0]
+            return base.where(exponent < 0, 1.0)
     return None

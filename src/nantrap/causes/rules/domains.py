@@ -120,7 +120,7 @@ def domain_error(case: Case) -> Claim | None:
     in_update = case.phase == "optimizer"
     if case.phase != "forward" and not in_update and not case.in_users_backward:
         return None
-    x = case.inputs[-1 if case.op in ("xlogy", "xlog1py") else 0]
+    x = case.inputs[-1 if case.op in ("xlogy", "special_xlog1py") else 0]
     outside = _outside_domain(case, x)
     if outside is None or not bool(outside.any()):
         return None
@@ -159,7 +159,7 @@ def _outside_domain(case: Case, x: Tensor) -> Tensor | None:
     assert case.capture is not None
     if case.op in ("sqrt", "rsqrt", "log", "log2", "log10", "special_entr", "xlogy"):
         return x < 0
-    if case.op in ("log1p", "xlog1py"):
+    if case.op in ("log1p", "special_xlog1py"):
         return x < -1
     if case.op in ("acos", "asin", "erfinv", "atanh"):
         return x.abs() > 1

@@ -6,12 +6,15 @@ import math
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import EXPONENTIALS, IN_LOG_SPACE, absmax, limit, listed
+from nantrap.causes.facts import EXPONENTIALS, IN_LOG_SPACE, absmax, all_finite, limit, listed
 from nantrap.causes.registry import rule
 from nantrap.causes.rounds import growing_rounds
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
+
+_MANY_FACTORS = 8
+_LARGE_FACTOR = 1e6
 
 
 @rule("exp_overflow")
@@ -53,6 +56,8 @@ def exp_overflow(case: Case) -> Claim | None:
         The largest argument is above the limit of the dtype and the result is Inf: a measurement. The call is then
         replaced at its own line by one with a bounded argument, and the step must be finite.
     """
+    if case.op == "pow":
+        return _power_overflow(case)
     if case.op not in EXPONENTIALS or case.made != "inf" or not case.inputs or case.output is None:
         return None
     x = case.inputs[0]
@@ -82,6 +87,38 @@ def exp_overflow(case: Case) -> Claim | None:
         trial=trial,
         shows=shows,
         help=advice,
+    )
+
+
+def _power_overflow(case: Case) -> Claim | None:
+    """gamma ** t: an exponential in base gamma. A fixed power of something that grew is no such thing."""
+    if case.capture is None or case.made != "inf" or case.output is None or len(case.capture.args) < 2:
+        return None
+    base, exponent = case.capture.args[:2]
+    if not hasattr(exponent, "isfinite"):
+        return None
+    bad = ~case.output.isfinite()
+    powers = exponent.detach().double().expand_as(bad)[bad]
+    bases = (base.detach().double().expand_as(bad)[bad] if hasattr(base, "isfinite") else powers * 0 + base).abs()
+    needed = powers * bases.log()
+    bound = math.log(limit(case.output))
+    if not bool((needed.isfinite() & (needed >= 0.999 * bound)).all()):
+        return None
+    worst = int(needed.argmax())
+    return Claim(
+        "measured",
+        f"{float(bases[worst]):,.6g} to the power of {float(powers[worst]):,.6g} exceeds the range of {case.dtype} in "
+        f"{case.place}",
+        (
+            (
+                f"{case.location.op}: at all {int(bad.sum()):,} bad places power · log(base) is above {bound:.4g}, "
+                f"where {case.dtype} ends"
+            ),
+        ),
+        trial=case.try_replacement("power", "a power bounded from above"),
+        shows="with a bounded power the step is finite",
+        help="a base below 1 (a discount of 0.99, not 1.01), or a bound on the exponent",
+        verifies=False,
     )
 
 
@@ -128,6 +165,8 @@ def exploding_recurrence(case: Case) -> Claim | None:
     """
     if case.trace is None or case.capture is None or case.phase != "forward" or case.half:
         return None
+    if case.op in ("prod", "cumprod"):
+        return _long_product(case)
     if case.op in EXPONENTIALS or (case.made == "nan" and not case.op.endswith(("norm", "mm"))):
         return None
     rounds = growing_rounds(case.trace, case.capture.op)
@@ -144,4 +183,26 @@ def exploding_recurrence(case: Case) -> Claim | None:
         ),
         help="normalise or gate the state in each round (LayerNorm, a spectral bound below 1, tanh), or run fewer "
         "rounds",
+    )
+
+
+def _long_product(case: Case) -> Claim | None:
+    """A product over many factors of more than 1."""
+    if case.made != "inf" or case.output is None or not case.inputs:
+        return None
+    factors = case.inputs[0].abs().double()
+    above = factors[factors > 1]
+    if above.numel() < _MANY_FACTORS or float(above.max()) > _LARGE_FACTOR:
+        return None  # a few huge factors: it is their size, not their number
+    typical = float(above.log().mean().exp())
+    return Claim(
+        "measured",
+        f"{case.op} multiplies {above.numel():,} factors above 1 with each other in {case.place}",
+        (
+            (
+                f"{case.location.op} was given factors of {typical:.3g} on average, {float(above.max()):.3g} at most, "
+                f"and {case.dtype} ends at {limit(case.output):.3g}{all_finite(case.inputs)}"
+            ),
+        ),
+        help="add logarithms instead of multiplying (x.log().sum()), or keep the factors below 1",
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
@@ -207,6 +208,8 @@ def fp16_forward_overflow(case: Case) -> Claim | None:
     if wide is None and _fails_in_single_precision(case):
         return None  # a pole, not the range: 1/0 is Inf in every precision
     trial = case.lab.single_precision()
+    if trial.finite is False and wide is not None and trial.loss is not None and math.isfinite(trial.loss):
+        return _too_large_for_half_gradients(case, wide, trial.loss)
     if trial.finite is False:
         case.refute("fp16_forward_overflow", trial, "the step is as bad in float32")
         return None
@@ -224,6 +227,19 @@ def fp16_forward_overflow(case: Case) -> Claim | None:
         trial=trial,
         shows="the same step in float32 is finite",
         help=f"run {case.place} in float32 (torch.autocast(enabled=False) around it) or train in bfloat16",
+    )
+
+
+def _too_large_for_half_gradients(case: Case, wide: float, loss: float) -> Claim:
+    """In float32 the loss is finite, and the gradients still do not fit the float16 weights that they belong to."""
+    return Claim(
+        "hint",
+        f"{case.place} exceeded the range of float16: {wide:.5g} > 65504",
+        (
+            f"the float32 result of {case.location.op} is {wide:.5g}, above float16's limit of 65504",
+            f"computed in float32 the loss is {loss:.5g}; the gradients of float16 weights overflow even then",
+        ),
+        help="keep the weights in float32 (autocast instead of model.half()), or train in bfloat16",
     )
 
 

@@ -137,6 +137,8 @@ def optimizer_constant_rounding(case: Case) -> Claim | None:
     scalar_zero = any(number == 0.0 for number in case.capture.op.scalars)
     if not divisors and not scalar_zero:
         return None
+    if divisors and case.divisor_measures:
+        return None  # a norm or a sum that is 0 is no constant: see division_by_zero
     dtype = str(divisors[0].dtype).removeprefix("torch.") if divisors else case.dtype
     rounded_away = _rounded_to_one(case)
     trial = case.lab.update_in_single_precision()

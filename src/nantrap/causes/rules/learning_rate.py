@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from nantrap.causes.case import Case
 
 _GROWTH = 8.0
+_ABSURD_RATE = 1e9
+_SMALL_RATE = 1e-6
 
 
 @rule("lr_too_high")
@@ -52,6 +54,8 @@ def lr_too_high(case: Case) -> Claim | None:
         The loss or the gradient norm grew over the last steps, and the same batches from an older state with a tenth
         of the learning rate stay finite. If they do not, the cause is dropped and listed as refuted.
     """
+    if case.phase == "optimizer" and (beyond := _beyond_any_scale(case)) is not None:
+        return beyond
     if case.phase not in ("forward", "backward", "optimizer") or case.growth < _GROWTH or rate_jump(case) is not None:
         return None
     overflowed = case.incident.loss is None or not math.isfinite(case.incident.loss)
@@ -85,6 +89,29 @@ def lr_too_high(case: Case) -> Claim | None:
         shows="the same batches with a tenth of the learning rate stay finite",
         help=f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients",
         verifies=_is_stable(case, trial),
+    )
+
+
+def _beyond_any_scale(case: Case) -> Claim | None:
+    """A learning rate that no update survives: Inf, NaN, or so large that it overflows by itself."""
+    rates = [float(group.get("lr", 0.0)) for group in case.failed.optimizer.param_groups]
+    absurd = next((rate for rate in rates if not abs(rate) <= _ABSURD_RATE), None)
+    if absurd is None:
+        return None
+    trial = case.lab.update_with_rate(_SMALL_RATE)
+    if trial.finite is False:
+        case.refute("lr_too_high", trial, "a small learning rate does not help")
+        return None
+    text = "NaN" if math.isnan(absurd) else "Inf" if math.isinf(absurd) else f"{absurd:.3g}"
+    return Claim(
+        "tried",
+        f"a learning rate of {text} makes the update non-finite",
+        (f"lr={text} in a parameter group of the optimizer; the loss and the gradients are finite",),
+        trial=trial,
+        shows=f"the same update with a learning rate of {_SMALL_RATE:g} is finite",
+        help="look at what computes the learning rate: a schedule that divides by a step number, a warm-up or a "
+        "remaining length of 0 gives Inf or NaN",
+        verifies=False,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from nantrap.causes.claim import Claim, Has
 from nantrap.causes.facts import describe, made_so
@@ -70,7 +70,7 @@ def bn_buffers_poisoned(case: Case) -> Claim | None:
         name = external.name
         text = f"{external.name} {describe(external.tensor)} before the step"
         done = "the buffer was bad before this step; reset it (module.reset_running_stats()), and keep it in float32"
-    elif (bad := _bad_buffers(case)) and _only_buffers(case) and accumulates(case, bad[0]) is not False:
+    elif (bad := _bad_buffers(case)) and _only_buffers(case) and written_as(case, bad[0]) in ("average", "unseen"):
         name = bad[0]
         text = f"the forward pass made {name} non-finite; loss and gradients are finite, so no check of them finds it"
         done = "keep the buffer in float32, and reset it (module.reset_running_stats()) where it is already bad"
@@ -227,11 +227,12 @@ def state_overwritten(case: Case) -> Claim | None:
     """
     external = case.external
     written = [f for f in case.incident.findings if (f.kind, f.phase) == ("parameter", "forward")]
-    replaced = [name for name in _bad_buffers(case) if accumulates(case, name) is False]
+    replaced = {name: how for name in _bad_buffers(case) if (how := written_as(case, name)) in ("new", "outside")}
     written += [f for f in case.incident.findings if f.kind == "buffer" and f.name in replaced]
     if written and external is None and _only_buffers(case):
         said = written[0].stats.describe() if written[0].stats else "it is non-finite"
-        text = f"the forward pass wrote {written[0].name}: {said}; loss and gradients are finite"
+        who = "the code around the model" if replaced.get(written[0].name) == "outside" else "the forward pass"
+        text = f"{who} wrote {written[0].name}: {said}; loss and gradients are finite"
         return _overwritten(written[0].name, "measured", text)
     beside = [f for f in _written_beside_the_update(case) if not _is_copy_of_trained(case, f.name, _trained(case))]
     if beside:
@@ -325,18 +326,19 @@ def _overwritten(name: str, has: Has, text: str) -> Claim:
     )
 
 
-def accumulates(case: Case, name: str) -> bool | None:
-    """Whether the forward pass computes a buffer's new value from its old one, as a running average does.
+def written_as(case: Case, name: str) -> Literal["average", "new", "outside", "unseen"]:
+    """How a buffer got its value in the step.
 
-    Followed back through floating-point operations from what was written last. `None` if that cannot be seen.
+    `average`: computed from its old value, as a running average is. `new`: from other values. `outside`: the model's
+    calls were traced and did not write it, so the code around them did. `unseen`: nothing was traced.
     """
     replay, buffer = case.location.replay, dict(case.failed.root.named_buffers()).get(name)
     if replay is None or buffer is None:
-        return None
+        return "unseen"
     writer = replay.trace.writer_of(buffer)
     if writer is None:
-        return None
-    return replay.trace.computes_from(writer, buffer)
+        return "outside" if not case.failed.repeatable and replay.trace.ops and replay.error is None else "unseen"
+    return "average" if replay.trace.computes_from(writer, buffer) else "new"
 
 
 def _bad_buffers(case: Case) -> list[str]:
