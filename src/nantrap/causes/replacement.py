@@ -74,6 +74,13 @@ class Replacement(TorchFunctionMode):
 
 _RECORDED = {"_softmax": "softmax", "_log_softmax": "log_softmax"}
 """Operations that people call by another name, and of which only the first two arguments matter."""
+_CALLED = {**_RECORDED, "nll_loss_forward": "cross_entropy", "nll_loss2d_forward": "cross_entropy"}
+
+
+def is_of_family(op: Op, family: str) -> bool:
+    """Whether an operation belongs to a call of the family."""
+    name = op.name.removeprefix("aten.")
+    return _CALLED.get(name, name) in FAMILIES[family]
 
 
 def _sqrt(x: Tensor) -> Tensor:

@@ -20,7 +20,7 @@ from nantrap.causes.facts import listed
 from nantrap.causes.harness import Result, control_trial, run_step, update_in_float32, update_is_finite, update_rewound
 from nantrap.causes.logspace import LogSpace
 from nantrap.causes.precision import SinglePrecision
-from nantrap.causes.replacement import FAMILIES, Replacement
+from nantrap.causes.replacement import Replacement, is_of_family
 from nantrap.finite import any_nonfinite
 from nantrap.incident import Source, Trial
 from nantrap.locate.batch import with_tensor
@@ -227,7 +227,7 @@ class Laboratory:
             return None
         replay = replay_step(self._case.failed, around=Replacement(sources, family))
         op = replay.op
-        if op is None or op.place is None or op.name.removeprefix("aten.") not in FAMILIES[family]:
+        if op is None or op.place is None or not is_of_family(op, family):
             return None
         found = op.place.source()
         known = [(one.file, one.line) for one in sources]

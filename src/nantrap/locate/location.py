@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.utils.parametrize import ParametrizationList
 
 from nantrap.finite import any_nonfinite, first_nonfinite_index, tensor_stats
 from nantrap.incident import Finding, Frame, Phase, Probe, Source
@@ -134,13 +135,20 @@ def evidence_location(evidence: Evidence, failed: FailedStep, *, replay: Replay 
         elif replay.error is None:
             location.module = location.module or OUTSIDE  # the model's calls do not hold it: the code around them does
     if evidence.inside or failed.root_call is None:
-        owners = [owner_of(names[id(p)]) for p in evidence.parameters if id(p) in names]
+        owners = [_reader_of(names[id(p)], failed.root) for p in evidence.parameters if id(p) in names]
         if owners and location.module in (None, OUTSIDE):
             location.module = owners[0]
     location.capture = evidence.capture
     if evidence.capture is not None:
         location.findings += [finding("activation", op.name, t, op.phase) for t in evidence.capture.outputs]
     return location
+
+
+def _reader_of(name: str, root: nn.Module) -> str:
+    """The module that computes with a parameter: its owner, or the one parametrization of a parametrized weight."""
+    owner = owner_of(name)
+    holder = dict(root.named_modules()).get(owner)
+    return f"{owner}.0" if isinstance(holder, ParametrizationList) and len(holder) == 1 else owner
 
 
 def _outside_the_graph(location: Location, evidence: Evidence, names: dict[int, str], *, repeatable: bool) -> Location:

@@ -77,8 +77,8 @@ def division_by_zero(case: Case) -> Claim | None:
     origin = f", made by {made_by.name}" if made_by is not None else ""
     family = "pow" if case.op == "pow" else "sqrt" if case.op == "rsqrt" else "div"
     # a single 0/0 of the two-line form may as well be a mean over nothing: see empty_reduction
-    sure = case.failed.repeatable or denominator.numel() > 1 or case.made != "nan"
-    where = f"the backward of {case.node}, written by hand" if own_backward else case.place
+    sure = case.failed.repeatable or denominator.numel() > 1 or case.output.numel() > 1 or case.made != "nan"
+    where = _users_backward(case) if own_backward else case.place
     trial = case.try_replacement(family, "nantrap.ops.safe_divide")
     advice = "add an eps inside (x / (y + eps)), or nantrap.ops.safe_divide(x, y)"
     if trial is not None and trial.finite is False and family == "div":  # 0 there is no better: log(0), 1/0 come next
@@ -91,8 +91,12 @@ def division_by_zero(case: Case) -> Claim | None:
         trial=trial,
         shows="with a floor under the denominator the step is finite",
         help=f"{advice}; blank or constant inputs are the usual reason",
-        patch=True,
+        patch=trial is not None and trial.name != "replaced:floor",  # the diff shows what was tried
     )
+
+
+def _users_backward(case: Case) -> str:
+    return "a hook on a gradient" if "AccumulateGrad" in case.node else f"the backward of {case.node}, written by hand"
 
 
 def _division_by_constant(case: Case) -> Claim:

@@ -314,8 +314,15 @@ def eps_underflow_half(case: Case) -> Claim | None:
         tuple(facts),
         trial=None if failed else trial,
         shows="the same step in float32 is finite",
-        help="compute this part in float32, or use an eps the dtype can hold (1e-4 for float16)",
+        help=f"compute this part in float32, or use an eps the dtype can hold ({_held(case.dtype, pole)})",
     )
+
+
+def _held(dtype: str, pole: float) -> str:
+    """An eps that keeps an argument from 0 or from ±1 in half precision."""
+    if pole == 0.0:
+        return f"{'1e-4' if dtype == 'float16' else '1e-6'} for {dtype}"
+    return f"1 - {'1e-3' if dtype == 'float16' else '1e-2'} for {dtype}"
 
 
 def _swallowed_before_the_slope(case: Case) -> Claim | None:

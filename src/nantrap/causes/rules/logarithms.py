@@ -210,5 +210,10 @@ def _log_remedy(case: Case) -> tuple[Trial | None, str]:
         if trial is None or trial.finite:
             return trial, f"{found[1]}, which stays finite; or nantrap.ops.safe_log(x)"
     floored = case.try_replacement("log", "nantrap.ops.safe_log")
+    if floored is not None and floored.finite is False:
+        return (
+            floored,
+            "keep the argument from 0 where it is made; a floor under the logarithm alone does not help",
+        )
     advice = "nantrap.ops.safe_log(x), or an argument that is kept from 0 where it is made"
     return floored, advice if found is None else f"{found[1]}; or nantrap.ops.safe_log(x)"

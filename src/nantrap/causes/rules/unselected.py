@@ -112,9 +112,7 @@ def where_unselected_branch(case: Case) -> Claim | None:
         ),
         trial=case.try_replacement(family, safe) if family != "norm" else None,
         shows="with an argument that is safe on both branches the step is finite",
-        help=f"select before the operation, not after it: {call}(torch.where(ok, x, 1.0)), then torch.where on the "
-        f"result; "
-        f"or {safe}",
+        help=f"select before the operation, not after it: {_selected(call)}, then torch.where on the result; or {safe}",
         patch=True,
     )
 
@@ -135,9 +133,15 @@ def _dropped_branch(case: Case, index: int) -> Claim | None:
         ),
         trial=case.try_replacement(family, safe),
         shows="with an argument that is safe on both branches the step is finite",
-        help=f"select before the operation, not after it: {call}(torch.where(ok, x, 1.0)), then torch.where on the "
-        f"result",
+        help=f"select before the operation, not after it: {_selected(call)}, then torch.where on the result",
     )
+
+
+def _selected(call: str) -> str:
+    """The call with its argument made harmless where the result is not selected."""
+    chosen = "torch.where(ok, x, 1.0)"
+    forms = {"a / b": "a / torch.where(ok, b, 1.0)", "1 / x": f"1 / {chosen}", "x ** a with a < 1": f"{chosen} ** a"}
+    return forms.get(call, f"{call}({chosen})")
 
 
 def _zero_gradients(case: Case) -> Iterator[Incoming]:
