@@ -21,7 +21,8 @@ def division_by_zero(case: Case) -> Claim | None:
     """A division by exactly zero.
 
     Something was divided by a standard deviation, a norm, a sum or a degree that is exactly 0. The usual reason is an
-    unexpected input: a blank image, a silent second of audio, a constant column, a node without an edge.
+    unexpected input: a blank image, a silent second of audio, a constant column, a node without an edge. A
+    normalisation with an eps of 0 divides by the deviation, and some optimizers by the norm of an update.
 
     Example:
         import torch

@@ -21,7 +21,8 @@ _LARGE_FACTOR = 1e6
 def exp_overflow(case: Case) -> Claim | None:
     """Exp of a finite value exceeded the range of its dtype.
 
-    exp, expm1, sinh or cosh was given a number that is finite but too large. Log-variances, log-ratios of a policy,
+    exp, expm1, sinh or cosh was given a number that is finite but too large, or a fixed number was raised to a large
+    power (a discount of 1.01). Log-variances, log-ratios of a policy,
     scales of a normalising flow and losses such as log cosh are the places where a network passes an unbounded number
     to exp.
 

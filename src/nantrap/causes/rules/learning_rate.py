@@ -22,7 +22,8 @@ def lr_too_high(case: Case) -> Claim | None:
     """The learning rate is beyond the stability limit.
 
     Each update overshoots by more than it gains. The loss grows from step to step, slowly at first, until something
-    overflows. The operation that overflowed only shows it: the cause is in the steps before.
+    overflows. The operation that overflowed only shows it: the cause is in the steps before. A schedule that divides by
+    0 gives a learning rate of Inf or NaN, and the first update fails.
 
     Example:
         import torch
@@ -52,7 +53,8 @@ def lr_too_high(case: Case) -> Claim | None:
 
     Proof:
         The loss or the gradient norm grew over the last steps, and the same batches from an older state with a tenth
-        of the learning rate stay finite. If they do not, the cause is dropped and listed as refuted.
+        of the learning rate stay finite. If they do not, the cause is dropped and listed as refuted. A learning rate of
+        Inf or NaN: the same update with a small one is finite.
     """
     if case.phase == "optimizer" and (beyond := _beyond_any_scale(case)) is not None:
         return beyond

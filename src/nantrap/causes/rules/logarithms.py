@@ -98,6 +98,7 @@ def log_of_zero(case: Case) -> Claim | None:
 
     A probability underflowed to exactly 0, or reached exactly 1 in log(1 - p), and its logarithm is -Inf. Usually it
     is log(softmax(x)) or log(sigmoid(x)) written as two calls: the first rounds to 0 what the second still needs.
+    logit, atanh, xlogy and the log-determinant of a singular matrix take the logarithm of 0 inside.
 
     Example:
         import torch
