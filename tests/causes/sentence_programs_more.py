@@ -295,6 +295,16 @@ PROGRAMS: dict[str, str] = {
         nn.init.zeros_(model.bias)
         def loss_fn(x): return model(x).square().mean()
     """,
+    "an update divided by a number that is 0": """
+        class Annealed(torch.optim.Optimizer):
+            def __init__(self, params): super().__init__(params, {"lr": 0.1, "temperature": 0.0})
+            @torch.no_grad()
+            def step(self, closure=None):
+                for group in self.param_groups:
+                    for p in group["params"]: p.sub_(group["lr"] * p.grad / group["temperature"])
+        optimizer = Annealed(model.parameters())
+        def loss_fn(x): return model(x).square().mean()
+    """,
     "a bias correction in bfloat16": """
         class Corrected(torch.optim.Optimizer):
             def __init__(self, params): super().__init__(params, {"lr": 0.1})

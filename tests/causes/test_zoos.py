@@ -38,6 +38,8 @@ def _atan2_is_safe_at_zero() -> bool:
         ("zoo_blind", "two lines", 0),
         pytest.param("zoo_blind_models", "attempt", 0, marks=pytest.mark.slow),
         ("zoo_blind_models", "two lines", 1),
+        pytest.param("zoo_blind_real", "attempt", 0, marks=pytest.mark.slow),
+        ("zoo_blind_real", "two lines", 0),
         ("zoo_blind_traps", "attempt", 1),
         ("zoo_blind_traps", "two lines", 2),
     ],
