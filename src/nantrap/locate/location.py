@@ -53,14 +53,8 @@ FINITE_REPLAY = "the replay is finite"
 """How the note begins that a failure does not repeat."""
 
 
-def location_of(replay: Replay, *, fallback: Phase, whole: bool = True) -> Location:
-    """Where a replay says that it began, with notes on how the replay differed from the step.
-
-    Args:
-        replay: the replay.
-        fallback: the phase, where the replay does not show one.
-        whole: whether all of the step was run again, and not the model's calls alone.
-    """
+def location_of(replay: Replay, *, fallback: Phase) -> Location:
+    """Where a replay says that it began, with notes on how the replay differed from the step."""
     location = Location(phase=fallback, replay=replay, exact=replay.exact, sinks=replay.sinks)
     shown = replay.differences if replay.failed else replay.differences[:1]
     location.notes += [f"the replay differs: {text}" for text in shown]
@@ -71,7 +65,7 @@ def location_of(replay: Replay, *, fallback: Phase, whole: bool = True) -> Locat
         kind = type(replay.error).__name__
         location.notes.append(f"the replay ended with {kind}: {str(replay.error).splitlines()[0]}")
     if replay.origin is None:
-        if not replay.failed and replay.error is None and (whole or compiled_code_ran()):
+        if not replay.failed and replay.error is None:
             how = "without compilation " if compiled_code_ran() else ""
             location.notes.append(f"{FINITE_REPLAY}: {how}the failure does not repeat in it")
         return location

@@ -57,7 +57,7 @@ def _search(failed: FailedStep) -> Location:
             return _in_loss(evidence_location(evidence, failed), failed)
         return Location(phase=failed.symptom)
     replay = replay_calls(failed)
-    location = location_of(replay, fallback=failed.symptom, whole=False)
+    location = location_of(replay, fallback=failed.symptom)
     if location.source is None and location.op is not None and failed.root_call.place is not None:
         location.source = failed.root_call.place.source()  # a layer of torch's own, called by the user's line
     if replay.origin is None:
