@@ -135,7 +135,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("root of zero", "a root next to zero"): ("what it divides by is 0 at 1 of 6 places",),
     ("gradients that grow, and a loss in its range", "a rate too high"): (
-        "the gradients exploded in the code outside its submodules while the loss stayed",
+        "the gradients exploded in the loss while the loss stayed",
         "the loss was between 0.187 and 0.255",
         "a tenth of the learning rate does not help",
     ),
