@@ -51,7 +51,7 @@ class Guard(TrainerCallback):
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note where the loop is."""
-        self._adapter.set_position(epoch=int(state.epoch or 0), batch=state.global_step)
+        self._adapter.set_position(epoch=int(state.epoch or 0))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Log the number of incidents with the loss, in which the Trainer may have replaced NaN."""

@@ -141,6 +141,55 @@ def test_lightning_contains_a_bad_batch(options: dict[str, Any], tmp_path: Path)
     assert epochs == [0, 1]
 
 
+class Weighted(Module):
+    """The loss takes the logarithm of what the batch brings: the fault lies outside every submodule."""
+
+    def training_step(self, batch: Any, index: int) -> Tensor:
+        if index < 0:
+            return torch.zeros(())
+        each = (self.net(batch[0]) - batch[1]).square().mean(dim=1)
+        loss = (each * torch.log(batch[1].abs().sum(dim=1))).mean()
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        if not self.automatic_optimization:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss
+
+
+def incidents_in(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(run.glob("incidents/*/incident.json"))]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("manual", "options"),
+    [(False, {}), (True, {}), (False, {"accumulate_grad_batches": 2}), (False, {"precision": "bf16-mixed"})],
+    ids=["automatic", "manual", "accumulated", "bf16"],
+)
+def test_lightning_proves_a_cause_in_the_training_step(manual: bool, options: dict[str, Any], tmp_path: Path) -> None:
+    """`training_step` has returned when the step is found bad; it is run again without its side effects."""
+    guard = guards.Guard(run_dir=tmp_path / "run", quiet=True)
+    data = loader(None)
+    data.dataset.y[BAD] = 0.0  # type: ignore[attr-defined]
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    fixed = {"accelerator": "cpu", "devices": 1, "max_epochs": 1, "enable_model_summary": False}
+    module = Weighted(manual=manual)
+    logged: list[str] = []
+    trainer = lightning.Trainer(**(quiet | fixed | options), callbacks=[guard])
+    original = module.log
+    module.log = lambda name, *rest, **named: (logged.append(name), original(name, *rest, **named))
+    trainer.fit(module, data)
+    (incident,) = incidents_in(tmp_path / "run")
+    assert (incident["causes"][0]["slug"], incident["causes"][0]["proven"]) == ("log_of_zero", True)
+    assert (incident["samples"], incident["dataset_indices"]) == ([BAD % 4], [BAD])
+    assert (incident["epoch"], incident["batch"]) == (0, BAD // 4)
+    assert incident["source"]["text"].strip() == "loss = (each * torch.log(batch[1].abs().sum(dim=1))).mean()"
+    assert len(logged) == 7, "one batch is bad, and its replays log nothing"
+    assert is_finite(module)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_metrics_stay_finite_and_early_stopping_is_not_fooled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -204,7 +253,9 @@ def test_fabric(tmp_path: Path) -> None:
 # ---- transformers
 
 
-def transformers_trainer(bad: int | None, out: Path, *callbacks: Any, **options: Any) -> Any:
+def transformers_trainer(
+    bad: int | None, out: Path, *callbacks: Any, trainer: Any = None, bad_label: float = math.nan, **options: Any
+) -> Any:
     transformers = pytest.importorskip("transformers")
     transformers.utils.logging.set_verbosity_error()
     config = transformers.BertConfig(
@@ -213,14 +264,14 @@ def transformers_trainer(bad: int | None, out: Path, *callbacks: Any, **options:
     )  # fmt: skip
     torch.manual_seed(0)
     data = [
-        {"input_ids": [1 + i % 17, 3], "labels": math.nan if i == bad else float(i % 3), "attention_mask": [1, 1]}
+        {"input_ids": [1 + i % 17, 3], "labels": bad_label if i == bad else float(i % 3), "attention_mask": [1, 1]}
         for i in range(32)
     ]
     arguments = {
         "output_dir": str(out), "per_device_train_batch_size": 4, "num_train_epochs": 1, "logging_steps": 1,
         "save_strategy": "no", "report_to": [], "use_cpu": True, "disable_tqdm": True, "learning_rate": 1e-2, "seed": 5,
     } | options  # fmt: skip
-    trainer = transformers.Trainer(
+    trainer = (trainer or transformers.Trainer)(
         model=transformers.BertForSequenceClassification(config),
         args=transformers.TrainingArguments(**arguments),
         train_dataset=data,
@@ -248,6 +299,41 @@ def test_transformers_contains_a_bad_batch_and_holds_its_schedule(tmp_path: Path
     assert (guard.summary.steps, guard.summary.applied, guard.summary.incidents) == (8, 7, 1)
     assert trainer.lr_scheduler.last_epoch == 7
     assert trainer.state.log_history[-1]["nantrap_incidents"] == 1
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("micros", [1, 2])
+def test_transformers_proves_a_cause_in_its_own_compute_loss(micros: int, tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    kept: list[float] = []
+
+    class Own(transformers.Trainer):  # type: ignore[misc, name-defined]
+        """A metric is collected where the loss is computed, as TRL does it."""
+
+        def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **_: Any) -> Any:
+            labels = inputs.pop("labels")
+            each = (model(**inputs).logits.squeeze(-1) - labels).square()
+            kept.append(1.0)
+            return (each * torch.log(labels + 1.0)).mean()
+
+    guard = importlib.import_module("nantrap.transformers").Guard(run_dir=tmp_path / "run", quiet=True)
+    options = {"gradient_accumulation_steps": micros, "remove_unused_columns": False}
+    transformers_trainer(BAD, tmp_path, guard, trainer=Own, bad_label=-1.0, **options)
+    (incident,) = incidents_in(tmp_path / "run")
+    assert (incident["causes"][0]["slug"], incident["causes"][0]["proven"]) == ("log_of_zero", True)
+    assert incident["source"]["text"].strip() == "return (each * torch.log(labels + 1.0)).mean()"
+    assert len(incident["samples"]) == 1
+    assert incident["dataset_indices"] == [BAD]
+    assert len(kept) == 8, "the metric does not grow when the loss is computed again"
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_transformers_names_the_sample_of_a_bad_label(tmp_path: Path) -> None:
+    guard = importlib.import_module("nantrap.transformers").Guard(run_dir=tmp_path / "run", quiet=True)
+    transformers_trainer(BAD, tmp_path, guard)
+    (incident,) = incidents_in(tmp_path / "run")
+    assert (incident["phase"], incident["causes"][0]["slug"]) == ("data", "bad_input_data")
+    assert incident["dataset_indices"] == [BAD]
 
 
 # ---- Accelerate

@@ -53,6 +53,15 @@ def test_of_a_loss_that_is_nan_only_a_factor_that_was_read_counts(weight: Tensor
     assert float(applied_after(then, now, known, made_by(weight))(torch.tensor(2.0))) == 0.5
 
 
+@pytest.mark.parametrize("then_value", [math.inf, -math.inf, 0.0])
+def test_no_factor_is_made_up_for_a_loss_that_no_factor_explains(then_value: float, weight: Tensor) -> None:
+    """A division by zero would give an infinite loss, and would be the only thing that is wrong with it."""
+    then = (loss_of(weight) + then_value - loss_of(weight).detach()) / 2
+    then.backward()
+    now = loss_of(weight) + 1.0
+    assert applied_after(then, now, (), lambda a, b: True) is None
+
+
 def test_another_loss_is_not_taken_for_it(weight: Tensor) -> None:
     then = loss_of(weight) / 2
     assert applied_after(then, weight.square().sum().tanh(), (), made_by(weight)) is None

@@ -187,6 +187,55 @@ def test_statements_of_the_loop_itself() -> None:
     assert len(losses) == 2
 
 
+class OwnLoss(Model):
+    """Computes its loss itself, as models of transformers do."""
+
+    def forward(self, x: Tensor, counts: Tensor) -> Any:  # type: ignore[override]
+        out = super().forward(x)
+        return {"out": out, "loss": (out.square() / counts).mean()}
+
+
+@pytest.mark.parametrize("divided", [1, 3])
+def test_a_model_that_computes_its_own_loss_is_enough(divided: int) -> None:
+    """No statement on the stack computes the loss: a generator does, which is not running now."""
+    torch.manual_seed(0)
+    model = OwnLoss()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def losses() -> Iterator[Tensor]:
+        for x, counts in batches(2):
+            yield model(x, counts)["loss"] / divided
+
+    with nantrap.Guard(model, optimizer, quiet=True) as guard:
+        for loss in losses():
+            guard.backward(loss)
+            incident = guard.step().incident
+    assert incident is not None
+    assert "the loss was computed again by the model, which computes it itself" in incident.notes
+    assert (incident.causes[0].slug, incident.causes[0].proven) == ("division_by_zero", True)
+    assert incident.samples == (2,)
+
+
+def test_a_branch_that_leaves_the_function_was_not_taken() -> None:
+    torch.manual_seed(0)
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard = nantrap.Guard(model, optimizer, quiet=True)
+
+    def train(x: Tensor, counts: Tensor, *, only_look: bool = False) -> Incident | None:
+        if only_look:
+            loss = model(x).mean()
+            return None
+        loss = (model(x).square() / counts).mean()
+        guard.backward(loss)
+        return guard.step().incident
+
+    with guard:
+        (incident,) = filter(None, [train(x, counts) for x, counts in batches(2)])
+    assert computed_again(incident)
+    assert incident.causes[0].proven
+
+
 # ---- what it never does
 
 

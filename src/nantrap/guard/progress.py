@@ -12,6 +12,7 @@ class Progress:
 
     `samples` are the dataset's indices of the samples in the batch; `loaded` tells that the model's weights were loaded
     since the last step; `cleaned` counts the samples of this step in which the script replaced non-finite values.
+    `told_epoch` and `told_batch` are what a framework says: it knows where a resumed run is, a data loader does not.
     """
 
     step: int = 0
@@ -20,6 +21,8 @@ class Progress:
     samples: tuple[int, ...] = ()
     loaded: bool = False
     cleaned: int = 0
+    told_epoch: int | None = None
+    told_batch: int | None = None
 
 
 @dataclass(slots=True)

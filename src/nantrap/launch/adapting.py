@@ -136,10 +136,13 @@ class Adapter:
         found = [loop.last_incident for loop in self.loops() if loop.last_incident is not None]
         return max(found, key=lambda incident: incident.step) if found else None
 
-    def set_position(self, *, epoch: int, batch: int) -> None:
-        """Where the framework's loop is, for journal and messages."""
+    def set_position(self, *, epoch: int, batch: int | None = None) -> None:
+        """Where the framework's loop is, for journal and messages; without a batch, the data loader counts."""
         for loop in self.loops():
-            loop.parts.progress.epoch, loop.parts.progress.batch = epoch, batch
+            progress = loop.parts.progress
+            progress.epoch = progress.told_epoch = epoch
+            if batch is not None:
+                progress.batch = progress.told_batch = batch
 
     def log_eval(self, metrics: Mapping[str, Any]) -> None:
         """Record the results of an evaluation in the journal; values that are not numbers are left out."""

@@ -11,6 +11,7 @@ from nantrap.faults import Injected, Injector, parse_faults
 from nantrap.launch import (
     calls,
     children,
+    frameworks,
     handled,
     loaders,
     optimizers,
@@ -25,6 +26,7 @@ from nantrap.launch import (
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 from nantrap.launch.settings import Settings
+from nantrap.locate.entry import forget_entry
 
 _living: list[Attachment] = []
 
@@ -55,6 +57,7 @@ class Attachment:
         children.install(self._patches, self.loops)
         processes.install(self._patches, self.loops)
         replicas.install(self._patches, self.loops.replicas, self.loops.reduces)
+        frameworks.install(self._patches)
         self._faults = Injector(parse_faults(settings.inject)) if settings.inject else None
         if self._faults is not None:
             self._faults.attach()
@@ -96,6 +99,7 @@ class Attachment:
             self._faults.close()
         self.loops.close()
         self._patches.undo()
+        forget_entry()
 
     @property
     def injected(self) -> list[Injected]:

@@ -37,9 +37,12 @@ class Position:
                 self._checked_epoch = batch.epoch
                 check_state(self._parts, in_forward=True)
         elif self._is_known:  # the position of the step before would be wrong
-            self._parts.progress.epoch = self._parts.progress.batch = None
+            progress = self._parts.progress
+            progress.epoch, progress.batch = progress.told_epoch, progress.told_batch
 
     def move_to(self, batch: LoadedBatch) -> None:
         """The next step is made of this batch, or leaves it out."""
         self._is_known = True
-        self._parts.progress.epoch, self._parts.progress.batch = batch.epoch, batch.number
+        progress = self._parts.progress
+        progress.epoch = batch.epoch if progress.told_epoch is None else progress.told_epoch
+        progress.batch = batch.number if progress.told_batch is None else progress.told_batch

@@ -7,13 +7,10 @@ checkpoint with some of its shards elsewhere would be worse than a bad one.
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
 import os
 import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
 
@@ -22,6 +19,7 @@ import torch.distributed as dist
 from nantrap.checkpoints.store.gate import bad_values, refusal
 from nantrap.incident import Finding
 from nantrap.incident.wording import escaped, some_of
+from nantrap.launch.importing import when_imported
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 from nantrap.launch.saving import checked
@@ -46,37 +44,7 @@ def install(patches: Patches, loops: Loops) -> None:
                 if hasattr(package, name):
                     patches.put(package, name, vars(module)[name])
 
-    if _MODULE in sys.modules:
-        wrap(sys.modules[_MODULE])
-    else:
-        patches.put_first(sys.meta_path, _AfterImport(_MODULE, wrap))
-
-
-class _AfterImport(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Calls a function with a module when it has been imported. Finds nothing itself."""
-
-    def __init__(self, name: str, call: Any) -> None:
-        self._name, self._call = name, call
-        self._loader: Any = None
-
-    def find_spec(self, fullname: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        """Finds the module as usual, and puts this object in the place of its loader: it then sees the import."""
-        if fullname != self._name or self._loader is not None:
-            return None
-        self._loader = self  # the search below calls this method again
-        spec = importlib.util.find_spec(fullname)
-        if spec is None or spec.loader is None:
-            return None
-        self._loader, spec.loader = spec.loader, self
-        return spec
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        created: ModuleType | None = self._loader.create_module(spec)
-        return created
-
-    def exec_module(self, module: ModuleType) -> None:
-        self._loader.exec_module(module)
-        self._call(module)
+    when_imported(patches, _MODULE, wrap)
 
 
 def _checked(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any]:

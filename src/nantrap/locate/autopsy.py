@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from nantrap.finite import readable
+from nantrap.locate.entry import last_entry
 from nantrap.locate.kept import RootCall
 from nantrap.locate.nodes import (
     ACCUMULATE,
@@ -35,7 +36,7 @@ from nantrap.locate.nodes import (
     saved_numbers,
     saved_tensors,
 )
-from nantrap.locate.outer import Factor, factors_of
+from nantrap.locate.outer import factors_of
 from nantrap.locate.storage import extremes, only_minus_inf
 from nantrap.locate.torch_private import sequence_of
 from nantrap.locate.trace import OUTSIDE, Capture, External, Op
@@ -77,7 +78,6 @@ class Evidence:
         seen: the bad tensor that entered without gradient was itself seen, not only inferred.
         notes: what is uncertain.
         witnesses: calls of losses whose targets a rule may need, guilty or not.
-        factors: by what the loss was divided or multiplied at its end.
     """
 
     op: Op
@@ -91,7 +91,6 @@ class Evidence:
     seen: bool = True
     notes: list[str] = field(default_factory=list)
     witnesses: tuple[Capture, ...] = ()
-    factors: tuple[Factor, ...] = ()
 
 
 @dataclass(slots=True)
@@ -107,10 +106,9 @@ def examine(loss: Tensor, call: RootCall | None) -> Evidence | None:
         return None
     try:
         with torch.no_grad():
-            evidence = _Autopsy(loss, call).verdict()
-            if evidence is not None:
-                evidence.factors = factors_of(loss)
-            return evidence
+            if call is not None:
+                call.factors, call.entry = factors_of(loss), last_entry()
+            return _Autopsy(loss, call).verdict()
     except Exception:  # the replay does not need this evidence, and the step is lost already: any error is ignored
         return None
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nantrap.finite import any_nonfinite
 from nantrap.locate.batch import tensors_of
-from nantrap.locate.source import is_user_code
+from nantrap.locate.source import is_installed, is_user_code
 from nantrap.locate.storage import share_memory
 
 
@@ -44,12 +44,17 @@ Frame = FrameType | KeptFrame
 
 def keep_frames(most: int = 4) -> list[KeptFrame]:
     """The innermost frames of the user's code as they are now. They keep alive what these frames hold."""
-    kept: list[KeptFrame] = []
+    return [KeptFrame(f.f_code, f.f_lineno, f.f_globals, names_in(f)) for f in near_callers(most)]
+
+
+def near_callers(most: int) -> Iterator[Frame]:
+    """The innermost frames of the program itself, and with them those of a framework in between, as many of each."""
+    counted = {True: 0, False: 0}
     for frame in callers():
-        kept.append(KeptFrame(frame.f_code, frame.f_lineno, frame.f_globals, names_in(frame)))
-        if len(kept) == most:
-            break
-    return kept
+        installed = is_installed(frame.f_code)
+        counted[installed] += 1
+        if counted[installed] <= most:
+            yield frame
 
 
 def caller() -> Frame | None:

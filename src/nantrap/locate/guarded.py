@@ -7,7 +7,7 @@ and line numbers, and every call in it is checked before it is made:
 -   functions and methods of torch, and pure functions of Python and a few libraries, are called as they are;
 -   functions of the user's are compiled in the same way, and so are the `forward` methods of modules outside the model;
 -   the model itself is called as it was called;
--   printing and growing a list that existed before are left out;
+-   printing, logging by Lightning, metrics, and growing a list that existed before are left out;
 -   everything else (an attribute that is written, an iterator that is advanced, a file, an unknown library) ends the
     attempt with `NotRepeatable`, and nothing has happened.
 
@@ -79,6 +79,10 @@ class Guarded:
         self._buffers: dict[tuple[int, str], tuple[nn.Module, Tensor]] = {}
         self._fresh = _OnlyFresh()
 
+    def copied(self, value: Any) -> Any:
+        """A dictionary that the code may change: `inputs.pop("labels")`. Other values as they are."""
+        return self._new(dict(value)) if isinstance(value, dict) else value
+
     def run(self, code: types.CodeType, names: dict[str, Any]) -> dict[str, Any]:
         """Execute compiled statements with these names, and return all names afterwards."""
         names = {**names, **self._helpers()}
@@ -120,6 +124,8 @@ class Guarded:
         if isinstance(function, type(print)) and isinstance(owner, _CONTAINERS) and name in _GROWING:
             return function(*args, **kwargs) if id(owner) in self._made else None
         inner = function.__func__ if isinstance(function, types.MethodType) else function
+        if _only_logs(inner, name):
+            return None
         if isinstance(inner, types.FunctionType) and is_user_code(inner.__code__) and not _is_library(inner):
             guarded = self.guard(inner)
             return guarded(owner, *args, **kwargs) if inner is not function else guarded(*args, **kwargs)
@@ -139,6 +145,8 @@ class Guarded:
         return value
 
     def _call_module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if _package(type(module)) == "torchmetrics":
+            return None  # it adds to its state, and a loss does not depend on it
         """Call the model as it was called, a module of torch as it is, and a module of the user's with every call
         checked.
         """
@@ -255,6 +263,21 @@ def _context(manager: T) -> T:
     if (type(manager).__module__ or "").partition(".")[0] not in ("torch", "contextlib", "warnings"):
         raise NotRepeatable(f"the context {type(manager).__name__}")
     return manager
+
+
+_LOGGING = frozenset({"log", "log_dict", "print", "log_metrics"})
+
+
+def _only_logs(function: Any, name: str) -> bool:
+    """A function of Lightning, or of its adapter, that records a value; and what adds to a metric."""
+    package = _package(function)
+    if package in ("lightning", "pytorch_lightning") or str(function.__module__) == "nantrap.lightning":
+        return name in _LOGGING
+    return package == "torchmetrics" and name in ("update", "reset")
+
+
+def _package(thing: Any) -> str:
+    return str(getattr(thing, "__module__", None) or "").partition(".")[0]
 
 
 def _is_library(function: types.FunctionType) -> bool:

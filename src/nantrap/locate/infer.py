@@ -14,14 +14,13 @@ import linecache
 import types
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator
-from pathlib import PurePath
 from typing import Any, NamedTuple
 
 from torch import nn
 
 from nantrap.incident import Source
 from nantrap.locate.caller import Frame, callers, names_in
-from nantrap.locate.source import is_user_code, qualified_name
+from nantrap.locate.source import is_installed, is_user_code, qualified_name
 from nantrap.locate.torch_private import children_of
 
 _LEVELS = 3
@@ -109,17 +108,12 @@ def infer_source(operation: str, root: nn.Module, replayed: Collection[nn.Module
         if not found:
             continue
         # a framework that is given the loss may divide it once more; the loop that computed it is further out
-        if installed is None and _is_installed(frame.f_code):
+        if installed is None and is_installed(frame.f_code):
             installed = list(found.values()), frame
         elif installed is None or _loop_around(frame.f_code, frame.f_lineno):
-            own = [each for each in found.values() if not _is_installed(each.code)]
+            own = [each for each in found.values() if not is_installed(each.code)]
             return _chosen(own or list(found.values()), frame, parts)
     return _chosen(*installed, parts) if installed is not None else None
-
-
-def _is_installed(code: types.CodeType) -> bool:
-    """Whether code belongs to an installed package and not to the program itself."""
-    return not {"site-packages", "dist-packages"}.isdisjoint(PurePath(code.co_filename).parts)
 
 
 class _Candidate(NamedTuple):

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from nantrap.locate.batch import tensors_of
+from nantrap.locate.entry import Entry
 from nantrap.locate.nodes import tensor_names
+from nantrap.locate.outer import Factor
 from nantrap.locate.rng import RngState
 from nantrap.locate.source import Place, place_of
 from nantrap.locate.torch_private import carry_hooks, has_hooks, hook_adder, raw_tensor, sequence_of
@@ -85,6 +87,8 @@ class RootCall:
         passed: the program's loop has moved on, so its variables belong to a later batch.
         watched: its outputs that have a graph.
         nodes: their autograd nodes: where the model's part of the graph ends.
+        factors: by what a bad loss was divided or multiplied at its end, read while its graph was alive.
+        entry: the call of a framework in which a bad loss was computed.
         before: the arguments of the calls in the last good steps, oldest first that are floating-point tensors.
     """
 
@@ -104,6 +108,8 @@ class RootCall:
     watched: list[Output] = field(default_factory=list)
     nodes: set[Any] = field(default_factory=set)
     before: Sequence[list[Tensor]] = ()
+    factors: tuple[Factor, ...] = ()
+    entry: Entry | None = None
 
     @property
     def place(self) -> Place | None:
@@ -178,15 +184,17 @@ class RootCall:
             yield
             return
         own = root.__dict__
-        now = own.get("forward")
-        own["forward"] = self.redirected
+        replaced = {"forward": self.redirected}
+        # such a method belongs to Lightning, and what it logs in a replay is no value of the run
+        replaced |= {name: _nothing for name in ("log", "log_dict") if callable(getattr(root, name, None))}
+        before = {name: own[name] for name in replaced if name in own}
+        own.update(replaced)
         try:
             yield
         finally:
-            if now is None:
-                own.pop("forward", None)
-            else:
-                own["forward"] = now
+            for name in replaced:
+                own.pop(name, None)
+            own.update(before)
 
     def chain(self) -> list[RootCall]:
         """The calls of the step, oldest first."""
@@ -194,6 +202,10 @@ class RootCall:
         while (earlier := calls[-1].previous) is not None:
             calls.append(earlier)
         return calls[::-1]
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    """Left out."""
 
 
 def _nodes_above(args: tuple[Any, ...], kwargs: dict[str, Any]) -> set[Any]:

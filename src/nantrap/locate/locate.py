@@ -107,6 +107,9 @@ def _from_source(failed: FailedStep, seconds: float) -> Location | None:
         replay.exact, replay.differences = None, ()
     location = _from_replay(failed, replay, seconds)
     location.probes = location.probes or probes
+    if again.lines is None:
+        location.notes.append("the loss was computed again by the model, which computes it itself")
+        return location
     file, first, last = again.lines
     lines = f"line {first}" if first == last else f"lines {first} to {last}"
     location.notes.append(

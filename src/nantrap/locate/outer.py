@@ -6,6 +6,7 @@ program then give the loss before the division, and its graph is a part of the g
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -32,6 +33,11 @@ class Factor(NamedTuple):
 def factors_of(loss: Tensor) -> tuple[Factor, ...]:
     """By what a loss was divided and multiplied at its end, the last one first. Its graph must not be freed."""
     return tuple(factor for factor, _ in _above(loss.grad_fn))
+
+
+def ends_of(loss: Tensor) -> set[Any]:
+    """The node of a loss, and those before it was divided or multiplied by a number."""
+    return {loss.grad_fn, *(below for _, below in _above(loss.grad_fn))}
 
 
 def applied_after(then: Tensor, now: Tensor, known: Sequence[Factor], same: Callable[[Any, Any], bool]) -> Any:
@@ -70,16 +76,13 @@ def _in_order(factors: list[Factor], then: Tensor, now: Tensor) -> Callable[[Ten
 def _by_values(divides: bool, then: Tensor, now: Tensor) -> Factor:
     """The factor between two finite values, exactly; mostly a whole number of micro-batches."""
     before, after = float(now), float(then)
-    if before == after:
-        return Factor(divides, 1.0)
-    try:
-        ratio = before / after if divides else after / before
-        for number in (float(round(ratio)), ratio):
-            factor = Factor(divides, number)
-            if float(factor.apply(now)) == after:
-                return factor
-    except (ZeroDivisionError, OverflowError, ValueError):  # 0, Inf or NaN: any factor would do
-        pass
+    if not (math.isfinite(before) and math.isfinite(after)) or not (before and after):
+        return Factor(divides, None)  # any factor would do
+    ratio = before / after if divides else after / before
+    for number in (float(round(ratio)), ratio):
+        factor = Factor(divides, number)
+        if number and float(factor.apply(now)) == after:
+            return factor
     return Factor(divides, None)
 
 

@@ -101,7 +101,7 @@ def replay_calls(failed: FailedStep, *, wanted: frozenset[int] = frozenset()) ->
                 for call in calls:
                     call.rng.restore()
                     with autocast_like(call.autocast), call.as_made(failed.root):
-                        output = _called(call, failed)(*call.args, **call.kwargs)
+                        output = called_again(call, failed)(*call.args, **call.kwargs)
                     outputs += [(call, path, tensor) for path, tensor in tensors_of(output)]
                 if math.isfinite(failed.loss_value):
                     backward_from(outputs)
@@ -169,7 +169,7 @@ def replay_norm(failed: FailedStep) -> Replay:
     return judge(trace, [Sink("the gradient norm", "gradient", trace.origins_of(norm))])
 
 
-def _called(call: RootCall, failed: FailedStep) -> Any:
+def called_again(call: RootCall, failed: FailedStep) -> Any:
     """The module to call again: the root instead of a wrapper around it (compiled, distributed)."""
     inside = call.module is not None and any(module is call.module for module in failed.root.modules())
     return call.module if inside else failed.root

@@ -11,7 +11,6 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
-import itertools
 import math
 import operator
 import types
@@ -23,25 +22,23 @@ import torch
 from torch import Tensor, nn
 
 from nantrap.finite import any_nonfinite
-from nantrap.locate.autopsy import Evidence
-from nantrap.locate.caller import Frame, callers, names_in, names_of_loop
+from nantrap.locate.caller import Frame, names_in, names_of_loop, near_callers
+from nantrap.locate.entry import Entry, last_entry
 from nantrap.locate.guarded import Guarded
 from nantrap.locate.kept import RootCall
-from nantrap.locate.nodes import ACCUMULATE
-from nantrap.locate.outer import applied_after
+from nantrap.locate.outer import applied_after, ends_of
+from nantrap.locate.own_loss import OwnLoss
 from nantrap.locate.replay import autocast_like, eagerly
 from nantrap.locate.rewriting import NotRepeatable, compiled, definition_of, guarded_tree, tree_of
 from nantrap.locate.rng import RngState
+from nantrap.locate.same_graph import same_graph, same_value
 from nantrap.locate.step import FailedStep
 
 _RESULT = "__nantrap_loss__"
 _MOST_FRAMES = 4
-_MOST_NODES = 20_000
 _MOST_ASSIGNED = 8
 _DEEPEST = 4
-_SHAPE_ONLY = frozenset({"ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBackward0"})
-"""`reshape` records one or another of them, or none, depending on whether a dispatch mode is active. The live step has
-no mode, and the step that is computed again has one."""
+_LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
 _PLAIN = (int, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, nn.Module, type, types.ModuleType)
 
 
@@ -53,13 +50,13 @@ class Again:
         forward: computes it from a batch.
         batch: the batch of the failed step, or an empty tuple where the statements do not show what it was.
         rng: the random streams at which it begins.
-        lines: the first and the last line that were run, and their file.
+        lines: the first and the last line that were run, and their file; `None` if the model alone was called.
     """
 
     forward: Callable[[Any], Tensor]
     batch: Any
     rng: RngState
-    lines: tuple[str, int, int]
+    lines: tuple[str, int, int] | None
 
 
 def compute_again(failed: FailedStep) -> Again | None:
@@ -68,8 +65,10 @@ def compute_again(failed: FailedStep) -> Again | None:
     if failed.loss is None or failed.loss.grad_fn is None or (call is not None and call.passed):
         return None
     calls = [] if call is None else call.chain()
+    if (by_framework := _by_framework(failed, calls)) is not None:
+        return by_framework
     without_batch: Again | None = None
-    for frame in itertools.islice(callers(), _MOST_FRAMES):
+    for frame in near_callers(_MOST_FRAMES):
         for statements, expression in _candidates(frame, failed.loss):
             for follows_all in (True, False):
                 with contextlib.suppress(NotRepeatable, Exception):
@@ -81,7 +80,28 @@ def compute_again(failed: FailedStep) -> Again | None:
                         if again is not None and part.batch_names:
                             return again
                         without_batch = without_batch or again
-    return without_batch
+    return without_batch or _by_the_model(failed, calls)
+
+
+def _by_framework(failed: FailedStep, calls: list[RootCall]) -> Again | None:
+    """By the function with which a framework computes the loss of a batch."""
+    entry = (calls[-1].entry or last_entry()) if calls else None
+    if entry is None:
+        return None
+    with contextlib.suppress(NotRepeatable, Exception):
+        part = _Slice.of_entry(entry)
+        for ambient, begin in _settings(calls[0]):
+            if (again := _verified(_Rerun(part, failed, calls, ambient, begin))) is not None:
+                return again
+    return None
+
+
+def _by_the_model(failed: FailedStep, calls: list[RootCall]) -> Again | None:
+    """By the model alone, which has computed the loss itself."""
+    if len(calls) != 1 or failed.loss is None or calls[0].nodes.isdisjoint(ends_of(failed.loss)):
+        return None
+    own = OwnLoss(failed, calls[0])
+    return Again(own.forward, own.batch, calls[0].rng, None) if own.verified() else None
 
 
 def _settings(call: RootCall) -> Iterator[tuple[tuple[str, torch.dtype] | None, RngState]]:
@@ -152,7 +172,7 @@ def _before(frame: Frame) -> tuple[list[ast.stmt], ast.stmt]:
             raise NotRepeatable("no statement at this line")
         same_line = [s for s in body[position:] if s.lineno <= line <= (s.end_lineno or s.lineno)]
         current = same_line[-1]  # `guard.backward(loss); guard.step()`: the last one is running
-        before += [*body[:position], *same_line[:-1]]
+        before += _passed([*body[:position], *same_line[:-1]])
         inner = [
             block
             for name in ("body", "orelse", "finalbody")
@@ -168,6 +188,22 @@ def _before(frame: Frame) -> tuple[list[ast.stmt], ast.stmt]:
         body = inner[0]
 
 
+def _passed(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Statements that the program has passed. A branch that ends with `return` or `continue` was not taken then."""
+    kept: list[ast.stmt] = []
+    for each in statements:
+        draws = isinstance(each, ast.If) and any(isinstance(n, ast.NamedExpr) for n in ast.walk(each.test))
+        if not isinstance(each, ast.If) or draws:
+            kept.append(each)
+        elif isinstance(each.body[-1], _LEAVES):
+            kept += _passed(each.orelse)
+        elif each.orelse and isinstance(each.orelse[-1], _LEAVES):
+            kept += _passed(each.body)
+        else:
+            kept.append(each)
+    return kept
+
+
 @dataclass(frozen=True, slots=True)
 class _Slice:
     """The statements on which a loss depends, compiled, with the names they start from."""
@@ -176,6 +212,8 @@ class _Slice:
     names: dict[str, Any]
     batch_names: tuple[str, ...]
     lines: tuple[str, int, int]
+    in_result: str = ""
+    """Where the loss is in a result that is a dictionary; empty if its values are the terms of the loss."""
 
     @classmethod
     def of(cls, frame: Frame, statements: Sequence[ast.stmt], expression: ast.expr, *, follows_all: bool) -> _Slice:
@@ -219,6 +257,25 @@ class _Slice:
         first = min(node.lineno for node in shown)
         last = max(node.end_lineno or node.lineno for node in shown)
         return cls(compiled([once], code), {**frame.f_globals, **held}, batch, (code.co_filename, first, last))
+
+    @classmethod
+    def of_entry(cls, entry: Entry) -> _Slice:
+        """The call of a framework, with the batch by the name `batch`."""
+        code = entry.code
+        if code is None:
+            raise NotRepeatable("a function without source")
+        call = f"{_RESULT} = function(*before, batch, *after, **named)"
+        statements = [guarded_tree(each) for each in ast.parse(call).body]
+        names = {
+            "function": entry.function,
+            "before": entry.before,
+            "batch": entry.batch,
+            "after": entry.after,
+            "named": dict(entry.named),
+        }
+        last = max((line for *_, line in code.co_lines() if line is not None), default=code.co_firstlineno)
+        lines = (code.co_filename, code.co_firstlineno, last)
+        return cls(compiled(statements, code), names, ("batch",), lines, in_result="loss")
 
 
 def _loads(node: ast.AST) -> set[str]:
@@ -288,13 +345,13 @@ class _Rerun:
             with failed.rewound(), eagerly():
                 self._begin.restore()
                 loss = self.forward(batch)
-                if not _same_graph(failed.loss.grad_fn, loss.grad_fn):
-                    known = failed.evidence.factors if isinstance(failed.evidence, Evidence) else ()
-                    self._outer = applied_after(failed.loss, loss, known, _same_graph)
+                if not same_graph(failed.loss.grad_fn, loss.grad_fn):
+                    known = self._calls[-1].factors if self._calls else ()
+                    self._outer = applied_after(failed.loss, loss, known, same_graph)
                     if self._outer is None:
                         return None
                     loss = self._outer(loss)
-                if not _same_graph(failed.loss.grad_fn, loss.grad_fn) or not _same_value(failed, float(loss.detach())):
+                if not same_graph(failed.loss.grad_fn, loss.grad_fn) or not same_value(failed, float(loss.detach())):
                     return None
         finally:
             self._checks_streams = False
@@ -310,6 +367,8 @@ class _Rerun:
         elif chosen:
             names.update(batch)
         guarded = Guarded(self._failed.root, self._call_model)
+        if self._part.in_result:
+            names["batch"] = guarded.copied(names["batch"])
         try:
             with torch.enable_grad(), autocast_like(self._ambient):
                 found = guarded.run(self._part.code, names)[_RESULT]
@@ -317,6 +376,8 @@ class _Rerun:
             if self._checks_streams:
                 raise
             raise RuntimeError(str(reason)) from reason  # a changed batch may take another branch of the code
+        if isinstance(found, Mapping) and self._part.in_result:
+            found = found[self._part.in_result]
         if isinstance(found, Mapping):
             terms = [term if isinstance(term, Tensor) else torch.tensor(float(term)) for term in found.values()]
             found = functools.reduce(operator.add, [term if term.dim() == 0 else term.sum() for term in terms])
@@ -335,42 +396,3 @@ class _Rerun:
                 raise NotRepeatable("random numbers that were drawn before the model was called")
         self._called += 1
         return module(*args, **kwargs)
-
-
-def _same_value(failed: FailedStep, now: float) -> bool:
-    then = failed.loss_value
-    return now == then or (math.isnan(now) and math.isnan(then))
-
-
-def _same_graph(then: Any, now: Any) -> bool:
-    """Whether two nodes come from the same operations, from the same parameters, and not from each other."""
-    pairs: list[tuple[Any, Any]] = [(then, now)]
-    seen: set[Any] = set()
-    for a, b in pairs:  # grows while it is walked
-        a, b = _past_views(a), _past_views(b)
-        if a is None or b is None:
-            if a is not b:
-                return False
-            continue
-        if a in seen:
-            continue
-        seen.add(a)
-        if a.name() != b.name() or len(a.next_functions) != len(b.next_functions):
-            return False
-        if a.name() == ACCUMULATE:
-            if a.variable is not b.variable:
-                return False
-            continue
-        if a is b:
-            return False
-        if len(seen) > _MOST_NODES:
-            break
-        pairs += [(x, y) for (x, _), (y, _) in zip(a.next_functions, b.next_functions, strict=True)]
-    return True
-
-
-def _past_views(node: Any) -> Any:
-    """The first node from here on that does more than change a shape."""
-    while node is not None and node.name() in _SHAPE_ONLY and len(node.next_functions) == 1:
-        node = node.next_functions[0][0]
-    return node

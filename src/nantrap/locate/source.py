@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from pathlib import PurePath
 from types import CodeType, FrameType
 from typing import Any, TypeVar
 
@@ -142,3 +143,8 @@ def is_user_code(code: CodeType) -> bool:
     if name.startswith(_SYSTEMS):
         return True
     return not name.startswith((_TORCH, _NANTRAP, *_INTERNAL)) and f"{os.sep}torch{os.sep}_" not in name
+
+
+def is_installed(code: CodeType) -> bool:
+    """Whether code belongs to an installed package and not to the program itself."""
+    return not {"site-packages", "dist-packages"}.isdisjoint(PurePath(code.co_filename).parts)

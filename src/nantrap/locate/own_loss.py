@@ -1,0 +1,75 @@
+"""A model that computes its own loss, as those of transformers do: its call is all that is needed for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nantrap.locate.batch import tensors_of
+from nantrap.locate.kept import RootCall
+from nantrap.locate.outer import applied_after
+from nantrap.locate.replay import autocast_like, called_again, eagerly
+from nantrap.locate.same_graph import same_graph, same_value
+from nantrap.locate.step import FailedStep
+
+
+class OwnLoss:
+    """Computes the loss by the model's call alone. Holds which of the model's outputs it is, and what followed.
+
+    Args:
+        failed: the failed step.
+        call: its only call of the model.
+    """
+
+    def __init__(self, failed: FailedStep, call: RootCall) -> None:
+        self._failed = failed
+        self._call = call
+        self._path = ""
+        self._outer: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def batch(self) -> Any:
+        """The arguments of the call."""
+        args, named = self._call.args, self._call.kwargs
+        if not named:
+            return args[0] if len(args) == 1 else args
+        return named if not args else (args, named)
+
+    def verified(self) -> bool:
+        """Whether an output of the model is the failed loss, and is so when the model is called again."""
+        failed, loss = self._failed, self._failed.loss
+        assert loss is not None
+        with contextlib.suppress(Exception), failed.rewound(), eagerly():
+            self._call.rng.restore()
+            for path, found in tensors_of(self._run(self.batch)):
+                if found.numel() == 1 and found.grad_fn is not None and self._is_loss(loss, found):
+                    self._path = path
+                    now = found if self._outer is None else self._outer(found)
+                    return same_value(failed, float(now.detach()))
+        return False
+
+    def forward(self, batch: Any) -> Tensor:
+        """The loss of a batch."""
+        found = dict(tensors_of(self._run(batch)))[self._path]
+        return found if self._outer is None else self._outer(found)
+
+    def _is_loss(self, loss: Tensor, found: Tensor) -> bool:
+        if same_graph(loss.grad_fn, found.grad_fn):
+            return True
+        self._outer = applied_after(loss, found, self._call.factors, same_graph)
+        return self._outer is not None
+
+    def _run(self, batch: Any) -> Any:
+        args, named = self._call.args, self._call.kwargs
+        if not named:
+            args = (batch,) if len(args) == 1 else tuple(batch)
+        elif not args:
+            named = batch
+        else:
+            args, named = batch
+        with torch.enable_grad(), autocast_like(self._call.autocast), self._call.as_made(self._failed.root):
+            return called_again(self._call, self._failed)(*args, **named)
