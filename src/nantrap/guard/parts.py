@@ -147,7 +147,7 @@ def make_parts(
         policy=policy,
         run_dir=run_dir,
         rank=ranks.rank,
-        speaks=ranks.rank == ranks.members[0],
+        speaks=ranks.speaks,
         quiet=quiet,
         by=by,
         watch=watched,
@@ -189,7 +189,7 @@ def make_parts(
     )
     facts = _facts(protected, policy, ranks, scaling, max_grad_norm, watched)
     recorder.describe_run(facts)
-    if ranks.rank == ranks.members[0]:
+    if ranks.speaks:
         recorder.listen(open_listeners(export=export, alerts=alerts, run_dir=run_dir, facts=facts))
     ranks.say = recorder.say
     ranks.run_dir = recorder.run_dir

@@ -92,6 +92,11 @@ class Ranks:
         return len(self.members)
 
     @property
+    def speaks(self) -> bool:
+        """Whether this rank prints what all of them know: the first one does."""
+        return self.rank == self.members[0]
+
+    @property
     def talking(self) -> bool:
         """Whether the ranks exchange anything now."""
         return self._may_talk and self._greeted and not self.stands_down

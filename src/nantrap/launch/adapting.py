@@ -167,8 +167,18 @@ class Adapter:
     def may_save(self, what: str, save: Callable[[], Any]) -> Any:
         """Run a save of the framework, unless the state is not finite: then the last good file stays."""
         self.record_abandoned()
-        bad = self.bad_state()
+        bad = self._bad_on_any_rank()
         if bad and not self._settings.observes:
-            self.say(f"{what} is not saved: {bad[0]} is not finite; the last good checkpoint stays")
+            if all(loop.parts.ranks.speaks for loop in self.loops()):
+                self.say(f"{what} is not saved: {bad[0]} is not finite; the last good checkpoint stays")
             return None
         return save()
+
+    def _bad_on_any_rank(self) -> list[str]:
+        """What is not finite. Of shards, which all ranks save together, every rank gets the same answer."""
+        bad = self.bad_state()
+        for loop in self.loops():
+            ranks = loop.parts.ranks
+            if ranks.acquainted and not ranks.replicated:
+                bad = sorted({name for names in ranks.share(bad[:20]).values() for name in names})
+        return bad

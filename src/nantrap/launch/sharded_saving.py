@@ -73,7 +73,7 @@ def _options(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any
         text = escaped(f"{place} was not saved: these are not finite: {names}", most=4000)
         findings = tuple(Finding("parameter", name, "state") for name in everywhere)
         raise refusal(text, findings, step=max(loop.tally.attempted for loop in guards))
-    speaks = not (together and ranks.acquainted) or ranks.rank == ranks.members[0]  # all write it, one says so
+    speaks = not (together and ranks.acquainted) or ranks.speaks  # all write it, one says so
     if loops.settings.observes or where is None or (together and not ranks.acquainted):
         if speaks:
             loops.say(f"{place} is being saved with non-finite values: {names}")
