@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from pathlib import Path
@@ -87,3 +88,60 @@ def test_a_hundred_random_faults_on_two_ranks(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_twenty_random_faults_on_four_ranks(tmp_path: Path) -> None:
     check(run(tmp_path, world=4, steps=60, faults=plan(0.025)), least=20)
+
+
+STYLES = ("no_sync", "unused", "static", "zero")
+
+
+def styles_worker(rank: int, steps: int, faults: str, folder: str) -> None:
+    """The same faults in each way to average gradients, in two lines, with two micro-batches a step."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    join(rank, folder, world=2)
+    for style in STYLES:
+        torch.manual_seed(0)
+        inner = nn.Sequential(nn.Linear(6, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 3))
+        if style == "unused":
+            inner.register_parameter("unused", nn.Parameter(torch.zeros(2)))
+        model = DistributedDataParallel(inner, find_unused_parameters=style == "unused", static_graph=style == "static")
+        parameters = list(model.parameters())
+        optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=1e-3)
+        if style == "zero":
+            optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1e-3)
+        actions, bad_ranks = [], []
+        policy = Policy(diagnose="off", max_consecutive_skips=steps)
+        with nantrap.inject(faults, model=model, optimizer=optimizer) as injector:
+            guard = nantrap.Guard(model, optimizer, policy=policy, quiet=True)
+            for step in range(steps):
+                micros = 2 if style == "no_sync" else 1
+                for micro in range(micros):
+                    generator = torch.Generator().manual_seed(10_000 * rank + 10 * step + micro)
+                    x, y = torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)
+                    with model.no_sync() if micro < micros - 1 else contextlib.nullcontext():
+                        guard.backward(nn.functional.mse_loss(model(x), y) / micros)
+                outcome = guard.step()
+                actions.append(str(outcome.action))
+                bad_ranks.append(list(outcome.incident.bad_ranks) if outcome.incident else [])
+        result = {
+            "actions": actions,
+            "bad_ranks": bad_ranks,
+            "injected": sorted({(each.step, each.kind) for each in injector.injected}),
+            "weights": [float(p.detach().double().sum()).hex() for p in inner.parameters()],
+            "finite": all(bool(value.isfinite().all()) for value in inner.state_dict().values()),
+        }
+        Path(folder, f"{style}-{rank}.json").write_text(json.dumps(result))
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def by_style(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("styles")
+    mp.spawn(styles_worker, args=(40, plan(0.04), str(folder)), nprocs=2, join=True)  # type: ignore[no-untyped-call]
+    return folder
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("style", STYLES)
+def test_random_faults_in_each_way_to_average_gradients(style: str, by_style: Path) -> None:
+    check([json.loads((by_style / f"{style}-{rank}.json").read_text()) for rank in range(2)], least=10)

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.compiler import is_compiling
 
-from nantrap.launch.torch_private import compiler_listens
+from nantrap.launch.torch_private import compiler_listens, leave_uncompiled
 from nantrap.locate.replay import compiled_frames
 from nantrap.locate.wrapping import is_entry
 
@@ -70,6 +70,7 @@ class ModuleCalls:
             finally:
                 self._depth -= 1
 
+        leave_uncompiled(call)
         nn.Module.__call__ = call  # type: ignore[method-assign]
 
     def unwatch(self, *, at_end: bool = False) -> bool:

@@ -105,3 +105,17 @@ def _compiler_listens() -> Any:
 _COUNTS_REFERENCES = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9)
 compiler_listens: Any = _eval_frame_callback if _COUNTS_REFERENCES else _compiler_listens
 """Whether Dynamo examines every Python frame that begins now: its callback, or None."""
+
+
+def leave_uncompiled(function: Any) -> None:
+    """The frame of a function is never compiled by itself, as those of PyTorch are not; what it calls may be.
+
+    Where the compiler ends a graph at a call of `DistributedDataParallel`, it begins anew in our function, and would
+    compile it once for each class of module.
+    """
+    compiler: Any = torch._C._dynamo.eval_frame
+    if hasattr(compiler, "set_code_exec_strategy"):  # seen in 2.13
+        action = compiler._FrameAction
+        compiler.set_code_exec_strategy(function.__code__, compiler._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    elif hasattr(compiler, "skip_code"):  # seen in 2.6
+        compiler.skip_code(function.__code__)
