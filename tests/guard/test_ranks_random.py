@@ -110,8 +110,9 @@ def styles_worker(rank: int, steps: int, faults: str, folder: str) -> None:
             optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1e-3)
         actions, bad_ranks = [], []
         policy = Policy(diagnose="off", max_consecutive_skips=steps)
+        # the guard's hook comes first, so that a buffer is hit inside the step and not before it
+        guard = nantrap.Guard(model, optimizer, policy=policy, quiet=True)
         with nantrap.inject(faults, model=model, optimizer=optimizer) as injector:
-            guard = nantrap.Guard(model, optimizer, policy=policy, quiet=True)
             for step in range(steps):
                 micros = 2 if style == "no_sync" else 1
                 for micro in range(micros):
