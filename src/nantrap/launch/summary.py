@@ -146,7 +146,8 @@ class Summary:
             return nothing if self.state_finite else [*nothing, bad]
         share = 100.0 * self.applied / self.steps if self.steps else 100.0
         found = [
-            f"{_plural(self.steps, 'step')}, {self.applied:,} applied ({share:.1f} %), {_plural(self.incidents, 'incident')}"
+            f"{_plural(self.steps, 'step')}, {self.applied:,} applied ({share:.1f} %), "
+            f"{_plural(self.incidents, 'incident')}"
         ]
         if self.skipped or self.rollbacks:
             by_script = f" ({self.given_up:,} by the script itself)" if self.given_up else ""
@@ -186,7 +187,8 @@ class Summary:
         if self.own_models and self.incidents:
             causes = ", ".join(f"{count:,} × {slug}" for slug, count in self.causes.items())
             found.append(
-                f"{_plural(self.steps, 'step')}, {self.applied:,} applied, {_plural(self.incidents, 'incident')}: {causes}"
+                f"{_plural(self.steps, 'step')}, {self.applied:,} applied, "
+                f"{_plural(self.incidents, 'incident')}: {causes}"
             )
         if self.injected:
             found.append(self._injected())

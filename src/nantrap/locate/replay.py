@@ -222,7 +222,7 @@ def _inputs(failed: FailedStep) -> Any:
     if failed.forward is not None or failed.root_call is None:
         return failed.batch
     calls = failed.root_call.chain()
-    named = [arguments_by_name(_called(call, failed), call.args, call.kwargs) for call in calls]
+    named = [arguments_by_name(called_again(call, failed), call.args, call.kwargs) for call in calls]
     if len(named) == 1:
         return named[0]
     # what one call passes to the next was computed in this step: it is not data
