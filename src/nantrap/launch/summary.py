@@ -145,10 +145,8 @@ class Summary:
             bad = f"the run ends with NON-FINITE values in {some_of(self.bad)}; the run failed"
             return nothing if self.state_finite else [*nothing, bad]
         share = 100.0 * self.applied / self.steps if self.steps else 100.0
-        found = [
-            f"{_plural(self.steps, 'step')}, {self.applied:,} applied ({share:.1f} %), "
-            f"{_plural(self.incidents, 'incident')}"
-        ]
+        made = f"{_plural(self.steps, 'step')}, {self.applied:,} applied ({share:.1f} %)"
+        found = [f"{made}, {_plural(self.incidents, 'incident')}"]
         if self.skipped or self.rollbacks:
             by_script = f" ({self.given_up:,} by the script itself)" if self.given_up else ""
             found.append(f"{_plural(self.skipped, 'step')} skipped{by_script}, {_plural(self.rollbacks, 'rollback')}")
