@@ -179,7 +179,12 @@ def test_lightning_proves_a_cause_in_the_training_step(manual: bool, options: di
     logged: list[str] = []
     trainer = lightning.Trainer(**(quiet | fixed | options), callbacks=[guard])
     original = module.log
-    module.log = lambda name, *rest, **named: (logged.append(name), original(name, *rest, **named))
+
+    def log(name: str, *rest: Any, **named: Any) -> None:
+        logged.append(name)
+        original(name, *rest, **named)
+
+    module.log = log
     trainer.fit(module, data)
     (incident,) = incidents_in(tmp_path / "run")
     assert (incident["causes"][0]["slug"], incident["causes"][0]["proven"]) == ("log_of_zero", True)
