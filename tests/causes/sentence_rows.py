@@ -3,6 +3,71 @@
 from __future__ import annotations
 
 PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("nan in the batch", "exp of one sample"): (
+        "without those samples the step is finite",
+        "the batch without sample 1: finite",
+    ),
+    ("svd of the identity", "qr of a zero column"): (
+        "the smallest gap in the spectrum is",
+        "with a repeated or zero spectrum",
+    ),
+    ("qr of a zero column", "svd of the identity"): (
+        "the smallest value on that diagonal is",
+        "of a singular matrix is infinite",
+    ),
+    ("std of one", "division by zero"): (
+        "an unbiased standard deviation over one element is 0/0",
+        "with a deviation that is 0 for one element the step is finite",
+    ),
+    ("root of a negative number", "log of zero"): ("with the argument kept inside the domain the step is finite",),
+    ("exp overflows", "cosh overflows"): ("aten.exp was given",),
+    ("a recurrence", "gradients that grow alone"): ("-> Inf within one forward pass",),
+    ("gradients that grow alone", "a recurrence"): (
+        "-> Inf within one backward pass",
+        "only the slope grows",
+        "the gradient was multiplied by about",
+    ),
+    ("a small probability in half", "an eps of 1e-8 in half"): ("rounded away in float16",),
+    ("Adam's eps in half", "an eps of 1e-50"): (
+        "the same update in float32 is finite",
+        "eps = 1e-08 is 0 in float16",
+    ),
+    ("an eps of 1e-50", "Adam's eps in half"): (
+        "the same update with eps=1e-8 is finite",
+        "eps = 1e-50 is 0 in float32",
+    ),
+    ("a rounded beta", "Adam's eps in half"): (
+        "divides by a single value that is exactly 0",
+        "weights, gradients and state in float32 do not clear it",
+    ),
+    ("a rate too high", "a rate too high, two lines"): (
+        "(the same steps stay finite at 5)",
+        "the same batches with a tenth of the learning rate stay finite",
+        "is beyond the stability limit",
+    ),
+    ("a rate too high, two lines", "a rate too high"): (
+        "(for example to 5)",
+        "the learning rate of 50 may be too high",
+        "the loss was computed again from its source",
+    ),
+    ("a damaged file read in the step", "weights bad from the start"): (
+        "load_state_dict wrote the model",
+        "inside this step",
+    ),
+    ("every label ignored", "class weights of 0"): (
+        "are -100 (ignored): the mean is 0/0",
+        "the gradients are all zero",
+    ),
+    ("class weights of 0", "every label ignored"): ("the weights of all classes that occur are 0",),
+    ("a mean of nothing", "a mask that selects nothing"): ("was given an empty tensor of shape",),
+    ("the end of acos", "root of zero"): ("is infinite at ±1",),
+    ("root of zero", "where after log"): ("or an eps inside: sqrt(x + 1e-12)",),
+    ("where after log", "root of zero"): (
+        "the branch of log that was not selected put NaN into the gradient",
+        "with an argument that is safe on both branches the step is finite",
+    ),
+    ("a codebook replaced by 0/0", "a running average that swallowed Inf"): ("the forward pass wrote codes:",),
+    ("percent for shares", "an ignore value of 255 in a focal loss"): ("(percent need / 100)",),
     ("a row written between two steps", "a buffer of NaN by design, and an exp that overflows"): (
         "it was finite after the last step",
         "by the program itself",
@@ -135,7 +200,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("root of zero", "a root next to zero"): ("what it divides by is 0 at 1 of 6 places",),
     ("gradients that grow, and a loss in its range", "a rate too high"): (
-        "the gradients exploded in the loss while the loss stayed",
+        "while the loss stayed in its range",
         "the loss was between 0.187 and 0.255",
         "a tenth of the learning rate does not help",
     ),
@@ -206,11 +271,6 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "with a fresh optimizer state the same update is finite",
     ),
     ("a root of the weights in the update", "a rounded beta"): ("for which it is not defined, in the update",),
-    ("a rate too high, two lines", "a rate too high"): (
-        "the learning rate of 50 may be too high",
-        "the loss was computed again from its source",
-    ),
-    ("a rate too high", "a rate too high, two lines"): ("is beyond the stability limit",),
     ("a rate raised for good reason, and a bad sample", "a rate that a schedule raises"): (
         "the learning rate before the jump does not help",
     ),
@@ -301,5 +361,4 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("a division by zero in half", "a layer beyond float16"): ("every operation in float32: not finite",),
     ("Adam's eps in half", "a rounded beta"): ("the update in float32: finite",),
     ("an eps of 1e-50", "an optimizer that divides by the gradient"): ("eps=1e-08 in every parameter group: finite",),
-    ("nan in the batch", "exp of one sample"): ("the batch without sample 1: finite",),
 }
