@@ -202,7 +202,7 @@ def corrupt_optimizer_state(case: Case) -> Claim | None:
     if not negative and (external is None or external.kind != "optimizer_state"):
         return None
     if negative:
-        text = f"the second moment is negative at {share(case.inputs[0] < 0)}: the square root of that is NaN"
+        text = f"{negative} negative at {share(case.inputs[0] < 0)}: the square root of that is NaN"
     else:
         assert external is not None
         text = f"{external.name} {describe(external.tensor)} before the step"
@@ -216,18 +216,23 @@ def corrupt_optimizer_state(case: Case) -> Claim | None:
     )
 
 
-def _negative_second_moment(case: Case) -> bool:
-    """Whether the update took the root of a negative number, and the optimizer's own memory of squares holds one."""
+def _negative_second_moment(case: Case) -> str:
+    """What is negative, in words, where the update took the root of a negative number and the optimizer has memory of
+    that shape: a second moment itself, or what was computed from several moments that do not fit together."""
     if case.phase != "optimizer" or case.op not in ("sqrt", "rsqrt") or not case.inputs:
-        return False
+        return ""
     below = case.inputs[0] < 0
-    return bool(below.any()) and any(
-        bool((value[below] < 0).all())
+    memory = [
+        value
         for state in case.failed.optimizer.state.values()
         if isinstance(state, dict)
         for key, value in state.items()
         if key not in _SIGNED and getattr(value, "shape", None) == below.shape
-    )
+    ]
+    if not bool(below.any()) or not memory:
+        return ""
+    own = any(bool((value[below] < 0).all()) for value in memory)
+    return "the second moment is" if own else "what the update computes from its moments is"
 
 
 def _weights_and_gradients_are_finite(case: Case) -> bool:
