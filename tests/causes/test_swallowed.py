@@ -13,6 +13,11 @@ from torch.nn.utils.parametrizations import weight_norm
 
 import nantrap
 from nantrap.incident import Incident
+from torch_habits import CLAMP_PASSES_AT_ITS_BOUND
+
+at_the_bound = pytest.mark.skipif(
+    not CLAMP_PASSES_AT_ITS_BOUND, reason="clamp of this torch has a slope of 0 at its bound"
+)
 
 
 def incident_of(model: nn.Module, loss: Callable[[Tensor], Tensor], batch: Tensor) -> Incident:
@@ -26,8 +31,8 @@ def incident_of(model: nn.Module, loss: Callable[[Tensor], Tensor], batch: Tenso
     ("phase", "form"),
     [
         ("backward", lambda y: (y.square().sum(-1) + 1e-8).sqrt()),
-        ("backward", lambda y: y.square().clamp(min=1e-8) ** 0.6),
-        ("backward", lambda y: y.square().sum(-1).clamp_min(1e-8).sqrt()),
+        pytest.param("backward", lambda y: y.square().clamp(min=1e-8) ** 0.6, marks=at_the_bound),
+        pytest.param("backward", lambda y: y.square().sum(-1).clamp_min(1e-8).sqrt(), marks=at_the_bound),
         ("forward", lambda y: y / (y.norm(dim=-1, keepdim=True) + 1e-8)),
     ],
 )

@@ -303,6 +303,8 @@ class Laboratory:
         return self._update_with("lr", rate)
 
     def _update_with(self, option: str, value: float) -> Trial:
+        """The update alone, made again with another value of one option of the optimizer."""
+
         def experiment() -> Result:
             """The update with the other value, which is put back."""
             groups = [group for group in self._case.failed.optimizer.param_groups if option in group]

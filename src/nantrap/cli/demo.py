@@ -68,7 +68,7 @@ class Demo:
         folder = arguments.run_dir or Path(tempfile.mkdtemp(prefix="nantrap-demo-"))
         faults = [(system, fault) for system in chosen for fault in _faults(system, arguments)]
         if arguments.all:
-            faults = _installed(faults, console)
+            faults = _possible(faults, console)
         for system, fault in faults:
             _refuse_used(folder / system.name / fault.name)
         if arguments.all:
@@ -82,14 +82,14 @@ def _faults(system: System, arguments: argparse.Namespace) -> tuple[Fault, ...]:
     return (system.fault(arguments.fault) if arguments.fault else system.faults[0],)
 
 
-def _installed(faults: list[tuple[System, Fault]], console: Console) -> list[tuple[System, Fault]]:
-    """Those that can be run here; of the others it is said which package they need."""
+def _possible(faults: list[tuple[System, Fault]], console: Console) -> list[tuple[System, Fault]]:
+    """Those that can be run here; of the others it is said why they are left out."""
     kept = []
     for system, fault in faults:
         try:
-            fault.check_extra()
+            fault.check_possible()
             kept.append((system, fault))
-        except MissingExtraError as error:
+        except (MissingExtraError, UsageError) as error:
             console.print(f"{system.name} {fault.name} is left out: {error}", markup=False)
     return kept
 

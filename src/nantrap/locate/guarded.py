@@ -145,11 +145,11 @@ class Guarded:
         return value
 
     def _call_module(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if _package(type(module)) == "torchmetrics":
-            return None  # it adds to its state, and a loss does not depend on it
         """Call the model as it was called, a module of torch as it is, and a module of the user's with every call
         checked.
         """
+        if _package(type(module)) == "torchmetrics":
+            return None  # it adds to its state, and a loss does not depend on it
         if id(module) in self._parts or hasattr(module, "_orig_mod") or _is_wrapper(module, self._parts):
             with self._fresh.resting():
                 return self._call_model(module, args, kwargs)

@@ -64,6 +64,7 @@ class OwnLoss:
         return self._outer is not None
 
     def _run(self, batch: Any) -> Any:
+        """Call the model again with this batch in the place of the arguments that were the batch."""
         args, named = self._call.args, self._call.kwargs
         if not named:
             args = (batch,) if len(args) == 1 else tuple(batch)

@@ -178,7 +178,7 @@ def show(
             this many in parallel; then the system must be one that has a name.
         before: what nantrap says before any training.
     """
-    fault.check_extra()
+    fault.check_possible()
     ways = [
         _Way("clean", "the repaired system", repaired=True),
         _Way("plain", "the fault, and an ordinary loop"),

@@ -171,6 +171,8 @@ class Fault:
         policy: settings of the guard's policy for this fault.
         processes: how many train together; then every run is made in a group of real processes.
         extra: the optional part of nantrap that it needs, which has the name of its package.
+        gone_from: the first torch with which it does not happen any more.
+        gone_because: what that torch does differently.
     """
 
     name: str
@@ -190,11 +192,15 @@ class Fault:
     policy: Mapping[str, Any] = field(default_factory=dict)
     processes: int = 1
     extra: str | None = None
+    gone_from: tuple[int, int] | None = None
+    gone_because: str = ""
 
-    def check_extra(self) -> None:
-        """Raise `MissingExtraError` if what the fault needs is not installed."""
+    def check_possible(self) -> None:
+        """Raise `MissingExtraError` if what the fault needs is not installed, `UsageError` if this torch has it not."""
         if self.extra is not None and importlib.util.find_spec(self.extra) is None:
             raise MissingExtraError(self.extra, extra=self.extra)
+        if self.gone_from is not None and tuple(map(int, torch.__version__.split(".")[:2])) >= self.gone_from:
+            raise UsageError(f"{self.name} does not happen with torch {torch.__version__}: {self.gone_because}")
 
 
 class Flag(NamedTuple):
@@ -260,7 +266,7 @@ class System:
             seed: of weights, batches and noise.
         """
         if fault is not None:
-            fault.check_extra()
+            fault.check_possible()
         wanted = {**(fault.settings if fault else {}), **(changes or {}), **(remedy.settings if remedy else {})}
         settings = with_changes(read_settings(self.settings, config or self.config), wanted)
         parts: dict[str, Any] = {}

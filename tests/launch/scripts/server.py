@@ -49,6 +49,7 @@ def serve() -> None:
         request = json.loads(line)
         child = os.fork()
         if child == 0:
+            gc.unfreeze()  # some extension modules complain at exit about objects that were never collected
             become(request)
             command, *arguments = request["arguments"]
             if command == "run":

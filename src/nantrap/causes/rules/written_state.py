@@ -276,9 +276,13 @@ def _lone_giant(case: Case) -> Claim | None:
 
     A flipped bit of the exponent looks so, and so does a write by the program: which of the two is not decided.
     """
+    import torch
+
     if case.first_step or case.phase not in ("forward", "backward") or not case.failed.repeatable:
         return None
     for name, parameter in case.failed.parameters.items():
+        if hasattr(parameter, "to_local") or parameter.layout != torch.strided or parameter.is_meta:
+            continue  # reading a sharded weight is a message to ranks that may not be here
         sizes = parameter.detach().abs().flatten()
         if sizes.numel() < _FEWEST_BESIDE or not sizes.is_floating_point():
             continue
