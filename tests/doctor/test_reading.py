@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from pathlib import Path
 
@@ -169,3 +170,20 @@ def test_a_report_of_nantrap_is_no_configuration(folder: Path) -> None:
         '{"schema": "nantrap.doctor/1", "status": {"a.yaml": {"lr": 1.0, "fp16": true}}}'
     )
     assert examine([str(folder)]).status == {}
+
+
+def test_marks_that_others_leave_in_shared_nodes_are_not_followed(folder: Path) -> None:
+    """IPython's tracebacks give every node a parent, and Python uses one node for each minus sign of all trees."""
+    tree = ast.parse("-1")
+    (statement,) = tree.body
+    assert isinstance(statement, ast.Expr)
+    assert isinstance(statement.value, ast.UnaryOp)
+    minus = statement.value.op
+    minus.parent = tree  # type: ignore[attr-defined]
+    try:
+        report = report_on(
+            folder, a__py="import torch\ndef f(loss):\n    x = -loss\n    return torch.nan_to_num(loss)\n"
+        )
+    finally:
+        del minus.parent  # type: ignore[attr-defined]
+    assert [each.line for each in report.findings] == [4]

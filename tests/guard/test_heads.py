@@ -187,6 +187,7 @@ def test_healthy_heads_are_left_alone(capsys: pytest.CaptureFixture[str]) -> Non
 @pytest.mark.parametrize("form", FORMS)
 def test_a_compiled_model_is_never_asked_for_a_second_backward(form: str) -> None:
     """Its backward pass has given its memory away; the bad step is skipped as a whole."""
+    torch._dynamo.reset()  # after many compiled functions of other tests it would be run as it is
     run = run_of(loss_of(named))
     compiled = torch.compile(run.model, backend="aot_eager")
     run.loss = lambda _, batch: loss_of(named)(compiled, batch)  # type: ignore[arg-type]

@@ -361,7 +361,10 @@ class _Walk:
                 inner = Function(node, "<lambda>", None, place.function, place.silent)  # type: ignore[arg-type]
                 inner.assigned = place.function.assigned
                 module.functions.append(inner)
-            for value in node.__dict__.values():  # `ast.iter_child_nodes`, three times as fast
+            # `ast.iter_child_nodes`, faster. Not `__dict__`: IPython's tracebacks write a `parent` into nodes that all
+            # trees share, such as the minus sign, and a walk along it would never end
+            for name in node._fields:
+                value = getattr(node, name, None)
                 if value.__class__ is list:
                     stack.extend(each for each in value if isinstance(each, ast.AST))
                 elif isinstance(value, ast.AST) and value.__class__ not in _LEAVES:
