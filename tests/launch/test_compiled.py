@@ -75,9 +75,10 @@ def test_no_graph_break_is_added(tmp_path: Path) -> None:
     )
     breaks, breaks_guarded, graphs, graphs_guarded, applied, alike = json.loads(done.stdout.splitlines()[-1])
     assert applied == 6
-    if tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 9):  # with 2.6 there are two more: docs/limits.md
+    version = tuple(map(int, torch.__version__.split(".")[:2]))
+    if version >= (2, 9):  # with 2.6 there are two more, with 2.15 one: docs/limits.md
         assert alike
-        assert breaks_guarded <= breaks
+        assert breaks_guarded <= breaks + (version >= (2, 15))
         assert graphs_guarded <= graphs
 
 

@@ -60,8 +60,9 @@ def arccos_boundary(case: Case) -> Claim | None:
             + angle = 2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
 
         or bound the slope with `nantrap.ops.safe_acos(x)`. `x.clamp(-1, 1)` is the common fix, and it repairs only the
-        value: at exactly ±1 clamp passes the gradient on, and the slope is as infinite as before. `x.clamp(-1 + 1e-6, 1
-        - 1e-6)` works in float32; in half precision 1 - 1e-6 is 1 (NT404).
+        value: at exactly ±1 clamp passes the gradient on, and the slope is as infinite as before. (torch 2.15 gives
+        clamp a slope of 0 at its bound, so that it helps there.) `x.clamp(-1 + 1e-6, 1 - 1e-6)` works in float32; in
+        half precision 1 - 1e-6 is 1 (NT404).
 
     Proof:
         The bad values are exactly where the saved argument is ±1, in AcosBackward0 or AsinBackward0: a measurement.
