@@ -123,7 +123,7 @@ def test_the_script_of_pixeldlm_holds_the_default_settings(tmp_path: Path) -> No
     system = load_system("pixeldlm")
     script = system.config.with_name("train_test.sh")
     assert read_settings(system.settings, script) == system.settings()
-    said = f'echo "$@" > {tmp_path}/arguments'
+    said = f'echo "$@" > "{tmp_path}/arguments"'
     (tmp_path / "python").write_text(f"#!/bin/sh\n{said}\n")
     (tmp_path / "python").chmod(0o700)
     environment = {**os.environ, "PYTHON": str(tmp_path / "python"), "LR": "1e-5"}

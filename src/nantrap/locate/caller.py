@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import functools
 import inspect
 import linecache
 import sys
@@ -132,9 +133,9 @@ def batch_of_caller() -> dict[str, Tensor]:
     }
 
 
-def names_of_loop(frame: Frame) -> set[str]:
+def names_of_loop(frame: Frame) -> frozenset[str]:
     """The names that the loop around the frame's current line takes from its iterable, and does not assign again."""
-    return _names_of_loop(frame.f_code, frame.f_lineno)
+    return _names_of_loop("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)
 
 
 def given_by_loop() -> list[Tensor]:
@@ -145,17 +146,20 @@ def given_by_loop() -> list[Tensor]:
     frame = caller()
     if frame is None:
         return []
-    names = _names_of_loop(frame.f_code, frame.f_lineno)
     held = names_in(frame)
-    return [tensor for name in names if name in held for _, tensor in tensors_of(held[name])]
+    return [tensor for name in names_of_loop(frame) if name in held for _, tensor in tensors_of(held[name])]
 
 
-def _names_of_loop(code: CodeType, line: int) -> set[str]:
-    """The names that the loops around a line take from their data, without those that they compute."""
+@functools.lru_cache(maxsize=64)
+def _names_of_loop(text: str, line: int) -> frozenset[str]:
+    """The names that the loops around a line of a file take from their data, without those that they compute.
+
+    Kept, because a search for the loss asks for the same few lines many times.
+    """
     try:
-        tree = ast.parse("".join(linecache.getlines(code.co_filename)))
+        tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        return set()
+        return frozenset()
     loops = [
         node
         for node in ast.walk(tree)
@@ -176,7 +180,7 @@ def _names_of_loop(code: CodeType, line: int) -> set[str]:
                     made |= names
             elif isinstance(node, ast.AugAssign):
                 made |= _stored(node.target)
-    return taken - made
+    return frozenset(taken - made)
 
 
 def _stored(target: ast.AST) -> set[str]:

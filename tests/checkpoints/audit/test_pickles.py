@@ -51,13 +51,13 @@ class Payload:
 @pytest.mark.parametrize("protocol", range(6))
 def test_a_payload_is_named_and_not_run(tmp_path: Path, protocol: int) -> None:
     witness = tmp_path / "witness"
-    raw = pickle.dumps([Payload(os.system, f"touch {witness}")], protocol)
+    raw = pickle.dumps([Payload(os.system, f"touch '{witness}'")], protocol)
     read = read_pickle(raw)
     assert isinstance(read.value, list)
     call = read.value[0]
     assert isinstance(call, Call)
     assert call.function == Name(os.system.__module__, "system")
-    assert call.arguments == (f"touch {witness}",)
+    assert call.arguments == (f"touch '{witness}'",)
     assert not witness.exists()
     pickle.loads(raw)
     assert witness.exists()  # the test can fail: the payload is real
@@ -69,7 +69,7 @@ def test_every_opcode_is_known() -> None:
 
 def test_every_way_to_call_is_only_recorded(tmp_path: Path) -> None:
     witness = tmp_path / "witness"
-    text = f"touch {witness}".encode()
+    text = f"touch '{witness}'".encode()
     ways = [
         b"(S'" + text + b"'\nios\nsystem\n.",  # INST
         b"(cos\nsystem\nS'" + text + b"'\no.",  # OBJ

@@ -5,7 +5,7 @@ LR=${LR:-1e-2}
 MAX_GRAD_NORM=${MAX_GRAD_NORM:-1.0}
 BATCH_SIZE=${BATCH_SIZE:-16}
 
-${PYTHON:-python} -m nantrap.systems.pixeldlm.train \
+"${PYTHON:-python}" -m nantrap.systems.pixeldlm.train \
     --lr "$LR" \
     --set "max_grad_norm=$MAX_GRAD_NORM" \
     --set "batch_size=$BATCH_SIZE" \
