@@ -11,6 +11,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+VERSION = tuple(map(int, torch.__version__.split(".")[:2]))
+"""For what cannot be measured by a few operations."""
+
 
 def _slope(value: Tensor, at: Tensor) -> float:
     value.backward()  # type: ignore[no-untyped-call]

@@ -16,10 +16,23 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
-from nantrap import Policy
+from nantrap import Outcome, Policy
+from nantrap.faults import Injector
 from ranked import join
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
+
+
+def write_result(path: Path, outcomes: list[Outcome], injector: Injector, model: nn.Module) -> None:
+    """What one rank did and how it ended, to be compared with the other ranks."""
+    result = {
+        "actions": [str(outcome.action) for outcome in outcomes],
+        "bad_ranks": [list(outcome.incident.bad_ranks) if outcome.incident else [] for outcome in outcomes],
+        "injected": sorted({(each.step, each.kind) for each in injector.injected}),
+        "weights": [float(p.detach().double().sum()).hex() for p in model.parameters()],
+        "finite": all(bool(value.isfinite().all()) for value in model.state_dict().values()),
+    }
+    path.write_text(json.dumps(result))
 
 
 def worker(rank: int, world: int, steps: int, faults: str, folder: str) -> None:
@@ -29,7 +42,7 @@ def worker(rank: int, world: int, steps: int, faults: str, folder: str) -> None:
     model = DistributedDataParallel(inner)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     policy = Policy(diagnose="off", max_consecutive_skips=steps)
-    actions, bad_ranks = [], []
+    outcomes: list[Outcome] = []
     with nantrap.inject(faults, model=model, optimizer=optimizer) as injector:
         guard = nantrap.Guard(model, optimizer, policy=policy, quiet=True)
         for step in range(steps):
@@ -39,17 +52,8 @@ def worker(rank: int, world: int, steps: int, faults: str, folder: str) -> None:
             def loss_fn(batch: tuple[Tensor, Tensor]) -> Tensor:
                 return nn.functional.mse_loss(model(batch[0]), batch[1])
 
-            outcome = guard.attempt(loss_fn, (x, y))
-            actions.append(str(outcome.action))
-            bad_ranks.append(list(outcome.incident.bad_ranks) if outcome.incident else [])
-    result = {
-        "actions": actions,
-        "bad_ranks": bad_ranks,
-        "injected": sorted({(each.step, each.kind) for each in injector.injected}),
-        "weights": [float(p.detach().double().sum()).hex() for p in inner.parameters()],
-        "finite": all(bool(value.isfinite().all()) for value in inner.state_dict().values()),
-    }
-    Path(folder, f"result-{rank}.json").write_text(json.dumps(result))
+            outcomes.append(guard.attempt(loss_fn, (x, y)))
+    write_result(Path(folder, f"result-{rank}.json"), outcomes, injector, inner)
     dist.barrier()
     dist.destroy_process_group()
 
@@ -94,7 +98,7 @@ STYLES = ("no_sync", "unused", "static", "zero")
 
 
 def styles_worker(rank: int, steps: int, faults: str, folder: str) -> None:
-    """The same faults in each way to average gradients, in two lines, with two micro-batches a step."""
+    """The same faults in each way to average gradients, in two lines; `no_sync` with two micro-batches per step."""
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     join(rank, folder, world=2)
@@ -108,7 +112,7 @@ def styles_worker(rank: int, steps: int, faults: str, folder: str) -> None:
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(parameters, lr=1e-3)
         if style == "zero":
             optimizer = ZeroRedundancyOptimizer(parameters, torch.optim.AdamW, lr=1e-3)
-        actions, bad_ranks = [], []
+        outcomes: list[Outcome] = []
         policy = Policy(diagnose="off", max_consecutive_skips=steps)
         # the guard's hook comes first, so that a buffer is hit inside the step and not before it
         guard = nantrap.Guard(model, optimizer, policy=policy, quiet=True)
@@ -120,17 +124,8 @@ def styles_worker(rank: int, steps: int, faults: str, folder: str) -> None:
                     x, y = torch.randn(8, 6, generator=generator), torch.randn(8, 3, generator=generator)
                     with model.no_sync() if micro < micros - 1 else contextlib.nullcontext():
                         guard.backward(nn.functional.mse_loss(model(x), y) / micros)
-                outcome = guard.step()
-                actions.append(str(outcome.action))
-                bad_ranks.append(list(outcome.incident.bad_ranks) if outcome.incident else [])
-        result = {
-            "actions": actions,
-            "bad_ranks": bad_ranks,
-            "injected": sorted({(each.step, each.kind) for each in injector.injected}),
-            "weights": [float(p.detach().double().sum()).hex() for p in inner.parameters()],
-            "finite": all(bool(value.isfinite().all()) for value in inner.state_dict().values()),
-        }
-        Path(folder, f"{style}-{rank}.json").write_text(json.dumps(result))
+                outcomes.append(guard.step())
+        write_result(Path(folder, f"{style}-{rank}.json"), outcomes, injector, inner)
         dist.barrier()
     dist.destroy_process_group()
 

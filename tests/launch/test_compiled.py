@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from nantrap.launch.attach import attached
 from nantrap.launch.settings import Settings
 from nantrap.launch.torch_private import compiler_listens
+from torch_habits import VERSION
 
 # torch's compiler warns of what it does itself
 pytestmark = pytest.mark.filterwarnings("ignore")
@@ -75,10 +76,9 @@ def test_no_graph_break_is_added(tmp_path: Path) -> None:
     )
     breaks, breaks_guarded, graphs, graphs_guarded, applied, alike = json.loads(done.stdout.splitlines()[-1])
     assert applied == 6
-    version = tuple(map(int, torch.__version__.split(".")[:2]))
-    if version >= (2, 9):  # with 2.6 there are two more, with 2.15 one: docs/limits.md
+    if VERSION >= (2, 9):  # with 2.6 there are two more, with 2.15 one: docs/limits.md
         assert alike
-        assert breaks_guarded <= breaks + (version >= (2, 15))
+        assert breaks_guarded <= breaks + (VERSION >= (2, 15))
         assert graphs_guarded <= graphs
 
 

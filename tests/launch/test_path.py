@@ -8,12 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
+
+from torch_habits import VERSION
 
 BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "path.py"
 # an older torch is asked about its compiler by a function of ours, four times and in one more file
-OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 9)
-MOST_CALLS, MOST_FILES = (54, 11) if OLD else (50, 10)
+MOST_CALLS, MOST_FILES = (54, 11) if VERSION < (2, 9) else (50, 10)
 
 
 @pytest.fixture(scope="module")

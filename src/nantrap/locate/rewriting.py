@@ -93,19 +93,17 @@ def _content(cell: types.CellType) -> Any:
 
 def definition_of(code: types.CodeType) -> Function:
     """The source of a function."""
-    tree_of(code.co_filename)  # says why there is no source
-    functions = _functions(code.co_filename, len(linecache.getlines(code.co_filename)))
-    found = functions.get((code.co_name, code.co_firstlineno), [])
+    found = _functions(tree_of(code.co_filename)).get((code.co_name, code.co_firstlineno), [])
     if len(found) != 1:
         raise NotRepeatable(f"no source for {code.co_name}")
     return found[0]
 
 
 @functools.lru_cache(maxsize=64)
-def _functions(filename: str, lines: int) -> dict[tuple[str, int], list[Function]]:
+def _functions(tree: ast.Module) -> dict[tuple[str, int], list[Function]]:
     """The functions of a file by name and first line, which is that of the first decorator."""
     found: dict[tuple[str, int], list[Function]] = {}
-    for node in ast.walk(_parsed(filename, lines)):
+    for node in ast.walk(tree):
         if isinstance(node, (ast.FunctionDef, ast.Lambda)):
             first = min([node.lineno, *(d.lineno for d in getattr(node, "decorator_list", []))])
             found.setdefault((getattr(node, "name", "<lambda>"), first), []).append(node)

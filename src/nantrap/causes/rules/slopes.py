@@ -28,7 +28,7 @@ _INSIDE = {
 """Where an eps helps, and where it does not."""
 _NEXT_TO_ZERO = 1e-4
 _ROUNDINGS = 64
-"""So many units in the last place a cosine of long vectors may be off."""
+"""The rounding error of a cosine of long vectors, at most, in units of the last digit that its dtype holds."""
 
 
 @rule("arccos_boundary")

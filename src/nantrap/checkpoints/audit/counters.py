@@ -15,7 +15,7 @@ from nantrap.incident.wording import escaped
 
 _PROGRESS = ("epoch", "step", "scheduler_step")
 _MARGIN = 2.0
-"""A step of a script may be a part of an update (gradient accumulation): so many updates are never missed by that."""
+"""With gradient accumulation several steps of a script make one update; steps worth this many updates prove nothing."""
 
 
 class _Save(NamedTuple):
