@@ -11,9 +11,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nantrap import finite
+from nantrap.guard.alone import Alone
 from nantrap.guard.anchors import Anchors
 from nantrap.guard.armed import Armed
-from nantrap.guard.diagnosis import Diagnosis, Neighbours
+from nantrap.guard.describe import Describer, Neighbours
+from nantrap.guard.diagnosis import Diagnosis
 from nantrap.guard.ema import ema_modules
 from nantrap.guard.ladder import Ladder
 from nantrap.guard.magnitudes import Sampler
@@ -170,11 +172,12 @@ def make_parts(
         schedules=schedules,
     )
     armed = Armed(protected.members, policy, alone=not ranks.together, compiled=is_compiled(model))
-    diagnosis = Diagnosis(
-        model,
+    alone = Alone(model, together=ranks.together)
+    describer = Describer(
         protected,
         policy=policy,
         ranks=ranks,
+        alone=alone,
         progress=progress,
         scaling=scaling,
         history=recorder.history,
@@ -182,6 +185,17 @@ def make_parts(
         anchors=anchors,
         scheduler=scheduler,
         max_grad_norm=max_grad_norm,
+        armed=armed,
+        neighbours=neighbours,
+    )
+    diagnosis = Diagnosis(
+        describer,
+        protected,
+        policy=policy,
+        ranks=ranks,
+        alone=alone,
+        progress=progress,
+        sampler=sampler,
         keeps_bundles=run_dir is not None,
         begin=recorder.begin_incident,
         neighbours=neighbours,
