@@ -75,7 +75,7 @@ docs: $(TOOLS)
 	$(BIN)/python docs/site.py
 	$(BIN)/zensical build --strict --config-file zensical.toml
 
-# Runs the example of every cause and of two commands, and writes what it prints into its page; takes a few minutes.
+# Runs the example of every cause and of four commands, and writes what it prints into its page; takes a few minutes.
 outputs: $(STAMP)
 	$(BIN)/python docs/build.py --run
 	$(BIN)/python docs/command_outputs.py

@@ -1,8 +1,9 @@
-"""Write what `nantrap data` and `nantrap preflight` print into their pages: run on the examples that the pages show.
+"""Write what `nantrap data`, `preflight`, `doctor` and `audit --show` print into their pages.
 
     python docs/command_outputs.py
 
-The example of `preflight` is the Python block of its page, saved as `train.py`. The folder of `data` is written here.
+The example of `preflight` is the Python block of its page, saved as `train.py`. The files that the others read are
+written here.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import sys
 import tempfile
 from collections.abc import Callable
@@ -54,17 +56,79 @@ def write_example_factory(folder: Path) -> None:
     (folder / "train.py").write_text(found[1], encoding="utf-8")
 
 
+PROJECT = {
+    "accelerate.yaml": """\
+compute_environment: LOCAL_MACHINE
+distributed_type: MULTI_GPU
+gpu_ids: "1,2"
+mixed_precision: bf16
+""",
+    "radio_train_m.yaml": """\
+trainer:
+  lr: 1e-5          # reduced from 5e-5
+  min_lr: 1e-6
+  amp: True
+  fp16: False
+  resume_milestone: 10
+""",
+    "train.py": """\
+import torch
+from torch.nn.utils import clip_grad_norm_
+
+
+def train(model, optimizer, scaler, loader):
+    for batch in loader:
+        optimizer.zero_grad()
+        loss = model(batch).mean()
+        if torch.isnan(loss):
+            continue
+        scaler.scale(loss).backward()
+        clip_grad_norm_(model.parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+""",
+}
+"""The files of the project that the page of `doctor` examines."""
+
+
+def write_example_project(folder: Path) -> None:
+    """Settings of a trainer and of its launcher that contradict each other, and a training loop with two faults."""
+    for name, text in PROJECT.items():
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def write_example_checkpoint(folder: Path) -> None:
+    """A checkpoint with one bad value in `alpha`."""
+    import torch
+
+    (folder / "run").mkdir()
+    state = {"block.weight": torch.ones(2, 2), "block.alpha": torch.tensor([0.5, float("inf")])}
+    torch.save({"model": state}, folder / "run" / "a.pt")
+
+
 class Example(NamedTuple):
-    """A command whose output a page shows below it, and who writes what it reads."""
+    """A command whose output a page shows below it, and the function that writes what it reads.
+
+    With `begin`, the page shows `...` for the lines before the one that begins so.
+    """
 
     page: str
     command: str
     write: Callable[[Path], None]
+    begin: str = ""
 
 
 EXAMPLES = (
     Example("data.md", "nantrap data data --classes 10 --vocab 1000 --quarantine bad-samples.json", write_example_data),
     Example("preflight.md", "nantrap preflight train:make", write_example_factory),
+    Example("doctor.md", "nantrap doctor", write_example_project),
+    Example(
+        "doctor.md",
+        "nantrap doctor radio_train_m.yaml --suggest conservative",
+        write_example_project,
+        begin="# learning rate",
+    ),
+    Example("audit.md", 'nantrap audit run/a.pt --show "*.alpha"', write_example_checkpoint),
 )
 
 
@@ -82,9 +146,13 @@ def output_of(example: Example, folder: Path, *options: str) -> str:
         options: more of them.
     """
     example.write(folder)
-    command = [sys.executable, "-m", *example.command.split(), *options]
+    command = [sys.executable, "-m", *shlex.split(example.command), *options]
     done = printed(command, folder, {**os.environ, "COLUMNS": "80"})
-    return "\n".join(line.rstrip() for line in done.stdout.splitlines())
+    lines = [line.rstrip() for line in done.stdout.splitlines()]
+    if example.begin:
+        first = next(number for number, line in enumerate(lines) if line.startswith(example.begin))
+        lines = ["...", *lines[first:]]
+    return "\n".join(lines)
 
 
 def _block(example: Example) -> re.Pattern[str]:

@@ -1,8 +1,8 @@
 """The commands that pages show are run, on example files in an empty folder, and give what their page says of them.
 
 Commands that read something run here, in this process. Those that train (`nantrap run`, the systems' own scripts) start
-a process each and are marked slow. What needs several machines, a network or a dataset of others is named in
-`NOT_RUN` and only parsed (`test_code_blocks.py`).
+a process each and are marked slow. `ELSEWHERE` names those that another test runs, `NOT_RUN` those that no test runs,
+with the reason; they are parsed (`test_code_blocks.py`).
 """
 
 from __future__ import annotations
@@ -25,23 +25,22 @@ from nantrap.cli import main
 
 TIMEOUT = 240
 
-NOT_RUN = (
-    "torchrun ",  # several processes: tests/launch starts them
-    "nantrap serve ",  # serves until it is stopped: tests/serve starts it
-    "nantrap preflight ",  # test_command_outputs.py runs it and compares
+ELSEWHERE = (
+    "torchrun ",  # test_served_and_ranked.py: on two ranks
+    "nantrap serve ",  # test_served_and_ranked.py: asked and stopped
+    "nantrap demo pixeldlm",  # test_served_and_ranked.py
+    "nantrap preflight ",  # test_command_outputs.py compares the output, as for the next three
     "nantrap data ",
-    "nantrap doctor",  # tests/doctor compares its outputs; the files of the page are not in the repository
-    "nantrap audit run/a.pt --show",  # tests/checkpoints
-    "nantrap demo pixeldlm",  # tests/systems run every fault
-    "python benchmarks/",  # minutes
-    "tail ",
-    "grep ",
-    "pip ",
-    "make ",
-    "bash ",
+    "nantrap doctor",
+    "nantrap audit run/a.pt --show",
 )
 
-TRAINS = ("nantrap run", "python -m nantrap.systems", "python train.py", "python examples/")
+NOT_RUN = (
+    "python benchmarks/",  # minutes, and other people's programs; test_served_and_ranked.py tries the options
+)
+
+TRAINS = ("nantrap run", "python -m nantrap.systems", "python train.py", "python examples/", "tail ", "grep ")
+"""Commands that train, and those of others that read what was trained before them in the same block."""
 
 TRAIN_SCRIPT = """
 import torch
@@ -74,7 +73,7 @@ def shown(block: Block) -> list[tuple[str, list[str]]]:
 
 
 EVERY = [(block, command, lines) for block in blocks("console", "sh", "") for command, lines in shown(block)]
-READS = [entry for entry in EVERY if not entry[1].startswith((*NOT_RUN, *TRAINS))]
+READS = [entry for entry in EVERY if not entry[1].startswith((*ELSEWHERE, *NOT_RUN, *TRAINS))]
 STARTS = [entry for entry in EVERY if entry[1].startswith(TRAINS)]
 
 
@@ -197,11 +196,11 @@ def start(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     words = [word for word in words if word not in ("--your", "--options")]
     if "--export" in words:
         words = ["nantrap", "run", "--export", "tensorboard", words[-1]]  # wandb asks for an account
-    program = ["-m", "nantrap"] if words[0] == "nantrap" else []
+    programs = {"nantrap": [sys.executable, "-m", "nantrap"], "python": [sys.executable]}
     environment = {**os.environ, "SLACK_WEBHOOK_URL": "http://127.0.0.1:9/", "OMP_NUM_THREADS": "1", "NO_COLOR": "1"}
     environment["PYTHONWARNINGS"] = "ignore"
     return subprocess.run(
-        [sys.executable, *program, *words[1:]],
+        [*programs.get(words[0], words[:1]), *words[1:]],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -212,5 +211,6 @@ def start(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_exception_is_a_command() -> None:
-    unused = [start for start in NOT_RUN[:-4] if not any(command.startswith(start) for _, command, _ in EVERY)]
+    named = (*ELSEWHERE, *NOT_RUN, *TRAINS)
+    unused = [start for start in named if not any(command.startswith(start) for _, command, _ in EVERY)]
     assert unused == []
