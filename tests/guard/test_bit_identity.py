@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.checkpoint import checkpoint
 
 import nantrap
 from guard.loops import (
@@ -243,6 +244,41 @@ def test_sparse_gradients_accumulate(form: str) -> None:
         max_grad_norm=None,
         micro=2,
     )
+
+
+def checkpointed_whole(reentrant: bool) -> Any:
+    """A loss that checkpoints the whole model: the backward pass calls it again."""
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        output: Any = checkpoint(model, batch[0].requires_grad_(), use_reentrant=reentrant)
+        return nn.functional.mse_loss(output, batch[1])
+
+    return loss
+
+
+def checkpointed_part(reentrant: bool) -> Any:
+    """A loss that calls the model's parts, one of them checkpointed."""
+
+    def loss(model: nn.Sequential, batch: tuple[Tensor, Tensor]) -> Tensor:
+        hidden: Any = checkpoint(model[1], model[0](batch[0]), use_reentrant=reentrant)
+        return nn.functional.mse_loss(model[2](hidden), batch[1])
+
+    return loss
+
+
+def three_parts() -> nn.Module:
+    middle = nn.Sequential(nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Tanh())
+    return nn.Sequential(nn.Linear(8, 16), middle, nn.Linear(16, 4))
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("loss", [checkpointed_whole, checkpointed_part])
+def test_activation_checkpointing(form: str, reentrant: bool, micro: int, loss: Any) -> None:
+    """The model is called again inside the backward pass: that is no further micro-batch."""
+    data = [(torch.randn(8, 8), torch.randn(8, 4)) for _ in range(8)]
+    compare(form, model=three_parts, loss=loss(reentrant), data=data, micro=micro)
 
 
 @pytest.mark.parametrize("form", FORMS)

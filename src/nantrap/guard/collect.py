@@ -42,6 +42,7 @@ from nantrap.locate.probes import forget_probes_of, keep_probes_for, pending_pro
 from nantrap.locate.python_private import current_frame
 from nantrap.locate.source import is_user_code
 from nantrap.locate.step import active_replays
+from nantrap.locate.torch_private import NO_PASS, backward_pass, is_recomputed_later
 from nantrap.locate.wrapping import arguments_by_name, callable_parts
 
 _parameters_of = itemgetter("params")
@@ -305,10 +306,13 @@ class _Before(Hook):
         collector = self._collector()
         if collector is None or is_compiling():  # a compiled step: tracing this would break its graph
             return
+        if backward_pass() != NO_PASS:
+            return  # activation checkpointing computes a forward pass again: it is part of a step that is noted
         parts = collector.parts
         if collector.together and not active_replays:
             parts.ranks.note_forward(module)
-        if collector.attempting or active_replays or not torch.is_grad_enabled():
+        recorded = torch.is_grad_enabled() or is_recomputed_later()
+        if collector.attempting or active_replays or not recorded:
             if parts.armed.on and not active_replays:
                 parts.armed.stop()  # an evaluation in the middle of a step is no part of it
             return

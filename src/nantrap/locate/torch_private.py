@@ -9,11 +9,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import operator
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -42,9 +46,32 @@ softmax_backward = torch.ops.aten._softmax_backward_data
 log_softmax_backward = torch.ops.aten._log_softmax_backward_data
 
 
+backward_pass = torch._C._current_graph_task_id
+"""The number of the backward pass that runs in this thread. For hooks of every step; others ask `is_in_backward`."""
+
+NO_PASS = -1
+"""What `backward_pass` gives outside one."""
+
+
 def is_in_backward() -> bool:
     """Whether a backward pass runs in this thread."""
-    return torch._C._current_graph_task_id() != -1
+    return backward_pass() != NO_PASS
+
+
+def is_recomputed_later() -> bool:
+    """Whether this runs inside the first forward pass of a reentrant checkpoint, which records no graph.
+
+    It is run again in the backward pass, with gradients. For calls that would otherwise be taken for an evaluation.
+    """
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _CHECKPOINTED:
+            return True
+        frame = frame.f_back
+    return False
+
+
+_CHECKPOINTED = checkpoint.CheckpointFunction.forward.__code__
 
 
 def next_sequence() -> int:
@@ -134,3 +161,66 @@ raw_tensor = _by_data if hasattr(torch._C._autograd.SavedTensor, "data") else _b
 
 Raises RuntimeError where the graph was freed or the tensor was changed in place.
 """
+
+
+class ThroughoutMode(TorchFunctionMode):
+    """A function mode that is in force in the backward pass, too.
+
+    `loss.backward()` is itself a call that a function mode sees, and a mode is off while it handles a call. So what
+    Python runs inside the backward pass would not be seen: the forward pass that activation checkpointing computes
+    again, and the `backward` of a custom function.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._off = False
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the backward pass under this mode; leave all other calls to `call`."""
+        if func in _BACKWARD:
+            with self._in_backward():
+                return func(*args, **(kwargs or {}))
+        return self.call(func, args, dict(kwargs or {}))
+
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """One call of the program's, or of torch's own Python code. For subclasses."""
+        return func(*args, **kwargs)
+
+    @contextlib.contextmanager
+    def _in_backward(self) -> Iterator[None]:
+        """The backward passes that begin in this thread run under this mode."""
+        module: Any = torch.autograd
+        kept, thread = module._engine_run_backward, threading.get_ident()
+
+        def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            if not self._off or threading.get_ident() != thread:
+                return kept(*args, **kwargs)
+            self._off = False
+            try:
+                with _pushed(self):
+                    return kept(*args, **kwargs)
+            finally:
+                self._off = True
+
+        before, self._off = self._off, True
+        module._engine_run_backward = _engine_run_backward
+        try:
+            yield
+        finally:
+            module._engine_run_backward = kept
+            self._off = before
+
+
+_BACKWARD = (Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+
+
+@contextlib.contextmanager
+def _pushed(mode: TorchFunctionMode) -> Iterator[None]:
+    """The mode in force, without what a subclass does when it is entered."""
+    TorchFunctionMode.__enter__(mode)
+    try:
+        yield
+    finally:
+        TorchFunctionMode.__exit__(mode, None, None, None)
