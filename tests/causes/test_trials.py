@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable
 from pathlib import Path
@@ -14,12 +15,12 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import nantrap
-from causes.programs import InspectCase
+from causes.programs import InspectCase, run, run_two_lines
 from nantrap.causes import Case, page
 from nantrap.causes.harness import Result
 from nantrap.causes.replacement import Replacement
 from nantrap.causes.trials import Laboratory
-from nantrap.incident import Source, Trial
+from nantrap.incident import Incident, Source, Trial
 
 FORWARD = """
 import random
@@ -332,3 +333,69 @@ def test_a_checkpointed_block_is_computed_in_float32_again_in_the_backward_pass(
         incident = guard.attempt(loss_of, torch.ones(2, 8)).incident
     assert incident is not None
     assert (incident.causes[0].slug, incident.causes[0].proven) == ("fp16_forward_overflow", True)
+
+
+CHECKPOINTED = """
+import torch
+from torch.utils.checkpoint import checkpoint
+
+model = torch.nn.Linear(2, 2, bias=False)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+batches = [torch.zeros(3, 2, requires_grad=True)]
+
+def block(x):
+    squares = model(x).square()
+    return {call}
+
+def loss_fn(batch):
+    return checkpoint(block, batch, use_reentrant={reentrant}).sum()
+"""
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize(
+    ("call", "cause"),
+    [
+        ("squares.sqrt()", "singular_gradient_at_zero"),
+        ("squares / squares.sum()", "division_by_zero"),
+        ("torch.where(squares > 0, squares.log(), squares)", "where_unselected_branch"),
+    ],
+)
+@pytest.mark.parametrize("form", [run, run_two_lines])
+def test_a_call_in_a_checkpointed_block_is_replaced_wherever_it_runs(
+    form: Callable[[str, Path], Incident | None], call: str, cause: str, reentrant: bool, tmp_path: Path
+) -> None:
+    incident = form(CHECKPOINTED.format(call=call, reentrant=reentrant), tmp_path)
+    assert incident is not None
+    assert incident.source is not None
+    best = incident.causes[0]
+    assert (best.slug, best.proven) == (cause, True)
+    assert best.fix is not None
+    assert best.fix.verified
+    assert incident.source.text == f"    return {call}"
+
+
+def test_a_call_inside_the_backward_pass_is_replaced_too() -> None:
+    """A mode is off while `loss.backward()` runs: it has to be put in force again inside."""
+    seen: list[Tensor] = []
+
+    class Root(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return x.clamp(min=0)
+
+        @staticmethod
+        def backward(ctx: Any, *gradients: Any) -> Any:
+            seen.append(ctx.saved_tensors[0].log())  # this line
+            return gradients[0]
+
+    x = torch.tensor([0.0, 1.0], requires_grad=True)
+    line = Root.backward.__code__.co_firstlineno + 2
+    for run_backward in (torch.Tensor.backward, torch.autograd.backward, lambda loss: torch.autograd.grad(loss, x)):
+        with Replacement([Source(file=__file__, line=line)], "log") as replacement:
+            run_backward(Root.apply(x).sum())
+        assert replacement.hits == 1
+        assert seen[-1].isfinite().all()
+    Root.apply(x).sum().backward()
+    assert seen[-1].tolist() == [-math.inf, 0.0]

@@ -7,12 +7,12 @@ on both, and a later `log` takes the one that was kept: what `log_softmax`, `log
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
+
+from nantrap.locate.torch_private import ThroughoutMode
 
 _SELECTING = frozenset(
     {"gather", "__getitem__", "index_select", "view", "reshape", "flatten", "squeeze", "unsqueeze", "transpose", "t",
@@ -29,7 +29,7 @@ class _Kept(NamedTuple):
     origin: str
 
 
-class LogSpace(TorchFunctionMode):
+class LogSpace(ThroughoutMode):
     """Computes logarithms of softmax, sigmoid and exp in log space. `hits` counts them; `names`: of which functions."""
 
     def __init__(self) -> None:
@@ -38,20 +38,17 @@ class LogSpace(TorchFunctionMode):
         self.hits = 0
         self.names: set[str] = set()
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer a logarithm from what is kept beside its argument; keep the logarithm of what else is computed."""
-        given = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         kept = self._kept.get(id(args[0])) if args and isinstance(args[0], Tensor) else None
         if kept is not None and name in ("log", "log_"):
             return self._hit(kept.logarithm, kept.origin)
         if kept is not None and name == "log1p" and kept.origin == "exp" and kept.argument is not None:
             return self._hit(F.softplus(kept.argument), "1 + exp")
-        result = func(*args, **given)
+        result = func(*args, **kwargs)
         if isinstance(result, Tensor):
-            beside = self._beside(name, args, given, kept)
+            beside = self._beside(name, args, kwargs, kept)
             if beside is not None and beside[0].shape == result.shape:
                 self._kept[id(result)] = _Kept(result, *beside)
         return result

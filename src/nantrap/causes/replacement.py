@@ -10,24 +10,24 @@ from __future__ import annotations
 import inspect
 import math
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.overrides import TorchFunctionMode
 
 from nantrap import ops
 from nantrap.causes.facts import USUAL_EPS
 from nantrap.incident import Source
 from nantrap.locate.source import user_place
 from nantrap.locate.tape import substituting
+from nantrap.locate.torch_private import ThroughoutMode
 from nantrap.locate.trace import Op
 
 
-class Replacement(TorchFunctionMode):
-    """Replaces calls of one family at the given lines. `hits` counts them."""
+class Replacement(ThroughoutMode):
+    """Replaces calls of one family at the given lines, wherever they run. `hits` counts them."""
 
     def __init__(self, sources: Iterable[Source], family: str) -> None:
         super().__init__()
@@ -37,18 +37,15 @@ class Replacement(TorchFunctionMode):
         self._functions = FAMILIES[family]
         self.hits = 0
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the stable form instead, if the call stands at one of the lines."""
-        given = dict(kwargs or {})
         stable = self._functions.get(getattr(func, "__name__", ""))
         if stable is not None:
-            place = user_place(sys._getframe(1))
+            place = user_place(sys._getframe(2))
             if place is not None and (place.code.co_filename, place.line) in self._lines:
                 self.hits += 1
-                return stable(*args, **given)
-        return func(*args, **given)
+                return stable(*args, **kwargs)
+        return func(*args, **kwargs)
 
     def __enter__(self) -> Replacement:
         self._recorded = substituting(self._for_recorded)
