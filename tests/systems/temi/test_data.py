@@ -11,7 +11,7 @@ import torch
 
 from nantrap.errors import FormatError
 from nantrap.systems.temi.data import Cache, Pairs, check_embeddings, gaussian_embeddings, nearest, summary
-from nantrap.systems.temi.faults import blank_images, one_unreadable, unchecked
+from nantrap.systems.temi.faults.data import blank_images, one_unreadable, unchecked
 from nantrap.systems.temi.settings import Settings
 
 

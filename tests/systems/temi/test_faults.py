@@ -17,16 +17,10 @@ from nantrap.errors import UsageError
 from nantrap.ops import beta_pmi
 from nantrap.systems import load_system
 from nantrap.systems.showcase import Showcase, show
-from nantrap.systems.temi.faults import (
-    FAR_STEP,
-    clamped_pmi,
-    clipped_pmi,
-    far_out,
-    half_pmi,
-    plain_share,
-    product_pmi,
-    share_or_even,
-)
+from nantrap.systems.temi.faults.caution import FAR_STEP, far_out
+from nantrap.systems.temi.faults.data import plain_share, share_or_even
+from nantrap.systems.temi.faults.product import clamped_pmi, half_pmi, product_pmi
+from nantrap.systems.temi.faults.weights import clipped_pmi
 from nantrap.systems.temi.loss import share_of_sure_pairs
 from nantrap.systems.training import train
 from torch_habits import CLAMP_PASSES_AT_ITS_BOUND

@@ -14,7 +14,7 @@ from nantrap.systems import load_system
 from nantrap.systems.script import main
 from nantrap.systems.system import Run
 from nantrap.systems.temi.data import Batch
-from nantrap.systems.temi.faults import product_pmi
+from nantrap.systems.temi.faults.product import product_pmi
 from nantrap.systems.temi.loss import head_losses, pair_weights, purity
 from nantrap.systems.temi.model import Head, HeadLoss, Temi, UnitLength
 from nantrap.systems.temi.settings import Settings
