@@ -1,7 +1,8 @@
-"""What `Guard` refuses when it is made, each with the name of the argument and with what was expected."""
+"""What `Guard` refuses, mostly when it is made: each with the name of the argument and with what was expected."""
 
 from __future__ import annotations
 
+import operator
 import os
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -50,3 +51,14 @@ def check_arguments(*, scheduler: Any, max_grad_norm: Any, policy: Any, run_dir:
         raise UsageError(f"Guard(run_dir={run_dir!r}): expected the path of a folder, or None to write nothing")
     if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 0:
         raise UsageError(f"Guard(save_every={save_every!r}): a number of steps, or 0 for never")
+
+
+def checked_position(*, epoch: Any, batch: Any, samples: Iterable[Any]) -> tuple[int, ...]:
+    """Refuse a position that is no whole number. Gives the indices of the samples, which may come as a tensor."""
+    for name, value in (("epoch", epoch), ("batch", batch)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise UsageError(f"guard.set_position({name}={value!r}): expected a whole number")
+    try:
+        return tuple(operator.index(sample) for sample in samples)
+    except TypeError:
+        raise UsageError(f"guard.set_position(samples={samples!r}): expected whole numbers") from None

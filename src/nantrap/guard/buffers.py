@@ -6,9 +6,9 @@ running statistics and leaves their versions alone. So small buffers and those o
 written in every step; only large ones (causal masks, position tables) are not copied as long as nothing writes them.
 The first steps compare their bits, and one that a forward pass writes uncounted (`tensor.data`) is copied from then on.
 
-A parameter that takes no gradient (a codebook) can be written by a forward pass like a buffer. Such parameters are
-copied once, up to `_FROZEN_BYTES`; the sum of their versions tells whether any was written, and the first write in a
-forward pass makes it one of the buffers here. If the training script writes it between steps it is the script's.
+A parameter that takes no gradient (a codebook) can be written by a forward pass like a buffer: see `frozen`. The first
+write in a forward pass makes it one of the buffers here. If the training script writes it between steps it is the
+script's.
 
 In the usual step only the small buffers are written, and no buffer is replaced. For it a `_Plan` is kept: lists for one
 `foreach` call, instead of a Python call for each buffer.
@@ -27,15 +27,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter
 
 from nantrap import finite
 from nantrap.guard.forward_writes import differs
+from nantrap.guard.frozen import FrozenParameters, frozen_in
 from nantrap.guard.torch_private import (
     NormalisationLayer,
     buffers_of,
     copy_all,
-    parameters_of,
     version,
     version_of,
 )
@@ -44,8 +43,6 @@ from nantrap.locate import finding
 
 _SMALL = 4096
 """Up to this many values a buffer is copied in each step, without a check whether it was written."""
-_FROZEN_BYTES = 64 * 2**20
-"""Parameters without a gradient are copied beforehand up to this size in all, the small ones first."""
 _COMPARED_STEPS = 2
 """Number of steps in which the bits of large buffers are compared, to find those that are written without being
 counted."""
@@ -75,18 +72,6 @@ class _Plan:
     versions: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class _Frozen:
-    """A parameter without a gradient, where it is held, and a copy of it."""
-
-    holder: dict[str, Any]
-    name: str
-    path: str
-    parameter: Tensor
-    copy: Tensor
-    version: int
-
-
 class BufferShadow:
     """Holds a copy of each buffer, and the version at which the copy was made."""
 
@@ -106,17 +91,15 @@ class BufferShadow:
         self._mark: list[tuple[int, Tensor | None, Tensor | None]] | None = None
         self._lost: list[str] = []
         self._compared = 0
-        self._frozen: list[_Frozen] = []
-        self._frozen_parameters: list[Tensor] = []
-        self._frozen_writes = 0
+        self._frozen = FrozenParameters()
         self.released: list[Any] = []
         """Parameters without a gradient that something other than a forward pass writes: not followed here."""
         self._plan: _Plan | None = None
         self.adopt()
-        self._protect(_frozen_in(root))
+        self._frozen = FrozenParameters(frozen_in(root))
 
     def __bool__(self) -> bool:
-        return bool(self._slots or self._frozen)
+        return bool(self._slots or self._frozen.entries)
 
     def add(self, prefix: str, module: nn.Module, *, earlier: Mapping[str, Tensor] | None = None) -> bool:
         """Follow the buffers of one more module from now on. Returns whether it has any that were not followed yet.
@@ -160,10 +143,9 @@ class BufferShadow:
 
     def adopt(self) -> None:
         """Accept the buffers as they are now: the user may write them between steps."""
-        if self._frozen and sum(map(version_of, self._frozen_parameters)) != self._frozen_writes:
+        if self._frozen.entries and self._frozen.any_written():
             # the script writes it, or a hook of the optimizer: an average of the weights, say. Not a forward pass
-            self.released += [entry.parameter for entry in self._frozen if version(entry.parameter) != entry.version]
-            self._protect([entry for entry in self._frozen if version(entry.parameter) == entry.version])
+            self.released += [entry.parameter for entry in self._frozen.release_written()]
         if not self._slots:
             return
         self._mark = None
@@ -229,7 +211,7 @@ class BufferShadow:
             plan is not None
             and all(map(is_, map(dict.get, self._holders, self._names), self._tensors))
             and list(map(version_of, plan.counted)) == plan.versions
-            and not (self._frozen and sum(map(version_of, self._frozen_parameters)) != self._frozen_writes)
+            and not (self._frozen.entries and self._frozen.any_written())
         ):
             return finite.largest_value(plan.judged) if plan.judged else None
         suspects = self.suspects()
@@ -237,7 +219,7 @@ class BufferShadow:
 
     def followed(self) -> set[int]:
         """The ids of the parameters that are held here like buffers."""
-        return {id(parameter) for parameter in self._frozen_parameters}
+        return {id(entry.parameter) for entry in self._frozen.entries}
 
     def exempt_slots(self) -> frozenset[tuple[int, str]]:
         """The places (holder, name) of buffers that held deliberate infinities from the start."""
@@ -251,7 +233,7 @@ class BufferShadow:
                 which only a host read can tell.
             by_forward: only a forward pass has run since the copy, so that what is written was written by it.
         """
-        if by_forward and self._frozen and sum(map(version_of, self._frozen_parameters)) != self._frozen_writes:
+        if by_forward and self._frozen.entries and self._frozen.any_written():
             self._follow_written()
         if not self._slots:
             return []
@@ -312,7 +294,7 @@ class BufferShadow:
         if not keep_mark:
             self._mark = None
         self._plan = None  # versions change here
-        if self._frozen and sum(map(version_of, self._frozen_parameters)) != self._frozen_writes:
+        if self._frozen.entries and self._frozen.any_written():
             self._follow_written()
         current = self._current()
         for i in self._written_uncounted(current):
@@ -368,17 +350,9 @@ class BufferShadow:
                 now.copy_(torch.where(bad.to(now.device) > 0, copy, now))
         self._copy(self._changed(current), current)
 
-    def _protect(self, entries: list[_Frozen]) -> None:
-        """The parameters without a gradient that are held ready, as long as nothing writes them."""
-        self._frozen = entries
-        self._frozen_parameters = [entry.parameter for entry in entries]
-        self._frozen_writes = sum(entry.version for entry in entries)
-
     def _follow_written(self) -> None:
         """A forward pass wrote a parameter without a gradient: from now on it is treated as a buffer."""
-        for entry in self._frozen:
-            if version(entry.parameter) == entry.version:
-                continue
+        for entry in self._frozen.release_written():
             self._slots.append((entry.holder, entry.name, entry.path))
             self._holders.append(entry.holder)
             self._names.append(entry.name)
@@ -389,7 +363,6 @@ class BufferShadow:
             self._versions.append(entry.version)
             if finite.any_nonfinite([entry.copy]):
                 self._exempt.add(len(self._slots) - 1)
-        self._protect([entry for entry in self._frozen if version(entry.parameter) == entry.version])
 
     def _written_uncounted(self, current: list[Tensor | None]) -> list[int]:
         """The buffers whose versions say that nothing wrote them while their bits differ from the copy."""
@@ -451,25 +424,6 @@ class BufferShadow:
         if targets:
             with torch.no_grad():
                 copy_all(targets, sources)
-
-
-def _frozen_in(root: nn.Module) -> list[_Frozen]:
-    """The parameters without a gradient, the small ones first, up to `_FROZEN_BYTES` in all."""
-    found: dict[int, tuple[dict[str, Any], str, str, nn.Parameter]] = {}
-    for path, module in root.named_modules():
-        holder = parameters_of(module)
-        for name, parameter in holder.items():
-            if parameter is None or parameter.requires_grad or isinstance(parameter, UninitializedParameter):
-                continue
-            if parameter.layout == torch.strided and not parameter.is_meta and not hasattr(parameter, "to_local"):
-                found.setdefault(id(parameter), (holder, name, f"{path}.{name}" if path else name, parameter))
-    entries, left = [], _FROZEN_BYTES
-    for holder, name, path, parameter in sorted(found.values(), key=lambda entry: entry[3].nbytes):
-        left -= parameter.nbytes
-        if left < 0:
-            break
-        entries.append(_Frozen(holder, name, path, parameter, parameter.detach().clone(), version(parameter)))
-    return entries
 
 
 def _same_bits(tensor: Tensor, copy: Tensor) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import os
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,26 +13,22 @@ from torch.optim import Optimizer
 
 from nantrap.errors import UsageError
 from nantrap.guard.anchors import Attempt
-from nantrap.guard.arguments import as_modules, check_arguments, check_listeners
+from nantrap.guard.arguments import as_modules, check_arguments, check_listeners, checked_position
+from nantrap.guard.batch_check import check_batches
 from nantrap.guard.closure import attempt_with_closure
 from nantrap.guard.collect import Collector
 from nantrap.guard.driver import OwnLoop
 from nantrap.guard.ema import ema_update
+from nantrap.guard.ending import end_run, summary_of
 from nantrap.guard.exceptions import contain_exception, explain_exception, no_loss
-from nantrap.guard.judge import Flags
-from nantrap.guard.known import bad_batch
 from nantrap.guard.late import LateSteps
 from nantrap.guard.loss import NO_TERMS, Loss, LossLike, as_loss
-from nantrap.guard.messages import summary_text
-from nantrap.guard.micro_batches import drop
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import make_parts
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Tally
 from nantrap.guard.protected import needs_closure
-from nantrap.guard.recorder import Recorder, as_metrics
-from nantrap.guard.recovery import Recovery
-from nantrap.guard.refusal import refuse_batch
+from nantrap.guard.recorder import as_metrics
 from nantrap.guard.sample_list import SampleList
 from nantrap.guard.state_check import check_state
 from nantrap.guard.step import run_step
@@ -41,7 +36,7 @@ from nantrap.guard.torch_private import version_of
 from nantrap.guard.watch import WatchSpec
 from nantrap.guard.window import Micro
 from nantrap.incident import Finding, Incident
-from nantrap.locate import RngState, batch_findings, tensors_of
+from nantrap.locate import RngState, tensors_of
 from nantrap.record import History
 
 if TYPE_CHECKING:
@@ -164,7 +159,7 @@ class Guard:
         self._collector = Collector(model, self._parts, self._driver)
         _guarded.add(optimizer)
         # also without close(): when the guard is dropped, and at the end of the program
-        self._goodbye = weakref.finalize(self, _finish, self._parts.recorder, self._parts.recovery)
+        self._goodbye = weakref.finalize(self, end_run, self._parts.recorder, self._parts.recovery)
 
     # ---- what is known of the run
 
@@ -259,7 +254,7 @@ class Guard:
                 return outcome
             refused: frozenset[int] = frozenset()
             if self.policy.check_batch and self.policy.on_incident != "observe":
-                early, refused = self._check_batches(batches)
+                early, refused = check_batches(parts, self._driver, collector, batches)
                 if early is not None:
                     return early
             if parts.ranges is not None:
@@ -302,25 +297,6 @@ class Guard:
             if collector.begun:
                 collector.end()
 
-    def _check_batches(self, batches: tuple[Any, ...]) -> tuple[Outcome | None, frozenset[int]]:
-        """`Policy.check_batch`: refuse the step, or drop the bad micro-batches, before anything is computed."""
-        parts, collector = self._parts, self._collector
-        found = [batch_findings(batch) for batch in batches]
-        bad = [index for index, findings in enumerate(found) if findings]
-        parts.ranks.expect_all()
-        verdict = parts.ranks.agree(Flags(origin=bool(bad), harmful=bool(bad)))
-        if not verdict.bad:
-            return None, frozenset()
-        window = collector.open()
-        if not parts.drops_micro_batches or len(bad) == len(batches):
-            findings = [f for each in found for f in each]
-            batch = batches[bad[0]] if len(bad) == 1 else None
-            return refuse_batch(parts, self._driver, window, findings, verdict, batch), frozenset()
-        for index in bad:
-            draft = bad_batch(parts, found[index], batch=batches[index])
-            drop(parts, window, draft, f"micro-batch {index + 1} dropped, the others stay")
-        return None, frozenset(bad)
-
     # ---- position of the loop, and evaluation results
 
     def set_position(self, *, epoch: int | None = None, batch: int | None = None, samples: Iterable[int] = ()) -> None:
@@ -331,15 +307,9 @@ class Guard:
             batch: number of the batch in the epoch.
             samples: the dataset's indices of the samples in the batch, in order, so that an incident names them.
         """
-        for name, value in (("epoch", epoch), ("batch", batch)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise UsageError(f"guard.set_position({name}={value!r}): expected a whole number")
         progress = self._parts.progress
-        try:
-            told = tuple(operator.index(sample) for sample in samples)
-        except TypeError:
-            raise UsageError(f"guard.set_position(samples={samples!r}): expected whole numbers") from None
-        progress.epoch, progress.batch, progress.samples = epoch, batch, told
+        progress.samples = checked_position(epoch=epoch, batch=batch, samples=samples)
+        progress.epoch, progress.batch = epoch, batch
 
     def log_eval(self, step: int | None, metrics: Mapping[str, float]) -> None:
         """Write the results of an evaluation into the journal.
@@ -431,7 +401,7 @@ class Guard:
 
     def summary(self) -> str:
         """What was applied, what was skipped and why, in a few lines."""
-        return _summary(self._parts.recorder, self._parts.recovery)
+        return summary_of(self._parts.recorder, self._parts.recovery)
 
     def close(self) -> None:
         """Remove every hook, write the journal, print the summary if anything happened. May be called again."""
@@ -455,18 +425,6 @@ class Guard:
                 explain_exception(self._parts, self._collector, error)
         finally:
             self.close()
-
-
-def _summary(recorder: Recorder, recovery: Recovery) -> str:
-    more = [recorder.samples.summary() if recorder.samples is not None else "", recovery.where_to_restart()]
-    return "\n".join([summary_text(recorder.tally, run_dir=recorder.run_dir), *filter(None, more)])
-
-
-def _finish(recorder: Recorder, recovery: Recovery) -> None:
-    """The end of a run, also if its guard was never closed: journal, report, and a summary if anything happened."""
-    recorder.close()
-    if recorder.tally.incidents or recorder.tally.dropped_micro_batches or recorder.tally.outside:
-        recorder.say(*_summary(recorder, recovery).split("\n"))
 
 
 def _closed_error() -> UsageError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -121,13 +121,18 @@ def named_modules_beside(modules: Sequence[nn.Module]) -> list[tuple[str, nn.Mod
     """Modules outside the model with a name each: that of their class, with a number where it is taken."""
     named: dict[str, nn.Module] = {}
     for module in modules:
-        base = name = type(module).__name__.lower()
-        number = 1
-        while name in named:
-            number += 1
-            name = f"{base}{number}"
-        named[name] = module
+        named[name_beside(module, named)] = module
     return list(named.items())
+
+
+def name_beside(module: nn.Module, taken: Container[str]) -> str:
+    """The name of a module outside the model: that of its class, with a number where it is taken."""
+    base = name = type(module).__name__.lower()
+    number = 1
+    while name in taken:
+        number += 1
+        name = f"{base}{number}"
+    return name
 
 
 def optimizer_tensors(optimizer: Optimizer, names: Members) -> Iterator[tuple[str, str, Tensor]]:

@@ -21,7 +21,7 @@ from nantrap.guard.buffers import BufferShadow
 from nantrap.guard.certify import LARGEST_NORM, Certificate, certify
 from nantrap.guard.data_writes import reached_through_data
 from nantrap.guard.forward_writes import ForwardWrites, put_back_silently
-from nantrap.guard.members import Members, optimizer_tensors
+from nantrap.guard.members import Members, name_beside, optimizer_tensors
 from nantrap.guard.policy import Policy
 from nantrap.guard.snapshot import UpdateSnapshot
 from nantrap.guard.torch_private import count_writes, step_hooks_of, version_of
@@ -95,14 +95,14 @@ class Protected:
         """Every module whose buffers belong to the state: the model, further ones, averages."""
         return [self.root, *(module for _, module in self.members.also), *self.averages]
 
-    def add(self, name: str, module: nn.Module, *, earlier: Mapping[str, Tensor] | None = None) -> None:
+    def add(self, module: nn.Module, *, earlier: Mapping[str, Tensor] | None = None) -> None:
         """One more module takes part in the step: its buffers are put back like the model's.
 
         Args:
-            name: what to call it.
-            module: the module.
+            module: the module; it is called by its class, with a number if that name is taken.
             earlier: copies of its buffers before the step, by name, if it was called already.
         """
+        name = name_beside(module, {name for name, _ in self.members.also})
         if self.buffers.add(name, module, earlier=earlier):
             self.members.also.append((name, module))
             self.has_buffers = True

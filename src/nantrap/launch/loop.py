@@ -271,15 +271,9 @@ class ScriptLoop:
         """
         protected = self.parts.protected
         if not any(module is each for each in protected.root.modules()):
-            taken = {name for name, _ in protected.members.also}
-            base = name = type(module).__name__.lower()
-            number = 1
-            while name in taken:
-                number += 1
-                name = f"{base}{number}"
             if earlier is not None:
                 self.collector.begin_early(module)
-            protected.add(name, module, earlier=earlier)
+            protected.add(module, earlier=earlier)
         self.collector.watch_beside(module)
 
     def step(
