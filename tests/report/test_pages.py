@@ -13,10 +13,11 @@ import pytest
 
 from nantrap import record
 from nantrap.incident import Fix, Frame, Incident
+from nantrap.report.environment import command_text
 from nantrap.report.pages import incident_page, run_page
 from nantrap.report.poison import path_note, path_of_poison
 from nantrap.report.surroundings import moments_before, source_lines, surroundings
-from nantrap.report.view_incident import command_text, view_incident
+from nantrap.report.view_incident import view_incident
 from nantrap.report.view_run import view_run
 from nantrap.report.writing import write_incident_report, write_run_report
 from report.runs import EVIL, HOSTILE, MASKED, line, skipped, usual_run, write_incident, write_run

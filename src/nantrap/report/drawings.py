@@ -10,8 +10,9 @@ from markupsafe import Markup
 from nantrap.report.axes import Scale, scale_for
 from nantrap.report.charts import Limit, Range, chart, curve, hatched, limit_line, note, rug
 from nantrap.report.columns import columns
+from nantrap.report.incident_rows import Growth
 from nantrap.report.numbers import value
-from nantrap.report.view_incident import Growth, IncidentView
+from nantrap.report.view_incident import IncidentView
 
 
 def magnitudes_chart(view: IncidentView) -> Markup:

@@ -14,8 +14,9 @@ from nantrap.incident import BY_SLUG, Incident
 from nantrap.incident.wording import place_text
 from nantrap.record import ACTIONS, Column, Event, Run, Series
 from nantrap.report import wording as words
+from nantrap.report.environment import environment
+from nantrap.report.incident_rows import Verdict, verdict_of
 from nantrap.report.numbers import count, percent, value
-from nantrap.report.view_incident import Verdict, environment, verdict_of
 
 _MOST_EVENTS = 200_000
 _MOST_TERMS = 6

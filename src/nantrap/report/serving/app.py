@@ -21,6 +21,7 @@ from nantrap.errors import NantrapError
 from nantrap.incident import BY_SLUG
 from nantrap.record import open_run
 from nantrap.report.charts import spark
+from nantrap.report.environment import environment
 from nantrap.report.numbers import duration
 from nantrap.report.pages import incident_context, render, resource, run_context
 from nantrap.report.serving.content import KINDS, facts_of, feed_of, lines_of, message_of, ranks_of, raw_columns
@@ -32,7 +33,6 @@ from nantrap.report.serving.results import results_of
 from nantrap.report.serving.standing import standing_charts
 from nantrap.report.serving.summary import Summary
 from nantrap.report.surroundings import read_json
-from nantrap.report.view_incident import environment
 from nantrap.report.view_run import view_run
 from nantrap.report.visible import visible
 from nantrap.report.writing import read_incident_view
