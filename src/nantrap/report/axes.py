@@ -92,6 +92,10 @@ def _logarithmic(low: float, high: float, positive: np.ndarray, height: float) -
 
 
 def _linear(low: float, high: float, lows: np.ndarray, highs: np.ndarray, height: float) -> Scale:
+    """A linear scale for the usual values: a few extreme ones must not flatten all others, so they are cut off.
+
+    It begins at 0 where the values are not far from it, and leaves some room at both ends.
+    """
     low, high = max(low, -_LARGEST), min(high, _LARGEST)
     lows, highs = np.clip(lows, low, high), np.clip(highs, low, high)
     usual_low, usual_high = float(np.quantile(lows, 0.02)), float(np.quantile(highs, 0.98))

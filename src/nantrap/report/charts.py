@@ -241,6 +241,7 @@ def _joined(found: Columns) -> Iterator[tuple[int, int]]:
 
 
 def _spikes(found: Columns, scale: Scale, places: Sequence[int], size: float) -> Iterator[str]:
+    """Thin lines for single steps far above or below the rest of their column, which the curve would hide."""
     for i in places:
         low, middle, high = float(found.low[i]), float(found.middle[i]), float(found.high[i])
         above = high > _SPIKE * abs(middle) and abs(scale(high) - scale(middle)) > 6
@@ -252,6 +253,7 @@ def _spikes(found: Columns, scale: Scale, places: Sequence[int], size: float) ->
 
 
 def _line(line: Sequence[tuple[str, str]], places: Sequence[int], found: Columns, size: float, *, stairs: bool) -> str:
+    """The SVG path of a curve without gaps: straight from point to point, or in stairs for values that jump."""
     if len(line) == 1:
         x, y = places[0] * size, line[0][1]
         return f"M{x:.1f} {y}H{x + max(size, 2):.1f}"

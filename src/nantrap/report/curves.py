@@ -115,6 +115,7 @@ class _Scale:
         return _HEIGHT - _BOTTOM - (_HEIGHT - _TOP - _BOTTOM) * (place - self.low) / (self.high - self.low)
 
     def axes(self, value: str, step: str) -> list[str]:
+        """Grid lines, numbers and names of both axes. `value` and `step` are the names."""
         bottom, right = _HEIGHT - _BOTTOM, _WIDTH - _RIGHT
         parts = []
         for tick in self._values():
@@ -150,6 +151,7 @@ def _round_numbers(low: float, high: float, count: int) -> list[float]:
 
 
 def _line(curve: Curve, scale: _Scale, colour: str) -> list[str]:
+    """One curve in SVG, with a short mark for each skipped step and a cross where the loss was lost."""
     points = curve.points()
     stroke = f"stroke='{colour}' stroke-width='{2.4 if curve.strong else 1.4}'"
     parts = []

@@ -21,6 +21,7 @@ def magnitudes_chart(view: IncidentView) -> Markup:
 
 
 def _magnitudes(growth: Growth, failed: int) -> Markup:
+    """How large the suspect was, against the limit of its dtype; described for readers who cannot see it."""
     points, limit = growth.points, growth.limit
     step, number = np.array([p.step for p in points]), np.array([p.number for p in points])
     span = Range(int(step.min()), max(int(step.max()), failed))

@@ -55,6 +55,7 @@ def command_text(arguments: list[str]) -> str:
 
 
 def _policy(policy: Mapping[str, Any]) -> str:
+    """What the guard does with bad steps, in the order in which it does it."""
     parts = [str(policy.get("on_incident", "skip"))]
     if "max_consecutive_skips" in policy:
         parts.append(f"at most {policy['max_consecutive_skips']} in a row")

@@ -270,6 +270,7 @@ def relative(file: str) -> str:
 
 
 def _sarif_result(problem: Problem, codes: Sequence[str]) -> dict[str, Any]:
+    """One problem as SARIF has it. A path inside the working folder is relative, so that a code host finds the file."""
     result: dict[str, Any] = {
         "ruleId": problem.code,
         "ruleIndex": codes.index(problem.code),

@@ -108,6 +108,7 @@ def verdict_of(cause: Cause | None) -> Verdict:
 
 
 def frame_row(frame: Frame) -> FrameRow:
+    """An operation before the origin as a row; its bits are how often its largest value could still be doubled."""
     limit = LIMITS.get(frame.dtype)
     bits, used = "", None
     if frame.origin:
@@ -181,6 +182,7 @@ def stats_rows(incident: Incident) -> tuple[StatsRow, ...]:
 
 
 def _stats_row(finding: Finding, origin: bool) -> StatsRow:
+    """The statistics of one tensor as a row. A single number, such as a loss, has only its value."""
     stats = finding.stats
     kind = finding.kind.replace("_", " ")
     if stats is None:
@@ -197,6 +199,7 @@ def _stats_row(finding: Finding, origin: bool) -> StatsRow:
 
 
 def cause_rows(incident: Incident) -> tuple[CauseRow, ...]:
+    """The causes, the best one first, and after them those that a trial refuted."""
     rows = []
     for number, cause in enumerate(incident.causes):
         rows.append(CauseRow(cause.code, cause.summary or cause.title, verdict_of(cause), _reasons(cause), number == 0))
@@ -228,6 +231,7 @@ def trial_rows(incident: Incident) -> tuple[TrialRow, ...]:
 
 
 def _trial_row(trial: Trial, incident: Incident) -> TrialRow:
+    """A trial as a row. A control must fail as the step did: only then do the trials of its kind count."""
     control = "control" in trial.name
     if trial.finite is None:
         verdict = Verdict("muted", "?", "not run")
@@ -245,6 +249,7 @@ def _trial_row(trial: Trial, incident: Incident) -> TrialRow:
 
 
 def _tells(trial: Trial, incident: Incident) -> str:
+    """Which causes a trial proves, supports or refutes, and whether it verifies the fix."""
     said = []
     for cause in incident.causes:
         if any(evidence.trial == trial.number for evidence in cause.evidence):

@@ -143,6 +143,7 @@ def sparkline(column: Column, *, width: int, log: bool = True) -> str:
 
 
 def _bars(column: Column, width: int, *, log: bool) -> str:
+    """A curve in one line of text: a block for each group of steps, another sign where most were not finite."""
     edges = np.linspace(0, len(column), min(width, len(column)) + 1).astype(np.int64)[:-1]
     finite = np.isfinite(column.value)
     good = np.add.reduceat(finite, edges, dtype=np.int64)
@@ -194,6 +195,7 @@ def new_lines(run: Run, *, since: int, color: bool = False) -> Iterator[str]:
 
 
 def _state(run: Run, series: Series, age: float) -> State:
+    """What the run does now, as far as its last lines and their age tell."""
     if not len(series):
         return "waiting"
     if series.action[-1] == 3:
@@ -208,6 +210,7 @@ def _state(run: Run, series: Series, age: float) -> State:
 
 
 def _seconds_per_step(series: Series) -> float | None:
+    """How long a step takes: the median of the last measured ones, else the average by the clock. `None` if unknown."""
     column = series.get("ms")
     if column is not None and len(column):
         middle = float(np.median(column.value[-50:])) / 1e3
@@ -235,6 +238,7 @@ def _shown(series: Series) -> list[str]:
 
 
 def _values(run: Run, series: Series, width: int, window: int | None, log: bool) -> Iterator[Value]:
+    """The rows of the live view: last value, sparkline, range and alarm of each curve and each evaluation result."""
     limits = run.info.get("watch")
     columns = [(name, series.get(name)) for name in _shown(series)]
     known = {name for name, _ in columns}

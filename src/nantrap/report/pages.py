@@ -123,6 +123,7 @@ def resource(name: str) -> str:
 
 
 def _sections(view: IncidentView) -> Sequence[tuple[str, str]]:
+    """The sections of the page that have something to show, each with its title, in reading order."""
     present = {
         "source": bool(view.source),
         "before": bool(view.frames or view.magnitudes or view.moments),
@@ -144,6 +145,7 @@ def _sections(view: IncidentView) -> Sequence[tuple[str, str]]:
 
 @functools.cache
 def _environment() -> Environment:
+    """How templates are filled in: everything is escaped, and a name that does not exist is an error."""
     return Environment(
         loader=PackageLoader("nantrap.report", "templates"),
         autoescape=True,

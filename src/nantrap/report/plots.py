@@ -116,6 +116,7 @@ def _series(run: Run, options: PlotOptions) -> Any:
 
 
 def _column(run: Run, name: str, options: PlotOptions) -> Column | None:
+    """The values of a curve or an evaluation result, without steps that were rolled back; `None` if not recorded."""
     series = _series(run, options)
     column: Column | None = series.get(name)
     if column is None or not len(column):
@@ -129,6 +130,7 @@ def _column(run: Run, name: str, options: PlotOptions) -> Column | None:
 
 
 def _panel(axes: Axes, name: str, runs: Sequence[Run], options: PlotOptions, *, first: bool) -> None:
+    """One panel: the same curve of all runs, with marks where a run had trouble."""
     drawn = []
     for index, run in enumerate(runs):
         column = _column(run, name, options)
@@ -181,6 +183,7 @@ def _positions(run: Run, column: Column, options: PlotOptions) -> Any:
 
 
 def _curve(axes: Axes, x: Any, column: Column, *, colour: str, style: str, label: str) -> None:
+    """A curve. Long ones are drawn as the median of many steps in a band from the smallest to the largest value."""
     value = np.where(np.isfinite(column.value), column.value, np.nan)
     if len(value) <= _MOST_POINTS:
         axes.plot(x, value, style, color=colour, linewidth=1.1, label=label)

@@ -68,6 +68,7 @@ def sentence(stops: tuple[Stop, ...]) -> str:
 
 
 def _origin(incident: Incident) -> Stop:
+    """The stop at which the first bad values appeared, with how many of them there were."""
     found = _origin_finding(incident)
     frame = next((frame for frame in incident.frames if frame.origin), None)
     line = frame.line if frame is not None else incident.source.line if incident.source is not None else None
@@ -84,6 +85,7 @@ def _origin(incident: Incident) -> Stop:
 
 
 def _origin_finding(incident: Incident) -> Finding | None:
+    """The finding that shows the origin; which kind of tensor that is depends on the phase."""
     if incident.phase == "data":
         kinds: tuple[str, ...] = ("batch",)
     elif incident.phase == "state":
@@ -138,6 +140,7 @@ def _carried(incident: Incident) -> list[Stop]:
 
 
 def _group(group: _Group) -> list[Stop]:
+    """The operations of one module as a single stop; before it, how many operations were left out."""
     names = [frame.op.removeprefix("aten.") for frame in group.frames]
     if len(names) > _OPS_IN_GROUP:
         names = [*names[: _OPS_IN_GROUP - 2], f"{len(names) - _OPS_IN_GROUP + 1} more", names[-1]]
@@ -152,6 +155,7 @@ def _group(group: _Group) -> list[Stop]:
 
 
 def _probes(incident: Incident) -> list[Stop]:
+    """The user's own probes that held bad values."""
     bad = [probe for probe in incident.probes if probe.stats.nonfinite]
     shown = [
         Stop("bad", probe.name, "probe", probe.stats.describe(), probe.stats.nonfinite / max(1, probe.stats.numel))
@@ -163,6 +167,7 @@ def _probes(incident: Incident) -> list[Stop]:
 
 
 def _loss(incident: Incident) -> list[Stop]:
+    """The loss as a stop, bad or not, with the names of its bad terms."""
     if incident.loss is None:
         return []
     bad = [name for name, number in incident.terms.items() if not math.isfinite(number)]
@@ -174,6 +179,7 @@ def _loss(incident: Incident) -> list[Stop]:
 
 
 def _tensors(incident: Incident, kind: str) -> list[Stop]:
+    """All bad gradients, or parameters, as one stop: how many tensors, and how much of them."""
     found = [finding for finding in incident.findings if finding.kind == kind and finding.stats is not None]
     if not found:
         return []
@@ -185,6 +191,7 @@ def _tensors(incident: Incident, kind: str) -> list[Stop]:
 
 
 def _end(incident: Incident) -> list[Stop]:
+    """The last stop: where the guard stopped the bad values, and whether the state is as before."""
     if incident.action is Action.APPLY:
         return [Stop("spread", "the step was applied", "", "look at the weights: nantrap audit")]
     gate = {

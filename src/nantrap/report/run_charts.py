@@ -111,6 +111,7 @@ def _events(view: RunView, span: Range) -> Markup:
 
 
 def _others(view: RunView, span: Range, y: int) -> Markup:
+    """The lane for rollbacks (with an arrow to the older step), the stop of the run, and spikes."""
     out = Markup("")
     for step, target in view.rollbacks[:12]:
         here = f"{span.percent(step):.2f}%"
@@ -130,6 +131,7 @@ def _others(view: RunView, span: Range, y: int) -> Markup:
 
 
 def _loss(view: RunView, span: Range) -> Markup:
+    """The chart of the loss: held-out results, skipped steps and the first step of each kind of incident are marked."""
     column = view.loss
     if column is None or not len(column.value):
         return Markup("")
@@ -211,6 +213,7 @@ def _zoom(view: RunView) -> Markup:
 
 
 def _terms(view: RunView, span: Range) -> Markup:
+    """The chart of the named loss terms, and how often each was not finite."""
     drawn = [term for term in view.terms if np.isfinite(term.column.value).any()]
     if not drawn:
         return Markup("")
@@ -240,6 +243,7 @@ def _terms(view: RunView, span: Range) -> Markup:
 
 
 def _drawn(view: RunView, drawn: Drawn, span: Range) -> Markup:
+    """The chart of one more value: the gradient norm with its clipping limit, the learning rate, a watched value."""
     column = drawn.column
     if not np.isfinite(column.value).any():
         return Markup("")
@@ -288,6 +292,7 @@ def _now(column: Column) -> str:
 
 
 def _describe(title: str, column: Column, view: RunView) -> str:
+    """The chart in words, for readers who cannot see it."""
     good = column.value[np.isfinite(column.value)]
     if not len(good):
         return f"{title}: never finite."

@@ -118,6 +118,7 @@ def moments_before(journal: Path, step: int) -> tuple[Moment, ...]:
 
 
 def _read_before(file: BinaryIO, step: int) -> list[Moment]:
+    """The last steps up to this one. The place is found by bisection, so a long journal is not read as a whole."""
     end = file.seek(0, os.SEEK_END)
     low, high = 0, end
     while high - low > _CHUNK:
@@ -145,6 +146,7 @@ def _first_step_after(file: BinaryIO, offset: int, end: int) -> int | None:
 
 
 def _moment(line: bytes) -> Moment | None:
+    """A line of the journal as a step; `None` for a broken line and for one that tells something else."""
     try:
         raw = json.loads(line)
     except (ValueError, RecursionError):
@@ -165,6 +167,7 @@ def _number(raw: Any) -> float:
 
 
 def _siblings(folder: Path) -> tuple[Sibling, ...]:
+    """The other incidents of the same run. A folder that is not an incident, or is being written, is left out."""
     found = []
     try:
         names = sorted(entry.name for entry in folder.parent.iterdir() if entry.is_dir())

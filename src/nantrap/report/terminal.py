@@ -150,6 +150,7 @@ def _report_in(bundle: str) -> str:
 
 
 def _more(explain: str, bundle: str | None, width: int | None, *, reported: bool) -> list[Line]:
+    """Where to read more: the page of the cause and the report, in two lines if one does not fit."""
     parts = [Segment(explain)]
     if bundle:
         place = ("report", _report_in(bundle)) if reported else ("bundle", bundle)
@@ -172,6 +173,7 @@ def _fix_test(bundle: str | None) -> list[Line]:
 
 
 def _excerpt_lines(excerpt: Excerpt, width: int | None) -> list[Line]:
+    """The source line with its place above it and carets below it; a label that does not fit gets lines of its own."""
     number = str(excerpt.line)
     pad = " " * len(number)
     path = "" if is_cell(excerpt.file) else excerpt.file
@@ -228,6 +230,7 @@ def _cells(text: str) -> int:
 
 
 def _coloured(lines: list[Line], *, links: bool) -> str:
+    """The lines with colours, and with paths as links where the terminal can open them."""
     from rich.console import Console
     from rich.style import Style
     from rich.text import Text

@@ -149,6 +149,7 @@ def _why(cause: Cause | None) -> tuple[str, str]:
 
 
 def _did(incident: Incident) -> tuple[str, str]:
+    """What the guard did, as a title and a sentence. "As before" is said only if that was checked."""
     title, text = {
         Action.APPLY: ("Applied the step.", "Nothing was held back."),
         Action.SKIP: ("Skipped the step.", "Weights, optimizer state, buffers and scheduler are as before."),
@@ -165,6 +166,7 @@ def _did(incident: Incident) -> tuple[str, str]:
 
 
 def _next_steps(incident: Incident, cause: Cause | None) -> tuple[str, ...]:
+    """What the reader should do now, the most useful first."""
     steps = []
     if cause is not None and cause.fix is not None:
         verified = " It was verified: the failed step is finite with it." if cause.fix.verified else ""
@@ -188,6 +190,7 @@ def _replay(incident: Incident, around: Surroundings) -> str:
 
 
 def _similar(incident: Incident, around: Surroundings) -> tuple[tuple[SimilarRow, ...], tuple[SimilarRow, ...]]:
+    """The other incidents of the run: those that look the same, and the rest."""
     mark = words.fingerprint(incident)
     same: list[SimilarRow] = []
     others: list[SimilarRow] = []

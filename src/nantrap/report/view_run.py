@@ -205,6 +205,7 @@ def _verdict(stopped: bool, skipped: int, events: int) -> Verdict:
 
 
 def _title(attempted: int, applied: int, groups: Sequence[Group], kind: str) -> str:
+    """The run in a sentence: how many steps, how many applied, how many causes, how many of them proven."""
     if kind != "nantrap":
         return f"{count(attempted, 'step')} in this log."
     parts = [count(attempted, "step"), f"{applied:,} applied ({percent(applied, attempted)})"]
@@ -217,6 +218,7 @@ def _title(attempted: int, applied: int, groups: Sequence[Group], kind: str) -> 
 
 
 def _span(run: Run) -> str:
+    """How many ranks, when the run started, and how often it was started again."""
     started = run.info.get("started")
     parts = [count(len(run.ranks), "rank")] if run.kind == "nantrap" else [f"a {run.kind} log"]
     if isinstance(started, str):
@@ -228,6 +230,7 @@ def _span(run: Run) -> str:
 
 
 def _result(loss: Column | None, series: Series, held_out: Column | None) -> tuple[str, str]:
+    """How good the run is, as a title and a note: the held-out loss if there is one, else the training loss."""
     if loss is None or not len(loss.value):
         return "No loss was recorded.", ""
     good = loss.value[np.isfinite(loss.value)]
@@ -253,6 +256,7 @@ def _result(loss: Column | None, series: Series, held_out: Column | None) -> tup
 
 
 def _not_applied(action: np.ndarray, attempted: int) -> tuple[str, str]:
+    """How many steps were not applied, and how many of them in a row."""
     skipped = (action > 0) & (action < 4)
     number = int(skipped.sum())
     if not number:
@@ -280,6 +284,7 @@ def _target(incident: Incident) -> int | None:
 
 
 def _recovered(rollbacks: Sequence[tuple[int, int | None]], stopped: bool, info: Mapping[str, Any]) -> tuple[str, str]:
+    """What was needed to go on: rollbacks, or a stop; and how much of the budget is used."""
     policy = info.get("policy")
     most = policy.get("max_rollbacks") if isinstance(policy, Mapping) else None
     used = f"{len(rollbacks)} of {most} rollbacks used" if isinstance(most, int) else ""
@@ -303,6 +308,10 @@ def _first(groups: Sequence[Group], skipped: int) -> tuple[str, str, str]:
 
 
 def _groups(events: Sequence[Event], incidents: Mapping[str, Incident]) -> tuple[Group, ...]:
+    """Incidents by cause, phase and module, the most frequent first.
+
+    The journal knows all of them, the folders only those with a bundle; the folder with trials is shown for its group.
+    """
     groups: dict[tuple[str | None, ...], list[Event]] = {}
     for event in events:
         if event.phase is not None or event.cause is not None or event.action != "apply":
@@ -322,6 +331,7 @@ def _groups(events: Sequence[Event], incidents: Mapping[str, Incident]) -> tuple
 def _group(
     number: int, key: tuple[str | None, ...], found: Sequence[Event], folder: tuple[str, Incident] | None
 ) -> Group:
+    """One group of incidents, with what the incident in `folder` knows about its cause and fix."""
     slug, phase, module = key
     incident = folder[1] if folder is not None else None
     cause = incident.causes[0] if incident is not None and incident.causes else None
@@ -361,6 +371,7 @@ def _drawn(
 
 
 def _charts(series: Series, info: Mapping[str, Any]) -> tuple[tuple[Drawn, ...], tuple[str, ...]]:
+    """The curves below the loss, and the names of watched values that are too many to draw."""
     drawn = []
     clip = info.get("max_grad_norm")
     limit = (float(clip), f"clip {clip:g}") if isinstance(clip, (int, float)) and clip > 0 else None
@@ -380,6 +391,7 @@ def _evaluation_loss(evaluations: Mapping[str, Column]) -> Column | None:
 
 
 def _evaluations(found: Mapping[str, Column]) -> tuple[tuple[str, ...], tuple[Evaluation, ...]]:
+    """The table of evaluation results: names and rows, thinned out if there are many; the best row is marked."""
     names = tuple(found)[:6]
     if not names:
         return (), ()
@@ -399,6 +411,7 @@ def _evaluations(found: Mapping[str, Column]) -> tuple[tuple[str, ...], tuple[Ev
 
 
 def _ranks(run: Run, incidents: Mapping[str, Incident]) -> tuple[RankRow, ...]:
+    """One row per rank: steps, incidents that began there, time per step, and whether it agrees with the first rank."""
     rows = []
     lead = run.main
     for rank, series in run.series.items():

@@ -106,6 +106,7 @@ class WatchApp(App[None]):
         return self._verdict
 
     def _head(self, view: View, width: int) -> Text:
+        """The state and the headline of the run, with a bar of its progress where the number of steps is known."""
         text = Text(no_wrap=False)
         text.append(f"{_STATE_SIGNS[view.state]} {view.name}  ", style=_STATE_STYLES[view.state])
         text.append(view.headline + ("  (paused)" if self._paused else ""))
@@ -116,6 +117,7 @@ class WatchApp(App[None]):
         return text
 
     def _counts(self, view: View) -> Text:
+        """How many steps were applied, skipped and rolled back; the ranks, and what could not be read."""
         text = Text()
         total = view.applied + view.skipped + view.rollbacks
         if total and (view.skipped or view.rollbacks or self._run_read.kind == "nantrap"):
@@ -188,6 +190,7 @@ def _spark_width(width: int) -> int:
 
 
 def _rows(values: tuple[Value, ...], width: int) -> Text:
+    """The values, one per line: name, last value, sparkline, and the alarm or the range where there is room."""
     text = Text(no_wrap=True, overflow="crop")
     narrow = width < _NARROW
     names, numbers = (10, 10) if narrow else (18, 12)

@@ -242,6 +242,7 @@ def inputs_text(incident: Incident) -> str:
 
 
 def _input_text(finding: Finding) -> str:
+    """One tensor of the batch: its shape, its dtype, and its range or what is bad in it."""
     stats = finding.stats
     name = visible(finding.name)
     if stats is None:
@@ -302,6 +303,7 @@ def _whole(incident: Incident, name: str) -> int | None:
 
 
 def _where(incident: Incident) -> str:
+    """Step, rank, phase, module, operation and dtype of the origin, in one line."""
     parts = [f"step {incident.step:,}"]
     if progress := progress_text(incident):
         parts.append(progress)
@@ -325,6 +327,7 @@ def origin_dtype(incident: Incident) -> str:
 
 
 def _found(incident: Incident) -> list[Note]:
+    """What was found: the loss terms, and the first few tensors that are not finite."""
     notes = []
     if terms := terms_text(incident):
         notes.append(Note("terms", terms))
@@ -342,6 +345,7 @@ def _found(incident: Incident) -> list[Note]:
 
 
 def _before(incident: Incident) -> list[Note]:
+    """How the values grew before the failure: through the last operations, and over the last steps."""
     notes = []
     sized = [frame for frame in incident.frames if frame.absmax is not None and not frame.origin]
     if len(sized) > 1:
@@ -356,6 +360,7 @@ def _before(incident: Incident) -> list[Note]:
 
 
 def _excerpt(incident: Incident) -> Excerpt | None:
+    """The source line with the part to mark; `None` if the line is not known."""
     source = incident.source
     if source is None:
         return None

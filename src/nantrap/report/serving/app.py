@@ -75,6 +75,7 @@ class Live:
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:
+        """Find the runs before the first request, and look for new ones until the server ends."""
         self._stopping = asyncio.Event()
         await run_in_threadpool(self._index.discover)
         scanning = asyncio.create_task(self._scan())
@@ -120,6 +121,7 @@ class Live:
         return HTMLResponse(await run_in_threadpool(self._run_text, summary))
 
     def _run_text(self, summary: Summary) -> str:
+        """The live page of one run, from what the index has read so far."""
         journals = journals_of(summary.path)
         rows = self._index.rows(summary.ident)
         counts = self._index.counts(summary.ident)
@@ -227,6 +229,7 @@ class Live:
         query = request.query_params.get("q", "")[:200]
 
         async def events() -> AsyncIterator[str]:
+            """The list of runs whenever it has changed, else a sign that the server still works."""
             earlier = ""
             while not self._stopping.is_set() and not await request.is_disconnected():
                 found = await run_in_threadpool(self._listed, query)
@@ -253,6 +256,7 @@ class Live:
             return PlainTextResponse("after is a whole number", 400)
 
         async def events() -> AsyncIterator[str]:
+            """New rows of one run as they are written; its state now and then without them, as it depends on time."""
             rows, new = await run_in_threadpool(self._index.follow, ident)
             rows = [row for row in rows if row.step > after]
             quiet = 0

@@ -78,6 +78,7 @@ class Cache:
         return {"first": first, "last": last, "width": join * BUCKET, "columns": columns, "marks": marks}
 
     def state(self, path: str) -> tuple[int, int, Counts]:
+        """How far a journal was read (inode, offset), and its counts up to there; -1 and 0 if it must be read anew."""
         with self._lock:
             found = self._database.execute("SELECT inode, offset, counts FROM scans WHERE path = ?", (path,)).fetchone()
         if found is None:
@@ -93,6 +94,7 @@ class Cache:
                 self._database.execute(f"DELETE FROM {table} WHERE path = ?", (path,))
 
     def store(self, path: str, inode: int, offset: int, counts: Counts, rows: Iterable[Row]) -> None:
+        """Keep what new rows say, in one transaction: curves in buckets, steps that were not applied, counts."""
         buckets: dict[tuple[str, int], tuple[list[float], int]] = {}
         marks = []
         for row in rows:
@@ -147,6 +149,7 @@ def _opened(cache: Path | None) -> sqlite3.Connection:
 
 
 def _count(counts: Counts, row: Row) -> None:
+    """Add one step to the counts of its run."""
     counts.steps += 1
     counts.applied += row.action == "apply"
     counts.skipped += row.action == "skip"

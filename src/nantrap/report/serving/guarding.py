@@ -75,6 +75,10 @@ class Guarded:
         await (refused or self._app)(scope, receive, sent)
 
     def _refusal(self, request: Request) -> Response | None:
+        """The answer to a request that is refused, or `None`.
+
+        A page of another site must not read the run: not by a name that leads here, and not by a request from a script.
+        """
         if request.method not in ("GET", "HEAD"):
             return PlainTextResponse("read-only: only GET is answered", 405, headers={"Allow": "GET, HEAD"})
         host = _name(request.headers.get("host", ""))
@@ -89,6 +93,10 @@ class Guarded:
         return self._without_token(request)
 
     def _without_token(self, request: Request) -> Response | None:
+        """The answer to a request without the token, or `None` if it has it: in a header or in the cookie.
+
+        A token in the address is put into a cookie, so that it does not stay in the browser's history.
+        """
         if self._token is None:
             return None
         given = request.query_params.get("token")

@@ -124,6 +124,7 @@ def window(path: Path, first: int, last: int) -> list[Row]:
 
 
 def _rows_from(file: BinaryIO, first: int) -> Iterator[Row]:
+    """The rows from a step on. The place is found by bisection, so a long journal is not read as a whole."""
     low, high = 0, file.seek(0, os.SEEK_END)
     while high - low > _CHUNK:
         middle = (low + high) // 2

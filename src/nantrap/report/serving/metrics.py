@@ -19,6 +19,7 @@ def metrics(runs: Iterable[tuple[Summary, Counts | None]]) -> str:
 
 
 def _lines(runs: list[tuple[Summary, Counts | None]]) -> Iterator[str]:
+    """The metrics of all runs as Prometheus reads them."""
     yield from _gauge("nantrap_step", "the last step that was attempted", ((s, "", s.step) for s, _ in runs))
     yield from _gauge("nantrap_loss", "the loss of the last step", ((s, "", s.loss) for s, _ in runs))
     yield from _gauge(

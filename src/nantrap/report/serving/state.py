@@ -133,6 +133,7 @@ def _foreign(recent: Recent) -> State:
 
 
 def _running(recent: Recent) -> State:
+    """The state of a run that still writes, by its last steps; the worst news comes first."""
     applied = [loss for loss, action in zip(recent.losses, recent.actions, strict=True) if action == "apply"]
     bad = sum(1 for loss in applied if not math.isfinite(loss))
     if applied and bad:
