@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
 from nantrap import Policy
-from nantrap.guard import tacit
+from nantrap.guard import averaged_flags
 from ranked import Ranks, run_scenarios
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
@@ -79,8 +79,8 @@ def _train(
     guard = nantrap.Guard(model, optimizer, scaler=losses, policy=chosen, quiet=True, max_grad_norm=9.0)
     made: dict[str, Any] = {"actions": [], "calls": [], "norms": [], "ranks": [], "findings": [], "error": ""}
     with pytest.MonkeyPatch.context() as monkeypatch:
-        monkeypatch.setattr(tacit, "SECONDS", 2.0)
-        monkeypatch.setattr(tacit, "EVERY", every)
+        monkeypatch.setattr(averaged_flags, "SECONDS", 2.0)
+        monkeypatch.setattr(averaged_flags, "EVERY", every)
         counter = Counter(monkeypatch)
         for step in range(steps):
             hit = step == step_of_fault and rank == 1

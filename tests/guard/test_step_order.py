@@ -13,7 +13,7 @@ from guard.loops import make_run, poison
 
 PLACES = {
     "guard/step.py": {"read", "decide", "make_update", "accept"},
-    "guard/refusal.py": {"look", "contain", "refuse", "act"},
+    "guard/refusal.py": {"observe_step", "contain", "refuse", "act"},
     "guard/judge.py": {"judge"},
     "guard/diagnosis.py": {"draft"},
     "guard/recorder.py": {"begin_incident", "finish", "end"},
@@ -63,7 +63,7 @@ def test_a_bad_step_is_contained_located_once_acted_on_and_then_recorded() -> No
         "step.read",
         "step.decide",
         "judge.judge",
-        "refusal.look",
+        "refusal.observe_step",
         "refusal.contain",
         "diagnosis.draft",
         "recorder.begin_incident",

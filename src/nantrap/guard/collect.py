@@ -25,8 +25,8 @@ from nantrap.guard.driver import Driver
 from nantrap.guard.heads import drop_bad_terms, heads_of, left_out
 from nantrap.guard.loss import LossLike
 from nantrap.guard.micro_batches import judge_micro_batch
+from nantrap.guard.no_gradient import EXPLAINED_AFTER
 from nantrap.guard.parts import Parts
-from nantrap.guard.still import ASKED_AFTER
 from nantrap.guard.torch_private import (
     has_compiled_part,
     inside_transform,
@@ -205,8 +205,8 @@ class Collector:
         loss = micro.loss
         total = loss.total
         recorder = self.parts.recorder
-        if recorder.tally.still == ASKED_AFTER:
-            recorder.explain_still(total, self.parts.protected.members.parameters)
+        if recorder.tally.steps_without_gradient == EXPLAINED_AFTER:
+            recorder.explain_no_gradient(total, self.parts.protected.members.parameters)
         if self._reads_losses and (reads_at_once(total) or (self._drops_terms and loss.terms)):
             micro.values = values = finite.read(loss.scalars()) if loss.terms else [finite.value_of(total)]
             good = math.isfinite(values[0]) if len(values) == 1 else not micro.bad
@@ -235,10 +235,10 @@ class Collector:
             total.backward(retain_graph=retain_graph)
 
     def tell_ranks(self, window: Window) -> None:
-        """Before a backward pass: what the averaged gradients would not show is said with them, if need be."""
+        """Before a backward pass: what the averaged gradients would not show is signalled with them, if need be."""
         ranks = self.parts.ranks
         if ranks.silent and (any(micro.bad for micro in window.micros) or self._has_bad_buffers()):
-            ranks.tacit.say()
+            ranks.averaged.signal()
 
     def _has_bad_buffers(self) -> bool:
         protected = self.parts.protected
@@ -329,7 +329,7 @@ class _Before(Hook):
         if collector.window is not None:
             collector.before_micro()
         if parts.ranges is not None:
-            parts.ranges.look(arguments_by_name(module, args, kwargs))
+            parts.ranges.check(arguments_by_name(module, args, kwargs))
         autocast = _autocast_state() if is_any_autocast_on() else None
         frame: FrameType | None = current_frame()
         while frame is not None and not is_user_code(frame.f_code):

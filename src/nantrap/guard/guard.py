@@ -260,7 +260,7 @@ class Guard:
             if parts.ranges is not None:
                 for index, micro_batch in enumerate(batches):
                     if index not in refused:
-                        parts.ranges.look(micro_batch)
+                        parts.ranges.check(micro_batch)
             factor = 1.0 / len(batches)
             size = 0
             for index, micro_batch in enumerate(batches):

@@ -31,7 +31,7 @@ class Flags:
         probing: its gradients overflowed while a GradScaler searches its scale.
         spike: its loss or gradient norm lies far outside the recent range, and the policy skips such steps.
         stop: it has no older state to return to, should the policy ask for a rollback now.
-        said: it has put NaN into its own gradients, to tell the other ranks of something else (see `tacit`).
+        signalled: it has put NaN into its own gradients, to tell the others of something else (see `averaged_flags`).
     """
 
     origin: bool = False
@@ -41,7 +41,7 @@ class Flags:
     probing: bool = False
     spike: bool = False
     stop: bool = False
-    said: bool = False
+    signalled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class Verdict:
         bad_ranks: the ranks where it began: those with a bad loss, batch or update of their own; if there are none,
             those with bad gradients. For a spike, the ranks that saw it.
         contested: only gradients are bad, on several ranks: averaging has spread what began on one of them.
-        said: a rank has put NaN into the gradients, which must be taken out of them again.
+        signalled: a rank has put NaN into the gradients, which must be taken out of them again.
     """
 
     bad: bool = False
@@ -69,7 +69,7 @@ class Verdict:
     stop: bool = False
     bad_ranks: tuple[int, ...] = ()
     contested: bool = False
-    said: bool = False
+    signalled: bool = False
 
     @property
     def origin_rank(self) -> int | None:
@@ -107,18 +107,18 @@ def combine(flags: dict[int, Flags]) -> Verdict:
     spikes = tuple(rank for rank, own in flags.items() if own.spike)
     found = origins or symptoms
     bad = bool(found)
-    said = any(own.said for own in flags.values())
+    signalled = any(own.signalled for own in flags.values())
     return Verdict(
         bad=bad,
-        # the NaN of a rank that spoke is in all gradients: only the rank itself knows whether anything else is
-        harmful=any(own.harmful for own in flags.values() if own.said or not said),
+        # the NaN of a rank that signals is in all gradients: only the rank itself knows whether anything else is
+        harmful=any(own.harmful for own in flags.values() if own.signalled or not signalled),
         careful=any(own.careful for own in flags.values()),
         probing=not bad and any(own.probing for own in flags.values()),
         spike=not bad and bool(spikes),
         stop=any(own.stop for own in flags.values()),
         bad_ranks=found or spikes,
         contested=len(found) > 1 and not origins,
-        said=said,
+        signalled=signalled,
     )
 
 

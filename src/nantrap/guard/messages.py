@@ -50,11 +50,11 @@ def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
 
 def no_gradient_lines(tally: Tally) -> list[str]:
     """The summary's line if no gradient reached a parameter up to the end of the run."""
-    if tally.still_because:
-        return [tally.still_because]
-    if tally.still_since is None:
+    if tally.no_gradient_because:
+        return [tally.no_gradient_because]
+    if tally.no_gradient_since is None:
         return []
-    return [f"no gradient from step {tally.still_since:,} to the end: nothing was learned (NT505 dead_training)"]
+    return [f"no gradient from step {tally.no_gradient_since:,} to the end: nothing was learned (NT505 dead_training)"]
 
 
 def stop_message(incident: Incident, reason: str, restart: str = "") -> str:

@@ -124,7 +124,7 @@ def make_parts(
     progress = Progress()
     scaling = Scaling(scaler, optimizer, policy)
     ranks = Ranks(model, process_group=process_group)
-    ranks.tacit.allow(policy, protected.members.parameters)
+    ranks.averaged.allow(policy, protected.members.parameters)
     watched = Watch(watch, protected.root) if watch else None
     sampler = Sampler(
         protected.root,

@@ -40,11 +40,11 @@ class Tally:
     spikes: int = 0
     outside: int = 0
     """Batches outside their usual range."""
-    still: int = 0
+    steps_without_gradient: int = 0
     """Steps in a row, up to now, in which no gradient reached a parameter."""
-    still_since: int | None = None
+    no_gradient_since: int | None = None
     """The first step of the last such series that was long enough to be reported."""
-    still_because: str = ""
+    no_gradient_because: str = ""
     """Why no gradient reaches a parameter, where it is certain."""
     given_up: int = 0
     """Steps that the script itself did not make because they were bad."""

@@ -60,10 +60,10 @@ class Usual:
 
 
 class Ranges:
-    """Looks at each batch before its forward pass. Holds what is usual by path, and what was found in this step.
+    """Checks each batch before its forward pass. Holds what is usual by path, and what was found in this step.
 
     Args:
-        policy: `batch_range` and `batch_ranges` say what is looked for.
+        policy: `batch_range` and `batch_ranges` say what is checked.
     """
 
     def __init__(self, policy: Policy) -> None:
@@ -81,7 +81,7 @@ class Ranges:
         self.findings.clear()
         self._fresh.clear()
 
-    def look(self, batch: Any) -> None:
+    def check(self, batch: Any) -> None:
         """Compare a batch with the usual range, and note what lies outside. One host read."""
         tensors = [(path, t.detach()) for path, t in tensors_of(batch) if _is_measured(t)]
         if not tensors:

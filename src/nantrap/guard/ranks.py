@@ -30,12 +30,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nantrap.errors import RankLostError
+from nantrap.guard.averaged_flags import AveragedFlags
 from nantrap.guard.handshake import Handshake
 from nantrap.guard.judge import Flags, Verdict, combine
-from nantrap.guard.tacit import Tacit
 from nantrap.guard.torch_private import default_store, is_joining
 
-_FIELDS = ("origin", "symptom", "harmful", "careful", "probing", "spike", "stop", "said")
+_FIELDS = ("origin", "symptom", "harmful", "careful", "probing", "spike", "stop", "signalled")
 
 
 class Ranks:
@@ -76,7 +76,9 @@ class Ranks:
             on_gpu = "nccl" in backend and torch.cuda.is_available()
             self._device = torch.device("cuda", torch.cuda.current_device()) if on_gpu else torch.device("cpu")
         self._common_gradients = self._group is not None and (self.replicated or is_sharded(model))
-        self.tacit = Tacit(self._wrappers, possible=self.together and self.replicated and process_group is None)
+        self.averaged = AveragedFlags(
+            self._wrappers, possible=self.together and self.replicated and process_group is None
+        )
         """How they agree while they exchange nothing."""
         self._handshake: Handshake | None = None
         self._greeted = False
@@ -104,7 +106,7 @@ class Ranks:
     @property
     def silent(self) -> bool:
         """Whether the ranks agree in this step without messages, by what their averaged gradients show."""
-        return self.tacit.on and self.talking
+        return self.averaged.on and self.talking
 
     @property
     def acquainted(self) -> bool:
@@ -139,14 +141,14 @@ class Ranks:
 
     def end_step(self) -> None:
         """The step is over."""
-        self.tacit.end_step()
+        self.averaged.end_step()
         if not self._always_averages:
             self._averages = None
 
     def wait_for_all(self) -> None:
         """Something is bad in a step without messages: wait for all ranks, or end with an error that says why."""
         assert self._handshake is not None
-        if not self.tacit.wait_for_all(default_store(), self._handshake.prefix, self.size):
+        if not self.averaged.wait_for_all(default_store(), self._handshake.prefix, self.size):
             raise RankLostError(
                 f"the averaged gradients, or the update made from them, are bad on rank {self.rank} alone: the other "
                 "ranks hold the same gradients and found nothing. A memory or communication fault of this rank does "

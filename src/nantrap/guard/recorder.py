@@ -22,13 +22,13 @@ from nantrap.errors import UsageError
 from nantrap.guard.bundling import write_incident
 from nantrap.guard.drafts import Draft
 from nantrap.guard.messages import LONGEST_LINE
+from nantrap.guard.no_gradient import why_no_gradient
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress, Tally
 from nantrap.guard.ranges import Ranges, words_for
 from nantrap.guard.reading import Reading
 from nantrap.guard.sample_list import SampleList
-from nantrap.guard.still import why_no_gradient
 from nantrap.guard.watch import Watch
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding, Incident
@@ -38,11 +38,12 @@ from nantrap.record.journal import FLUSH_LINES
 from nantrap.report import fingerprint, one_line, render_incident, write_line, write_run_report
 
 _KEPT = 256
+"""Steps that are kept in memory for the rules."""
 _LARGEST_REPORTED = 32 * 1024 * 1024
 """Up to this many bytes of journal the report is written when the run ends; for a longer one, run `nantrap report`."""
 _MOST_SPIKES = 5
-"""Characters of a line that are printed."""
-STILL_STEPS = 20
+"""Spikes that are printed, and batches outside their usual range; further ones are only counted."""
+DEAD_AFTER = 20
 """Steps in a row without any gradient after which a run is called dead."""
 
 
@@ -297,31 +298,31 @@ class Recorder:
         if self.tally.outside <= _MOST_SPIKES and not told:
             self.say(f"step {self._progress.step:,}: {words_for(findings)}{more}")
 
-    def note_still(self, *, still: bool) -> None:
+    def note_gradient(self, *, missing: bool) -> None:
         """Count the steps without any gradient: after a number of them the run is reported as dead, once."""
         tally = self.tally
-        tally.still = tally.still + 1 if still else 0
-        if tally.still == STILL_STEPS:
-            tally.still_since = self._progress.step - STILL_STEPS + 1
-        if not still and tally.still_because:
-            tally.still_because = ""
-            if tally.still_since is None:
+        tally.steps_without_gradient = tally.steps_without_gradient + 1 if missing else 0
+        if tally.steps_without_gradient == DEAD_AFTER:
+            tally.no_gradient_since = self._progress.step - DEAD_AFTER + 1
+        if not missing and tally.no_gradient_because:
+            tally.no_gradient_because = ""
+            if tally.no_gradient_since is None:
                 self.say(f"step {self._progress.step:,}: there are gradients again")
-        if tally.still == STILL_STEPS and not tally.still_because:
+        if tally.steps_without_gradient == DEAD_AFTER and not tally.no_gradient_because:
             self.say(
-                f"step {self._progress.step:,}: no gradient has reached any parameter for {STILL_STEPS} steps, since "
-                f"step {tally.still_since:,}: nothing is learned (NT505 dead_training). Possible reasons: a loss that "
-                "was replaced by a constant, frozen parameters, or a graph that is cut by detach()"
+                f"step {self._progress.step:,}: no gradient has reached any parameter for {DEAD_AFTER} steps, "
+                f"since step {tally.no_gradient_since:,}: nothing is learned (NT505 dead_training). Possible reasons: "
+                "a loss that was replaced by a constant, frozen parameters, or a graph that is cut by detach()"
             )
-        elif not still and tally.still_since is not None:
+        elif not missing and tally.no_gradient_since is not None:
             self.say(f"step {self._progress.step:,}: there are gradients again")
-            tally.still_since = None
+            tally.no_gradient_since = None
 
-    def explain_still(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
+    def explain_no_gradient(self, loss: Tensor, parameters: Sequence[Tensor]) -> None:
         """After a few steps without any gradient: report the reason, if the graph of the loss shows it."""
-        self.tally.still_because = why_no_gradient(loss, parameters)
-        if self.tally.still_because:
-            self.say(f"step {self._progress.step:,}: {self.tally.still_because}")
+        self.tally.no_gradient_because = why_no_gradient(loss, parameters)
+        if self.tally.no_gradient_because:
+            self.say(f"step {self._progress.step:,}: {self.tally.no_gradient_because}")
 
     def close(self) -> None:
         """Write what is kept, close the journal, and write the report of the run. May be called again."""

@@ -1,8 +1,8 @@
 """The end of a step that is refused: note what is bad, put everything back, act, record.
 
-    contain    look, contain   what is bad is noted before anything is put back
-    act        act             skip, roll back or stop
-    record     refuse          the incident is final: bundle, journal line, message, tally
+    contain    observe_step, contain   what is bad is noted before anything is put back
+    act        act                     skip, roll back or stop
+    record     refuse                  the incident is final: bundle, journal line, message, tally
 
 `run_step` calls these in order. `refuse_dropped`, `refuse_batch` and `refuse_exception` end steps that never came to a
 gradient.
@@ -30,7 +30,7 @@ from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding
 
 
-def look(
+def observe_step(
     parts: Parts, driver: Driver, window: Window, reading: Reading, decision: Decision, undone: Sequence[Finding]
 ) -> Observation:
     """Note what is bad, before anything is put back."""

@@ -31,7 +31,7 @@ from nantrap.guard.parts import Parts
 from nantrap.guard.ranges import words_for as words_for_batch
 from nantrap.guard.rates import current_rates
 from nantrap.guard.reading import NOTHING, Reading
-from nantrap.guard.refusal import bad_reading, contain, look, refuse, refuse_dropped
+from nantrap.guard.refusal import bad_reading, contain, observe_step, refuse, refuse_dropped
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding
 
@@ -46,7 +46,7 @@ def run_step(parts: Parts, driver: Driver, window: Window) -> Outcome:
     if not math.isfinite(reading.norm) and window.micros[0].given is not None:
         reading = without_bad_heads(parts, driver, window, reading)
     decision = decide(parts, driver, window, reading)
-    if decision.verdict.said:
+    if decision.verdict.signalled:
         reading = without_signal(parts, driver, reading)
     if decision.kind is Kind.APPLY:
         undone, verdict = make_update(parts, driver, window, reading, careful=decision.verdict.careful)
@@ -57,7 +57,7 @@ def run_step(parts: Parts, driver: Driver, window: Window) -> Outcome:
         return probe(parts, driver, window, reading)
     else:
         undone = []
-    observation = look(parts, driver, window, reading, decision, undone)
+    observation = observe_step(parts, driver, window, reading, decision, undone)
     if decision.kind is Kind.OBSERVE:
         return apply_anyway(parts, driver, window, reading, observation)
     contain(parts, driver)
@@ -200,12 +200,12 @@ def decide(parts: Parts, driver: Driver, window: Window, reading: Reading) -> De
     ranks = parts.ranks
     if not (norm_bad or local_bad or spike or ranks.together):
         return APPLY_CAREFULLY if careful else APPLY
-    said = False
+    signalled = False
     if ranks.silent:
         if norm_bad:
             ranks.wait_for_all()
-            said = ranks.tacit.said
-        elif ranks.tacit.lasts():  # what only this rank knows must not decide: all of them hold the same gradients
+            signalled = ranks.averaged.signalled
+        elif ranks.averaged.lasts():  # what only this rank knows must not decide: all of them hold the same gradients
             return APPLY_CAREFULLY if careful else APPLY
         else:
             careful = True
@@ -213,7 +213,7 @@ def decide(parts: Parts, driver: Driver, window: Window, reading: Reading) -> De
     overflow = norm_bad and (ranks.together or not local_bad)
     probing = overflow and driver.scaling.is_probing() and _is_the_scale(parts, window) and not local_bad
     harmful = norm_bad and not probing
-    if said:
+    if signalled:
         harmful = not math.isfinite(without_signal(parts, driver, reading).norm)
     flags = Flags(
         origin=local_bad,
@@ -223,11 +223,11 @@ def decide(parts: Parts, driver: Driver, window: Window, reading: Reading) -> De
         probing=probing,
         spike=spike,
         stop=_cannot_go_back(parts),
-        said=said,
+        signalled=signalled,
     )
     decision = judge(ranks.agree(flags), parts.policy)
     if decision.kind is Kind.APPLY and not decision.verdict.careful and ranks.talking:
-        ranks.tacit.begin()
+        ranks.averaged.begin()
     outside = parts.ranges is not None and bool(parts.ranges.findings)
     if decision.spike and not outside and parts.spikes is not None and not parts.spikes.may_skip():
         parts.recorder.say(f"step {parts.progress.step:,}: the spike lasts; the new level is accepted")
@@ -237,7 +237,7 @@ def decide(parts: Parts, driver: Driver, window: Window, reading: Reading) -> De
 
 def without_signal(parts: Parts, driver: Driver, reading: Reading) -> Reading:
     """The reading without the NaN by which a rank told the others of something else than gradients."""
-    parts.ranks.tacit.take_back()
+    parts.ranks.averaged.take_back()
     norm = finite.value_of(finite.gradient_norm(parts.protected.members.gradients()))
     return reading._replace(norm=norm if math.isfinite(norm) else confirmed_norm(parts, driver, norm))
 
@@ -345,8 +345,8 @@ def accept(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Ou
     if driver.advances:
         driver.advance(applied=True)
     parts.scaling.probes_in_a_row = 0
-    if reading.norm == 0.0 or parts.recorder.tally.still:
-        parts.recorder.note_still(still=reading.norm == 0.0)
+    if reading.norm == 0.0 or parts.recorder.tally.steps_without_gradient:
+        parts.recorder.note_gradient(missing=reading.norm == 0.0)
     ladder, spikes = parts.ladder, parts.spikes
     if ladder.in_a_row or ladder.harmless_in_a_row:
         ladder.applied()

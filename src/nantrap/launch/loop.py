@@ -29,13 +29,13 @@ from nantrap.guard.exceptions import explain_exception, no_loss
 from nantrap.guard.graphs import leaves_of, nodes_below
 from nantrap.guard.loss import NO_TERMS, Loss
 from nantrap.guard.messages import no_gradient_lines
+from nantrap.guard.no_gradient import EXPLAINED_AFTER
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
 from nantrap.guard.progress import Tally
 from nantrap.guard.protected import Protected
 from nantrap.guard.scaling import Scaling
 from nantrap.guard.step import run_step
-from nantrap.guard.still import ASKED_AFTER
 from nantrap.guard.torch_private import has_pre_hooks, version_of
 from nantrap.guard.window import Micro, Window
 from nantrap.incident import Incident
@@ -213,8 +213,8 @@ class ScriptLoop:
             if habits.uncleared or (habits.parameter is not None and habits.parameter.grad is habits.gradient):
                 habits.before_backward()
             window = collector.open()
-            if self.parts.recorder.tally.still == ASKED_AFTER:
-                self.parts.recorder.explain_still(loss, self.parameters)
+            if self.parts.recorder.tally.steps_without_gradient == EXPLAINED_AFTER:
+                self.parts.recorder.explain_no_gradient(loss, self.parameters)
         call = collector.root_call
         if call is None:
             call = collector.take_root_call()

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from nantrap.guard.graphs import leaves_below
 
-ASKED_AFTER = 4
+EXPLAINED_AFTER = 4
 """Steps in a row without any gradient after which the graph is examined."""
 
 

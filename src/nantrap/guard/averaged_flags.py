@@ -6,7 +6,7 @@ them. As long as that is all there is to know, the ranks exchange nothing. Four 
 * It begins with a step in which the ranks did exchange their flags and none of them found anything, and it ends with
   the first bad step, or after `EVERY` steps, so that weights are still compared now and then.
 * What averaged gradients would not show (a loss that is NaN while its gradients are finite, a bad buffer) the rank
-  says with the gradients: before they are averaged it makes one element of its own NaN. All ranks know which element,
+  signals with the gradients: before they are averaged it makes one element of its own NaN. All ranks know which one,
   and take it out when they have read it.
 * Before the first collective of a bad step the ranks wait for each other at the group's store. A rank whose averaged
   gradients alone are bad (a fault of its memory, code that changes gradients on one rank) would wait there without
@@ -34,8 +34,8 @@ SECONDS = 300.0
 """How long a rank with bad gradients waits for the others to find theirs bad as well."""
 
 
-class Tacit:
-    """Whether the ranks agree without messages now, and what this rank says with its gradients.
+class AveragedFlags:
+    """Whether the ranks agree without messages now, and what this rank signals with its gradients.
 
     Args:
         wrappers: the `DistributedDataParallel` wrappers of the model.
@@ -45,23 +45,23 @@ class Tacit:
     def __init__(self, wrappers: list[nn.Module], *, possible: bool) -> None:
         self.on = False
         """The ranks exchange nothing while all is well."""
-        self.said = False
-        """This rank has put NaN into its gradients, to say that something else is wrong."""
+        self.signalled = False
+        """This rank has put NaN into its gradients, to signal that something else is wrong."""
         self._steps = 0
-        self._meetings = 0
+        self._waits = 0
         self._handle: Any = None
         self._wrapper: Any = wrappers[0] if possible and len(wrappers) == 1 else None
-        self._voice: nn.Parameter | None = None
+        self._carrier: nn.Parameter | None = None
 
     def allow(self, policy: Policy, parameters: Sequence[nn.Parameter]) -> None:
         """Find out whether messages can be left out.
 
         Skips of finite steps depend on the values of one rank, and a policy that applies bad steps must not change any
-        gradient. On a GPU the loss is not known before the backward pass, so nothing could be said with it.
+        gradient. On a GPU the loss is not known before the backward pass, so nothing could be signalled with it.
 
         Args:
             policy: what is done with bad steps.
-            parameters: those that are guarded; the gradients of the last one carry what a rank has to say.
+            parameters: those that are guarded; the gradient of the last one carries the signal.
         """
         if policy.rank_flags != "averaged" or self._wrapper is None:
             return
@@ -72,15 +72,15 @@ class Tacit:
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         inside = set(map(id, self._wrapper.parameters()))
         if trained and all(id(p) in inside and p.is_cpu and p.is_floating_point() for p in trained):
-            self._voice = trained[-1]
+            self._carrier = trained[-1]
 
     def begin(self) -> None:
-        """All ranks have said that nothing is wrong, and that no update needs care: the next steps need no messages."""
+        """All ranks reported that nothing is wrong and no update needs care: the next steps need no messages."""
         wrapper = self._wrapper
         self._steps = 0
         self.on = (
-            self._voice is not None
-            # a parameter that gets no gradient could not say anything; a hook may average later, or not at all
+            self._carrier is not None
+            # a parameter that gets no gradient could carry no signal; a hook may average later, or not at all
             and not (wrapper.find_unused_parameters or wrapper.static_graph or communication_hooks(wrapper))
         )
 
@@ -91,39 +91,39 @@ class Tacit:
             self.on = False
         return self.on
 
-    def say(self) -> None:
+    def signal(self) -> None:
         """In the backward pass that follows, one element of this rank's gradients becomes NaN."""
-        if self._handle is None and self._voice is not None:
-            self._handle = self._voice.register_hook(self._speak)
+        if self._handle is None and self._carrier is not None:
+            self._handle = self._carrier.register_hook(self._put_nan)
 
-    def _speak(self, gradient: Tensor) -> Tensor | None:
-        if self.said or is_replaying():  # once is enough, and what is run again later must be as it was
+    def _put_nan(self, gradient: Tensor) -> Tensor | None:
+        if self.signalled or is_replaying():  # once is enough, and what is run again later must be as it was
             return None
-        self.said = True
+        self.signalled = True
         changed = gradient.clone()
         changed.view(-1)[0] = math.nan
         return changed
 
     def take_back(self) -> None:
         """The NaN that a rank put into the gradients is taken out again. Each rank calls it."""
-        if self._voice is not None and self._voice.grad is not None:
+        if self._carrier is not None and self._carrier.grad is not None:
             with torch.no_grad():
-                self._voice.grad.view(-1)[0] = 0.0
+                self._carrier.grad.view(-1)[0] = 0.0
 
     def end_step(self) -> None:
         """The step is over."""
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-            self.said = False
+            self.signalled = False
 
     def wait_for_all(self, store: Any, prefix: str, size: int) -> bool:
         """Whether every rank comes here in this step. From here on they exchange their flags again."""
         self.on = False
-        self._meetings += 1
+        self._waits += 1
         if store is None:
             return True
-        place = f"{prefix}/meeting/{self._meetings}"
+        place = f"{prefix}/meeting/{self._waits}"
         if store.add(place, 1) == size:
             store.set(f"{place}/all", "yes")
             return True
