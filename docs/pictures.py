@@ -79,9 +79,9 @@ def cause_of(fault: Fault) -> str:
         return f"`{fault.cause}`"
     return {
         "guard": "none: prevented, or a clear error",
-        "resume check": "none: told by `check_resume`",
-        "doctor": f"none: told by `nantrap doctor` ({fault.code})",
-        "data check": f"none: told by `nantrap data` ({fault.code})",
+        "resume check": "none: found by `check_resume`",
+        "doctor": f"none: found by `nantrap doctor` ({fault.code})",
+        "data check": f"none: found by `nantrap data` ({fault.code})",
     }.get(fault.reported_by or "", "not diagnosed")
 
 

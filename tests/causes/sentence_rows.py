@@ -261,7 +261,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "computed as 1 minus a number that is exactly 1",
     ),
     ("a rounded beta", "a trust ratio at a rate of exactly 1"): ("beta of the optimizer is exactly 1 in bfloat16",),
-    ("an update divided by a number that is 0", "a rounded beta"): ("look at what the optimizer divides by",),
+    ("an update divided by a number that is 0", "a rounded beta"): ("check what the optimizer divides by",),
     ("a negative second moment", "a root of the weights in the update"): (
         "the second moment is negative at 1 of 12 places",
     ),

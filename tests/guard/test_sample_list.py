@@ -154,7 +154,7 @@ def test_which_file_the_dataset_reads(tmp_path: Path) -> None:
 
 def test_a_list_that_cannot_be_written_does_not_end_the_run(tmp_path: Path) -> None:
     path = tmp_path / "gone" / "bad-samples.json"
-    with pytest.warns(RuntimeWarning, match=r"bad-samples.json cannot be written: No such file.*Training goes on"):
+    with pytest.warns(RuntimeWarning, match=r"bad-samples.json cannot be written: No such file.*Training continues"):
         guard = train(Numbered(rows(2, 20)), bad_samples=path)
     assert (guard.tally.attempted, guard.tally.incidents) == (4, 2)
     assert guard.last_incident is not None

@@ -28,7 +28,7 @@ def test_the_table_of_faults_is_what_the_code_says(name: str, pictures: ModuleTy
 def test_a_fault_without_any_report_is_listed_as_such(pictures: ModuleType) -> None:
     system = load_system("restran_mhc")
     assert pictures.cause_of(load_system("latentdlm").fault("cosine_end")) == "not diagnosed"
-    assert pictures.cause_of(system.fault("no_mixing")) == "none: told by `nantrap doctor` (NT866)"
-    assert pictures.cause_of(load_system("radiodiff").fault("png_scale")) == "none: told by `nantrap data` (NT163)"
-    assert pictures.cause_of(system.fault("stale_rate")) == "none: told by `check_resume`"
+    assert pictures.cause_of(system.fault("no_mixing")) == "none: found by `nantrap doctor` (NT866)"
+    assert pictures.cause_of(load_system("radiodiff").fault("png_scale")) == "none: found by `nantrap data` (NT163)"
+    assert pictures.cause_of(system.fault("stale_rate")) == "none: found by `check_resume`"
     assert pictures.cause_of(system.fault("sinkhorn_overflow")) == "`exp_overflow`"

@@ -38,7 +38,7 @@ class Replacement(ThroughoutMode):
         self.hits = 0
 
     def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the stable form instead, if the call stands at one of the lines."""
+        """Call the stable form instead, if the call is at one of the lines."""
         stable = self._functions.get(getattr(func, "__name__", ""))
         if stable is not None:
             place = user_place(sys._getframe(2))

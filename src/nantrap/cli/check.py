@@ -18,7 +18,7 @@ _EPILOG = (
 class Check:
     """Judge a run, finished or running, or a log that nantrap did not write.
 
-    Reads a run folder, JSON lines, trainer_state.json, metrics.csv, a text log or TensorBoard event files. Looks at
+    Reads a run folder, JSON lines, trainer_state.json, metrics.csv, a text log or TensorBoard event files. Checks
     the loss (finite, falling, spikes), the steps that were applied, incidents, the gradient norm, the learning rate,
     watched values and evaluations. Exit code 0: healthy, or only warnings; 1: something failed, or there is nothing
     to judge; 2: wrong use.

@@ -24,7 +24,7 @@ class NeedsOthersError(NantrapError):
 
 
 class Alone:
-    """Lets one rank run parts of a model again. Holds whether a collective was met.
+    """Lets one rank run parts of a model again. Holds whether a collective was called.
 
     Args:
         model: the model as it is called, in its wrapper.

@@ -1,6 +1,6 @@
 """The step that is being collected: its forward passes as they are seen, and its backward passes.
 
-In the two-line form and under `nantrap run` the guard learns of a step by hooks of the model, and what is needed to run
+In the two-line form and under `nantrap run` the guard sees a step by hooks of the model, and what is needed to run
 a forward pass again is noted there. `attempt` knows all of it beforehand, and the hooks do nothing.
 """
 

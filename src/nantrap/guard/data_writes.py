@@ -17,7 +17,7 @@ _BEFORE_TRAINING = ("__init__", "reset_parameters", "init_weights", "_init_weigh
 
 
 def reached_through_data(modules: Iterable[nn.Module]) -> list[nn.Parameter]:
-    """The parameters whose name stands before `.data` in a method of the module that holds them, directly or below."""
+    """The parameters whose name is before `.data` in a method of the module that holds them, directly or below."""
     found: dict[int, nn.Parameter] = {}
     known: dict[type, frozenset[str]] = {}
     for root in modules:

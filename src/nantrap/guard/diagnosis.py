@@ -22,7 +22,7 @@ from nantrap.guard.completing import (
 )
 from nantrap.guard.describe import Describer, Neighbours
 from nantrap.guard.drafts import Draft
-from nantrap.guard.hearing import hear_the_others
+from nantrap.guard.exchange import exchange_incidents
 from nantrap.guard.joint_diagnosis import JointDiagnosis, explore_graph
 from nantrap.guard.judge import Verdict
 from nantrap.guard.magnitudes import Sampler
@@ -107,7 +107,7 @@ class Diagnosis:
                 signature = signature_of(self._describer.incident(observation))
                 self._known.setdefault(signature, []).append(draft.incident)
             writes = self._keeps_bundles and self._policy.bundle != "off"
-            hear_the_others(draft, observation.verdict, self._ranks, writes=writes)
+            exchange_incidents(draft, observation.verdict, self._ranks, writes=writes)
             return draft
         if needs_all:
             words = "not run again: the model communicates with other ranks while it runs, and they are elsewhere"

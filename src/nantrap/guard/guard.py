@@ -1,4 +1,4 @@
-"""`Guard`: the facade. Checks its arguments, collects a step, and hands it to `run_step`."""
+"""`Guard`: the facade. Checks its arguments, collects a step, and passes it to `run_step`."""
 
 from __future__ import annotations
 
@@ -388,7 +388,7 @@ class Guard:
     # ---- on demand
 
     def check_state(self) -> list[Finding]:
-        """Look at every parameter, buffer, optimizer state and averaged weight now; e.g. before an epoch.
+        """Check every parameter, buffer, optimizer state and averaged weight now; e.g. before an epoch.
 
         Prints one line unless the guard is quiet: `parameters ok before epoch 15` where `set_position` named the
         epoch, else `state ok: 12 tensors are finite`, or what is not finite.

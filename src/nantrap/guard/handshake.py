@@ -62,8 +62,8 @@ class Handshake:
         """Whether every rank has a guard. All ranks get the same answer.
 
         Args:
-            counted: the ranks have met since the forward pass, so every guard has been counted by now. Otherwise this
-                waits for them, `SECONDS` at most.
+            counted: the ranks have exchanged something since the forward pass, so every guard has been counted by
+                now. Otherwise this waits for them, `SECONDS` at most.
         """
         store = self._store
         if store is None:

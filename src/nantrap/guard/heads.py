@@ -61,7 +61,7 @@ def heads_of(given: Mapping[str, Tensor | float]) -> list[Head]:
 
 
 def drop_bad_terms(parts: Parts, window: Window, micro: Micro, given: LossLike) -> None:
-    """With `bad_terms="drop"`, the micro-batch goes on without the terms whose values are bad, if any are left."""
+    """With `bad_terms="drop"`, the micro-batch continues without the terms whose values are bad, if any are left."""
     assert micro.values is not None
     named = micro.loss.named(micro.values[1:])
     bad = {name for name, value in named.items() if not math.isfinite(value)}

@@ -166,7 +166,7 @@ class Leader:
         return _in_lockstep(self._ranks, lambda: _steps(self._failed, self._ranks, self._laboratory, since, rates))
 
     def end(self) -> None:
-        """No more runs: the other ranks go on."""
+        """No more runs: the other ranks continue."""
         self._ranks.share(None)
 
     def _announce(self, told: tuple[Any, ...]) -> None:

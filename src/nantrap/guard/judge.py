@@ -13,7 +13,7 @@ class Kind(Enum):
 
     APPLY = "apply"
     PROBE = "probe"
-    """A GradScaler met an overflow while it searches its scale: it does what it would do without the guard."""
+    """A GradScaler found an overflow while it searches its scale: it does what it would do without the guard."""
     OBSERVE = "observe"
     """The step is bad, and the policy only reports: it is applied unchanged."""
     REFUSE = "refuse"

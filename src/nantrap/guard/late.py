@@ -1,7 +1,7 @@
 """`Policy(sync="late")`: no host read at all in a healthy step.
 
 The flag stays on the device. A fused optimizer takes it as `found_inf` and leaves parameters, state and step counter
-alone where it is 1; written buffers are put back by `where`. The host learns of it one step later, from a copy that has
+alone where it is 1; written buffers are put back by `where`. The host reads it one step later, from a copy that has
 arrived by then; a schedule that has advanced in the meantime is taken back before the next update. What it
 costs: the failed graph is gone, so the incident says what was bad but not where it began, and nothing can be undone
 on the host, so only updates that are provably finite (see `certify`) may be made this way.

@@ -149,7 +149,7 @@ def make_parts(
         policy=policy,
         run_dir=run_dir,
         rank=ranks.rank,
-        speaks=ranks.speaks,
+        prints=ranks.prints,
         quiet=quiet,
         by=by,
         watch=watched,
@@ -203,7 +203,7 @@ def make_parts(
     )
     facts = _facts(protected, policy, ranks, scaling, max_grad_norm, watched)
     recorder.describe_run(facts)
-    if ranks.speaks:
+    if ranks.prints:
         recorder.listen(open_listeners(export=export, alerts=alerts, run_dir=run_dir, facts=facts))
     ranks.say = recorder.say
     ranks.run_dir = recorder.run_dir

@@ -321,7 +321,7 @@ class Protected:
         return [finding(kind, name, tensor, phase) for kind, name, tensor in made]
 
     def check(self, *, buffers: bool = True) -> list[Finding]:
-        """Look at everything now: parameters, optimizer state, averages and, if wanted, buffers."""
+        """Check everything now: parameters, optimizer state, averages and, if wanted, buffers."""
         found = self.findings("state")
         if buffers:
             found += self.buffers.findings("state")

@@ -94,7 +94,7 @@ class Ranks:
         return len(self.members)
 
     @property
-    def speaks(self) -> bool:
+    def prints(self) -> bool:
         """Whether this rank prints what all of them know: the first one does."""
         return self.rank == self.members[0]
 

@@ -56,7 +56,7 @@ class Recorder:
         policy: what an incident leaves on disk.
         run_dir: where journal and incidents go; `None` writes nothing.
         rank: of this process, which names its files.
-        speaks: whether this rank prints; among those that decide together, the first one.
+        prints: whether this rank prints; among those that decide together, the first one.
         quiet: print nothing.
         by: what makes the updates: `guard` or `script`.
         watch: watched values, for their limits.
@@ -71,7 +71,7 @@ class Recorder:
         policy: Policy,
         run_dir: str | os.PathLike[str] | None,
         rank: int = 0,
-        speaks: bool = True,
+        prints: bool = True,
         quiet: bool = False,
         by: str = "guard",
         watch: Watch | None = None,
@@ -85,7 +85,7 @@ class Recorder:
         self._progress = progress
         self._policy = policy
         self._rank = rank
-        self._prints = speaks and not quiet
+        self._prints = prints and not quiet
         self._by = by
         self._watch = watch
         self._ranges = ranges

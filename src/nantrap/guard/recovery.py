@@ -53,7 +53,7 @@ class Recovery:
         save_every: number of steps between saves.
         run_dir: where a store is made if there is none.
         schedules: the schedules that a script steps itself. They are saved, and lowered together with the learning
-            rates, but a rollback does not rewind them: the script's data go on as well.
+            rates, but a rollback does not rewind them: the script's data are not rewound either.
     """
 
     def __init__(
@@ -189,7 +189,7 @@ class Recovery:
         )
 
     def continue_at(self, step: int) -> None:
-        """The run goes on at another step than it would have counted to: the script restored a state of that step."""
+        """The run continues at another step than it would have counted to: the script restored a state of that step."""
         self._progress.step = step
         self._due = self._next_due()
 

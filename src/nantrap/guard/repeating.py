@@ -1,7 +1,7 @@
 """How large the guilty operation's result was over the last steps: they are made again, from an older state.
 
 Only `guard.attempt` keeps what is needed: anchors, and the batches since then. The steps run as a trial runs them, with
-a mode that looks at one operation. What it saw counts only if the last of them, the failed step, fails as it did.
+a mode that measures one operation. What it saw counts only if the last of them, the failed step, fails as it did.
 Everything is put back afterwards, and nothing of this runs before a failure.
 """
 
@@ -73,7 +73,7 @@ def _occurrence(ops: list[Op], op: Op) -> int:
 
 
 class _OneOperation(DispatchMode):
-    """Looks at one operation of each pass: the same name, the same place in the order of those."""
+    """Measures one operation of each pass: the same name, the same place in the order of those."""
 
     def __init__(self, op: Op, occurrence: int, deadline: float) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -94,7 +94,7 @@ class _OneOperation(DispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operation, and look at its result if it is the one."""
+        """Run the operation, and measure its result if it is the one."""
         result = func(*args, **(kwargs or {}))
         if op_name(func) == self._name and self.passes and is_in_backward() == self._backward:
             if self._count == self._occurrence:

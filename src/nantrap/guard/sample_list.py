@@ -72,7 +72,7 @@ class SampleList:
         notes = []
         if known:
             notes.append(f"{_samples(known)} on the list {self.name}; nantrap.without_samples leaves it out")
-        here = incident.origin_rank in (None, incident.rank)  # every rank hears of it, and one of them adds it
+        here = incident.origin_rank in (None, incident.rank)  # every rank knows of it, and one of them adds it
         if fresh and here and _is_to_blame(incident, avoidable=avoidable):
             notes.append(self._add(fresh))
         return replace(incident, notes=(*incident.notes, *notes)) if notes else incident
@@ -101,7 +101,7 @@ class SampleList:
             if not self._failed:
                 self._failed = True
                 text = escaped(f"nantrap: {self.name} cannot be written: {reason}", most=4000)
-                warnings.warn(f"{text}. Training goes on", RuntimeWarning, stacklevel=2)
+                warnings.warn(f"{text}. Training continues", RuntimeWarning, stacklevel=2)
             return f"{noun} could not be added to {self.name}: {reason}"
         self.added += count
         return f"{noun} added to the list {self.name}; nantrap.without_samples leaves it out next time"
@@ -125,7 +125,7 @@ def as_sample_list(given: str | os.PathLike[str] | SampleList | None) -> SampleL
 
 
 def _is_to_blame(incident: Incident, *, avoidable: bool) -> bool:
-    """Whether the samples are at fault, and not the state of the model that met them."""
+    """Whether the samples are at fault, and not the state of the model."""
     if incident.phase == "data":
         return True
     if incident.cause is not None and not incident.cause.code.startswith(_BLAMED):

@@ -11,7 +11,7 @@ _KINDS = {"optimizer_state": "optimizer state", "ema": "averaged weight"}
 
 
 def check_state(parts: Parts, *, in_forward: bool = False) -> list[Finding]:
-    """Look at everything now, and print one line about it unless the guard is quiet.
+    """Check everything now, and print one line about it unless the guard is quiet.
 
     Args:
         parts: of a guard.

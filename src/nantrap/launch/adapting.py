@@ -169,7 +169,7 @@ class Adapter:
         self.record_abandoned()
         bad = self._bad_on_any_rank()
         if bad and not self._settings.observes:
-            if all(loop.parts.ranks.speaks for loop in self.loops()):
+            if all(loop.parts.ranks.prints for loop in self.loops()):
                 self.say(f"{what} is not saved: {bad[0]} is not finite; the last good checkpoint stays")
             return None
         return save()

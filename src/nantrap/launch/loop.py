@@ -352,7 +352,7 @@ class ScriptLoop:
             self._given_up.buffers()
 
     def leave(self) -> None:
-        """The script turns to an evaluation, a save or its end: a forward pass without a backward pass is abandoned."""
+        """The script begins an evaluation, a save or its end: a forward pass without a backward pass is abandoned."""
         if not self._activity.busy:
             self.abandoning.record_abandoned()
             if self.collector.window is None:

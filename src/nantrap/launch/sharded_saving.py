@@ -73,14 +73,14 @@ def _options(loops: Loops, state: Any, options: dict[str, Any]) -> dict[str, Any
         text = escaped(f"{place} was not saved: these are not finite: {names}", most=4000)
         findings = tuple(Finding("parameter", name, "state") for name in everywhere)
         raise refusal(text, findings, step=max(loop.tally.attempted for loop in guards))
-    speaks = not (together and ranks.acquainted) or ranks.speaks  # all write it, one says so
+    prints = not (together and ranks.acquainted) or ranks.prints  # all write it, one says so
     if loops.settings.observes or where is None or (together and not ranks.acquainted):
-        if speaks:
+        if prints:
             loops.say(f"{place} is being saved with non-finite values: {names}")
         return options
     kept = "the last good checkpoint of that name stays" if os.path.exists(place) else "nothing of that name is written"
     beside = f"{place.rstrip('/')}.nonfinite"
-    if speaks:
+    if prints:
         loops.say(
             f"{place} would hold non-finite values ({names}): saved as {os.path.basename(beside)} instead, {kept}"
         )

@@ -139,7 +139,7 @@ class Guarded:
         return self._new(function(*args, **kwargs))
 
     def _argument(self, value: Any) -> Any:
-        """A function of the user's that is handed to another one is guarded as well."""
+        """A function of the user's that is passed to another one is guarded as well."""
         if isinstance(value, types.FunctionType) and is_user_code(value.__code__) and not _is_library(value):
             return self.guard(value)
         return value

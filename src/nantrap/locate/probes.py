@@ -77,7 +77,7 @@ def probes_kept() -> Iterator[None]:
 
 
 class _Reader:
-    """Stands for a reader that has no object."""
+    """In place of a reader that has no object."""
 
 
 def _make_room() -> None:

@@ -1,4 +1,4 @@
-"""What a trace reads of a tensor: the memory it lives in, its extremes, and whether it is a mask."""
+"""What a trace reads of a tensor: the memory that holds it, its extremes, and whether it is a mask."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 
 class Memory:
-    """Identifies the memory of tensors by a number that no other memory gets while this object lives.
+    """Identifies the memory of tensors by a number that no other memory gets while this object exists.
 
     The address of a storage alone is no identity: it is used again as soon as the storage is freed. A weak reference to
     a storage lets its data go and keeps the address taken, so it is held for every storage that was seen. A tensor
@@ -29,7 +29,7 @@ class Memory:
         self._held: dict[int, Any] = {}
 
     def key(self, tensor: Tensor) -> int:
-        """The identity of the memory that `tensor` lives in; views of one memory share it, and so does a DTensor."""
+        """The identity of the memory that holds `tensor`; views of one memory share it, and so does a DTensor."""
         if hasattr(tensor, "to_local"):
             tensor = tensor.to_local()
         if tensor.layout == torch.sparse_coo:

@@ -7,7 +7,7 @@ trace, with the same collectives in the same order. Three things differ from a r
 *   A collective is never an origin. A bad value that this rank sent keeps its origins; one that came from another rank
     has no origin here, because the other rank finds it.
 *   A bad value that enters a collective is a sink, even if all of it goes to another rank's shard.
-*   An error in the trace itself must not end the replay on one rank while the others go on: the trace then stops
+*   An error in the trace itself must not end the replay on one rank while the others continue: the trace then stops
     recording, and the step runs to its end.
 
 A rank whose part ends early must not leave the others waiting in a collective. So the ranks run in lockstep: before

@@ -95,7 +95,7 @@ def parameters_of(module: nn.Module) -> dict[str, nn.Parameter | None]:
 
 
 def storage_number(tensor: Tensor) -> int:
-    """The identity of a tensor's storage while that storage lives."""
+    """The identity of a tensor's storage while that storage exists."""
     return int(tensor.untyped_storage()._cdata)
 
 

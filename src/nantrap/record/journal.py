@@ -30,7 +30,7 @@ RUN_ENDS = "run_ends"
 
 _FLUSH_SECONDS = 2.0
 FLUSH_LINES = 512
-"""As many lines are never kept: they are written at once."""
+"""This many lines are written immediately; fewer wait up to `_FLUSH_SECONDS`."""
 
 
 class Journal:

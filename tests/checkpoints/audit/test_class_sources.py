@@ -254,7 +254,7 @@ def test_code_that_cannot_be_judged_is_reported_and_not_moved(
     assert main(["audit", str(path), "--quarantine", str(tmp_path / "away")]) == 1
     words = capsys.readouterr().err
     assert "warning[NT913]: loading it would run code of unclearlib.Kept, and nantrap cannot tell what it does" in words
-    assert "(met unclearlib.Kept.__setstate__: go())" in words
+    assert "(unclearlib.Kept.__setstate__: go())" in words
     assert "1 checkpoint read: 0 healthy, 0 not, 1 with code that could not be judged" in words
     assert path.exists()
     (checkpoint,) = audit(path).checkpoints

@@ -96,7 +96,7 @@ def bad_input_data(case: Case) -> Claim | None:
 
 
 def _sentinel(case: Case) -> Claim | None:
-    """A value that stands for a missing one (1e30, the largest float): finite, and no measurement."""
+    """A value that marks a missing one (1e30, the largest float): finite, and no measurement."""
     found = largest_input(case)
     if found is None or not is_sentinel(found.tensor, found.value):
         return None

@@ -154,7 +154,7 @@ def optimizer_constant_rounding(case: Case) -> Claim | None:
         tuple(facts),
         help="keep the optimizer's constants as Python floats or float32 tensors"
         if rounded_away
-        else "look at what the optimizer divides by: a bias correction, a norm or a count that is 0",
+        else "check what the optimizer divides by: a bias correction, a norm or a count that is 0",
     )
 
 

@@ -1,4 +1,4 @@
-"""NT5xx: the size of a step. These look at the steps before the failure."""
+"""NT5xx: the size of a step. These read the steps before the failure."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _beyond_any_scale(case: Case) -> Claim | None:
         (f"lr={text} in a parameter group of the optimizer; the loss and the gradients are finite",),
         trial=trial,
         shows=f"the same update with a learning rate of {_SMALL_RATE:g} is finite",
-        help="look at what computes the learning rate: a schedule that divides by a step number, a warm-up or a "
+        help="check what computes the learning rate: a schedule that divides by a step number, a warm-up or a "
         "remaining length of 0 gives Inf or NaN",
         verifies=False,
     )

@@ -44,7 +44,7 @@ def uninitialised_memory(case: Case) -> Claim | None:
         some float32. One pattern in 256 is NaN or Inf, and many more are absurd.
 
     Fix:
-        Initialise it, and look at what loading did not fill:
+        Initialise it, and check what loading did not fill:
 
             - self.scale = nn.Parameter(torch.empty(4))
             + self.scale = nn.Parameter(torch.ones(4))

@@ -100,7 +100,7 @@ class Extremes(NamedTuple):
 
 
 def extremes(data: Bytes, dtype: DType) -> Extremes:
-    """Look at the values in `data`, which holds at least one. Exact whether they are finite; fast.
+    """Check the values in `data`, which holds at least one. Exact whether they are finite; fast.
 
     Where something is not finite, `low` and `high` are of no use: `count` gives those of the finite values.
     """

@@ -62,7 +62,7 @@ def scan(
     on_bytes: OnBytes | None = None,
     rough: _Choice = lambda tensor: "never",
 ) -> FileScan:
-    """Look at all tensors.
+    """Check all tensors.
 
     Args:
         extents: where they lie.

@@ -57,7 +57,7 @@ class Tally:
         self.first: int | None = None
 
     def look(self, data: Bytes, before: int) -> None:
-        """Look at the values in `data`; `before` of the tensor's values lie before them."""
+        """Count the values in `data`; `before` of the tensor's values lie before them."""
         if self._may_be_filtered() and are_moderate(data, self.tensor.dtype, positive=self.low >= 0):
             self.is_rough = True
             return

@@ -124,8 +124,8 @@ def problems_of_imports(imports: Imports) -> tuple[Problem, ...]:
         problems.append(Problem("NT910", text, imports=names))
     if imports.unclear:
         names = tuple(imports.unclear)
-        met = escaped(next(iter(imports.unclear.values())), most=200)
-        text = f"loading it would run code of {_join(names)}, and nantrap cannot tell what it does (met {met})"
+        unclear = escaped(next(iter(imports.unclear.values())), most=200)
+        text = f"loading it would run code of {_join(names)}, and nantrap cannot tell what it does ({unclear})"
         problems.append(Problem("NT913", text, severity="warning", imports=names))
     if imports.made:
         text = (

@@ -67,7 +67,7 @@ def softmax_over_masked_row(module: Module, repository: Repository) -> Iterator[
 
 @source_check("NT865", "whole_batch_mask_check")
 def whole_batch_mask_check(module: Module, repository: Repository) -> Iterator[Found]:
-    """A test for masked rows that looks at the whole batch together.
+    """A test for masked rows that tests the whole batch together.
 
     It is true only if every row of every sample is masked. One masked row among others still gives NaN.
 

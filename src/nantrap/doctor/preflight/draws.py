@@ -1,4 +1,4 @@
-"""Other random numbers: a model that draws noise levels, dropout or masks meets their rare values one day."""
+"""Other random numbers: a model that draws noise levels, dropout or masks gets their rare values one day."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ class Place:
 
 
 def places_under(root: Path) -> list[Place]:
-    """Runs (folders with a journal) and possible logs, by path. A folder inside of a run is not looked at."""
+    """Runs (folders with a journal) and possible logs, by path. Folders inside a run are not searched."""
     found: list[Place] = []
     waiting = [(root, 0)]
     while waiting and len(found) < _MOST_RUNS:

@@ -9,7 +9,7 @@
 
 The clean image is a mean of the colours that characters have, weighted by what the noisy pixel says (a
 Gaussian likelihood, exact) and by what the network says of its surroundings. A network that must find those colours by
-itself is worse than returning its noisy input; this one begins as good as a decoder that looks at one pixel alone.
+itself is worse than returning its noisy input; this one begins as good as a decoder that sees one pixel alone.
 
 Patches and slots are tokens with a mask: a patch counts if it holds a real pixel, a slot if its condition is there.
 Every block is AdaLN-zero: at the start it is exactly the identity.

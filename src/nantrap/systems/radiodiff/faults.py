@@ -145,7 +145,7 @@ FAULTS = (
             Remedy(
                 name="nan_to_num(input)",
                 story="NaN in the latents becomes 0, Inf the largest number.",
-                result="The first loss is finite, every later one is not: the scale is Inf for good.",
+                result="The first loss is finite, every later one is not: the scale stays Inf.",
                 parts={"model": broken.FilledLatents},
             ),
             Remedy(
@@ -284,7 +284,7 @@ FAULTS = (
             "10,001 steps."
         ),
         damage="Training is healthy, and every map that is sampled is NaN.",
-        answer="No incident: no training step is wrong, and what an evaluation computes is not looked at.",
+        answer="No incident: no training step is wrong, and what an evaluation computes is not checked.",
         parts={"steps": broken.time_steps_below_zero},
         settings={"model.eps": 0.05, "model.sampling_timesteps": 25, "model.evaluate_samples": True},
         remedies=(

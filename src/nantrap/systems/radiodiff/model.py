@@ -111,7 +111,7 @@ class RadioDiff(nn.Module):
 
     @torch.no_grad()
     def encode(self, batch: Batch) -> Tensor:
-        """The scaled latents of a batch. The first batch of a run decides the scale, for good."""
+        """The scaled latents of a batch. The first batch of a run decides the scale of the whole run."""
         latent = self.first_stage.encode(batch.image).sample()
         if self.scale_factor == 0:
             self.scale_factor.copy_(self.scale(latent))

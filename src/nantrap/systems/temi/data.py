@@ -29,7 +29,7 @@ from nantrap.systems.temi.settings import Settings
 Extract = Callable[[Settings], tuple[Tensor, Tensor]]
 """Makes embeddings [N, D] and their true clusters [N]."""
 Check = Callable[[Tensor, Path], None]
-"""Looks at embeddings read from a file; raises `FormatError` if they cannot be used."""
+"""Checks embeddings read from a file; raises `FormatError` if they cannot be used."""
 
 _log = logging.getLogger(__name__)
 _SEED = 2303

@@ -53,7 +53,7 @@ class _Layout:
 
 
 def plan(path: str, format: str) -> Plan:
-    """Pieces that end with a line. Whether a cell with quotes goes on behind it is seen when all are read."""
+    """Pieces that end with a line. Whether a quoted cell continues behind it is known when all are read."""
     return plan_lines(path, format)
 
 

@@ -65,7 +65,7 @@ LARGE_WEIGHTS = Fault(
 
 
 def zero_prototypes(head: Head, std: float) -> None:
-    """The last layer set to zero, as one does with last layers. Under weight norm that is v/|v| = 0/0."""
+    """The last layer set to zero, as is often done with last layers. Under weight norm that is v/|v| = 0/0."""
     small_weights(head, std)
     nn.init.zeros_(head.direction)
 

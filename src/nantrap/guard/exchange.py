@@ -1,4 +1,4 @@
-"""After a failure each rank tells the others what it found; those on which nothing began take that over.
+"""After a failure the ranks exchange what they found; those on which nothing began take it over.
 
 So every rank's journal, message and summary name the same rank, place and cause, and the first rank, which prints, can
 refer to the folder that the guilty rank writes.
@@ -22,8 +22,8 @@ from nantrap.report.wording import what
 _MOST_OTHERS = 4
 
 
-class Told(NamedTuple):
-    """What one rank tells the others.
+class RankReport(NamedTuple):
+    """What one rank sends to the others.
 
     Attributes:
         found: it knows where the failure began, and that was here.
@@ -36,7 +36,7 @@ class Told(NamedTuple):
     incident: dict[str, Any] | None
 
 
-def hear_the_others(draft: Draft, verdict: Verdict, ranks: Ranks, *, writes: bool) -> None:
+def exchange_incidents(draft: Draft, verdict: Verdict, ranks: Ranks, *, writes: bool) -> None:
     """Every rank sends what it found, and the draft becomes one that agrees with the others. Each rank calls it.
 
     Args:
@@ -45,25 +45,25 @@ def hear_the_others(draft: Draft, verdict: Verdict, ranks: Ranks, *, writes: boo
         ranks: all of them, which are here.
         writes: whether incidents are written to disk.
     """
-    said = ranks.share(_told(draft, verdict, ranks, writes=writes))
-    bad_ranks, certain = guilty_ranks(said, verdict)
+    reports = ranks.share(_report(draft, verdict, ranks, writes=writes))
+    bad_ranks, certain = guilty_ranks(reports, verdict)
     origin = bad_ranks[0] if bad_ranks and certain else None
     own = draft.incident
     if origin is not None and ranks.rank not in bad_ranks:
-        told = said[origin].incident
-        heard = own if told is None else Incident.from_dict(told)
-        notes = (began_elsewhere(origin), *(heard.notes if told is not None else ()))
+        sent = reports[origin].incident
+        guilty = own if sent is None else Incident.from_dict(sent)
+        notes = (began_elsewhere(origin), *(guilty.notes if sent is not None else ()))
         # one rank may have made more steps than another, so each keeps its own number
-        own = replace(heard, step=own.step, rank=own.rank, notes=notes, epoch=own.epoch, batch=own.batch)
+        own = replace(guilty, step=own.step, rank=own.rank, notes=notes, epoch=own.epoch, batch=own.batch)
         draft.worth_a_bundle, draft.material, draft.notes = False, None, []
     else:
-        others = {rank: said[rank].incident for rank in bad_ranks if rank != ranks.rank}
-        told_by = {rank: Incident.from_dict(told) for rank, told in others.items() if told is not None}
-        draft.notes += other_causes(own, told_by)
+        others = {rank: reports[rank].incident for rank in bad_ranks if rank != ranks.rank}
+        incidents = {rank: Incident.from_dict(sent) for rank, sent in others.items() if sent is not None}
+        draft.notes += other_causes(own, incidents)
     draft.incident = replace(own, origin_rank=origin, bad_ranks=bad_ranks)
 
 
-def guilty_ranks(said: Mapping[int, Told], verdict: Verdict) -> tuple[tuple[int, ...], bool]:
+def guilty_ranks(reports: Mapping[int, RankReport], verdict: Verdict) -> tuple[tuple[int, ...], bool]:
     """The ranks where it began, and whether that is certain.
 
     Averaged gradients are bad on every rank. Then each rank has run its own part again, and those that failed are
@@ -71,19 +71,19 @@ def guilty_ranks(said: Mapping[int, Told], verdict: Verdict) -> tuple[tuple[int,
     """
     if not verdict.contested:
         return verdict.bad_ranks, bool(verdict.bad_ranks)
-    found = tuple(rank for rank, told in said.items() if told.found)
-    holding = tuple(rank for rank, told in said.items() if told.holds)
+    found = tuple(rank for rank, report in reports.items() if report.found)
+    holding = tuple(rank for rank, report in reports.items() if report.holds)
     if found:
         return found, True
-    if holding and len(holding) < len(said):
+    if holding and len(holding) < len(reports):
         return holding, True
     return verdict.bad_ranks, False
 
 
 def other_causes(own: Incident, others: Mapping[int, Incident]) -> list[str]:
     """Notes on ranks that failed in the same step for another reason."""
-    different = {rank: told for rank, told in others.items() if _place(told) != _place(own)}
-    notes = [f"also bad on rank {rank}, {what(told)}" for rank, told in list(different.items())[:_MOST_OTHERS]]
+    different = {rank: other for rank, other in others.items() if _place(other) != _place(own)}
+    notes = [f"also bad on rank {rank}, {what(other)}" for rank, other in list(different.items())[:_MOST_OTHERS]]
     more = len(different) - len(notes)
     return [*notes, f"and on {more:,} more ranks"] if more > 0 else notes
 
@@ -93,7 +93,7 @@ def _place(incident: Incident) -> tuple[object, ...]:
     return cause, incident.phase, incident.module, incident.op
 
 
-def _told(draft: Draft, verdict: Verdict, ranks: Ranks, *, writes: bool) -> Told:
+def _report(draft: Draft, verdict: Verdict, ranks: Ranks, *, writes: bool) -> RankReport:
     """What this rank sends to the others about a bad step: whether it found the place, and its incident if they need
     it.
     """
@@ -102,8 +102,8 @@ def _told(draft: Draft, verdict: Verdict, ranks: Ranks, *, writes: bool) -> Told
     found = local and (own.op is not None or own.module is not None)
     holds = local and not ranks.replicated and any(finding.kind == "gradient" for finding in own.findings)
     if not (found or holds or (local and not verdict.contested)):
-        return Told(found, holds, None)
+        return RankReport(found, holds, None)
     place = own.bundle
     if writes and draft.worth_a_bundle and ranks.run_dir is not None:
         place = os.fspath(place_of_bundle(ranks.run_dir, own))
-    return Told(found, holds, replace(own, bundle=place, notes=(*own.notes, *draft.notes)).to_dict())
+    return RankReport(found, holds, replace(own, bundle=place, notes=(*own.notes, *draft.notes)).to_dict())

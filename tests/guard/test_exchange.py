@@ -1,4 +1,4 @@
-"""Which ranks are guilty, by what each of them told, and what is said of the others."""
+"""Which ranks are guilty, by what each of them reports, and what is noted of the others."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ from dataclasses import replace
 
 import pytest
 
-from nantrap.guard.hearing import Told, guilty_ranks, other_causes
+from nantrap.guard.exchange import RankReport, guilty_ranks, other_causes
 from nantrap.guard.judge import Verdict
 from nantrap.incident import Cause, Incident
 
-FOUND, HOLDS, NOTHING = Told(True, False, {}), Told(False, True, {}), Told(False, False, None)
+FOUND, HOLDS, NOTHING = RankReport(True, False, {}), RankReport(False, True, {}), RankReport(False, False, None)
 SPREAD = Verdict(bad=True, bad_ranks=(0, 1, 2), contested=True)
 
 
 @pytest.mark.parametrize(
-    ("said", "verdict", "guilty"),
+    ("reports", "verdict", "guilty"),
     [
         ((NOTHING, FOUND, NOTHING), SPREAD, ((1,), True)),
         ((FOUND, NOTHING, FOUND), SPREAD, ((0, 2), True)),
@@ -27,8 +27,8 @@ SPREAD = Verdict(bad=True, bad_ranks=(0, 1, 2), contested=True)
     ],
     ids=["one", "two", "a shard", "an origin before shards", "all shards", "nothing", "its own loss"],
 )
-def test_guilty_ranks(said: tuple[Told, ...], verdict: Verdict, guilty: tuple[tuple[int, ...], bool]) -> None:
-    assert guilty_ranks(dict(enumerate(said)), verdict) == guilty
+def test_guilty_ranks(reports: tuple[RankReport, ...], verdict: Verdict, guilty: tuple[tuple[int, ...], bool]) -> None:
+    assert guilty_ranks(dict(enumerate(reports)), verdict) == guilty
 
 
 def test_other_causes_are_named_once_they_differ() -> None:
