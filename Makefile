@@ -41,9 +41,10 @@ test: lint
 test-all: lint
 	$(PYTEST) -m 'slow or not slow'
 
-# the same tests as on other CPUs, emulated; takes about an hour on two cores
+# The same tests and demos as on other CPUs, emulated; takes more than an hour on two cores.
 test-portable: $(TOOLS)
 	$(BIN)/python tests/portable.py
+	$(BIN)/python tests/portable_demos.py
 
 # The order of the tests must not matter. Prints its seed; `make test-shuffled SEED=7` repeats one order.
 SEED ?=
