@@ -1,7 +1,8 @@
 """`nantrap demo --all` under settings that imitate other CPUs: the same causes must be named under each.
 
 `python tests/portable_demos.py`, or with `--results FOLDER` and `--setting NAME` one setting at a time: each run
-compares all settings that the folder holds.
+compares all settings that the folder holds. Of each fault only the guarded run is made, with the steps and the seed of
+`nantrap demo`: the others name no cause and take most of the time. `--whole` runs the command itself.
 """
 
 from __future__ import annotations
@@ -22,6 +23,8 @@ SETTINGS: dict[str, dict[str, str]] = {
     "oldest": {"ONEDNN_MAX_CPU_ISA": "SSE41", "ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"},
     "AVX2": {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"},
 }
+STEPS, SEED = 60, 8
+"""The defaults of `nantrap demo`."""
 Answer = tuple[str | None, ...]
 
 
@@ -42,14 +45,53 @@ def answers(document: list[Mapping[str, Any]]) -> dict[str, Answer]:
     return found
 
 
-def run(setting: str, results: Path) -> None:
-    """All faults under one setting; what `nantrap demo` prints as JSON goes to the file `results`."""
+def guarded() -> int:
+    """In the process of one setting: the guarded run of every fault, as `nantrap demo --all --json` prints it."""
+    import torch
+
+    from nantrap.systems import SYSTEMS, load_system
+    from nantrap.systems.job import Job
+    from nantrap.systems.ranks import measure_together
+    from nantrap.systems.result import measure
+    from nantrap.systems.showcase import Showcase
+
+    torch.set_num_threads(1)
+    document = []
+    for system in map(load_system, SYSTEMS):
+        for fault in system.faults:
+            fault.check_possible()
+            job = Job(
+                name="nantrap",
+                system=system.name,
+                fault=fault.name,
+                remedy=None,
+                repaired=False,
+                guarded=True,
+                steps=STEPS,
+                seed=SEED,
+                changes={},
+                run_dir=None,
+                quiet=True,
+            )
+            if fault.processes > 1:
+                result, incident, notes = measure_together(job, fault.processes)
+            else:
+                training = job.make()
+                result, incident = measure(job.name, training, job.steps, guarded=True, quiet=True)
+                notes = training.notes
+            document.append(Showcase(system, fault, (result,), incident, notes).to_dict())
+            print(f"{system.name} {fault.name}: {document[-1]['cause']}", file=sys.stderr, flush=True)
+    print(json.dumps(document))
+    return 0
+
+
+def run(setting: str, results: Path, *, whole: bool) -> None:
+    """All faults under one setting; the answers go to the file `results`, as JSON."""
     environment = {**os.environ, **SETTINGS[setting]}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "nantrap", "demo", "--all", "--json", "--run-dir", folder]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    if done.returncode not in (0, 1):
-        print(done.stderr[-2000:], file=sys.stderr)
+        command = command if whole else [sys.executable, __file__, "--guarded"]
+        done = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=False)
     results.write_text(done.stdout, encoding="utf-8")
 
 
@@ -77,14 +119,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--setting", action="append", choices=list(SETTINGS), help="only this one; may be repeated")
     parser.add_argument("--results", type=Path, metavar="FOLDER", help="keep answers here, compare with those in it")
+    parser.add_argument("--whole", action="store_true", help="`nantrap demo --all` with all its runs")
+    parser.add_argument("--guarded", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
+    if options.guarded:
+        return guarded()
     with tempfile.TemporaryDirectory() as temporary:
         folder: Path = options.results or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
         kept = {name: folder / f"{name}.json" for name in SETTINGS}
         for name in options.setting or SETTINGS:
             began = time.perf_counter()
-            run(name, kept[name])
+            run(name, kept[name], whole=options.whole)
             print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
         documents = {name: json.loads(file.read_text(encoding="utf-8")) for name, file in kept.items() if file.exists()}
     return tell({name: answers(document) for name, document in documents.items()})
