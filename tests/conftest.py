@@ -23,9 +23,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 torch.set_num_threads(int(os.environ.get("NANTRAP_TEST_THREADS", "1")))
 # torch warns once, in whichever test comes first, unless it is disabled
 torch.sparse.check_sparse_tensor_invariants.disable()
-# derandomize: a red test is red again tomorrow; no deadline: the machine may be busy
+# derandomize: a red test is red again tomorrow; no limit of time: the machine may be busy
 hypothesis.settings.register_profile(
-    "nantrap", deadline=None, derandomize=True, database=None, max_examples=60, print_blob=False
+    "nantrap",
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    derandomize=True,
+    database=None,
+    max_examples=60,
+    print_blob=False,
 )
 hypothesis.settings.load_profile("nantrap")
 

@@ -191,13 +191,15 @@ def test_a_diagnostic_names_the_cell_and_its_line(
     assert json.loads(path.read_text())["source"]["file"] == "Cell In[1]"
 
 
-def test_a_real_kernel_shows_cells_and_colours(tmp_path: Path) -> None:
+def test_a_real_kernel_shows_cells_and_colours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     client = pytest.importorskip("jupyter_client")
     pytest.importorskip("ipykernel")
-    environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
-    environment |= {"IPYTHONDIR": str(tmp_path), "JUPYTER_RUNTIME_DIR": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for variable in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_DATA_DIR", "JUPYTER_CONFIG_DIR"):
+        monkeypatch.setenv(variable, str(tmp_path))  # of the client and of the kernel: HOME may not be writable
     manager = client.KernelManager(kernel_cmd=[sys.executable, "-m", "ipykernel_launcher", "-f", "{connection_file}"])
-    manager.start_kernel(cwd=str(tmp_path), env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    manager.start_kernel(cwd=str(tmp_path), env=dict(os.environ), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     channels = manager.blocking_client()
     try:
         channels.start_channels()
