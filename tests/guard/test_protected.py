@@ -247,3 +247,41 @@ def test_a_guard_does_not_clip_unless_asked() -> None:
         optimizer.zero_grad()
         assert guard.attempt(lambda b: 100 * nn.functional.mse_loss(guarded(b[0]), b[1]), (x, y)).grad_norm > 1
     assert torch.equal(plain.weight, guarded.weight)
+
+
+class Around(torch.optim.Optimizer):
+    """An optimizer that keeps another one, and whose update can go wrong."""
+
+    goes_wrong = False
+
+    def __init__(self, parameters: list[nn.Parameter]) -> None:
+        super().__init__(parameters, {"lr": 0.1})
+        self.fast = torch.optim.AdamW(parameters, lr=0.1)
+
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        self.fast.step()
+        if self.goes_wrong:
+            with torch.no_grad():
+                self.param_groups[0]["params"][0].fill_(float("nan"))
+
+
+def test_the_state_of_an_optimizer_inside_an_optimizer() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(6, 3)
+    optimizer = Around(list(model.parameters()))
+    guard = Guard(model, optimizer, quiet=True)
+
+    def loss(batch: tuple[Tensor, Tensor]) -> Tensor:
+        return (model(batch[0]) - batch[1]).square().mean()
+
+    data = batches(3)
+    assert guard.attempt(loss, data[0]).applied
+    before = {key: value.clone() for key, value in optimizer.fast.state[model.weight].items()}
+    optimizer.goes_wrong = True
+    incident = guard.attempt(loss, data[1]).incident
+    optimizer.goes_wrong = False
+    assert incident is not None
+    assert incident.restored is True
+    after = optimizer.fast.state[model.weight]
+    assert all(torch.equal(before[key], after[key]) for key in ("step", "exp_avg", "exp_avg_sq"))
+    assert guard.attempt(loss, data[2]).applied

@@ -13,6 +13,7 @@ from torch import Tensor
 from nantrap.causes.described import described
 from nantrap.finite import any_nonfinite
 from nantrap.incident import Trial
+from nantrap.locate.optimizers import state_tensors, states_of
 from nantrap.locate.part import forward_and_backward
 
 if TYPE_CHECKING:
@@ -115,14 +116,7 @@ def update_is_finite(case: Case) -> bool:
     failed = case.failed
     assert failed.run_update is not None
     failed.run_update()
-    state = [
-        value
-        for entry in failed.optimizer.state.values()
-        if isinstance(entry, dict)
-        for value in entry.values()
-        if isinstance(value, Tensor)
-    ]
-    return not any_nonfinite([*failed.parameters.values(), *state])
+    return not any_nonfinite([*failed.parameters.values(), *state_tensors(failed.optimizer)])
 
 
 def update_in_float32(case: Case) -> bool:
@@ -135,7 +129,7 @@ def update_in_float32(case: Case) -> bool:
             parameter.grad = None
             parameter.data = parameter.data.float()
             parameter.grad = None if gradient is None else gradient.float()
-        for state in failed.optimizer.state.values():
+        for _, state in states_of(failed.optimizer):
             for key, value in state.items():
                 if isinstance(value, Tensor) and value.dtype in _HALF:
                     state[key] = value.float()

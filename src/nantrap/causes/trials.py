@@ -24,6 +24,7 @@ from nantrap.causes.replacement import Replacement, is_of_family
 from nantrap.finite import any_nonfinite
 from nantrap.incident import Source, Trial
 from nantrap.locate.batch import with_tensor
+from nantrap.locate.optimizers import layers_of
 from nantrap.locate.program import cannot_rewind
 from nantrap.locate.replay import fails_alike, replay_step
 from nantrap.locate.samples import fails
@@ -280,7 +281,8 @@ class Laboratory:
 
         def experiment() -> Result:
             with update_rewound(self._case):
-                self._case.failed.optimizer.state.clear()
+                for layer in layers_of(self._case.failed.optimizer):
+                    layer.state.clear()
                 return Result(update_is_finite(self._case))
 
         return self.run("fresh_state", "a fresh optimizer state", experiment, harness="update")

@@ -23,6 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from nantrap.errors import UsageError
 from nantrap.faults.plan import VALUES, Fault, parse_faults
 from nantrap.faults.writing import can_hold, flip_bit, spoil, spoiled, tensors_in, with_tensors
+from nantrap.locate.optimizers import states_of
 from nantrap.locate.step import is_replaying
 
 _BEFORE = ("param", "buffer", "optimizer", "bitflip", "batch")
@@ -150,7 +151,7 @@ class Injector:
         elif fault.kind == "optimizer":
             names = {id(parameter): name for name, parameter in module.named_parameters()}
             for optimizer in filter(None, (seen() for seen in self._optimizers)):
-                for parameter, state in optimizer.state.items():
+                for parameter, state in states_of(optimizer):
                     for key, value in state.items():
                         if isinstance(value, Tensor) and value.dim() > 0:
                             yield f"{names.get(id(parameter), 'parameter')}.{key}", value

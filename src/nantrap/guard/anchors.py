@@ -75,8 +75,8 @@ class Extras:
     tensors: list[tuple[Tensor, Tensor]]
 
     @classmethod
-    def take(cls, modules: list[nn.Module], owned: set[int]) -> Extras:
-        """Copies of what the modules hold in addition to the parameters in `owned`."""
+    def take(cls, modules: list[nn.Module], others: list[nn.Parameter]) -> Extras:
+        """Copies of the modules' buffers, and of parameters that no snapshot holds."""
         tables = [buffers_of(m) for module in modules for m in module.modules()]
         holders = {id(table): table for table in tables}
         buffers = [
@@ -84,7 +84,6 @@ class Extras:
             for holder in holders.values()
             for name, tensor in holder.items()
         ]
-        others = [p for module in modules for p in module.parameters() if id(p) not in owned]
         return cls(buffers, [(tensor, tensor.detach().clone()) for tensor in others])
 
     def restore(self) -> None:
@@ -117,6 +116,9 @@ class Anchors:
         self._parameters = parameters
         self._optimizer = optimizer
         self._modules = modules
+        # sharded layers gather their weights into parameters that live for one pass: what is there now is the state
+        self._gathers = any(hasattr(parameter, "to_local") for parameter in parameters)
+        self._beside = self._find_others()
         self._scheduler = scheduler
         self._scaling = scaling
         self._buffers = buffers
@@ -201,13 +203,20 @@ class Anchors:
         while self.attempts and self.attempts[0].step < self._ring[0].step:
             self._attempt_bytes -= self.attempts.popleft().nbytes
 
+    def _find_others(self) -> list[nn.Parameter]:
+        """The parameters of the modules that are not the optimizer's: averages, and those of other optimizers."""
+        own = set(map(id, self._parameters))
+        return [p for module in self._modules for p in module.parameters() if id(p) not in own]
+
     def _fill(self, anchor: Anchor, step: int) -> None:
         """Overwrite an anchor with the state as it is now."""
         anchor.step, anchor.rollbacks, anchor.factor = step, 0, self.factor
         anchor.finite = None
         anchor.rng = RngState.capture()
         anchor.snapshot.take()
-        anchor.extras = Extras.take(self._modules, {id(p) for p in self._parameters})
+        if not self._gathers:
+            self._beside = self._find_others()
+        anchor.extras = Extras.take(self._modules, self._beside)
         anchor.scheduler = None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict())
         anchor.scaler = self._scaling.capture()
         anchor.ema = None if self._ema is None else copy.deepcopy(self._ema.state_dict())

@@ -104,6 +104,13 @@ def not_compared(incident: Incident, earlier: Incident) -> Incident:
     return replace(incident, notes=(*incident.notes, note))
 
 
+MAY_DIFFER = (
+    "the ranks exchange nothing here: if the other ranks applied this step, their weights differ from those of this "
+    "rank now"
+)
+"""An update that went wrong on one of several ranks that cannot tell each other."""
+
+
 def began_elsewhere(rank: int | None) -> str:
     """The note of a rank on which nothing began."""
     return "it began on another rank" if rank is None else f"it began on rank {rank}; see that rank's incident"

@@ -12,6 +12,7 @@ from nantrap.guard.alone import Alone
 from nantrap.guard.armed import Armed
 from nantrap.guard.bundling import material_of
 from nantrap.guard.completing import (
+    MAY_DIFFER,
     began_elsewhere,
     like_known,
     not_compared,
@@ -118,6 +119,8 @@ class Diagnosis:
         elif observation.agreed and self._ranks.kept_apart and incident.op is None and incident.same_as is None:
             words = "the ranks average gradients and exchange nothing else here, so it may have begun on another rank"
             draft.incident = replace(incident, origin_rank=None, notes=(*incident.notes, words))
+        if observation.update and self._ranks.kept_apart:
+            draft.notes.append(MAY_DIFFER)
         return draft
 
     def draft_exception(self, micro: Micro, error: Exception) -> Draft | None:

@@ -10,7 +10,7 @@ from torch.nn.parameter import UninitializedParameter
 from torch.optim import Optimizer
 
 from nantrap.errors import UsageError
-from nantrap.locate import unwrap
+from nantrap.locate import states_of, unwrap
 
 
 class Members:
@@ -137,9 +137,7 @@ def name_beside(module: nn.Module, taken: Container[str]) -> str:
 
 def optimizer_tensors(optimizer: Optimizer, names: Members) -> Iterator[tuple[str, str, Tensor]]:
     """Parameter name, state key and tensor of everything an optimizer remembers, lists of tensors (LBFGS) included."""
-    for parameter, state in optimizer.state.items():
-        if not isinstance(state, dict):
-            continue
+    for parameter, state in states_of(optimizer):
         name = names.name_of(parameter) if isinstance(parameter, Tensor) else str(parameter)
         for key, value in state.items():
             if isinstance(value, Tensor):

@@ -24,9 +24,9 @@ from nantrap.guard.forward_writes import ForwardWrites, put_back_silently
 from nantrap.guard.members import Members, name_beside, optimizer_tensors
 from nantrap.guard.policy import Policy
 from nantrap.guard.snapshot import UpdateSnapshot
-from nantrap.guard.torch_private import count_writes, step_hooks_of, version_of
+from nantrap.guard.torch_private import count_writes, local_parts, step_hooks_of, version_of
 from nantrap.incident import Finding, Phase
-from nantrap.locate import Program, ProgramState, finding
+from nantrap.locate import Program, ProgramState, finding, updated_elsewhere
 
 
 class Protected:
@@ -202,9 +202,12 @@ class Protected:
             return found
         self._trust()
         self._certificate = certify(self.optimizer)
-        if self._policy.undo == "auto" and self._certificate is not None:
-            self._snapshot = None  # free the memory: from here on the proof holds
         return []
+
+    def release(self) -> None:
+        """A careful update was good on every rank. Where the proof holds from here on, its copy is not needed."""
+        if self._policy.undo == "auto" and self._certificate is not None:
+            self._snapshot = None
 
     def undo(self) -> None:
         """Take back a careful update that was good here and bad on another rank."""
@@ -320,6 +323,12 @@ class Protected:
             self._bad_before = [finding(kind, name, tensor, "state") for kind, name, tensor in bad]
         return [finding(kind, name, tensor, phase) for kind, name, tensor in made]
 
+    def is_own(self, found: Sequence[Finding]) -> bool:
+        """Whether this rank made any of what an update made non-finite; the rest came from ranks that sent it."""
+        elsewhere = updated_elsewhere(self.optimizer)
+        sent = {self.members.name_of(p) for p in self.members.parameters if id(p) in elsewhere}
+        return any(entry.kind != "parameter" or entry.name not in sent for entry in found)
+
     def check(self, *, buffers: bool = True) -> list[Finding]:
         """Check everything now: parameters, optimizer state, averages and, if wanted, buffers."""
         found = self.findings("state")
@@ -339,7 +348,7 @@ class Protected:
     # ---- parts
 
     def _trust(self) -> None:
-        self._trusted = self._everything()
+        self._trusted = local_parts(self._everything())
         self._trusted_state = self.optimizer.state
         self._trusted_writes = count_writes(self._trusted)
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import Tensor, nn
+from torch import nn
 
 from nantrap import checkpoints, finite
 from nantrap.errors import NantrapError, UsageError
@@ -27,6 +27,7 @@ from nantrap.guard.ranks import Ranks
 from nantrap.guard.rates import current_rates, scale_bases, scale_rates
 from nantrap.guard.scaling import Scaling
 from nantrap.incident.wording import escaped
+from nantrap.locate import state_tensors
 
 if TYPE_CHECKING:  # imported where they are used: most runs save by other means
     from nantrap.checkpoints.store.catalogue import SavedCheckpoint
@@ -235,11 +236,7 @@ class Recovery:
         if finite.any_nonfinite(self._protected.members.parameters):
             bad = "the weights are"
         elif any(
-            bool(value.isnan().any())
-            for state in self._protected.optimizer.state.values()
-            if isinstance(state, dict)
-            for value in state.values()
-            if isinstance(value, Tensor) and value.is_floating_point()
+            bool(value.isnan().any()) for value in state_tensors(self._protected.optimizer) if value.is_floating_point()
         ):
             bad = "the optimizer's state is"
         else:

@@ -92,7 +92,7 @@ def act(parts: Parts, driver: Driver, decision: Decision, *, blocked: str = "") 
             return blocked or parts.recovery.no_way_back()
         return (parts.recovery.no_way_back() or "another rank has no older state") if verdict.stop else ""
 
-    spoiled = "" if decision.harmless or blocked or ranks.talking else parts.recovery.spoiled()
+    spoiled = "" if decision.harmless or blocked else spoiled_on_any(parts)
     action, reason = parts.ladder.decide(
         parts.progress.step, harmless=decision.harmless, spoiled=spoiled, no_way_back=no_way_back
     )
@@ -102,6 +102,18 @@ def act(parts: Parts, driver: Driver, decision: Decision, *, blocked: str = "") 
     if parts.policy.scheduler_on_skip == "advance":
         driver.advance_schedule()
     return Act(action, reason)
+
+
+def spoiled_on_any(parts: Parts) -> str:
+    """What of a run's state is non-finite on any rank although an older state is not, in words; else "".
+
+    Each rank calls it where they talk: a rank that rolled back alone would have other weights than the rest.
+    """
+    own = parts.recovery.spoiled()
+    if not parts.ranks.talking:
+        return own
+    told = {rank: words for rank, words in parts.ranks.share(own).items() if words}
+    return next((f"on rank {rank} {words}" for rank, words in told.items()), "")
 
 
 def refuse(

@@ -7,6 +7,7 @@ What is restored keeps its identity: the same tensor objects, with their old con
 from __future__ import annotations
 
 import copy
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,24 +16,22 @@ from torch.optim import Optimizer
 
 from nantrap import finite
 from nantrap.guard.torch_private import copy_parts
+from nantrap.locate import layers_of, state_tensors
 
 
-class UpdateSnapshot:
-    """One copy of parameters, optimizer state and hyper-parameters; `take` again reuses its memory."""
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """State and hyper-parameters of one optimizer. Tensors of the state are kept by identity, their contents apart."""
 
-    def __init__(self, parameters: list[torch.nn.Parameter], optimizer: Optimizer) -> None:
-        self._parameters = parameters
-        self._optimizer = optimizer
-        self._originals: list[Tensor] = []
-        self._copies: list[Tensor] = []
-        self._states: dict[Any, dict[str, Any]] = {}
-        self._groups: list[dict[str, Any]] = []
+    optimizer: Optimizer
+    states: dict[Any, dict[str, Any]]
+    groups: list[dict[str, Any]]
 
-    def take(self) -> None:
-        """Remember everything as it is now."""
-        tensors: list[Tensor] = list(self._parameters)
+    @classmethod
+    def of(cls, optimizer: Optimizer, tensors: list[Tensor]) -> _Layer:
+        """An optimizer as it is now; the tensors of its state are added to `tensors`."""
         states: dict[Any, dict[str, Any]] = {}
-        for key, state in self._optimizer.state.items():
+        for key, state in optimizer.state.items():
             if not isinstance(state, dict):
                 continue
             kept: dict[str, Any] = {}
@@ -43,11 +42,46 @@ class UpdateSnapshot:
                 else:
                     kept[name] = _copied(value)
             states[key] = kept
-        self._states = states
-        self._groups = [
+        groups = [
             {name: _copied(value) for name, value in group.items() if name != "params"}
-            for group in self._optimizer.param_groups
+            for group in optimizer.param_groups
         ]
+        return cls(optimizer, states, groups)
+
+    def restore(self) -> None:
+        """Put back all but the contents of the state's tensors."""
+        live = self.optimizer.state
+        for key in [key for key in live if key not in self.states]:
+            del live[key]
+        for key, kept in self.states.items():
+            state = live[key]
+            state.clear()
+            state.update({name: _restored(value) for name, value in kept.items()})
+        for group, kept in zip(self.optimizer.param_groups, self.groups, strict=True):
+            for name in [name for name in group if name != "params" and name not in kept]:
+                del group[name]
+            for name, value in kept.items():
+                live_value = group.get(name)
+                if isinstance(value, Tensor) and isinstance(live_value, Tensor):
+                    live_value.copy_(value)
+                else:
+                    group[name] = _restored(value)
+
+
+class UpdateSnapshot:
+    """One copy of parameters, optimizer state and hyper-parameters; `take` again reuses its memory."""
+
+    def __init__(self, parameters: list[torch.nn.Parameter], optimizer: Optimizer) -> None:
+        self._parameters = parameters
+        self._optimizer = optimizer
+        self._originals: list[Tensor] = []
+        self._copies: list[Tensor] = []
+        self._layers: list[_Layer] = []
+
+    def take(self) -> None:
+        """Remember everything as it is now."""
+        tensors: list[Tensor] = list(self._parameters)
+        self._layers = [_Layer.of(layer, tensors) for layer in layers_of(self._optimizer)]
         if not _same(tensors, self._originals):
             self._originals = tensors
             self._copies = [tensor.detach().clone() for tensor in tensors]
@@ -60,26 +94,12 @@ class UpdateSnapshot:
         with torch.no_grad():
             if self._originals:
                 copy_parts(self._originals, self._copies)
-        live = self._optimizer.state
-        for key in [key for key in live if key not in self._states]:
-            del live[key]
-        for key, kept in self._states.items():
-            state = live[key]
-            state.clear()
-            state.update({name: _restored(value) for name, value in kept.items()})
-        for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
-            for name in [name for name in group if name != "params" and name not in kept]:
-                del group[name]
-            for name, value in kept.items():
-                live_value = group.get(name)
-                if isinstance(value, Tensor) and isinstance(live_value, Tensor):
-                    live_value.copy_(value)
-                else:
-                    group[name] = _restored(value)
+        for layer in self._layers:
+            layer.restore()
 
     def fits(self) -> bool:
         """Whether the optimizer still has the parameter groups it had at `take`."""
-        return len(self._optimizer.param_groups) == len(self._groups)
+        return all(len(layer.optimizer.param_groups) == len(layer.groups) for layer in self._layers)
 
     def was_finite(self, tensor: Tensor) -> bool:
         """Whether `tensor` (by identity) was finite at `take`; a tensor that was made since counts as finite."""
@@ -101,11 +121,7 @@ class UpdateSnapshot:
 
 def state_bytes(parameters: list[torch.nn.Parameter], optimizer: Optimizer) -> int:
     """Memory that one snapshot would take."""
-    total = sum(parameter.nbytes for parameter in parameters)
-    for state in optimizer.state.values():
-        if isinstance(state, dict):
-            total += sum(value.nbytes for value in state.values() if isinstance(value, Tensor))
-    return total
+    return sum(tensor.nbytes for tensor in [*parameters, *state_tensors(optimizer)])
 
 
 def _same(tensors: list[Tensor], others: list[Tensor]) -> bool:

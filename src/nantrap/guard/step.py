@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from nantrap import finite
+from nantrap.guard.apart import put_back_buffers
 from nantrap.guard.driver import Driver
 from nantrap.guard.heads import drop_bad_heads, words_for
 from nantrap.guard.judge import APPLY, APPLY_CAREFULLY, Decision, Flags, Kind, Verdict, judge
@@ -49,6 +50,8 @@ def run_step(parts: Parts, driver: Driver, window: Window) -> Outcome:
     if decision.verdict.signalled:
         reading = without_signal(parts, driver, reading)
     if decision.kind is Kind.APPLY:
+        if reading.buffers_bad:
+            put_back_buffers(parts, window, reading)
         undone, verdict = make_update(parts, driver, window, reading, careful=decision.verdict.careful)
         if verdict is None:
             return accept(parts, driver, window, reading)
@@ -309,12 +312,14 @@ def make_update(
     if silent and bad:
         ranks.wait_for_all()
     if bad or not silent:
-        verdict = ranks.agree(Flags(origin=bad, symptom=bad, harmful=bad, stop=_cannot_go_back(parts)))
+        own = bad and protected.is_own(undone)
+        verdict = ranks.agree(Flags(origin=own, symptom=bad, harmful=bad, stop=_cannot_go_back(parts)))
     if verdict.bad:
         if not undone:
             protected.undo()
             undone = [Finding("parameter", f"rank {verdict.origin_rank}", "optimizer", note="on another rank")]
         return undone, verdict
+    protected.release()
     for found in protected.newly_bad_before():
         parts.recorder.say(
             f"step {parts.progress.step:,}: {found.kind.replace('_', ' ')} {found.name} was non-finite before this "

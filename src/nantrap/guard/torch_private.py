@@ -79,12 +79,14 @@ def copy_parts(targets: list[Tensor], sources: list[Tensor]) -> None:
     """Copy a list of tensors in one call. Of tensors that are spread over ranks, the local parts: they are laid out
     alike, and the operation has no rule for the others."""
     if not _PLAIN.issuperset(map(type, targets)):
-        targets, sources = _local(targets), _local(sources)
+        targets, sources = local_parts(targets), local_parts(sources)
     torch._foreach_copy_(targets, sources)
 
 
-def _local(tensors: list[Tensor]) -> list[Tensor]:
-    """The parts of tensors that this rank holds; a plain tensor is its own part."""
+@torch.no_grad()
+def local_parts(tensors: list[Tensor]) -> list[Tensor]:
+    """The parts of tensors that this rank holds; a plain tensor is its own part. They are written in place of the
+    whole, and count the writes of their own; with gradients on, `to_local` would give views."""
     return [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
 
 

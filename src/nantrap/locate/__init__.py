@@ -4,6 +4,7 @@ from nantrap.locate.batch import batch_size, select, tensors_of
 from nantrap.locate.kept import RootCall
 from nantrap.locate.locate import locate
 from nantrap.locate.location import Location, batch_findings, finding
+from nantrap.locate.optimizers import layers_of, state_tensors, states_of, updated_elsewhere
 from nantrap.locate.probes import clear_probes, probe, read_probes
 from nantrap.locate.program import Program, ProgramState
 from nantrap.locate.rng import RngState
@@ -24,10 +25,14 @@ __all__ = [
     "find_samples",
     "finding",
     "is_compiled",
+    "layers_of",
     "locate",
     "probe",
     "read_probes",
     "select",
+    "state_tensors",
+    "states_of",
     "tensors_of",
     "unwrap",
+    "updated_elsewhere",
 ]

@@ -16,6 +16,7 @@ from torch import Tensor
 from nantrap.finite import any_nonfinite, gradient_norm, readable
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.kept import RootCall
+from nantrap.locate.optimizers import states_of
 from nantrap.locate.origin import Replay, Sink, judge, judge_step, left_sinks
 from nantrap.locate.source import is_boundary
 from nantrap.locate.step import FailedStep
@@ -239,8 +240,7 @@ def _optimizer_state(failed: FailedStep) -> dict[str, Tensor]:
     names = {id(parameter): name for name, parameter in failed.parameters.items()}
     return {
         f"{key} of {names.get(id(parameter), '?')}": value
-        for parameter, state in failed.optimizer.state.items()
-        if isinstance(state, dict)
+        for parameter, state in states_of(failed.optimizer)
         for key, value in state.items()
         if isinstance(value, Tensor)
     }

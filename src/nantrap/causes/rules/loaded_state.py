@@ -221,11 +221,12 @@ def _negative_second_moment(case: Case) -> str:
     that shape: a second moment itself, or what was computed from several moments that do not fit together."""
     if case.phase != "optimizer" or case.op not in ("sqrt", "rsqrt") or not case.inputs:
         return ""
+    from nantrap.locate.optimizers import states_of
+
     below = case.inputs[0] < 0
     memory = [
         value
-        for state in case.failed.optimizer.state.values()
-        if isinstance(state, dict)
+        for _, state in states_of(case.failed.optimizer)
         for key, value in state.items()
         if key not in _SIGNED and getattr(value, "shape", None) == below.shape
     ]
