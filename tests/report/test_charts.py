@@ -95,6 +95,16 @@ def test_any_values_have_an_axis(values: list[float]) -> None:
         curve(column, scale)
 
 
+def test_a_limit_is_on_the_axis_at_its_own_height() -> None:
+    """A clip at 1 above a constant norm of 0.5 was drawn at 0.55."""
+    scale = scale_for([of([0.5] * 100)], height=100, include=[1.0])
+    assert scale.low <= 0.5 < 1.0 <= scale.high
+    assert not scale.clipped
+    absurd = scale_for([of([*(-0.1 * (i % 7) for i in range(200)), 1e30])], height=100, include=[2.0])
+    assert absurd.clipped
+    assert 2.0 <= absurd.high < 10.0
+
+
 def test_ticks_are_round() -> None:
     assert [round(n, 9) for n in round_numbers(0.0, 1.0, 5)] == [0.0, 0.2, 0.4, 0.6, 0.8, 1.0]
     assert [tick_text(n) for n in (0, 0.05, 4e-4, 1.0, 30_000.0, 1e5, -2.5e-7)] == [

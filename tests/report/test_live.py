@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -48,6 +49,7 @@ def test_sparklines() -> None:
     assert sparkline(column(spiked), width=10).count("█") == 1
     assert sparkline(column([1e308, 1e308, -1e308, 1.0]), width=2) in ("█▁", "▁█")
     assert sparkline(column([]), width=5) == ""
+    assert sparkline(column([0.7] * 100), width=30) == "▅" * 30  # means of 3 and of 4 of them differ in the last bit
 
 
 def test_a_view(folder: Path) -> None:
@@ -56,6 +58,7 @@ def test_a_view(folder: Path) -> None:
     assert view.headline == "running · step 39 of 100 (40.0%) · 10 steps/s · 6.0 s left · written 5.0 s ago"
     assert [value.name for value in view.values] == ["loss", "lr", "grad_norm", "block.alpha"]
     assert view.values[3].alarm == "above 0.1"
+    assert view.values[0].course.endswith(", 1 ×"), "of 40 losses one is not finite, too few for a sign in the curve"
     assert (view.applied, view.skipped, [row.rank for row in view.ranks]) == (39, 1, [0, 1])
     assert view_of(run, now=run.modified + 7200).state == "quiet"
     assert next(new_lines(run, since=0)) == "step 7  skip in forward at attn: softmax_fully_masked_row"
@@ -117,6 +120,35 @@ def test_the_application(folder: Path) -> None:
             await pilot.resize_terminal(200, 60)
             await pilot.resize_terminal(30, 8)
             await pilot.press("q")
+
+    asyncio.run(drive())
+
+
+def test_a_growing_log_of_others_on_80_columns(tmp_path: Path) -> None:
+    """Facts of the headline are not broken at the end of a line, and lines of a log are not called incidents."""
+    pytest.importorskip("textual")
+    from textual.widgets import Static
+
+    from nantrap.report.watching import WatchApp
+
+    log = tmp_path / "train.log"
+    rows = [
+        f"epoch 4/10 | step {i + 1}/1000 | loss {'nan' if i == 321 else 2 - 0.001 * i} | lr 1e-3" for i in range(382)
+    ]
+    log.write_text("\n".join(rows[:300]) + "\n")
+
+    async def drive() -> None:
+        app = WatchApp(record.open_run(log), interval=3600)
+        async with app.run_test(size=(80, 24)) as pilot:
+            with log.open("a") as file:
+                file.write("\n".join([*rows[300:], "RuntimeError: loss is NaN"]) + "\n")
+            app.look()
+            await pilot.pause()
+            head = str(app.query_one("#head", Static).render()).splitlines()
+            assert head[0] == "● train.log  running · step 382 of 1,000 (38.2%) · epoch 4 of 10"
+            assert re.fullmatch(r"written [\d.]+ s ago", head[1])
+            assert "1.62 … 2, 1 ×" in str(app.query_one("#rows", Static).render())
+            assert "line about NaN or an error, 1 of 1\n" in str(app.query_one("#text", Static).render())
 
     asyncio.run(drive())
 

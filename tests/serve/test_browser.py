@@ -10,13 +10,14 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from nantrap.report.writing import write_incident_report, write_run_report
-from report.runs import line, skipped, usual_run
+from report.runs import MASKED, line, skipped, usual_run, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AXE = Path(os.environ.get("AXE_CORE", "node_modules/axe-core/axe.min.js"))
@@ -172,3 +173,17 @@ def test_on_a_phone_a_long_name_does_not_cover_the_state(browser: Any, tmp_path:
         assert name["y"] + name["height"] <= state["y"] + 1
         assert name["x"] + name["width"] <= 420
         assert page.locator("#rows .c-run a").first.bounding_box()["width"] <= name["width"]
+
+
+def test_on_paper_nothing_is_cut_off(browser: Any, tmp_path: Path) -> None:
+    """What scrolls on a screen is whole in print: 718 pixels are the width of a sheet without its margins."""
+    long = "encoder.layers.0.before_attention.linear"
+    found = tuple(replace(one, name=f"{long}.{one.name}") for one in MASKED.findings)
+    run = write_run(tmp_path / "run", [line(0), skipped(7)], incidents=(replace(MASKED, findings=found),))
+    for report in (write_run_report(run), write_incident_report(run / "incidents" / "000007-r0")):
+        assert report is not None
+        with opened(browser, report.as_uri(), viewport={"width": 718, "height": 1000}) as page:
+            page.emulate_media(media="print")
+            page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
+            wide = "[...document.querySelectorAll('main *')].filter(one => one.getBoundingClientRect().right > 719)"
+            assert page.evaluate(f"{wide}.map(one => one.outerHTML.slice(0, 80))") == []

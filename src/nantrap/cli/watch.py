@@ -76,7 +76,7 @@ def _show_once(run: object, *, as_json: bool) -> None:
     print(f"{view.name}  {view.headline}")
     for value in view.values:
         alarm = f"  {value.alarm}" if value.alarm else ""
-        print(f"  {value.name:<24} {value.last:>12}  {value.spark}  {value.low} … {value.high}{alarm}")
+        print(f"  {value.name:<24} {value.last:>12}  {value.spark}  {value.course}{alarm}")
     print(f"  applied {view.applied:,}, skipped {view.skipped:,}, rolled back {view.rollbacks:,}")
     for row in view.ranks:
         print(f"  rank {row.rank}: step {row.step:,}, loss {row.loss}, skipped {row.skipped:,}")

@@ -82,7 +82,7 @@ def scale_for(
         logarithmic = len(positive) > 0 and low >= 0 and high > 4 * float(positive.min())
     if logarithmic and len(positive) and high > 0:
         return _logarithmic(low, high, positive, height)
-    return _linear(low, high, lows, highs, height)
+    return _linear(lows, highs, [number for number in include if math.isfinite(number)], height)
 
 
 def _logarithmic(low: float, high: float, positive: np.ndarray, height: float) -> Scale:
@@ -91,20 +91,22 @@ def _logarithmic(low: float, high: float, positive: np.ndarray, height: float) -
     return Scale(10 ** (first - room), 10 ** (last + room), height, logarithmic=True, floor=low <= 0)
 
 
-def _linear(low: float, high: float, lows: np.ndarray, highs: np.ndarray, height: float) -> Scale:
+def _linear(lows: np.ndarray, highs: np.ndarray, include: Sequence[float], height: float) -> Scale:
     """A linear scale for the usual values: a few extreme ones must not flatten all others, so they are cut off.
 
-    It begins at 0 where the values are not far from it, and leaves some room at both ends.
+    Those of `include` never are. It begins at 0 where the values are not far from it, and leaves some room at both
+    ends.
     """
-    low, high = max(low, -_LARGEST), min(high, _LARGEST)
-    lows, highs = np.clip(lows, low, high), np.clip(highs, low, high)
+    lows, highs = np.clip(lows, -_LARGEST, _LARGEST), np.clip(highs, -_LARGEST, _LARGEST)
+    low, high = float(lows.min()), float(highs.max())
     usual_low, usual_high = float(np.quantile(lows, 0.02)), float(np.quantile(highs, 0.98))
     room = max(usual_high - usual_low, 1e-12 * max(abs(usual_low), abs(usual_high)), 1e-300)
+    least, most = min([usual_low, *include]), max([usual_high, *include])
     clipped = False
-    if high > usual_high + 8 * room:
-        high, clipped = usual_high + room, True
-    if low < usual_low - 8 * room:
-        low, clipped = usual_low - room, True
+    if high > most + 8 * room:
+        high, clipped = most + room, True
+    if low < least - 8 * room:
+        low, clipped = least - room, True
     if high - low <= 1e-9 * max(abs(high), abs(low)):
         middle = (high + low) / 2
         margin = abs(middle) * 0.1 or 1.0

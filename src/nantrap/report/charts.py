@@ -149,10 +149,10 @@ def guides(steps: Iterable[int], span: Range, height: float) -> Markup:
     return Markup("".join(f'<line class="guide" x1="{p}%" x2="{p}%" y1="0" y2="{height:.0f}"/>' for p in places))
 
 
-def limit_line(limit: Limit, scale: Scale) -> Markup:
-    """A dashed horizontal with its name above it, or below it at the top."""
+def limit_line(limit: Limit, scale: Scale, *, lifted: bool = False) -> Markup:
+    """A dashed horizontal with its name above it, or below it at the top. A chart that is lifted has room above."""
     y = scale(limit.value)
-    below = y + 13 if y < 16 else y - 4
+    below = y + 13 if y < 16 and not lifted else y - 4
     return Markup(
         f'<line x1="0" x2="100%" y1="{y:.1f}" y2="{y:.1f}" class="l l{limit.tone} dash"/>'
         f'<text x="4" y="{below:.1f}" class="t{limit.tone} halo">{escape(visible(limit.text))}</text>'

@@ -12,6 +12,7 @@ from nantrap.report.charts import Limit, Range, chart, curve, hatched, limit_lin
 from nantrap.report.columns import columns
 from nantrap.report.incident_rows import Growth
 from nantrap.report.numbers import value
+from nantrap.report.surroundings import Moment
 from nantrap.report.view_incident import IncidentView
 
 
@@ -37,25 +38,29 @@ def _magnitudes(growth: Growth, failed: int) -> Markup:
         scale=scale,
         span=span,
         inner=curve(found, scale, band=False) + hatched(failed, span, scale),
-        over=limit_line(Limit(limit, f"limit of {growth.dtype}: {value(limit, 5)}", "bad"), scale),
+        over=limit_line(Limit(limit, f"limit of {growth.dtype}: {value(limit, 5)}", "bad"), scale, lifted=True),
         caption=note("log scale, hatched: the step that failed"),
+        lifted=True,
         now=f"{value(last.number, 3)} at step {last.step:,}{left}",
     )
     return figure + Markup('<p class="note break">{}</p>').format(growth.sentence)
 
 
 def moments_charts(view: IncidentView) -> list[Markup]:
-    """Loss and gradient norm of the steps before."""
-    moments = view.moments
-    if len(moments) < 2:
+    """Loss and gradient norm of the steps before and of the failed one, which the journal may not have yet."""
+    incident, moments = view.incident, view.moments
+    if moments and moments[-1].step < incident.step:
+        loss, norm = (math.nan if found is None else found for found in (incident.loss, incident.grad_norm))
+        moments = (*moments, Moment(incident.step, loss, norm, math.nan, incident.action.value))
+    if len(moments) < 3:
         return []
     step = np.array([moment.step for moment in moments])
     span = Range(int(step.min()), int(step.max()))
     skipped = [moment.step for moment in moments if moment.action in ("skip", "rollback", "stop")]
     figures = []
     for title, numbers in (
-        ("Loss before the incident", [moment.loss for moment in moments]),
-        ("Gradient norm before the incident", [moment.grad_norm for moment in moments]),
+        ("Loss up to the incident", [moment.loss for moment in moments]),
+        ("Gradient norm up to the incident", [moment.grad_norm for moment in moments]),
     ):
         number = np.array(numbers)
         good = number[np.isfinite(number)]
@@ -71,8 +76,12 @@ def moments_charts(view: IncidentView) -> list[Markup]:
                 scale=scale,
                 span=span,
                 inner=curve(found, scale, band=False) + rug(skipped, span, scale.height),
-                caption=note(("log scale, " if scale.logarithmic else "") + "hatched: not finite"),
+                caption=note(", ".join(_legend(scale.logarithmic, len(good) < len(numbers)))),
                 now=f"last finite {value(float(good[-1]), 4)}",
             )
         )
     return figures
+
+
+def _legend(logarithmic: bool, gaps: bool) -> list[str]:
+    return [*(["log scale"] if logarithmic else []), *(["hatched: not finite"] if gaps else [])]

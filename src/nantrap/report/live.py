@@ -36,6 +36,13 @@ class Value:
     low: str
     high: str
     alarm: str = ""
+    gaps: int = 0
+
+    @property
+    def course(self) -> str:
+        """The range of the finite values and, with the sign of the curve, how many are not finite."""
+        gaps = f"{self.gaps:,} {BAD}" if self.gaps else ""
+        return ", ".join(part for part in (f"{self.low} … {self.high}" if self.low else "", gaps) if part)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +83,15 @@ class View:
     @property
     def headline(self) -> str:
         """State, place and speed in one line."""
+        return " · ".join(self.facts)
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """The parts of the headline, none of which should be broken at the end of a line."""
         total = f" of {self.total_steps:,} ({100 * (self.share or 0):.1f}%)" if self.total_steps else ""
         place = f"step {self.step:,}{total}" if self.step >= 0 else "no step yet"
         parts = [self.state, place, self.epoch, self.speed, self.remaining, f"written {self.written} ago"]
-        return " · ".join(part for part in parts if part)
+        return tuple(part for part in parts if part)
 
 
 def view_of(
@@ -156,7 +168,8 @@ def _bars(column: Column, width: int, *, log: bool) -> str:
     if log and (level[~gap] > 0).all():
         level = np.log(level)
     low, top = (np.nanmin(level), np.nanmax(level)) if not gap.all() else (0.0, 0.0)
-    scaled = (level - low) / (top - low) if top > low else np.full(len(level), 0.5)
+    flat = top - low <= 1e-12 * max(abs(low), abs(top))  # equal values: their means differ by rounding alone
+    scaled = np.full(len(level), 0.5) if flat else (level - low) / (top - low)
     return "".join(
         BAD if bad else BARS[min(len(BARS) - 1, int(part * len(BARS)))] for part, bad in zip(scaled, gap, strict=True)
     )
@@ -260,6 +273,7 @@ def _values(run: Run, series: Series, width: int, window: int | None, log: bool)
             low,
             high,
             _alarm(name, column, limits),
+            len(column) - len(finite),
         )
 
 

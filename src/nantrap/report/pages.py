@@ -6,13 +6,14 @@ import base64
 import functools
 import hashlib
 import math
+import re
 from collections.abc import Sequence
 from importlib import resources
 from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from nantrap._version import __version__
 from nantrap.report import wording as words
@@ -98,6 +99,7 @@ def render(template: str, *, script: str = "", extra_style: str = "", **context:
             value=value,
             size=size,
             isfinite=math.isfinite,
+            dotted=dotted,
             **context,
         )
     )
@@ -130,9 +132,7 @@ def _sections(view: IncidentView) -> Sequence[tuple[str, str]]:
         "stats": bool(view.stats),
         "samples": bool(view.incident.samples or view.incident.dataset_indices),
         "causes": bool(view.causes),
-        "replay": bool(view.replay),
         "environment": bool(view.environment or view.files),
-        "similar": bool(view.similar or view.others),
     }
     titles = (
         ("source", "Source"), ("path", "Path of the poison"), ("before", "Headroom"), ("stats", "Statistics"),
@@ -154,6 +154,11 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_finalized,
     )
+
+
+def dotted(name: str) -> Markup:
+    """A long name that a browser may break behind its dots and slashes rather than inside of a word."""
+    return Markup(re.sub(r"(?<=\w)([./])(?=\w)", r"\1<wbr>", str(escape(_finalized(name)))))
 
 
 def _finalized(found: Any) -> Any:

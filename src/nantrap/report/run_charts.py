@@ -55,6 +55,10 @@ def run_charts(view: RunView) -> Markup:
     return Markup("").join(part for part in parts if part)
 
 
+def _about(width: float) -> str:
+    return "1 or 2" if 1 < width < 2 else f"{'' if width == int(width) else 'about '}{width:,.0f}"
+
+
 def legend(view: RunView) -> str:
     """How to read the charts, in words."""
     steps = view.last_step - view.first_step + 1
@@ -63,7 +67,7 @@ def legend(view: RunView) -> str:
         how = f"{count(steps, 'step')}, each drawn separately."
     else:
         how = (
-            f"{count(steps, 'step')} in {number} columns of about {steps / number:,.0f} steps. The band "
+            f"{count(steps, 'step')} in {number} columns of {_about(steps / number)} steps. The band "
             "goes from the smallest to the largest value of a column and the line is its median, so a spike of one "
             "step stays visible."
         )

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 from nantrap.incident import Incident, Source
 from nantrap.incident.codec import NONFINITE
+from nantrap.report.repeats import Repeats, repeats_of
 
 _STEPS_BEFORE = 48
 _CONTEXT = 3
@@ -51,6 +52,7 @@ class Surroundings:
     info: Mapping[str, Any] = field(default_factory=dict)
     moments: tuple[Moment, ...] = ()
     siblings: tuple[Sibling, ...] = ()
+    repeats: Repeats = field(default_factory=Repeats)
     folder: str = ""
     files: tuple[tuple[str, int], ...] = ()
     kind: str = ""
@@ -68,11 +70,13 @@ def surroundings(incident: Incident, folder: Path | None) -> Surroundings:
     files = about.get("files")
     names = sorted(name for name in files if isinstance(name, str)) if isinstance(files, Mapping) else []
     sizes = tuple((name, _size(folder / name)) for name in names if os.sep not in name)
+    journal = run / f"journal-r{incident.rank}.jsonl" if run is not None else None
     return Surroundings(
         run_name=run.name if run is not None else "",
         info=read_json(run / "run.json") if run is not None else {},
-        moments=moments_before(run / f"journal-r{incident.rank}.jsonl", incident.step) if run is not None else (),
+        moments=moments_before(journal, incident.step) if journal is not None else (),
         siblings=_siblings(folder),
+        repeats=repeats_of(incident, journal) if journal is not None else Repeats(),
         folder=folder.name,
         files=sizes,
         kind=str(about.get("kind", "")),

@@ -24,6 +24,7 @@ from nantrap.report.incident_rows import (
 )
 from nantrap.report.numbers import LIMITS
 from nantrap.report.poison import Stop, path_of_poison
+from nantrap.report.repeats import Repeats
 from nantrap.report.surroundings import Moment, Surroundings
 
 _FINDINGS_SHOWN = 6
@@ -68,6 +69,7 @@ class IncidentView:
     replay: str
     environment: tuple[tuple[str, str], ...]
     similar: tuple[SimilarRow, ...]
+    repeats: Repeats
     others: tuple[SimilarRow, ...]
     run_name: str
     folder: str
@@ -109,6 +111,7 @@ def view_incident(incident: Incident, around: Surroundings | None = None) -> Inc
         replay=_replay(incident, around),
         environment=environment(around.info),
         similar=same,
+        repeats=around.repeats,
         others=others,
         run_name=around.run_name,
         folder=around.folder,

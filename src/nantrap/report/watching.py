@@ -108,8 +108,9 @@ class WatchApp(App[None]):
     def _head(self, view: View, width: int) -> Text:
         """The state and the headline of the run, with a bar of its progress where the number of steps is known."""
         text = Text(no_wrap=False)
-        text.append(f"{_STATE_SIGNS[view.state]} {view.name}  ", style=_STATE_STYLES[view.state])
-        text.append(view.headline + ("  (paused)" if self._paused else ""))
+        name = f"{_STATE_SIGNS[view.state]} {_cut(view.name, width - 4)}  "
+        text.append(name, style=_STATE_STYLES[view.state])
+        text.append(_in_lines((*view.facts, *(("(paused)",) if self._paused else ())), width, len(name)))
         if view.share is not None:
             done = round(view.share * width)
             text.append("\n" + "━" * done, style="green")
@@ -141,7 +142,8 @@ class WatchApp(App[None]):
         if not texts:
             return Text("no incident" if view.step >= 0 else "waiting for the first step", style="dim")
         index = len(texts) - 1 if self._incident_index is None else min(self._incident_index, len(texts) - 1)
-        shown = Text(f"incident {index + 1} of {len(texts)}\n", style="dim")
+        kind = "incident" if self._run_read.incidents else "line about NaN or an error,"
+        shown = Text(f"{kind} {index + 1} of {len(texts)}\n", style="dim")
         return shown.append_text(Text.from_ansi(texts[index]))
 
     # ---- keys
@@ -181,6 +183,18 @@ class WatchApp(App[None]):
         self.query_one("#incident", VerticalScroll).scroll_relative(y=by, animate=False)
 
 
+def _in_lines(facts: tuple[str, ...], width: int, used: int) -> str:
+    """The facts one after the other, each whole in its line; `used` characters of the first line are taken."""
+    text = ""
+    for number, fact in enumerate(facts):
+        if number and used + len(fact) + 3 > width:
+            text, used = f"{text}\n", 0
+        elif number:
+            text, used = f"{text} · ", used + 3
+        text, used = text + fact, used + len(fact)
+    return text
+
+
 _NARROW = 64
 """Below this many columns a value has its name, its last number and its curve, and nothing else."""
 
@@ -203,8 +217,10 @@ def _rows(values: tuple[Value, ...], width: int) -> Text:
             text.append(piece, style="red" if piece.startswith(BAD) else "cyan")
         if bad and not narrow:
             text.append(f"  {value.alarm}", style="bold red")
-        elif value.low and not narrow:
-            text.append(f"  {value.low} … {value.high}", style="dim")
+        elif value.course and not narrow:
+            room = width - names - numbers - len(value.spark) - 5
+            shown = value.course if len(value.course) <= room else f"{value.low} … {value.high}"
+            text.append(f"  {shown}", style="dim")
         text.append("\n")
     text.rstrip()
     return text

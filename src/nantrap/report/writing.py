@@ -21,6 +21,7 @@ from nantrap.report.view_run import RunView, Stage, view_run
 
 FORMATS = ("html", "md", "json", "junit", "github", "sarif")
 REPORT = "report.html"
+_REFRESHED = 20
 _MARK = '<meta name="generator" content="nantrap '
 
 
@@ -47,7 +48,9 @@ def write_incident_report(folder: str | os.PathLike[str]) -> Path | None:
 
 
 def write_run_report(run_dir: str | os.PathLike[str]) -> Path | None:
-    """Write `report.html` into the folder of a run. Never raises: a report must not stop a run.
+    """Write `report.html` into the folder of a run, and those of its incidents again, with what came after them.
+
+    Never raises: a report must not stop a run.
 
     Returns:
         The file, or `None` if it could not be written.
@@ -56,7 +59,11 @@ def write_run_report(run_dir: str | os.PathLike[str]) -> Path | None:
         place = Path(run_dir)
         if not _ours(place / REPORT):
             return None
-        _write(place / REPORT, run_page(view_run(open_run(place))))
+        run = open_run(place)
+        _write(place / REPORT, run_page(view_run(run)))
+        for folder in run.incidents[-_REFRESHED:]:  # pages of the past do not know what came after them
+            if folder.incident is not None and (folder.path / REPORT).is_file() and _ours(folder.path / REPORT):
+                write_incident_report(folder.path)
         return place / REPORT
     return None
 
