@@ -78,3 +78,30 @@ def test_what_is_not_there_is_named(tmp_path: Path) -> None:
         plot_runs([run(tmp_path)], form="png", options=PlotOptions(columns=("accuracy",)))
     with pytest.raises(UsageError, match="no rank 3; there are 0"):
         plot_runs([run(tmp_path)], form="png", options=PlotOptions(rank=3))
+
+
+def written(picture: bytes) -> list[str]:
+    """The texts of an SVG: matplotlib draws them as curves, each with a comment that has the text."""
+    return re.findall("<!-- (.*?) -->", picture.decode())
+
+
+def test_numbers_on_a_logarithmic_axis_do_not_cover_each_other(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text("".join(json.dumps({"step": i, "loss": 2.0 / (1 + i / 20), "lr": 1e-3}) + "\n" for i in range(300)))
+    texts = written(plot_runs([record.open_run(path)], form="svg", options=PlotOptions(columns=("loss", "lr"))))
+    assert {"0.2", "0.5", "1", "2", "0.001"} <= set(texts)
+    assert not {"0.3", "0.9", "0.8", "0.009"} & set(texts)
+
+
+def test_a_column_that_one_run_lacks_is_not_recorded_and_runs_share_an_axis(tmp_path: Path) -> None:
+    flat, falling = tmp_path / "flat.jsonl", tmp_path / "falling.jsonl"
+    flat.write_text("".join(json.dumps({"step": i, "loss": 1.0}) + "\n" for i in range(20)))
+    falling.write_text(
+        "".join(json.dumps({"step": i, "loss": 10.0 ** -(i % 4), "extra": 1.0}) + "\n" for i in range(20))
+    )
+    for one, other in ((flat, falling), (falling, flat)):
+        options = PlotOptions(columns=("loss", "extra"), side_by_side=True)
+        texts = written(plot_runs([record.open_run(one), record.open_run(other)], form="svg", options=options))
+        assert "not recorded" in texts
+        assert "nothing finite" not in texts
+        assert {"0.001", "0.01", "0.1"} <= set(texts), "the axis shows the curve that falls, in either order"

@@ -62,7 +62,7 @@ def test_one_run_its_report_and_its_incidents(client: TestClient) -> None:
     assert page.status_code == 200
     assert "NT401" in page.text
     assert f"{address}/incident/000007-r0" in page.text
-    assert "300 steps, 296 applied (98.7 %)" in client.get(f"{address}/report").text
+    assert "300 steps, 296 applied (98.7\u00a0%)" in client.get(f"{address}/report").text
     incident = client.get(f"{address}/incident/000007-r0")
     assert incident.status_code == 200
     assert "proven by trial 1" in incident.text

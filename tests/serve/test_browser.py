@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from nantrap.report.writing import write_incident_report, write_run_report
-from report.runs import MASKED, line, skipped, usual_run, write_run
+from report.runs import EVIL, MASKED, line, skipped, usual_run, write_run
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AXE = Path(os.environ.get("AXE_CORE", "node_modules/axe-core/axe.min.js"))
@@ -187,3 +187,37 @@ def test_on_paper_nothing_is_cut_off(browser: Any, tmp_path: Path) -> None:
             page.evaluate("document.querySelectorAll('details').forEach(one => one.open = true)")
             wide = "[...document.querySelectorAll('main *')].filter(one => one.getBoundingClientRect().right > 719)"
             assert page.evaluate(f"{wide}.map(one => one.outerHTML.slice(0, 80))") == []
+
+
+def test_a_list_with_long_and_hostile_names_fits_the_screen_and_shows_them_as_text(
+    browser: Any, tmp_path: Path
+) -> None:
+    """As the server wrote it and as the script writes it again."""
+    write_run(tmp_path / ("a_long_name_" * 16), [line(step) for step in range(4)])
+    write_run(tmp_path / "hostile", [line(0), skipped(1, cause=EVIL), line(2, terms={EVIL: 1.0})])
+    with serving(tmp_path) as address, opened(browser, address, viewport={"width": 1280, "height": 800}) as page:
+        playwright.expect(page.locator("#connection")).to_have_text("live")
+        with (tmp_path / "hostile" / "journal-r0.jsonl").open("a") as file:
+            file.write(json.dumps(line(3, 0.25)) + "\n")
+        playwright.expect(page.locator("#rows")).to_contain_text("0.25")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1280
+        assert "\u202e" not in page.locator("#rows").inner_text()
+        assert r"\u202e" in page.locator("#rows").inner_text()
+        page.get_by_role("link", name="hostile").click()
+        playwright.expect(page.locator("#charts figure").nth(3)).to_contain_text(r"\u202e")
+        assert "\u202e" not in page.locator("body").inner_text()
+
+
+def test_a_zoom_into_the_past_is_not_called_now(browser: Any, run: Path) -> None:
+    with serving(run) as address, opened(browser, address) as page:
+        page.get_by_role("link", name="exp1").click()
+        caption = page.locator("figure .now").first
+        playwright.expect(caption).to_contain_text("now ")
+        box = page.locator(".plot").first.bounding_box()
+        page.mouse.move(box["x"] + box["width"] * 0.2, box["y"] + 20)
+        page.mouse.down()
+        page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 20)
+        page.mouse.up()
+        playwright.expect(page.locator("#range")).not_to_contain_text("steps 0 to")
+        page.mouse.move(1, 1)
+        playwright.expect(caption).to_contain_text(re.compile(r"^step \d+: "))

@@ -6,6 +6,7 @@ import contextlib
 import json
 import math
 import os
+import re
 import sqlite3
 from pathlib import Path
 
@@ -165,11 +166,14 @@ APPLIED = ["apply"] * 50
         (Recent([math.nan] * 10 + [1.0] * 40, ["skip"] * 10 + APPLIED[10:]), "skipping"),
         (Recent([1.0] * 50, [*APPLIED[:-4], "rollback", *APPLIED[:3]]), "recovering"),
         (Recent([1.0] * 50, APPLIED, incidents=1, since_incident=200), "incidents"),
+        (Recent([1.0] * 50, APPLIED, incidents=1, since_incident=1), "incidents"),
+        (Recent([1.0] * 50, APPLIED, age=1463, milliseconds=12.5), "stalled"),
         (Recent([1.0] * 50, APPLIED, incidents=1, since_incident=20_000), "healthy"),
     ],
 )
 def test_the_state_of_a_run(recent: Recent, word: str) -> None:
     found = state_of(recent)
     assert found.word == word
+    assert not re.search(r"\b1 steps|\d{4} s", found.reason)
     assert found.reason
     assert found.sign

@@ -61,6 +61,8 @@ class Serve:
             host = f"[{arguments.host}]" if ":" in arguments.host else arguments.host
             address = f"http://{host}:{port}/" + (f"?token={token}" if token else "")
             print(f"serving {escaped(str(root), most=1000)}, read-only; press Ctrl-C to stop", file=sys.stderr)
+            if arguments.host in ("0.0.0.0", "::"):
+                print(f"from another machine: this machine's name in place of {host}", file=sys.stderr)
             print(address, flush=True)
             config = uvicorn.Config(
                 application, log_level="warning", access_log=False, server_header=False, timeout_graceful_shutdown=2

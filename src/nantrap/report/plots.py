@@ -18,10 +18,12 @@ import numpy as np
 
 from nantrap.errors import MissingExtraError, UsageError
 from nantrap.record import ACTIONS, Column, Run, envelope
+from nantrap.report.axes import Scale, tick_text
 from nantrap.report.visible import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 FORMATS: Final = ("png", "svg", "pdf")
 _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#555555")
@@ -83,6 +85,10 @@ def plot_runs(runs: Sequence[Run], *, form: str, options: PlotOptions | None = N
             axes[-1][column].xaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
             if len(groups) > 1 or len(runs) == 1:
                 axes[0][column].set_title(_label(group[0]), loc="left", fontsize=10)
+        for row in axes:
+            _plain_ticks(row)
+        if len(groups) == 1 and len(runs) > 1:
+            _legend(figure, axes)
         figure.supxlabel(
             "× not finite   | skipped   ▼ rolled back   ■ stopped", fontsize=7, color="#555555", x=0.99, ha="right"
         )
@@ -143,7 +149,6 @@ def _panel(axes: Axes, name: str, runs: Sequence[Run], options: PlotOptions, *, 
     positive = len(values) > 0 and (values > 0).mean() > 0.99
     if options.log and positive:
         axes.set_yscale("log", nonpositive="mask")
-        _plain_ticks(axes, values[values > 0])
     if first:
         axes.set_ylabel(_escaped(name) + ("" if positive or not options.log else "\n(linear: values ≤ 0)"))
     for index, (run, column, x) in enumerate(drawn):
@@ -157,20 +162,37 @@ def _panel(axes: Axes, name: str, runs: Sequence[Run], options: PlotOptions, *, 
             lane=index,
         )
     if not len(values):
-        axes.text(0.5, 0.5, "nothing finite", transform=axes.transAxes, ha="center", color=_BAD)
-    if len(runs) > 1:
-        axes.legend(loc="upper right", fontsize=8)
+        words, colour = ("nothing finite", _BAD) if drawn else ("not recorded", "#555555")
+        axes.text(0.5, 0.5, words, transform=axes.transAxes, ha="center", color=colour)
 
 
-def _plain_ticks(axes: Axes, values: Any) -> None:
-    """`0.02` and `3` instead of powers of ten where the values span few of them."""
-    from matplotlib.ticker import FuncFormatter, NullFormatter
+def _plain_ticks(row: Sequence[Axes]) -> None:
+    """A few round numbers on the logarithmic axis that a row of panels shares, as on the page of a run: `0.5`, `1`."""
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-    decades = float(np.log10(values.max()) - np.log10(values.min()))
-    plain = FuncFormatter(lambda value, _: f"{value:g}")
-    if decades < 6:
-        axes.yaxis.set_major_formatter(plain)
-    axes.yaxis.set_minor_formatter(plain if decades < 1 else NullFormatter())
+    axes = row[0]
+    if axes.get_yscale() != "log":
+        return
+    drawn = [panel.dataLim for panel in row if np.isfinite(panel.dataLim.minposy)]
+    low, high = min(box.minposy for box in drawn), max(box.y1 for box in drawn)
+    if high < 1.5 * low:  # a curve that is nearly flat says nothing about the magnitudes around it
+        axes.set_ylim(low / 1.6, high * 1.6)
+    low, high = axes.get_ylim()
+    axes.yaxis.set_major_locator(FixedLocator(Scale(low, high, 100.0, logarithmic=True).ticks(7)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: tick_text(value)))
+    axes.yaxis.set_minor_locator(NullLocator())
+
+
+def _legend(figure: Figure, axes: Any) -> None:
+    """The names of the runs above the panels, where they cover no curve."""
+    lines: dict[str, Any] = {}
+    for panel in axes.flat:
+        for line, label in zip(*panel.get_legend_handles_labels(), strict=True):
+            lines.setdefault(label, line)
+    wide = max((len(label) for label in lines), default=0)
+    figure.legend(
+        lines.values(), lines.keys(), loc="outside upper left", fontsize=8, ncols=max(1, min(4, 100 // (wide + 8)))
+    )
 
 
 def _positions(run: Run, column: Column, options: PlotOptions) -> Any:

@@ -38,6 +38,7 @@ from nantrap.report.visible import visible
 from nantrap.report.writing import read_incident_view
 
 _MOST_LISTED = 200
+_IN_HEADING = {"incidents": "with incidents"}
 _RAW_STEPS = 4 * BUCKET * 4
 _SLICES = 4
 _LARGEST_REPORT = 400_000_000
@@ -276,7 +277,7 @@ class Live:
         counted: dict[str, int] = {}
         for summary in found:
             counted[summary.state.word] = counted.get(summary.state.word, 0) + 1
-        states = ", ".join(f"{number:,} {word}" for word, number in counted.items())
+        states = ", ".join(f"{number:,} {_IN_HEADING.get(word, word)}" for word, number in counted.items())
         unread = self._index.unread
         more = f", {unread:,} more being read" if unread else ""
         return f"{len(found):,} run{'' if len(found) == 1 else 's'}" + (f": {states}" if states else "") + more

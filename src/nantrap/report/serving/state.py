@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from nantrap.report.numbers import duration
+from nantrap.report.numbers import count, duration
 
 RECENT = 100
 """Steps that count as recent."""
@@ -115,7 +115,7 @@ def state_of(recent: Recent) -> State:
     if recent.age > patience:
         if recent.alive is False:
             return State("dead", "its process is gone and it did not record its end")
-        said = f"no step for {recent.age:,.0f} s" + (f", usually {usual:.1g} s" if usual else "")
+        said = f"no step for {duration(recent.age)}" + (f", usually {_usual(usual)}" if usual else "")
         return State("stalled", said)
     return _running(recent)
 
@@ -151,7 +151,12 @@ def _running(recent: Recent) -> State:
     if "rollback" in recent.actions:
         return State("recovering", "rolled back recently")
     if recent.since_incident is not None and recent.since_incident <= 10 * RECENT:
-        return State("incidents", f"last incident {recent.since_incident:,} steps ago")
+        return State("incidents", f"last incident {count(recent.since_incident, 'step')} ago")
     if recent.foreign:
         return State("healthy", "the recent losses are finite")
     return State("healthy", "no recent incident" if recent.incidents else "no incident")
+
+
+def _usual(seconds: float) -> str:
+    """How long a step takes; most steps take less than the tenth of a second that `duration` begins with."""
+    return duration(seconds) if seconds >= 0.95 else f"{seconds:.1g} s"

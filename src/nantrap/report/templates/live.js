@@ -3,16 +3,19 @@
   const byId = (id) => document.getElementById(id);
   const root = byId("page");
   const SVG = "http://www.w3.org/2000/svg";
+  // names are data: what is invisible or turns the direction of the text is spelled out, as on the server
+  const plain = (text) => String(text).replace(/[\u0000-\u001f\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
+    (c) => { const n = c.charCodeAt(0); return n < 256 ? `\\x${n.toString(16).padStart(2, "0")}` : `\\u${n.toString(16).padStart(4, "0")}`; });
   const make = (name, attributes = {}, text = "") => {
     const node = document.createElementNS(SVG, name);
     for (const [key, content] of Object.entries(attributes)) node.setAttribute(key, content);
-    if (text) node.textContent = text;
+    if (text) node.textContent = plain(text);
     return node;
   };
   const tag = (name, classes = "", text = "") => {
     const node = document.createElement(name);
     if (classes) node.className = classes;
-    if (text !== "") node.textContent = text;
+    if (text !== "") node.textContent = plain(text);
     return node;
   };
   const whole = (n) => n.toLocaleString("en-US");
@@ -87,7 +90,7 @@
       const guarded = run.kind === "run";
       const applied = run.recent ? (100 * run.applied / run.recent) : 100;
       const incident = tag("span", run.incident ? "" : "muted", run.incident ? "" : guarded ? "no incident" : "not guarded");
-      if (run.incident) incident.append(tag("code", "", run.code), ` ${run.incident}, step ${whole(run.incident_step)}`);
+      if (run.incident) incident.append(tag("code", "", run.code), ` ${plain(run.incident)}, step ${whole(run.incident_step)}`);
       const age = cell("td", "c-age", ago(run.modified));
       age.dataset.modified = run.modified;
       line.append(
@@ -226,12 +229,13 @@
       f.kind.textContent = (logarithmic ? "log scale" : "linear scale") + ", red ticks: not applied or not finite";
       f.height = height;
       f.svg = outer;
-      f.readout.textContent = `now ${shown(lastRow && lastRow[2])}`;
+      f.readout.textContent = newest(lastRow);
       if (cursor !== null) point(f);
     };
+    const newest = (row) => (!row || data.last >= last ? "now " : `step ${whole(row[0])}: `) + shown(row && row[2]);
     const point = (f) => {
       const rows = data.columns[f.name];
-      if (cursor === null || !rows) { f.readout.textContent = `now ${shown(rows && rows.length ? rows[rows.length - 1][2] : null)}`; f.svg?.querySelector(".cursor")?.remove(); return; }
+      if (cursor === null || !rows) { f.readout.textContent = newest(rows && rows[rows.length - 1]); f.svg?.querySelector(".cursor")?.remove(); return; }
       let best = null;
       for (const r of rows) if (best === null || Math.abs(r[0] - cursor) < Math.abs(best[0] - cursor)) best = r;
       if (!best) return;
@@ -304,8 +308,8 @@
       const state = byId("state");
       state.textContent = `${message.run.sign} ${message.run.state}`;
       state.className = `badge ${message.run.tone}`;
-      byId("reason").textContent = message.run.reason;
-      document.title = `${message.run.name}: ${message.run.state}, step ${last.toLocaleString("en-US")} · nantrap live`;
+      byId("reason").textContent = plain(message.run.reason);
+      document.title = `${plain(message.run.name)}: ${message.run.state}, step ${last.toLocaleString("en-US")} · nantrap live`;
       for (const [id, text] of Object.entries(message.facts)) set(id, text);
       for (const event of message.events) {
         if (feed.querySelector(`[data-step="${Number(event.step)}"]`)) continue;
