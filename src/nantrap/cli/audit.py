@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TextIO
 
 from nantrap.errors import NantrapError, UsageError
-from nantrap.incident.wording import escaped
+from nantrap.incident.wording import counted, escaped
 
 if TYPE_CHECKING:
     from nantrap.checkpoints import AuditReport, CheckpointAudit, Move, Problem
@@ -298,7 +298,7 @@ def _say(printer: _Printer, report: AuditReport, moves: tuple[Move, ...], shown:
 def _say_checkpoint(printer: _Printer, checkpoint: CheckpointAudit) -> None:
     """Print the verdict on a checkpoint, its first problems and what helps against them."""
     mark = {"ok": (_GREEN, "ok "), "ask": (_YELLOW, "ask"), "bad": (_RED, "bad")}[checkpoint.verdict]
-    tensors = f"{checkpoint.tensors:,} tensor{'' if checkpoint.tensors == 1 else 's'}"
+    tensors = counted(checkpoint.tensors, "tensor")
     parts = [checkpoint.format, tensors, _size(checkpoint.bytes)]
     parts += [f"{key.replace('_', ' ')} {_fact(value)}" for key, value in checkpoint.facts.items()]
     printer.line(mark, " ", (_BOLD, escaped(checkpoint.path)), "  ", (_DIM, escaped(" · ".join(parts))))

@@ -22,6 +22,8 @@ from rich.progress import (
 )
 from rich.text import Text
 
+from nantrap.incident.wording import counted
+
 if TYPE_CHECKING:
     from nantrap.doctor.data import DataFinding, DataReport
 
@@ -107,7 +109,7 @@ def _say(console: Console, report: DataReport) -> None:
         by_file.setdefault(finding.file, []).append(finding)
     for path, findings in list(by_file.items())[:_SHOWN_FILES]:
         count = report.lengths.get(path)
-        facts = _counted(count, "sample") if count else ""
+        facts = counted(count, "sample") if count else ""
         console.print(Text.assemble(("bad", "bold red"), " ", (_plain(path), "bold"), "  ", (facts, "dim")))
         for finding in findings[:_SHOWN]:
             field = f"{_plain(finding.field)}: " if finding.field is not None else ""
@@ -125,15 +127,11 @@ def _say(console: Console, report: DataReport) -> None:
         console.print(Text.assemble(("help", "cyan"), f"[{first.code}]: {first.help}"))
     for note in report.notes:
         console.print(Text.assemble(("note", "bold cyan"), f": {_plain(note)}"))
-    found = f"{_counted(len(report.findings), 'finding')} in {_counted(len(by_file), 'file')}"
+    found = f"{counted(len(report.findings), 'finding')} in {counted(len(by_file), 'file')}"
     console.print(
-        f"{_counted(len(report.lengths), 'file')} read, {_counted(report.samples, 'sample')}, {_size(report.bytes)}: "
+        f"{counted(len(report.lengths), 'file')} read, {counted(report.samples, 'sample')}, {_size(report.bytes)}: "
         + (found if by_file else "nothing found")
     )
-
-
-def _counted(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 def _plain(text: str) -> str:

@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.text import Text
 
 from nantrap.errors import UsageError
-from nantrap.incident.wording import escaped
+from nantrap.incident.wording import counted, escaped
 
 if TYPE_CHECKING:
     from nantrap.doctor.findings import Report
@@ -180,5 +180,5 @@ def _install(*, as_json: bool) -> int:
             if row.fix:
                 console.print(Text.assemble(("    fix", "cyan"), f": {row.fix}"))
         wrong = sum(bool(row.problem) for row in rows)
-        console.print(f"{wrong} problem{'' if wrong == 1 else 's'}" if wrong else "nothing is missing")
+        console.print(counted(wrong, "problem") if wrong else "nothing is missing")
     return 1 if any(row.problem for row in rows) else 0

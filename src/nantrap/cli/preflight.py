@@ -12,6 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from nantrap.incident.wording import counted
+
 if TYPE_CHECKING:
     from nantrap.doctor.preflight import Check
 
@@ -66,7 +68,7 @@ class Preflight:
             report = preflight(arguments.factory, ranks=arguments.ranks, on_check=say)
         counts = {status: sum(check.status == status for check in report.checks) for status in _STYLES}
         console.print(
-            f"{report.summary}: {counts['ok']} ok, {counts['warn']} warning{'' if counts['warn'] == 1 else 's'}, "
+            f"{report.summary}: {counts['ok']} ok, {counted(counts['warn'], 'warning')}, "
             f"{counts['fail']} failed, "
             f"{counts['skip']} not applicable, {report.seconds:.1f} s"
         )

@@ -6,7 +6,7 @@ import os
 
 from nantrap.guard.progress import Tally
 from nantrap.incident import Incident
-from nantrap.incident.wording import escaped
+from nantrap.incident.wording import counted, escaped
 from nantrap.report import one_line
 
 LONGEST_LINE = 4000
@@ -16,30 +16,26 @@ LONGEST_LINE = 4000
 def summary_text(tally: Tally, *, run_dir: str | None = None) -> str:
     """The end of a run in a few lines: what was applied, what was skipped and why."""
     share = 100.0 * tally.applied / tally.attempted if tally.attempted else 100.0
-    noun = "step" if tally.attempted == 1 else "steps"
-    lines = [f"{tally.attempted:,} {noun}, {tally.applied:,} applied ({share:.1f} %)"]
+    lines = [f"{counted(tally.attempted, 'step')}, {tally.applied:,} applied ({share:.1f} %)"]
     skipped = tally.attempted - tally.applied - tally.scaler_probes
     if tally.incidents:
         counts = ((tally.incidents, "incident"), (skipped, "skipped step"), (tally.rollbacks, "rollback"))
-        lines.append(", ".join(f"{count:,} {noun}{'' if count == 1 else 's'}" for count, noun in counts))
+        lines.append(", ".join(counted(count, noun) for count, noun in counts))
         for slug, count in tally.causes.most_common():
             lines.append(f"  {count:,} × {slug}")
     if tally.dropped_micro_batches:
-        several = "" if tally.dropped_micro_batches == 1 else "es"
-        lines.append(f"{tally.dropped_micro_batches:,} micro-batch{several} dropped")
+        lines.append(f"{counted(tally.dropped_micro_batches, 'micro-batch', 'micro-batches')} dropped")
     if tally.dropped_terms:
         terms = ", ".join(f"{escaped(name)} {count:,} ×" for name, count in tally.dropped_terms.most_common(8))
         more = len(tally.dropped_terms) - 8
         lines.append(f"loss terms left out of applied steps: {terms}" + (f" and {more:,} more" if more > 0 else ""))
     if tally.scaler_probes:
-        steps = f"{tally.scaler_probes:,} step{'' if tally.scaler_probes == 1 else 's'}"
+        steps = counted(tally.scaler_probes, "step")
         lines.append(f"{steps} skipped by the GradScaler while it searched its scale (normal)")
     if tally.outside:
-        lines.append(
-            f"{tally.outside:,} {'step' if tally.outside == 1 else 'steps'} with a batch outside its usual range"
-        )
+        lines.append(f"{counted(tally.outside, 'step')} with a batch outside its usual range")
     if tally.spikes:
-        lines.append(f"{tally.spikes:,} spike{'' if tally.spikes == 1 else 's'} of loss or gradient norm")
+        lines.append(f"{counted(tally.spikes, 'spike')} of loss or gradient norm")
     lines += no_gradient_lines(tally)
     if run_dir is not None:
         report = os.path.join(run_dir, "report.html")

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from nantrap.guard.graphs import leaves_below
+from nantrap.incident.wording import counted
 
 EXPLAINED_AFTER = 4
 """Steps in a row without any gradient after which the graph is examined."""
@@ -19,7 +20,7 @@ def why_no_gradient(loss: Tensor, parameters: Sequence[Tensor]) -> str:
         loss: of the backward pass that begins now.
         parameters: those of the optimizer.
     """
-    owned = f"{len(parameters):,} parameter{'' if len(parameters) == 1 else 's'}"
+    owned = counted(len(parameters), "parameter")
     if not any(parameter.requires_grad for parameter in parameters):
         return (
             f"no gradient reaches the optimizer: all of its {owned} are frozen, requires_grad is False "

@@ -13,7 +13,7 @@ from typing import Any
 
 from nantrap.errors import NantrapError, UsageError
 from nantrap.incident import Incident
-from nantrap.incident.wording import escaped, some_of
+from nantrap.incident.wording import counted, escaped, some_of
 from nantrap.record.bad_samples import DATASET, BadSamples, add_to_list, below, paths_of
 
 _SHOWN = 8
@@ -93,7 +93,7 @@ class SampleList:
     def _add(self, found: dict[tuple[str, str], list[int]]) -> str:
         """Write the samples down. A list that cannot be written costs a warning, never the run."""
         count = sum(len(indices) for indices in found.values())
-        noun = f"{count:,} sample{'' if count == 1 else 's'}"
+        noun = counted(count, "sample")
         try:
             self._listed = add_to_list(self.path, found)
         except (OSError, NantrapError) as error:
@@ -110,7 +110,7 @@ class SampleList:
         """What the end of the run says; empty if nothing was added."""
         if not self.added:
             return ""
-        noun = f"{self.added:,} sample{'' if self.added == 1 else 's'}"
+        noun = counted(self.added, "sample")
         text = f"{noun} added to {self.name}: leave out with nantrap.without_samples(dataset, {self.name!r})"
         return escaped(text, most=4000)
 

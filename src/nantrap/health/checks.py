@@ -16,7 +16,8 @@ import numpy as np
 from nantrap.health.finding import Finding, Outcome
 from nantrap.health.trend import LEAST, spikes, trend
 from nantrap.health.window import Window
-from nantrap.health.words import count, number, share
+from nantrap.health.words import number, share
+from nantrap.incident.wording import counted
 from nantrap.record import Column
 
 _DEAD = 10
@@ -46,12 +47,12 @@ def finite_loss(window: Window) -> Iterator[Finding]:
         evidence["dead_since"] = since
         yield Finding(
             "loss_finite", "fail",
-            f"dead since step {since:,}: no finite loss in the last {count(tail, 'value')}", evidence,
+            f"dead since step {since:,}: no finite loss in the last {counted(tail, 'value')}", evidence,
             help="resume from a checkpoint before it (nantrap audit finds a healthy one), under nantrap run",
         )  # fmt: skip
         return
     if not amount:
-        yield Finding("loss_finite", "pass", f"all {count(total, 'loss', 'losses')} finite", evidence)
+        yield Finding("loss_finite", "pass", f"all {counted(total, 'loss', 'losses')} finite", evidence)
         return
     first = int(loss.step[np.flatnonzero(bad)[0]])
     contained = not (bad & window.applied(loss)).any() and window.run.kind == "nantrap"
@@ -74,7 +75,7 @@ def falling_loss(window: Window) -> Iterator[Finding]:
     values = loss.value[good]
     found = trend(values)
     if found is None:
-        words = f"only {count(len(values), 'finite loss', 'finite losses')}: too few for a trend (needs {LEAST})"
+        words = f"only {counted(len(values), 'finite loss', 'finite losses')}: too few for a trend (needs {LEAST})"
         yield Finding("loss_falls", "unknown", words, {"values": len(values)})
         return
     evidence = {"first": found.first, "last": found.last, "low": found.low, "direction": found.direction}
@@ -121,7 +122,7 @@ def loss_spikes(window: Window) -> Iterator[Finding]:
     evidence["largest"] = [{"step": int(steps[i]), "loss": float(values[i])} for i in top]
     examples = ", ".join(f"{number(values[i])} at step {steps[i]:,}" for i in top)
     outcome: Outcome = "warn" if len(found) > max(1, 0.001 * len(values)) else "pass"
-    yield Finding("spikes", outcome, f"{count(len(found), 'spike')} in the loss; the largest: {examples}", evidence)
+    yield Finding("spikes", outcome, f"{counted(len(found), 'spike')} in the loss; the largest: {examples}", evidence)
 
 
 def applied_steps(window: Window) -> Iterator[Finding]:
@@ -155,7 +156,7 @@ def incidents(window: Window) -> Iterator[Finding]:
     marks = window.run.marks
     exceptions = [mark for mark in marks if mark.event == "exception"]
     if exceptions:
-        words = f"{count(len(exceptions), 'exception')} in a step, the last at step {exceptions[-1].step:,}"
+        words = f"{counted(len(exceptions), 'exception')} in a step, the last at step {exceptions[-1].step:,}"
         yield Finding("exceptions", "warn", words, {"exceptions": len(exceptions)})
     if marks and marks[-1].event == "incident_begins" and marks[-1].row >= len(window.series):
         words = f"the run ended while the failure of step {marks[-1].step:,} was being diagnosed"
@@ -176,7 +177,7 @@ def incidents(window: Window) -> Iterator[Finding]:
     ranked = sorted(by_cause.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{amount:,} × {cause}" for cause, amount in ranked[:4])
     yield Finding(
-        "incidents", "warn", f"{count(len(rows), 'incident')}: {parts}", evidence,
+        "incidents", "warn", f"{counted(len(rows), 'incident')}: {parts}", evidence,
         help=f"nantrap explain {ranked[0][0]}" if ranked[0][0] != "no cause named" else "",
     )  # fmt: skip
 
@@ -185,7 +186,7 @@ def _notes(window: Window) -> Iterator[Finding]:
     rows = np.flatnonzero(window.rows)
     notes = [note for note in window.run.notes if len(rows) and rows[0] <= note.row <= rows[-1] + 1]
     if notes:
-        words = f"{count(len(notes), 'line')} about NaN or an error; line {notes[0].line:,}: {notes[0].text[:120]}"
+        words = f"{counted(len(notes), 'line')} about NaN or an error; line {notes[0].line:,}: {notes[0].text[:120]}"
         yield Finding("log_lines", "warn", words, {"lines": len(notes), "first": notes[0].line})
 
 
@@ -368,7 +369,7 @@ def ranks(window: Window) -> Iterator[Finding]:
         words = f"rank {slowest} is {behind[slowest]:,} steps behind the others"
         yield Finding("ranks", "warn", words, evidence)
     else:
-        yield Finding("ranks", "pass", f"{count(len(series), 'rank')} at step {max(last.values()):,}", evidence)
+        yield Finding("ranks", "pass", f"{counted(len(series), 'rank')} at step {max(last.values()):,}", evidence)
 
 
 CHECKS: Final[tuple[Callable[[Window], Iterator[Finding]], ...]] = (

@@ -14,7 +14,8 @@ from nantrap.health.expectations import Expectations, Expected, Limits, Stage
 from nantrap.health.finding import Finding, StageVerdict
 from nantrap.health.trend import spikes
 from nantrap.health.window import Window
-from nantrap.health.words import count, number, share
+from nantrap.health.words import number, share
+from nantrap.incident.wording import counted
 from nantrap.record import Column
 
 
@@ -138,7 +139,7 @@ def _spikes(window: Window, most: int) -> Iterator[Finding]:
     column = window.column("loss")
     values = np.empty(0) if column is None else column.value[np.isfinite(column.value)]
     amount = len(spikes(values))
-    words = f"{count(amount, 'spike')} in the loss (at most {most:,} expected)"
+    words = f"{counted(amount, 'spike')} in the loss (at most {most:,} expected)"
     yield Finding("spikes", "pass" if amount <= most else "fail", words, {"spikes": amount})
 
 

@@ -14,11 +14,6 @@ def number(value: float) -> str:
     return f"{value:.4g}"
 
 
-def count(amount: int, thing: str, things: str = "") -> str:
-    """`1 step`, `1,204 steps`."""
-    return f"{amount:,} {thing if amount == 1 else things or thing + 's'}"
-
-
 def share(part: int, total: int) -> str:
     """`3 of 1,204 (0.25%)`."""
     return f"{part:,} of {total:,} ({100 * part / total:.3g}%)" if total else "0 of 0"

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 
+def counted(number: int, noun: str, several: str = "") -> str:
+    """`1 step`, `1,204 steps`; `several` is the plural of a noun that does not end in `s`."""
+    return f"{number:,} {noun if number == 1 else several or noun + 's'}"
+
+
 def some_of(names: Sequence[str], shown: int = 3) -> str:
     """`a, b, c and 12 more`."""
     text = ", ".join(names[:shown])

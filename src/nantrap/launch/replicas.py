@@ -25,7 +25,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nantrap.guard.protected import checksum
 from nantrap.guard.torch_private import default_store
-from nantrap.incident.wording import some_of
+from nantrap.incident.wording import counted, some_of
 from nantrap.launch.patches import Patches
 from nantrap.locate.hooks import Hook
 
@@ -205,7 +205,7 @@ class Comparison:
         if not differing:
             self._equal_once = True
         elif self._replicas.hold([each for _, each in self._named()]) or (self.averaged_by_hand and self._equal_once):
-            since = f"after {steps:,} step{'' if steps == 1 else 's'}" if steps else "before the first step"
+            since = f"after {counted(steps, 'step')}" if steps else "before the first step"
             self.note = (
                 f"the ranks hold different values {since} although they train one model: "
                 f"{some_of(differing, _SHOWN)} (NT701 rank_divergence)"

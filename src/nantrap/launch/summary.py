@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from nantrap.incident.wording import escaped, some_of
+from nantrap.incident.wording import counted, escaped, some_of
 from nantrap.launch.attach import Attachment
 from nantrap.launch.loops import Loops, incident_folders
 from nantrap.launch.settings import Settings
@@ -139,30 +139,30 @@ class Summary:
             nothing = ["no optimizer made a step, so nothing was guarded"]
             if self.loose_values:
                 nothing.append(
-                    f"{_plural(self.loose_values, 'value')} that the script used {_was(self.loose_values)} not finite"
+                    f"{counted(self.loose_values, 'value')} that the script used {_was(self.loose_values)} not finite"
                 )
                 nothing += [f"report: {report}" for report in self.reports[:1]]
             bad = f"the run ends with NON-FINITE values in {some_of(self.bad)}; the run failed"
             return nothing if self.state_finite else [*nothing, bad]
         share = 100.0 * self.applied / self.steps if self.steps else 100.0
-        made = f"{_plural(self.steps, 'step')}, {self.applied:,} applied ({share:.1f} %)"
-        found = [f"{made}, {_plural(self.incidents, 'incident')}"]
+        made = f"{counted(self.steps, 'step')}, {self.applied:,} applied ({share:.1f} %)"
+        found = [f"{made}, {counted(self.incidents, 'incident')}"]
         if self.skipped or self.rollbacks:
             by_script = f" ({self.given_up:,} by the script itself)" if self.given_up else ""
-            found.append(f"{_plural(self.skipped, 'step')} skipped{by_script}, {_plural(self.rollbacks, 'rollback')}")
+            found.append(f"{counted(self.skipped, 'step')} skipped{by_script}, {counted(self.rollbacks, 'rollback')}")
         if self.left_out:
-            found.append(f"{_plural(self.left_out, 'applied step')} with non-finite values that the script left out")
+            found.append(f"{counted(self.left_out, 'applied step')} with non-finite values that the script left out")
         found += [f"  {count:,} × {slug}" for slug, count in self.causes.items()]
         if self.injected:
             found.append(("on rank 0: " if self.ranks > 1 else "") + self._injected())
         if self.dropped_micro_batches:
-            found.append(f"{_plural(self.dropped_micro_batches, 'micro-batch', 'micro-batches')} left out")
+            found.append(f"{counted(self.dropped_micro_batches, 'micro-batch', 'micro-batches')} left out")
         if self.scaler_probes:
             found.append(
-                f"{_plural(self.scaler_probes, 'step')} skipped by the GradScaler while it searched its scale (normal)"
+                f"{counted(self.scaler_probes, 'step')} skipped by the GradScaler while it searched its scale (normal)"
             )
         if self.spikes:
-            found.append(f"{_plural(self.spikes, 'spike')} of loss or gradient norm")
+            found.append(f"{counted(self.spikes, 'spike')} of loss or gradient norm")
         found += self.notes
         if not self.state_finite:
             found.append(self._bad_end())
@@ -185,8 +185,8 @@ class Summary:
         if self.own_models and self.incidents:
             causes = ", ".join(f"{count:,} × {slug}" for slug, count in self.causes.items())
             found.append(
-                f"{_plural(self.steps, 'step')}, {self.applied:,} applied, "
-                f"{_plural(self.incidents, 'incident')}: {causes}"
+                f"{counted(self.steps, 'step')}, {self.applied:,} applied, "
+                f"{counted(self.incidents, 'incident')}: {causes}"
             )
         if self.injected:
             found.append(self._injected())
@@ -245,7 +245,3 @@ def _relative(text: str) -> str:
 
 def _was(count: int) -> str:
     return "was" if count == 1 else "were"
-
-
-def _plural(count: int, noun: str, several: str = "") -> str:
-    return f"{count:,} {noun if count == 1 else several or noun + 's'}"

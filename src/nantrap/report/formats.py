@@ -14,7 +14,7 @@ from xml.etree import ElementTree
 from nantrap._version import __version__
 from nantrap.incident import BY_CODE, Incident
 from nantrap.incident.codec import encode
-from nantrap.report.numbers import count
+from nantrap.incident.wording import counted
 from nantrap.report.terminal import render_incident
 from nantrap.report.view_incident import IncidentView
 from nantrap.report.view_run import RunView
@@ -67,7 +67,7 @@ def problems_of_run(view: RunView, incidents: Sequence[tuple[str, Incident]]) ->
         incident = by_folder.get(group.folder)
         source = incident.source if incident is not None else None
         how = "" if group.verdict.tone == "ok" else f" ({group.verdict.word})"
-        times = f"{count(len(group.steps), 'time')}, steps {group.span}"
+        times = f"{counted(len(group.steps), 'time')}, steps {group.span}"
         message = f"{visible(group.title)}{how}: {times}, {visible(group.place)}"
         if group.fix:
             message += f"; fix: {visible(group.fix)}{' (verified)' if group.verified else ''}"

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from nantrap.incident import Cause, Finding, Frame, Incident, Trial
-from nantrap.report.numbers import LIMITS, count, shape, value
+from nantrap.incident.wording import counted
+from nantrap.report.numbers import LIMITS, shape, value
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +159,7 @@ def _growth(of: str, dtype: str, by_step: Mapping[str, float], how: str) -> Grow
         for step, number in by_step.items()
         if step.isdecimal() and len(step) < 16 and number >= 0
     )
-    said = f"{_grew(points, LIMITS[dtype])} {how.format(count(len(points), 'step'))}"
+    said = f"{_grew(points, LIMITS[dtype])} {how.format(counted(len(points), 'step'))}"
     return Growth(of, dtype, LIMITS[dtype], points, said.strip())
 
 

@@ -29,11 +29,6 @@ def value(number: float | None, digits: int = 6) -> str:
     return f"{number:.{digits}g}"
 
 
-def count(number: int, noun: str) -> str:
-    """`1 step`, `1,204 steps`."""
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
 def percent(part: float, whole: float) -> str:
     """`99.4 %`: never rounded up to 100, never down to 0, and 100 for nothing at all."""
     if whole <= 0 or part >= whole:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from nantrap.incident import Action, Finding, Frame, Incident
-from nantrap.incident.wording import some_of
-from nantrap.report.numbers import count, percent, value
+from nantrap.incident.wording import counted, some_of
+from nantrap.report.numbers import percent, value
 
 Kind = Literal["healthy", "harmless", "origin", "bad", "gate", "kept", "spread"]
 _HEALTHY_SHOWN = 4
@@ -135,7 +135,7 @@ def _carried(incident: Incident) -> list[Stop]:
         number = sum(len(group.frames) + group.left_out for group in hidden) + last[0].left_out
         last[0].left_out = 0
         names = list(dict.fromkeys(group.module for group in hidden if group.module))
-        stops.append(Stop("bad", count(number, "more operation"), some_of(names), "not finite either"))
+        stops.append(Stop("bad", counted(number, "more operation"), some_of(names), "not finite either"))
     return [*stops, *(stop for group in last for stop in _group(group))]
 
 
@@ -150,7 +150,7 @@ def _group(group: _Group) -> list[Stop]:
     share = group.frames[-1].share
     text = "not finite" if share is None else "every value" if share == 1.0 else "a part of its values"
     stop = Stop("bad", " → ".join(names), where, text, share)
-    left_out = Stop("bad", count(group.left_out, "more operation"), "", "not finite either")
+    left_out = Stop("bad", counted(group.left_out, "more operation"), "", "not finite either")
     return [left_out, stop] if group.left_out else [stop]
 
 
@@ -162,7 +162,7 @@ def _probes(incident: Incident) -> list[Stop]:
         for probe in bad[:_BAD_SHOWN]
     ]
     if len(bad) > _BAD_SHOWN:
-        shown.append(Stop("bad", count(len(bad) - _BAD_SHOWN, "more probe"), "", "not finite either"))
+        shown.append(Stop("bad", counted(len(bad) - _BAD_SHOWN, "more probe"), "", "not finite either"))
     return shown
 
 
@@ -187,7 +187,7 @@ def _tensors(incident: Incident, kind: str) -> list[Stop]:
     whole = sum(finding.stats.numel for finding in found if finding.stats)
     first = f"first {found[0].name}"
     text = f"{bad:,} of {whole:,} values not finite ({percent(bad, whole)})"
-    return [Stop("bad", f"{count(len(found), kind)} with bad values", first, text, bad / max(1, whole))]
+    return [Stop("bad", f"{counted(len(found), kind)} with bad values", first, text, bad / max(1, whole))]
 
 
 def _end(incident: Incident) -> list[Stop]:

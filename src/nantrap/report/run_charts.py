@@ -7,6 +7,7 @@ import math
 import numpy as np
 from markupsafe import Markup, escape
 
+from nantrap.incident.wording import counted
 from nantrap.record import Column
 from nantrap.report.axes import Scale, scale_for
 from nantrap.report.charts import (
@@ -24,7 +25,7 @@ from nantrap.report.charts import (
     swatch,
 )
 from nantrap.report.columns import Columns, columns
-from nantrap.report.numbers import count, value
+from nantrap.report.numbers import value
 from nantrap.report.view_run import Drawn, RunView
 from nantrap.report.visible import visible
 
@@ -64,10 +65,10 @@ def legend(view: RunView) -> str:
     steps = view.last_step - view.first_step + 1
     number = min(COLUMNS, steps)
     if steps <= COLUMNS:
-        how = f"{count(steps, 'step')}, each drawn separately."
+        how = f"{counted(steps, 'step')}, each drawn separately."
     else:
         how = (
-            f"{count(steps, 'step')} in {number} columns of {_about(steps / number)} steps. The band "
+            f"{counted(steps, 'step')} in {number} columns of {_about(steps / number)} steps. The band "
             "goes from the smallest to the largest value of a column and the line is its median, so a spike of one "
             "step stays visible."
         )
@@ -104,11 +105,11 @@ def _events(view: RunView, span: Range) -> Markup:
         anchor = "start" if place < 2 else "end" if place > 98 else "middle"
         klass = ' class="wide"' if hidden else ""
         labels += f'<text x="{place:.2f}%" y="{y + 14}" text-anchor="{anchor}"{klass}>{text}</text>'
-    described = "; ".join(f"{g.code} {count(len(g.steps), 'time')}, steps {g.span}" for g in groups)
+    described = "; ".join(f"{g.code} {counted(len(g.steps), 'time')}, steps {g.span}" for g in groups)
     return Markup(
         "<figure><figcaption><b>Events</b><span>one lane for each cause, one tick for each of its steps</span>"
         f'</figcaption><div class="plot"><svg width="100%" height="{y + 18}" role="img" '
-        f'aria-label="Events over {count(view.attempted, "step")}: {escape(visible(described))}.">'
+        f'aria-label="Events over {counted(view.attempted, "step")}: {escape(visible(described))}.">'
         f'<svg viewBox="0 0 1000 {y}" width="100%" height="{y}" preserveAspectRatio="none">{inner}</svg>'
         f'<line class="axis" x1="0" x2="100%" y1="{y}" y2="{y}"/>{labels}</svg></div></figure>'
     )
@@ -207,7 +208,7 @@ def _zoom(view: RunView) -> Markup:
     )
     return chart(
         title,
-        describe=f"Loss of every step from {first:,} to {last:,}; {count(len(inside), 'step')} not applied.",
+        describe=f"Loss of every step from {first:,} to {last:,}; {counted(len(inside), 'step')} not applied.",
         scale=scale,
         span=span,
         inner=curve(found, scale, band=False) + rug(inside, span, scale.height),
@@ -263,7 +264,7 @@ def _drawn(view: RunView, drawn: Drawn, span: Range) -> Markup:
     now = _now(column)
     if drawn.limit is not None:
         beyond = int((column.value > drawn.limit[0]).sum())
-        now = f"above {drawn.limit[1]} in {count(beyond, 'step')}, {now}"
+        now = f"above {drawn.limit[1]} in {counted(beyond, 'step')}, {now}"
     return chart(
         drawn.title,
         describe=_describe(drawn.title, column, view),
@@ -302,6 +303,6 @@ def _describe(title: str, column: Column, view: RunView) -> str:
         return f"{title}: never finite."
     first, last, least, most = (value(float(n), 3) for n in (good[0], good[-1], good.min(), good.max()))
     return (
-        f"{title} over {count(view.attempted, 'step')}, from {first} to {last}, smallest {least}, largest {most}, "
+        f"{title} over {counted(view.attempted, 'step')}, from {first} to {last}, smallest {least}, largest {most}, "
         f"{len(column.value) - len(good):,} not finite."
     )

@@ -16,11 +16,11 @@ from typing import Any, BinaryIO
 
 from nantrap.incident import Incident, Source
 from nantrap.incident.codec import NONFINITE
+from nantrap.report.journal_search import CHUNK, bracket
 from nantrap.report.repeats import Repeats, repeats_of
 
 _STEPS_BEFORE = 48
 _CONTEXT = 3
-_CHUNK = 64 * 1024
 _LARGEST_SOURCE = 5_000_000
 _MOST_SIBLINGS = 60
 
@@ -123,30 +123,11 @@ def moments_before(journal: Path, step: int) -> tuple[Moment, ...]:
 
 def _read_before(file: BinaryIO, step: int) -> list[Moment]:
     """The last steps up to this one. The place is found by bisection, so a long journal is not read as a whole."""
-    end = file.seek(0, os.SEEK_END)
-    low, high = 0, end
-    while high - low > _CHUNK:
-        middle = (low + high) // 2
-        found = _first_step_after(file, middle, high)
-        if found is None or found > step:
-            high = middle
-        else:
-            low = middle
-    stop = min(end, high + _CHUNK)
-    file.seek(max(0, low - 4 * _CHUNK))
-    lines = file.read(stop - file.tell()).split(b"\n")
+    low, high = bracket(file, lambda found: found > step)
+    file.seek(max(0, low - 4 * CHUNK))
+    lines = file.read(high + CHUNK - file.tell()).split(b"\n")
     moments = [moment for line in lines if (moment := _moment(line)) is not None and moment.step <= step]
     return moments[-_STEPS_BEFORE:]
-
-
-def _first_step_after(file: BinaryIO, offset: int, end: int) -> int | None:
-    file.seek(offset)
-    file.readline(_CHUNK)  # the rest of a line
-    while file.tell() < end:
-        moment = _moment(file.readline(_CHUNK))
-        if moment is not None:
-            return moment.step
-    return None
 
 
 def _moment(line: bytes) -> Moment | None:

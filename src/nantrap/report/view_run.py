@@ -11,12 +11,12 @@ import numpy as np
 
 from nantrap.health import Expectations, judge
 from nantrap.incident import BY_SLUG, Incident
-from nantrap.incident.wording import place_text
+from nantrap.incident.wording import counted, place_text
 from nantrap.record import ACTIONS, Column, Event, Run, Series
 from nantrap.report import wording as words
 from nantrap.report.environment import environment
 from nantrap.report.incident_rows import Verdict, verdict_of
-from nantrap.report.numbers import count, percent, value
+from nantrap.report.numbers import percent, value
 
 _MOST_EVENTS = 200_000
 _MOST_TERMS = 6
@@ -207,25 +207,25 @@ def _verdict(stopped: bool, skipped: int, events: int) -> Verdict:
 def _title(attempted: int, applied: int, groups: Sequence[Group], kind: str) -> str:
     """The run in a sentence: how many steps, how many applied, how many causes, how many of them proven."""
     if kind != "nantrap":
-        return f"{count(attempted, 'step')} in this log."
-    parts = [count(attempted, "step"), f"{applied:,} applied ({percent(applied, attempted)})"]
+        return f"{counted(attempted, 'step')} in this log."
+    parts = [counted(attempted, "step"), f"{applied:,} applied ({percent(applied, attempted)})"]
     if groups:
         causes = {group.code for group in groups}
         proven = sum(1 for code in causes if any(g.code == code and g.verdict.tone == "ok" for g in groups))
         how = "all proven" if proven == len(causes) else f"{proven} proven" if proven else "none proven"
-        parts.append(f"{count(len(causes), 'cause')}, {how if len(causes) > 1 or not proven else 'proven'}")
+        parts.append(f"{counted(len(causes), 'cause')}, {how if len(causes) > 1 or not proven else 'proven'}")
     return ", ".join(parts) + "."
 
 
 def _span(run: Run) -> str:
     """How many ranks, when the run started, and how often it was started again."""
     started = run.info.get("started")
-    parts = [count(len(run.ranks), "rank")] if run.kind == "nantrap" else [f"a {run.kind} log"]
+    parts = [counted(len(run.ranks), "rank")] if run.kind == "nantrap" else [f"a {run.kind} log"]
     if isinstance(started, str):
         parts.append(f"started {started.replace('T', ' ').replace('+00:00', ' UTC')}")
     resumed = run.info.get("resumed")
     if isinstance(resumed, list) and resumed:
-        parts.append(f"started again {count(len(resumed), 'time')}")
+        parts.append(f"started again {counted(len(resumed), 'time')}")
     return " · ".join(parts)
 
 
@@ -241,7 +241,7 @@ def _result(loss: Column | None, series: Series, held_out: Column | None) -> tup
     bad = int((~np.isfinite(loss.value) & applied).sum())
     note = f"best {value(float(good.min()), 4)}"
     if bad:
-        note += f"; {count(bad, 'applied step')} with a loss that is not finite"
+        note += f"; {counted(bad, 'applied step')} with a loss that is not finite"
     if held_out is not None and len(held_out.value):
         finite = held_out.value[np.isfinite(held_out.value)]
         if len(finite):
@@ -265,7 +265,7 @@ def _not_applied(action: np.ndarray, attempted: int) -> tuple[str, str]:
     edges = np.flatnonzero(np.diff(padded))
     longest = int((edges[1::2] - edges[::2]).max())
     return (
-        f"{count(number, 'step')} not applied, {longest:,} in a row at most.",
+        f"{counted(number, 'step')} not applied, {longest:,} in a row at most.",
         f"{percent(number, attempted)} of all steps",
     )
 
@@ -294,7 +294,7 @@ def _recovered(rollbacks: Sequence[tuple[int, int | None]], stopped: bool, info:
         return "No rollback was needed.", ""
     step, target = rollbacks[-1]
     where = f" to step {target:,}" if target is not None else ""
-    return f"{count(len(rollbacks), 'rollback')}, the last at step {step:,}{where}.", used
+    return f"{counted(len(rollbacks), 'rollback')}, the last at step {step:,}{where}.", used
 
 
 def _first(groups: Sequence[Group], skipped: int) -> tuple[str, str, str]:
@@ -302,7 +302,7 @@ def _first(groups: Sequence[Group], skipped: int) -> tuple[str, str, str]:
         return "Nothing to do.", "", ""
     best = next((group for group in groups if group.verified), groups[0])
     how = "a verified fix" if best.verified else "a proven cause" if best.verdict.tone == "ok" else "not proven yet"
-    whole = count(sum(len(group.steps) for group in groups), "incident")
+    whole = counted(sum(len(group.steps) for group in groups), "incident")
     text = f"Cause {best.number}, {best.code}: {how}, {len(best.steps):,} of {whole}."
     return text, best.place, best.folder
 

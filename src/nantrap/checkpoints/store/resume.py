@@ -27,7 +27,7 @@ from nantrap.checkpoints.store.schedules import (
     scale_group,
 )
 from nantrap.errors import UsageError
-from nantrap.incident.wording import some_of
+from nantrap.incident.wording import counted, some_of
 
 Kind = Literal["rate", "missing_keys", "unexpected_keys", "uninitialised", "loss_scale", "step"]
 
@@ -216,14 +216,16 @@ def _check_keys(model: nn.Module, loaded: set[str]) -> list[ResumeFinding]:
             strip = f"{{key.removeprefix({prefix!r}): value for key, value in state.items()}}"
             return [ResumeFinding("unexpected_keys", text, f"load {strip}")]
     if missing:
-        text = f"{_count(missing, 'key')} of the model {_are(missing)} not in the checkpoint: {some_of(missing, 4)}"
+        text = (
+            f"{counted(len(missing), 'key')} of the model {_are(missing)} not in the checkpoint: {some_of(missing, 4)}"
+        )
         help_text = (
             "they hold the values of the constructor: load a checkpoint that has them, or initialise them on purpose"
         )
         found.append(ResumeFinding("missing_keys", text, help_text, data={"keys": tuple(missing)}))
     if unexpected:
         named = some_of(unexpected, 4)
-        text = f"{_count(unexpected, 'key')} of the checkpoint {_are(unexpected)} not in the model: {named}"
+        text = f"{counted(len(unexpected), 'key')} of the checkpoint {_are(unexpected)} not in the model: {named}"
         help_text = "the model differs from the one that was saved; compare the two configurations"
         found.append(ResumeFinding("unexpected_keys", text, help_text, "warning", {"keys": tuple(unexpected)}))
     return found
@@ -242,7 +244,8 @@ def _check_values(model: nn.Module) -> list[ResumeFinding]:
                 strange.append(name)
     if not strange:
         return []
-    text = f"{_count(strange, 'tensor')} {_hold(strange)} NaN, Inf or numbers no training makes: {some_of(strange, 4)}"
+    tensors = counted(len(strange), "tensor")
+    text = f"{tensors} {_hold(strange)} NaN, Inf or numbers no training makes: {some_of(strange, 4)}"
     help_text = (
         "memory that was never filled (to_empty, torch.empty, a key missing from the checkpoint), or a bad "
         "checkpoint: initialise them, or load the last good one (nantrap audit finds it)"
@@ -328,10 +331,6 @@ def _same(left: Sequence[float], right: Sequence[float]) -> bool:
 
 def _number(value: float) -> str:
     return f"{value:.4g}"
-
-
-def _count(names: Sequence[str], what: str) -> str:
-    return f"{len(names):,} {what}{'' if len(names) == 1 else 's'}"
 
 
 def _are(names: Sequence[str]) -> str:

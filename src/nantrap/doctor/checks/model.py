@@ -169,25 +169,17 @@ def anomaly_mode_left_on(module: Module, repository: Repository) -> Iterator[Fou
     Silent:
         Behind a condition, or with a variable as its argument.
     """
+    found = []
     for call, place in module.sites("set_detect_anomaly"):
         mode = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "mode"), None)
         if isinstance(mode, ast.Constant) and mode.value is True and not place.conditional:
-            yield Found(
-                "low",
-                call.lineno,
-                True,
-                "anomaly detection is always on: training is several times slower",
-                "remove it",
-            )
+            found.append(call)
     for call, place in module.sites("detect_anomaly"):
         if isinstance(place.statement, ast.With) and not call.args and not place.conditional:
-            yield Found(
-                "low",
-                call.lineno,
-                True,
-                "anomaly detection is always on: training is several times slower",
-                "remove it",
-            )
+            found.append(call)
+    for call in found:
+        words = "anomaly detection is always on: training is several times slower"
+        yield Found("low", call.lineno, True, words, "remove it")
 
 
 @source_check("NT873", "half_weights_trained")

@@ -14,6 +14,7 @@ from nantrap.doctor.data.findings import DataFinding
 from nantrap.doctor.data.readers.images import decode
 from nantrap.doctor.data.shards import CHANGED, UnreadableDataError
 from nantrap.doctor.data.stored import open_source
+from nantrap.incident.wording import counted
 
 _SHORT = 16
 _SCENERY = frozenset(("mask", "masks", "label", "labels", "annotation", "annotations", "gt", "groundtruth", "seg"))
@@ -85,13 +86,13 @@ def judge_images(images: Iterable[Pixels], root: str) -> list[DataFinding]:
         original = first.setdefault(image.digest, image.path)
         if original != image.path:
             findings.append(_finding("duplicate_sample", image, f"the same pixels as {original}"))
-    counted = Counter(image.channels for image in pictures)
-    if len(counted) > 1:
-        usual, count = counted.most_common(1)[0]
+    channels = Counter(image.channels for image in pictures)
+    if len(channels) > 1:
+        usual, count = channels.most_common(1)[0]
         if 2 * count > len(pictures):
             for image in pictures:
                 if image.channels != usual:
-                    text = f"{image.channels} channel{'' if image.channels == 1 else 's'}, most images have {usual}"
+                    text = f"{counted(image.channels, 'channel')}, most images have {usual}"
                     findings.append(_finding("shape_mismatch", image, text))
     for image in pictures:
         if image.unscaled:

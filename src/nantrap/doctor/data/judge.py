@@ -14,6 +14,7 @@ from nantrap.doctor.data.findings import DataFinding, listed
 from nantrap.doctor.data.measures import NOT_A_NUMBER, OTHER_WIDTH, Measures
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.rows import Array, Indices
+from nantrap.incident.wording import counted
 
 FLOATS = ("float", "half", "bfloat16")
 _OUTLIER = 50.0
@@ -99,7 +100,7 @@ def _non_finite(made: Measures) -> list[tuple[str, Array, str]]:
     if len(made.found("missing")):
         parts.append(made.found("missing"))
         absent = len(made.found("missing")) - made.nan_cells
-        words += [f"{absent:,} missing value{'' if absent == 1 else 's'}"] if absent else []
+        words += [counted(absent, "missing value")] if absent else []
     if len(made.found("foreign")) and (NOT_A_NUMBER,) not in made.shapes:  # else it is a matter of shape
         parts.append(made.found("foreign"))
         words.append(f"{len(made.found('foreign')):,} not a number")
@@ -353,4 +354,4 @@ def ctc_finding(file: str, field: str | None, indices: Sequence[int]) -> DataFin
 
 
 def _samples(count: int) -> str:
-    return f"{count:,} sample{'' if count == 1 else 's'}"
+    return counted(count, "sample")

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from nantrap.doctor.data.findings import RULES, DataReport
 from nantrap.errors import UsageError
-from nantrap.incident.wording import some_of
+from nantrap.incident.wording import counted, some_of
 from nantrap.record.bad_samples import DATASET, BadSamples, below, paths_of
 
 _WHOLE_FIELD: Final = ("constant_field", "scale_suspect")
@@ -168,7 +168,7 @@ def _by_order(
     if known and hasattr(dataset, "__len__") and total != len(dataset):
         count = len(listed.lengths)
         raise UsageError(
-            f"{os.fspath(source)} lists {count:,} file{'' if count == 1 else 's'} with {total:,} samples, the dataset "
+            f"{os.fspath(source)} lists {counted(count, 'file')} with {total:,} samples, the dataset "
             f"has {len(dataset):,}; say which file it reads with file=..., or which files in parallel"
         )
     bad: set[int] = set()

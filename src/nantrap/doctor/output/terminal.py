@@ -8,6 +8,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from nantrap.doctor.findings import Fact, Finding, Report
+from nantrap.incident.wording import counted
 from nantrap.report.visible import visible
 
 _STYLES: Final = {"high": "bold red", "medium": "bold yellow", "low": "cyan"}
@@ -102,7 +103,7 @@ def _finding(finding: Finding, line_of: Callable[[str, int], str] | None) -> lis
 def _summary(report: Report) -> Text:
     counts = [(risk, sum(each.risk == risk for each in report.findings)) for risk in ("high", "medium", "low")]
     parts = ", ".join(f"{count} {risk}" for risk, count in counts if count) or "no findings"
-    files = f"{len(report.files_read):,} file{'' if len(report.files_read) == 1 else 's'} read"
+    files = f"{counted(len(report.files_read), 'file')} read"
     more = "; `nantrap explain CODE` explains each" if report.findings else ""
     return Text(f"{files}: {parts}{more}")
 

@@ -19,6 +19,7 @@ from starlette.routing import Route
 
 from nantrap.errors import NantrapError
 from nantrap.incident import BY_SLUG
+from nantrap.incident.wording import counted
 from nantrap.record import open_run
 from nantrap.report.charts import spark
 from nantrap.report.environment import environment
@@ -274,13 +275,13 @@ class Live:
         return StreamingResponse(events(), media_type="text/event-stream")
 
     def _heading(self, found: list[Summary]) -> str:
-        counted: dict[str, int] = {}
+        by_state: dict[str, int] = {}
         for summary in found:
-            counted[summary.state.word] = counted.get(summary.state.word, 0) + 1
-        states = ", ".join(f"{number:,} {_IN_HEADING.get(word, word)}" for word, number in counted.items())
+            by_state[summary.state.word] = by_state.get(summary.state.word, 0) + 1
+        states = ", ".join(f"{number:,} {_IN_HEADING.get(word, word)}" for word, number in by_state.items())
         unread = self._index.unread
         more = f", {unread:,} more being read" if unread else ""
-        return f"{len(found):,} run{'' if len(found) == 1 else 's'}" + (f": {states}" if states else "") + more
+        return counted(len(found), "run") + (f": {states}" if states else "") + more
 
     def _listed(self, query: str) -> list[Summary]:
         wanted = query.lower().split()

@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nantrap.record import RUN_ENDS, steps_of
+from nantrap.report.journal_search import CHUNK, bracket
 
 _KNOWN = ("loss", "grad_norm", "lr", "scale")
-_CHUNK = 64 * 1024
 _MOST_BYTES = 32 * 1024 * 1024
 
 
@@ -125,34 +125,11 @@ def window(path: Path, first: int, last: int) -> list[Row]:
 
 def _rows_from(file: BinaryIO, first: int) -> Iterator[Row]:
     """The rows from a step on. The place is found by bisection, so a long journal is not read as a whole."""
-    low, high = 0, file.seek(0, os.SEEK_END)
-    while high - low > _CHUNK:
-        middle = (low + high) // 2
-        file.seek(middle)
-        file.readline(_CHUNK)
-        found = None
-        while found is None and file.tell() < high:
-            found = _step(file.readline(_CHUNK))
-        if found is None or found >= first:
-            high = middle
-        else:
-            low = middle
-    file.seek(max(0, low - _CHUNK))
+    low, _ = bracket(file, lambda found: found >= first)
+    file.seek(max(0, low - CHUNK))
     start = file.tell()
     data = file.read(_MOST_BYTES)
     yield from (row for row in rows_of(data.partition(b"\n")[2] if start else data) if row.step >= first)
-
-
-def _step(line: bytes) -> int | None:
-    """The number of the step in one line; `None` for what is no step."""
-    try:
-        raw = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(raw, dict) or raw.get("kind") not in (None, "step"):
-        return None
-    step = raw.get("step")
-    return step if isinstance(step, int) else None
 
 
 def finite_or_none(number: float) -> float | None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from nantrap.report.numbers import count
+from nantrap.incident.wording import counted
 from nantrap.report.surroundings import read_json
 
 _LARGEST = 4_000_000
@@ -48,7 +48,7 @@ def _result(title: str, name: str, document: Mapping[str, Any]) -> Result:
     clean = document.get("clean", document.get("ok"))
     if clean is None:
         clean = not lines
-    verdict = str(document.get("verdict") or ("no problem found" if clean else count(len(lines), "finding")))
+    verdict = str(document.get("verdict") or ("no problem found" if clean else counted(len(lines), "finding")))
     tone, sign = ("ok", "✓") if clean else ("warn", "▲") if verdict == "doubtful" else ("bad", "✖")
     return Result(title, name, tone, sign, verdict, lines[:_MOST_LINES])
 

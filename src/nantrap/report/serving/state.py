@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
 
-from nantrap.report.numbers import count, duration
+from nantrap.incident.wording import counted
+from nantrap.report.numbers import duration
 
 RECENT = 100
 """Steps that count as recent."""
@@ -151,7 +152,7 @@ def _running(recent: Recent) -> State:
     if "rollback" in recent.actions:
         return State("recovering", "rolled back recently")
     if recent.since_incident is not None and recent.since_incident <= 10 * RECENT:
-        return State("incidents", f"last incident {count(recent.since_incident, 'step')} ago")
+        return State("incidents", f"last incident {counted(recent.since_incident, 'step')} ago")
     if recent.foreign:
         return State("healthy", "the recent losses are finite")
     return State("healthy", "no recent incident" if recent.incidents else "no incident")

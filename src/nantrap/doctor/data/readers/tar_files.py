@@ -23,6 +23,7 @@ from nantrap.doctor.data.readers.json_lines import measure_records
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.shards import CHANGED, Plan, Problem, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import as_stream, open_source
+from nantrap.incident.wording import counted
 
 _BATCH = 64 << 20
 _NUMBERS = frozenset(("cls", "cls2", "index", "inx", "id", "label", "target"))
@@ -78,7 +79,7 @@ def _damage(error: Exception, samples: int, is_tar: bool) -> str:
         return "not a tar archive"
     if not samples:
         return "the archive is cut or damaged before its first sample"
-    return f"the archive is cut after {samples:,} sample{'' if samples == 1 else 's'}: {reason}"
+    return f"the archive is cut after {counted(samples, 'sample')}: {reason}"
 
 
 def _samples(stream: Any) -> Iterator[tuple[str, list[tuple[str, bytes]]]]:
