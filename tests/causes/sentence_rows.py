@@ -86,7 +86,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "1 of 2 targets do not fit",
         "nantrap.ops.ctc_loss, which leaves such samples out",
     ),
-    ("a sentinel of 1e30", "one value of 1e25"): ("the batch holds nonsense",),
+    ("a sentinel of 1e30", "one value of 1e25"): ("the batch holds a value that is no measurement",),
     ("a sentinel of 1e30", "a batch times 1e20"): ("replace the sentinel",),
     ("nan from the loader, two lines", "a loop that divides its batch"): (
         "the batch is non-finite before the forward pass",

@@ -309,11 +309,11 @@ def test_a_full_disk_does_not_end_the_training(tmp_path: Path, monkeypatch: pyte
 
 def test_wrong_use_is_reported(tmp_path: Path) -> None:
     run = make_run()
-    with pytest.raises(nantrap.UsageError, match=r"Guard\(save_every=\.\.\.\): where to\?"):
+    with pytest.raises(nantrap.UsageError, match=r"Guard\(save_every=\.\.\.\): a place is needed"):
         run.guard(save_every=10)
     with pytest.raises(nantrap.UsageError, match=r"Guard\(store=str\): expected a nantrap\.CheckpointStore"):
         run.guard(store=str(tmp_path))
-    with pytest.raises(nantrap.UsageError, match=r"Guard\(save_every=-1\): a number of steps"):
+    with pytest.raises(nantrap.UsageError, match=r"Guard\(save_every=-1\): expected a number of steps"):
         run.guard(save_every=-1)
     guard = run.guard()
     with pytest.raises(nantrap.UsageError, match=r"guard\.save\(\) without a path needs a store"):
@@ -355,5 +355,6 @@ def test_state_that_other_code_spoiled_is_taken_from_the_last_good_checkpoint(
         outcomes.append(guard.attempt(lambda x: model(x).square().mean(), torch.randn(4, 3)))
     actions = [outcome.action for outcome in outcomes]
     assert actions == [Action.APPLY] * 5 + [Action.ROLLBACK] + [Action.APPLY] * 2
-    assert f"{what} non-finite, which no skip puts back; rollback 1 of 3; state of step 4" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert f"{what} non-finite, which skipping does not repair; rollback 1 of 3; state of step 4" in said
     assert not any(p.isnan().any() for p in model.parameters())

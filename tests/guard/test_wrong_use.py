@@ -56,7 +56,7 @@ def test_optimizer() -> None:
 
 def test_options() -> None:
     model, optimizer = linear()
-    says("Guard(max_grad_norm=0): a positive number, or None not to clip", model, optimizer, max_grad_norm=0)
+    says("Guard(max_grad_norm=0): expected a positive number, or None not to clip", model, optimizer, max_grad_norm=0)
     says("Guard(scaler=...): expected a torch.amp.GradScaler, got bool", model, optimizer, scaler=True)
     says(
         "Guard(scheduler=ReduceLROnPlateau): it needs a metric, which the guard does not have; leave it out and call "
@@ -109,7 +109,7 @@ def test_step_without_backward() -> None:
     guard = Guard(*linear())
     with pytest.raises(nantrap.UsageError) as caught:
         guard.step()
-    assert str(caught.value) == "guard.step() without guard.backward(loss) before it: there is no gradient to step on"
+    assert str(caught.value) == "guard.step() without guard.backward(loss) before it: there are no gradients"
 
 
 def test_attempt_inside_a_window() -> None:
@@ -179,8 +179,8 @@ def late(model: nn.Module, optimizer: torch.optim.Optimizer, **options: Any) -> 
 
 def test_who_is_told_and_what_is_followed() -> None:
     model, optimizer = linear()
-    says("Guard(watch=5): names or patterns, or a dict of pattern to Limit", model, optimizer, watch=5)
-    text = "Guard(export=5): names of exporters in a list, such as ['tensorboard']"
+    says("Guard(watch=5): expected names or patterns, or a dict of pattern to Limit", model, optimizer, watch=5)
+    text = "Guard(export=5): expected names of exporters in a list, such as ['tensorboard']"
     says(text, model, optimizer, export=5)
     says("Guard(alerts=5): expected nantrap.Alerts(...)", model, optimizer, alerts=5)
 
@@ -201,8 +201,8 @@ def test_what_methods_are_given() -> None:
 
 def test_late_mode_says_who_can() -> None:
     text = (
-        "the skip happens inside the optimizer, which only Adam, AdamW, Adagrad and SGD without momentum can, and only "
-        "with fused=True (fused SGD with momentum would read uninitialised memory after a skipped first step)"
+        "the skip happens inside the optimizer, which only Adam, AdamW, Adagrad and SGD without momentum support, and "
+        "only with fused=True (fused SGD with momentum would read uninitialised memory after a skipped first step)"
     )
     model = nn.Linear(2, 1)
     for optimizer in (

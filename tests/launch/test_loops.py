@@ -263,7 +263,7 @@ def test_observe_blames_nothing_on_the_steps_after_the_poison(tmp_path: Path) ->
         (loop,) = attachment.loops
     assert dict(loop.tally.causes) == {"bad_input_data": 1, "after step 5": 6}
     assert loop.last_incident is not None
-    assert loop.last_incident.notes == ("the weights are non-finite since step 5, which was applied unchanged",)
+    assert loop.last_incident.notes == ("the weights have been non-finite since step 5, which was applied unchanged",)
 
 
 def test_a_bare_layer_is_placed_at_the_line_that_called_it(settings: Settings) -> None:

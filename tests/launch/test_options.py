@@ -142,9 +142,9 @@ def test_the_options_are_read_from_all_places(tmp_path: Path) -> None:
     found = read_settings({}, environment={"NANTRAP_CLIP": "0.5"}, folder=tmp_path)
     assert (found.clip, found.save_every, found.resume_lr) == (0.5, 50, "configured")
     assert read_settings({}, environment=as_environment(found), folder=Path("/")) == found
-    with pytest.raises(UsageError, match=r"clip is -1\.0: a positive number"):
+    with pytest.raises(UsageError, match=r"clip is -1\.0: expected a positive number"):
         Settings(clip=-1.0)
-    with pytest.raises(UsageError, match="save_every is -1: a number of steps, or 0 for never"):
+    with pytest.raises(UsageError, match="save_every is -1: expected a number of steps, or 0 for never"):
         Settings(save_every=-1)
     with pytest.raises(FormatError, match="NANTRAP_CLIP is 'hard': expected a number"):
         read_settings({}, environment={"NANTRAP_CLIP": "hard"}, folder=tmp_path)

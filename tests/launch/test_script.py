@@ -288,7 +288,7 @@ def test_an_error_below_a_wrapper_shows_the_script_and_torch_alone(shell: Shell)
         (["empty"], "error: empty: no __main__.py in it"),
         (["-m", "not_there"], "error: -m not_there: No module named not_there"),
         (["-m", "json.not_there"], "error: -m json.not_there: No module named json.not_there"),
-        (["--max-skips", "-1", "here.py"], "error: max_skips is -1: 0 or more"),
+        (["--max-skips", "-1", "here.py"], "error: max_skips is -1: expected 0 or more"),
         (
             ["--export", "tensorbord", "here.py"],
             "error: export='tensorbord': choose from tensorboard, wandb, mlflow, trackio",

@@ -25,9 +25,9 @@ def as_modules(also: Any) -> Sequence[nn.Module]:
 def check_listeners(*, watch: Any, export: Any, alerts: Any) -> None:
     """Refuse what cannot be followed or sent, by the name of the argument."""
     if not isinstance(watch, Iterable):
-        raise UsageError(f"Guard(watch={watch!r}): names or patterns, or a dict of pattern to Limit")
+        raise UsageError(f"Guard(watch={watch!r}): expected names or patterns, or a dict of pattern to Limit")
     if not isinstance(export, Iterable):
-        raise UsageError(f"Guard(export={export!r}): names of exporters in a list, such as ['tensorboard']")
+        raise UsageError(f"Guard(export={export!r}): expected names of exporters in a list, such as ['tensorboard']")
     if alerts is not None and not hasattr(alerts, "stalled_after"):
         raise UsageError(f"Guard(alerts={alerts!r}): expected nantrap.Alerts(...)")
 
@@ -39,7 +39,7 @@ def check_arguments(*, scheduler: Any, max_grad_norm: Any, policy: Any, run_dir:
         raise UsageError(f"Guard(policy={policy!r}): expected a nantrap.Policy{named}")
     number = isinstance(max_grad_norm, (int, float)) and not isinstance(max_grad_norm, bool)
     if max_grad_norm is not None and not (number and max_grad_norm > 0):
-        raise UsageError(f"Guard(max_grad_norm={max_grad_norm!r}): a positive number, or None not to clip")
+        raise UsageError(f"Guard(max_grad_norm={max_grad_norm!r}): expected a positive number, or None not to clip")
     if isinstance(scheduler, ReduceLROnPlateau):
         raise UsageError(
             "Guard(scheduler=ReduceLROnPlateau): it needs a metric, which the guard does not have; leave it out "
@@ -50,7 +50,7 @@ def check_arguments(*, scheduler: Any, max_grad_norm: Any, policy: Any, run_dir:
     if run_dir is not None and not isinstance(run_dir, (str, os.PathLike)):
         raise UsageError(f"Guard(run_dir={run_dir!r}): expected the path of a folder, or None to write nothing")
     if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 0:
-        raise UsageError(f"Guard(save_every={save_every!r}): a number of steps, or 0 for never")
+        raise UsageError(f"Guard(save_every={save_every!r}): expected a number of steps, or 0 for never")
 
 
 def checked_position(*, epoch: Any, batch: Any, samples: Iterable[Any]) -> tuple[int, ...]:

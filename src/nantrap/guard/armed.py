@@ -88,9 +88,9 @@ class Armed:
         if not self.on:
             return ""
         return (
-            f"armed: the next {self._steps} steps are traced while they run (about 1.2 times a step of usual size, "
-            "more on a tiny one), so that the next failure comes with its operands and lines; Policy(armed='off') "
-            "turns it off"
+            f"armed: the next {self._steps} steps are traced while they run (each takes about 1.2 times as long, more "
+            "with a tiny model), so that the next failure is recorded with its line and its values; "
+            "Policy(armed='off') turns it off"
         )
 
     def start(self) -> None:

@@ -111,7 +111,7 @@ class Diagnosis:
             exchange_incidents(draft, observation.verdict, self._ranks, writes=writes)
             return draft
         if needs_all:
-            words = "not run again: the model communicates with other ranks while it runs, and they are elsewhere"
+            words = "not run again: the model communicates with other ranks while it runs, and these take no part here"
             explore_graph(self._describer, draft, observation, words)
         incident = draft.incident
         if not local:
@@ -176,7 +176,7 @@ class Diagnosis:
         if self._poisoned_at is not None and finite.any_nonfinite(
             [p.detach() for p in self._protected.members.parameters]
         ):
-            words = f"the weights are non-finite since step {self._poisoned_at:,}, which was applied unchanged"
+            words = f"the weights have been non-finite since step {self._poisoned_at:,}, which was applied unchanged"
             draft.incident = replace(draft.incident, same_as=self._poisoned_at, notes=(words,))
             return False
         if policy.on_incident == "observe" and not observation.harmless and self._poisoned_at is None:
@@ -184,7 +184,7 @@ class Diagnosis:
         if policy.diagnose == "off":
             return False
         if self._neighbours is not None and (known := self._neighbours.known_incident(observation.micro)) is not None:
-            words = f"the loss is that of the incident of step {known.step:,}, where it was diagnosed"
+            words = f"the same loss failed in the incident of step {known.step:,}, which has the diagnosis"
             draft.incident = like_known(draft.incident, known, words)
             return False
         signature = signature_of(draft.incident)

@@ -209,7 +209,7 @@ class Guard:
             raise _closed_error()
         window = self._collector.window
         if window is None:
-            raise UsageError("guard.step() without guard.backward(loss) before it: there is no gradient to step on")
+            raise UsageError("guard.step() without guard.backward(loss) before it: there are no gradients")
         try:
             late = self._late
             outcome = run_step(self._parts, self._driver, window) if late is None else late.step(window)

@@ -106,7 +106,7 @@ def run_jointly(failed: FailedStep, ranks: Ranks, *, wanted: bool) -> Joint | No
     if not chosen and not failed.repeatable:
         words += "; no cause was tried, since the two-line form cannot compute the loss again; guard.attempt can"
     elif not chosen:
-        words += "; no cause was tried, since FSDP can be reset after a trial that ends early from torch 2.13 on only"
+        words += "; no cause was tried, since FSDP before torch 2.13 cannot be reset after a trial that ends early"
     elif from_source and ranks.rank in chosen:
         words += "; the loss was computed again from its source, without side effects"
     elif ranks.rank not in chosen:

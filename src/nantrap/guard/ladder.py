@@ -66,7 +66,7 @@ class Ladder:
         if self.rollbacks >= policy.max_rollbacks:
             spoiled = ""
         if spoiled and not reason:
-            reason = f"{spoiled} non-finite, which no skip puts back"
+            reason = f"{spoiled} non-finite, which skipping does not repair"
         if not reason:
             return Action.SKIP, f"{self.in_a_row} of {policy.max_consecutive_skips} in a row"
         if policy.then == "stop" and not spoiled:

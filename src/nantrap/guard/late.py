@@ -80,7 +80,7 @@ class LateSteps:
         if type(optimizer) not in _CAPABLE or not fused or momentum:
             raise UsageError(
                 f'Policy(sync="late") with {type(optimizer).__name__}: the skip happens inside the optimizer, which '
-                "only Adam, AdamW, Adagrad and SGD without momentum can, and only with fused=True "
+                "only Adam, AdamW, Adagrad and SGD without momentum support, and only with fused=True "
                 "(fused SGD with momentum would read uninitialised memory after a skipped first step)"
             )
         if certify(optimizer) is None:

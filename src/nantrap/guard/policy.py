@@ -177,7 +177,7 @@ class Policy:
                 raise UsageError(f"Policy({name}={getattr(self, name)!r}): expected True or False")
         if self.sync == "late" and (self.batch_range != "off" or self.batch_ranges):
             raise UsageError(
-                'Policy(sync="late") reads nothing of a step in time, and batch_range does; use sync="step"'
+                'Policy(sync="late") does not read a batch before its step, and batch_range must; use sync="step"'
             )
         if self.batch_ranges is not None:
             _check_ranges(self.batch_ranges)

@@ -77,7 +77,7 @@ class Recovery:
         if store is None and save_every:
             if run_dir is None:
                 raise UsageError(
-                    "Guard(save_every=...): where to? Give store=nantrap.CheckpointStore(folder), or run_dir="
+                    "Guard(save_every=...): a place is needed; give store=nantrap.CheckpointStore(folder), or run_dir="
                 )
             store = checkpoints.CheckpointStore(Path(run_dir) / "checkpoints")
         if store is not None and not isinstance(store, checkpoints.CheckpointStore):

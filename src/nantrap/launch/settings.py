@@ -106,11 +106,11 @@ class Settings:
             BadSamples.load(self.bad_samples)  # so is a file that is not a list
         check_exporters(self.exporters)
         if self.max_skips < 0:
-            raise UsageError(f"max_skips is {self.max_skips}: 0 or more")
+            raise UsageError(f"max_skips is {self.max_skips}: expected 0 or more")
         if not (self.clip >= 0.0 and math.isfinite(self.clip)):
-            raise UsageError(f"clip is {self.clip}: a positive number, the largest norm of the gradients; 0 for none")
+            raise UsageError(f"clip is {self.clip}: expected a positive number, the largest gradient norm; 0 for none")
         if self.save_every < 0:
-            raise UsageError(f"save_every is {self.save_every}: a number of steps, or 0 for never")
+            raise UsageError(f"save_every is {self.save_every}: expected a number of steps, or 0 for never")
 
     @property
     def strict(self) -> bool:

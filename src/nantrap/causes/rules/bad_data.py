@@ -106,6 +106,6 @@ def _sentinel(case: Case) -> Claim | None:
     return out_of_range(
         case,
         found,
-        f"the batch holds nonsense: {found.name} reaches {found.value:.3g}",
+        f"the batch holds a value that is no measurement: {found.name} reaches {found.value:.3g}",
         "replace the sentinel or missing-value code before the data reach the model",
     )

@@ -79,7 +79,8 @@ def arccos_boundary(case: Case) -> Claim | None:
         (f"{case.node} computes 1/√(1 - x²), and x is exactly ±1 at {share(~case.output.isfinite())}",),
         trial=case.try_replacement("acos", f"nantrap.ops.safe_{call}"),
         shows="with a bounded slope the step is finite",
-        help=f"nantrap.ops.safe_{call}(x), atan2, or clamp to ±(1 - 1e-6); clamping to [-1, 1] does not help",
+        help=f"nantrap.ops.safe_{call}(x), atan2, or clamp to ±(1 - 1e-6) "
+        "(before torch 2.15, to [-1, 1] is not enough)",
         patch=True,
     )
 
