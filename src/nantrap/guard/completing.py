@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nantrap.guard.ranges import words_for
+from nantrap.guard.ranges import outside_in_words
 from nantrap.incident import Cause, Evidence, Fix, Incident
 from nantrap.locate import Location
 
@@ -67,7 +67,7 @@ def with_unusual_batch(incident: Incident) -> Incident:
         proven=True,
         risk="medium",
         confidence=1.0,
-        summary=words_for(found),
+        summary=outside_in_words(found),
         evidence=tuple(Evidence(f"{finding.name} {finding.note}") for finding in found),
         fix=Fix(text=f"check the range of {found[0].name} where the data are read, and scale or drop what is outside"),
     )

@@ -57,9 +57,9 @@ is_guarded = _guarded.__contains__
 class Guard:
     """Guards one model and one optimizer. Nothing non-finite reaches weights, optimizer state, buffers or averages.
 
-    The guard collects a step (`collect`), then `run_step` decides what to do with it. State held in addition to its
-    parts: the driver that makes the updates. A context manager; `close` removes every hook and prints the summary,
-    which is printed at the end of the program otherwise.
+    Call `backward` and `step` where the loop called `loss.backward()` and `optimizer.step()`, or let `attempt` make the
+    whole step. A context manager: `close` removes every hook and prints the summary, which is printed at the end of
+    the program otherwise.
 
     Args:
         model: the model, also wrapped in `DistributedDataParallel` or `torch.compile`.

@@ -166,11 +166,11 @@ def _draft(parts: Parts, window: Window, micro: Micro, norm: float, bad: set[str
     with parts.protected.kept():
         draft = parts.diagnosis.draft(observation)
     names = [name for name in named if name in bad]
-    window.drafts.append((draft, words_for(names, of=len(named))))
+    window.drafts.append((draft, left_out_in_words(names, of=len(named))))
     _count(parts, window, names)
 
 
-def words_for(names: Sequence[str], *, of: int) -> str:
+def left_out_in_words(names: Sequence[str], *, of: int) -> str:
     """What was done: `loss term head3 left out, the other 7 applied`."""
     kept = of - len(names)
     others = f"the other {kept} applied" if kept > 1 else "the other one applied"

@@ -160,7 +160,7 @@ def inputs_of(micro: Micro) -> list[Finding]:
     return found
 
 
-def words_for(findings: list[Finding]) -> str:
+def outside_in_words(findings: list[Finding]) -> str:
     """What is unusual, in one sentence."""
     first, more = findings[0], len(findings) - 1
     others = f"; {more} more of its tensors too" if more else ""

@@ -26,7 +26,7 @@ from nantrap.guard.no_gradient import why_no_gradient
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress, Tally
-from nantrap.guard.ranges import Ranges, words_for
+from nantrap.guard.ranges import Ranges, outside_in_words
 from nantrap.guard.reading import Reading
 from nantrap.guard.sample_list import SampleList
 from nantrap.guard.watch import Watch
@@ -296,7 +296,7 @@ class Recorder:
         self.tally.outside += 1
         more = "; further ones are only counted" if self.tally.outside == _MOST_SPIKES else ""
         if self.tally.outside <= _MOST_SPIKES and not told:
-            self.say(f"step {self._progress.step:,}: {words_for(findings)}{more}")
+            self.say(f"step {self._progress.step:,}: {outside_in_words(findings)}{more}")
 
     def note_gradient(self, *, missing: bool) -> None:
         """Count the steps without any gradient: after a number of them the run is reported as dead, once."""

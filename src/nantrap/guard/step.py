@@ -22,14 +22,14 @@ from torch import Tensor
 from nantrap import finite
 from nantrap.guard.apart import put_back_buffers
 from nantrap.guard.driver import Driver
-from nantrap.guard.heads import drop_bad_heads, words_for
+from nantrap.guard.heads import drop_bad_heads, left_out_in_words
 from nantrap.guard.judge import APPLY, APPLY_CAREFULLY, Decision, Flags, Kind, Verdict, judge
 from nantrap.guard.known import dropped_terms, rank_divergence
 from nantrap.guard.micro_batches import judge_micro_batch, merge
 from nantrap.guard.observation import Observation
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
-from nantrap.guard.ranges import words_for as words_for_batch
+from nantrap.guard.ranges import outside_in_words
 from nantrap.guard.rates import current_rates
 from nantrap.guard.reading import NOTHING, Reading
 from nantrap.guard.refusal import bad_reading, contain, observe_step, refuse, refuse_dropped
@@ -66,7 +66,7 @@ def run_step(parts: Parts, driver: Driver, window: Window) -> Outcome:
     contain(parts, driver)
     draft = parts.diagnosis.draft(observation)
     if parts.ranges is not None and parts.ranges.findings and not decision.spike:
-        draft.notes.append(words_for_batch(parts.ranges.findings))
+        draft.notes.append(outside_in_words(parts.ranges.findings))
     return refuse(parts, driver, window, bad_reading(window, reading, observation), draft, decision)
 
 
@@ -364,7 +364,7 @@ def accept(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Ou
         incident = parts.recorder.finish_dropped(window)
         if window.findings and incident is None:
             draft = dropped_terms(parts, window, reading.loss, dict(reading.terms))
-            words = words_for(window.left_out, of=len(window.left_out) + len(reading.terms))
+            words = left_out_in_words(window.left_out, of=len(window.left_out) + len(reading.terms))
             incident = parts.recorder.finish(draft, Action.APPLY, words)
     return parts.recorder.end(window, reading, Action.APPLY, incident)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from nantrap.doctor.preflight.report import Check
+from nantrap.record.durable import write_atomically
 
 _RANKS = 2
 _AT = 1
@@ -140,8 +141,7 @@ def _main(job: dict[str, Any]) -> None:
         timeout=datetime.timedelta(seconds=120),
     )
     result = {kind: _loop(subject, kind) for kind in _FAULTS}
-    Path(job["folder"], f"{rank}.writing").write_text(json.dumps(result))
-    os.replace(Path(job["folder"], f"{rank}.writing"), Path(job["folder"], f"{rank}.json"))
+    write_atomically(Path(job["folder"], f"{rank}.json"), json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
 
