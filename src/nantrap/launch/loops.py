@@ -166,11 +166,6 @@ class Loops:
             if loop.comparison is not None and loop.is_in_step:
                 loop.comparison.averaged_by_hand = True
 
-    @property
-    def has_no_guard(self) -> bool:
-        """Whether no optimizer has a guard yet: values that the script asks about may belong to plain tensors."""
-        return not self.guards
-
     def loop_of(self, optimizer: Optimizer) -> ScriptLoop | None:
         """The guard of an optimizer, made now if it was not made yet."""
         entry = self.entry(optimizer)

@@ -192,7 +192,7 @@ class _Guarding(ast.NodeTransformer):
         raise NotRepeatable(f"a statement of the kind {type(node).__name__}")
 
     visit_Global = visit_Nonlocal = visit_ClassDef = visit_Yield = visit_YieldFrom = visit_Await = _impossible
-    visit_AsyncFor = visit_AsyncWith = visit_AsyncFunctionDef = visit_Starred_store = _impossible
+    visit_AsyncFor = visit_AsyncWith = visit_AsyncFunctionDef = _impossible
 
 
 def _placeholders(arguments: ast.arguments) -> tuple[list[ast.expr], list[ast.expr | None]]:

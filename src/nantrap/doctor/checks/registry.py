@@ -18,9 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 from nantrap.doctor.findings import Risk
 
 if TYPE_CHECKING:
-    from nantrap.doctor.configuration.setting import Source
-    from nantrap.doctor.repository import Repository
-    from nantrap.doctor.source.module import Module
+    pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,8 +33,6 @@ class Found:
     file: str | None = None
 
 
-ConfigurationCheck = Callable[["Source", "Repository"], Iterator[Found]]
-SourceCheck = Callable[["Module", "Repository"], Iterator[Found]]
 _Function = TypeVar("_Function", bound=Callable[..., Iterator[Found]])
 
 

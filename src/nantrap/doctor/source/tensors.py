@@ -53,8 +53,6 @@ _GUARDS: Final = frozenset(
         "softmax",
     ]
 )
-TINY: Final = 1e-2
-"""A constant up to this size that is added to something is meant as an epsilon."""
 
 
 class Operation(NamedTuple):

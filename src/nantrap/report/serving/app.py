@@ -57,7 +57,6 @@ class Live:
         self._index = index
         self._interval = interval
         self._stopping = asyncio.Event()
-        self._stop_scan = False
 
     def application(self, *, hosts: tuple[str, ...], token: str | None = None) -> Guarded:
         """The application with its guard."""
