@@ -40,7 +40,7 @@ def test_the_status_comes_first(radiodiff: Path, capsys: pytest.CaptureFixture[s
         "AMP on line 4",
         "fp16 off line 5",
         "learning rate 1e-05 line 2",
-        "smallest rate 1e-06 line 3",
+        "smallest lr 1e-06 line 3",
         "mixed precision amp, dtype not named line 4",
         "not aligned: 1 contradiction, see below",
         "",

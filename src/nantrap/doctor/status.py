@@ -41,7 +41,7 @@ _TITLES: Final = {
     "mixed_precision": "mixed precision",
     "distributed_type": "distributed type",
     "devices": "devices",
-    "min_lr": "smallest rate",
+    "min_lr": "smallest lr",
     "warmup": "warm-up",
     "clip": "clipping",
     "accumulation": "accumulation",

@@ -158,7 +158,7 @@ def warmup_too_short(source: Source, repository: Repository) -> Iterator[Found]:
 def warmup_exceeds_training(source: Source, repository: Repository) -> Iterator[Found]:
     """The warm-up is as long as the training, or longer.
 
-    The rate rises to the end and never falls. The run stops at the moment it becomes unstable.
+    The learning rate rises to the end and never falls. The run stops at the moment it becomes unstable.
 
     Example:
         warmup_steps: 4000

@@ -20,15 +20,15 @@ from nantrap.doctor.source.wording import name_of
 _MIN_LR: Final = re.compile(r"^_?(min_lr|lr_min|eta_min|min_learning_rate|minimum_lr|end_lr|final_lr)$")
 _BASE_LR: Final = re.compile(r"(^|_)(lr|learning_rate|base_lr|max_lr|peak_lr|init_lr|initial_lr)$")
 _A_RATIO: Final = 1e-2
-"""A smallest rate of this size is a share of the peak already."""
+"""A smallest learning rate of this size is a share of the peak already."""
 
 
 @source_check("NT808", "min_lr_as_factor")
 def min_lr_as_factor(module: Module, repository: Repository) -> Iterator[Found]:
     """A LambdaLR function returns a smallest learning rate where a factor is expected.
 
-    LambdaLR multiplies the initial rate by what the function returns. `max(factor, 1e-6)` with an initial rate of 1e-5
-    ends at 1e-11: training has stopped, and nothing says so.
+    LambdaLR multiplies the initial learning rate by what the function returns. `max(factor, 1e-6)` with an initial
+    learning rate of 1e-5 ends at 1e-11: training has stopped, and nothing says so.
 
     Example:
         LambdaLR(optimizer, lambda step: max(1 - step / total, min_lr))
@@ -37,13 +37,13 @@ def min_lr_as_factor(module: Module, repository: Repository) -> Iterator[Found]:
         1e-6 was meant as a learning rate and is used as a factor.
 
     Fix:
-        Divide by the initial rate:
+        Divide by the initial learning rate:
 
             - max(1 - step / total, min_lr)
             + max(1 - step / total, min_lr / lr)
 
     Silent:
-        When the function divides by the initial rate, or the number is a share (0.01 and more).
+        When the function divides by the initial learning rate, or the number is a share (0.01 and more).
     """
     for call, place in module.sites("LambdaLR"):
         given = [keyword.value for keyword in call.keywords if keyword.arg == "lr_lambda"] or list(call.args[1:2])
@@ -56,8 +56,8 @@ def min_lr_as_factor(module: Module, repository: Repository) -> Iterator[Found]:
                         floor.lineno,
                         ast.unparse(floor)[:80],
                         f"LambdaLR multiplies by what the function returns, and {ast.unparse(floor)[:60]} is a "
-                        "learning rate: the smallest rate is the product of both",
-                        "divide by the initial rate: min_lr / lr",
+                        "learning rate: the smallest one is the product of both",
+                        "divide by the initial learning rate: min_lr / lr",
                     )
                     break
 

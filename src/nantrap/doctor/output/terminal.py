@@ -17,7 +17,7 @@ _ROWS: Final = (
     "AMP",
     "fp16",
     "learning rate",
-    "smallest rate",
+    "smallest lr",
     "warm-up",
     "clipping",
     "accumulation",

@@ -133,7 +133,7 @@ SCALER_ALARM = Fault(
         "skips them. A loop that looks at the norm sees Inf, treats it as an instability and halves the learning "
         "rate each time."
     ),
-    damage="The rate is a fraction of the configured one before the first step is taken; next to nothing is learned.",
+    damage="The learning rate is a fraction of the configured one before the first step; almost nothing is learned.",
     answer="No incident: some overflows in a row are a scaler that searches.",
     parts={"update": halve_rate_on_overflow},
     settings={**HALF, "loss_scale": 2.0**22},
