@@ -53,6 +53,18 @@ _TAIL = """
 [project.theme]
 font = false
 features = ["navigation.indexes", "navigation.top", "search.highlight", "content.code.copy"]
+
+[[project.theme.palette]]
+media = "(prefers-color-scheme: light)"
+scheme = "default"
+
+[[project.theme.palette]]
+media = "(prefers-color-scheme: dark)"
+scheme = "slate"
+
+# Pages are opened as files, where a script may not fetch the index of the search; this puts it into a script.
+[project.plugins.offline]
+enabled = true
 """
 
 

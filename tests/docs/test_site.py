@@ -29,6 +29,13 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert set(named) == there
 
 
+def test_the_site_can_be_searched_without_a_server() -> None:
+    """A page that is opened as a file may not fetch the index of the search: it must be a script."""
+    settings = tomllib.loads(docs_script("site").configuration())["project"]
+    assert settings["plugins"]["offline"]["enabled"]
+    assert not settings["use_directory_urls"]
+
+
 def test_the_links_of_the_front_door_lead_somewhere() -> None:
     links = LINK.findall((DOCS / "index.md").read_text(encoding="utf-8"))
     assert len(links) > 30

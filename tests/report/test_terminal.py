@@ -286,6 +286,32 @@ def test_any_width_breaks_lines_between_words_only(incident: Incident, width: in
         assert [word for word in shown if word != "|"] == [word for word in words if word != "|"]
 
 
+@pytest.mark.parametrize(
+    ("diff", "width", "shown"),
+    [
+        ("-        return a.softmax(-1)\n+        return masked_softmax(a, -1)", 80, None),
+        (
+            "-        return a.softmax(-1)\n+        return masked_softmax(a, -1)",
+            40,
+            "      - return a.softmax(-1)\n      + return masked_softmax(a, -1)",
+        ),
+        (
+            "@@ -1 +1 @@ in a class with a long name\n     if x:\n-        y = 1\n+        y = 2",
+            40,
+            "      @@ -1 +1 @@ in a class with a long name\n        if x:\n      -     y = 1\n      +     y = 2",
+        ),
+        ("x = nantrap.ops.masked_softmax(scores, dim=-1)", 40, None),
+    ],
+)
+def test_a_change_loses_the_indentation_that_a_narrow_terminal_has_no_room_for(
+    diff: str, width: int, shown: str | None
+) -> None:
+    fix = Fix("use it", diff=diff) if diff[0] in "-@" else Fix("use it", code=diff)
+    incident = Incident(step=3, phase="forward", causes=(Cause("softmax_fully_masked_row", fix=fix),))
+    expected = shown or "\n".join(f"      {line}" for line in diff.splitlines())
+    assert expected in render_incident(incident, width=width)
+
+
 def test_a_long_path_stays_whole_and_the_function_goes_to_the_next_line() -> None:
     file = "/home/someone/projects/experiments/attention/model_with_masks.py"
     source = Source(file, 41, "MaskedAttention.forward", "    return scores.softmax(-1)", 11, 29)

@@ -183,7 +183,7 @@ def run_markdown(view: RunView) -> str:
         parts += ["## Incidents by cause", _table(("", "cause", "verdict", "incidents", "steps", "did", "fix"), rows)]
     if view.stages:
         stages = [(s.stage, s.check, s.found, f"{s.verdict.sign} {s.verdict.word}") for s in view.stages]
-        parts += ["## Stages", _table(("stage", "check", "found", "verdict"), stages)]
+        parts += ["## Checks", _table(("stage", "check", "found", "verdict"), stages)]
     if view.evaluations:
         evaluations = [(f"{e.step:,}", *e.values) for e in view.evaluations]
         parts += ["## Evaluation", _table(("step", *view.evaluation_names), evaluations)]

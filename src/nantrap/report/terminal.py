@@ -13,7 +13,7 @@ import shlex
 import shutil
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
@@ -84,7 +84,7 @@ def lay_out(said: Diagnostic, *, width: int | None, bundle: str | None = None, r
         lines += [[Segment(" " * indent + text)] for text in texts[1:]]
     if said.help:
         lines += _labelled(Segment("help", "help"), said.help, width)
-        for change in said.change:
+        for change in _dedented(said.change, None if width is None else width - 6):
             role = "added" if change.startswith("+") else "removed" if change.startswith("-") else ""
             lines.append([Segment(f"      {change}", role)])
     if said.also:
@@ -143,6 +143,18 @@ def _labelled(label: Segment, text: str, width: int | None, *, role: str = "") -
     texts = wrapped(text, None if width is None else width - indent)
     lines = [[label, Segment(f": {texts[0]}", role)]]
     return lines + [[Segment(" " * indent + line, role)] for line in texts[1:]]
+
+
+def _dedented(change: Sequence[str], width: int | None) -> Sequence[str]:
+    """The lines of a diff without the indentation that they share, where they would be wider than the terminal."""
+    if width is None or all(_cells(line) <= width for line in change):
+        return change
+    code = [line for line in change if not line.startswith(("+++", "---", "@@"))]
+    if not all(line[:1] in ("+", "-", " ", "") for line in code):
+        return change  # code without signs
+    rests = [line[1:] for line in code if line[1:].strip()]
+    shared = min((len(rest) - len(rest.lstrip()) for rest in rests), default=1) - 1
+    return [f"{line[:1]}{line[1 + max(0, shared) :]}" if line in code else line for line in change]
 
 
 def _report_in(bundle: str) -> str:
