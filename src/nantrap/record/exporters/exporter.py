@@ -128,9 +128,9 @@ def open_exporters(
         except NantrapError:
             raise
         except Exception as error:  # no network, no login, a full disk
+            reason = escaped(f"{type(error).__name__}: {error}", most=4000).rstrip(".")
             warnings.warn(
-                escaped(f"nantrap: export to {name} did not start: {type(error).__name__}: {error}", most=4000)
-                + ". Training continues",
+                f"nantrap: export to {name} did not start: {reason}. Training continues",
                 RuntimeWarning,
                 stacklevel=3,
             )
