@@ -75,6 +75,7 @@ docs: $(TOOLS)
 	$(BIN)/python docs/api.py
 	$(BIN)/python docs/site.py
 	$(BIN)/zensical build --strict --config-file zensical.toml
+	$(BIN)/python docs/site.py --search
 
 # Runs the example of every cause and of four commands, and writes what it prints into its page; takes a few minutes.
 outputs: $(STAMP)

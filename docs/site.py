@@ -1,4 +1,11 @@
-"""`make docs`: writes zensical.toml, the settings of the site: a page for everything, nothing from the network."""
+"""`make docs`: writes zensical.toml, the settings of the site: a page for everything, nothing from the network.
+
+    python docs/site.py            # the settings
+    python docs/site.py --search   # after the build: the index of the search as a script
+
+Pages that are opened as files may not fetch the index of the search, nor start the worker that reads it. The index is
+therefore also written as a script, which the theme loads there, and `file_worker.js` takes the place of the worker.
+"""
 
 from __future__ import annotations
 
@@ -48,6 +55,7 @@ site_description = "Stops NaN and Inf before they reach the weights, names the g
 docs_dir = "docs"
 site_dir = "build/site"
 use_directory_urls = false
+extra_javascript = ["file_worker.js"]
 """
 _TAIL = """
 [project.theme]
@@ -61,10 +69,6 @@ scheme = "default"
 [[project.theme.palette]]
 media = "(prefers-color-scheme: dark)"
 scheme = "slate"
-
-# Pages are opened as files, where a script may not fetch the index of the search; this puts it into a script.
-[project.plugins.offline]
-enabled = true
 """
 
 
@@ -121,6 +125,16 @@ def _toml(value: object) -> str:
     return json.dumps(value)
 
 
+def write_search(site: Path) -> Path:
+    """The index of the search of a built site as a script next to it."""
+    script = site / "search.js"
+    script.write_text(f"var __index = {(site / 'search.json').read_text(encoding='utf-8')};\n", encoding="utf-8")
+    return script
+
+
 if __name__ == "__main__":
-    CONFIGURATION.write_text(configuration(), encoding="utf-8")
-    sys.stdout.write(f"{CONFIGURATION}\n")
+    if "--search" in sys.argv[1:]:
+        sys.stdout.write(f"{write_search(DOCS.parent / 'build' / 'site')}\n")
+    else:
+        CONFIGURATION.write_text(configuration(), encoding="utf-8")
+        sys.stdout.write(f"{CONFIGURATION}\n")

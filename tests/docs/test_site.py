@@ -29,11 +29,14 @@ def test_every_page_is_in_the_navigation_once() -> None:
     assert set(named) == there
 
 
-def test_the_site_can_be_searched_without_a_server() -> None:
-    """A page that is opened as a file may not fetch the index of the search: it must be a script."""
-    settings = tomllib.loads(docs_script("site").configuration())["project"]
-    assert settings["plugins"]["offline"]["enabled"]
+def test_the_site_can_be_searched_without_a_server(tmp_path: Path) -> None:
+    """A page that is opened as a file may neither fetch the index of the search nor start a worker."""
+    site = docs_script("site")
+    settings = tomllib.loads(site.configuration())["project"]
     assert not settings["use_directory_urls"]
+    assert all((DOCS / script).is_file() for script in settings["extra_javascript"])
+    (tmp_path / "search.json").write_text('{"items":[]}', encoding="utf-8")
+    assert site.write_search(tmp_path).read_text(encoding="utf-8") == 'var __index = {"items":[]};\n'
 
 
 def test_the_links_of_the_front_door_lead_somewhere() -> None:

@@ -19,6 +19,7 @@ import pytest
 from nantrap.report.writing import write_incident_report, write_run_report
 from report.runs import EVIL, MASKED, line, skipped, usual_run, write_run
 
+ROOT = Path(__file__).parents[2]
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 AXE = Path(os.environ.get("AXE_CORE", "node_modules/axe-core/axe.min.js"))
 ARGUMENTS = [
@@ -221,3 +222,22 @@ def test_a_zoom_into_the_past_is_not_called_now(browser: Any, run: Path) -> None
         playwright.expect(page.locator("#range")).not_to_contain_text("steps 0 to")
         page.mouse.move(1, 1)
         playwright.expect(caption).to_contain_text(re.compile(r"^step \d+: "))
+
+
+def test_the_built_site_is_searched_as_files_and_asks_no_network(browser: Any) -> None:
+    site = ROOT / "build" / "site"
+    if not (site / "search.js").is_file():
+        pytest.skip("the site is not built: make docs")
+    context = browser.new_context()
+    context.route(re.compile("^https?:"), lambda route: route.fulfill(status=500))
+    asked: list[str] = []
+    page = context.new_page()
+    page.on("request", lambda request: asked.append(request.url) if request.url.startswith("http") else None)
+    page.goto((site / "index.html").as_uri())
+    page.keyboard.press("Control+k")
+    field = page.get_by_role("combobox").or_(page.get_by_role("searchbox")).or_(page.locator("input:visible")).first
+    field.press_sequentially("softmax masked", delay=40)
+    playwright.expect(page.get_by_text(re.compile(r"^\d+ results")).first).to_be_visible()
+    playwright.expect(page.locator("mark").filter(has_text=re.compile("softmax", re.IGNORECASE)).first).to_be_visible()
+    assert asked == []
+    context.close()
