@@ -195,6 +195,51 @@ def test_lightning_proves_a_cause_in_the_training_step(manual: bool, options: di
     assert is_finite(module)
 
 
+class Adversarial(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    """Two optimizers in one step; the loss of the first one also reaches what the second one owns."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.coder = nn.Sequential(nn.Linear(6, 4, bias=False), nn.Tanh(), nn.Linear(4, 6, bias=False))
+        self.critic = nn.Linear(6, 1)
+        self.automatic_optimization = False
+
+    def training_step(self, batch: Any, index: int) -> None:
+        first, second = self.optimizers()
+        made = self.coder(batch[0])
+        distance = (batch[0] - made).square().sum(dim=1).sqrt().mean()
+        first.zero_grad()
+        self.manual_backward(distance - 0.1 * self.critic(made).mean())
+        first.step()
+        second.zero_grad()
+        self.manual_backward(self.critic(made.detach()).square().mean())
+        second.step()
+
+    def configure_optimizers(self) -> Any:
+        return tuple(torch.optim.AdamW(part.parameters(), lr=1e-2) for part in (self.coder, self.critic))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_lightning_with_two_optimizers_that_share_a_backward_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`zero_grad` is called on Lightning's wrapper; each optimizer has one backward pass for each of its steps."""
+    data = loader(None)
+    data.dataset.x[BAD] = 0.0  # type: ignore[attr-defined]
+    guard, module = guards.Guard(run_dir=tmp_path / "run"), Adversarial()
+    quiet = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False}
+    trainer = lightning.Trainer(**quiet, accelerator="cpu", devices=1, max_epochs=1, callbacks=[guard])
+    trainer.fit(module, data)
+    said = capsys.readouterr().err
+    assert "not cleared" not in said
+    (incident,) = incidents_in(tmp_path / "run")
+    assert incident["causes"][0]["slug"] == "singular_gradient_at_zero"
+    assert not any("micro-batch" in note for note in incident["notes"]), incident["notes"]
+    assert (guard.summary.steps, guard.summary.applied) == (16, 15), "the critic's step on the same batch is made"
+    assert is_finite(module)
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_metrics_stay_finite_and_early_stopping_is_not_fooled(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -44,9 +44,11 @@ def loss_of(parts: ways.Together, batch: tuple[Tensor, Tensor], *, spoils: bool)
             module.energy.fill_(ways.NAN)
 
     hook = parts.inner.register_forward_hook(spoil) if spoils else None
-    output = parts.model(batch[0])
-    if hook is not None:
-        hook.remove()
+    try:
+        output = parts.model(batch[0])
+    finally:  # a replay may end early
+        if hook is not None:
+            hook.remove()
     return nn.functional.mse_loss(output, batch[1]) / parts.micros
 
 

@@ -141,6 +141,16 @@ def test_ranks_that_drift_apart_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_ranks_that_give_up_a_step_together_hold_the_same(tmp_path: Path) -> None:
+    """The rank with the bad gradient counts one step more than the other; they are compared after the same update."""
+    script = str(Path(__file__).parent / "scripts" / "dropped_together.py")
+    ended = start(tmp_path, sys.executable, "-m", "nantrap", "run", "--run-dir", "run", script, str(tmp_path))
+    assert ended.returncode == 0, ended.stderr
+    assert "singular_gradient_at_zero" in ended.stderr
+    assert "hold different values" not in ended.stderr
+
+
+@pytest.mark.slow
 def test_torchrun_with_nantrap_as_its_module(tmp_path: Path) -> None:
     ended = start(tmp_path, *torchrun("-m", "nantrap", "run", "--run-dir", "run", SCRIPT, "--bad", str(BAD)))
     assert check(tmp_path, ended) == tmp_path / "run"

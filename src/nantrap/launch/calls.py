@@ -29,9 +29,11 @@ from torch.optim import Optimizer
 from nantrap import finite
 from nantrap.guard.guard import is_guarded
 from nantrap.launch.closures import step_with_closure
+from nantrap.launch.loop import ScriptLoop
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 from nantrap.launch.resuming import look_at_resume
+from nantrap.launch.roots import innermost
 from nantrap.launch.scalers import Scaled
 from nantrap.launch.torch_private import compiler_listens, not_traced
 from nantrap.locate.step import active_replays
@@ -65,6 +67,7 @@ def install_steps(patches: Patches, loops: Loops) -> None:
 def _zero_grad(loops: Loops, original: Any) -> Any:
     """The script clears gradients: in the middle of a step, that gives the step up."""
     activity, guards = loops.activity, loops.guards
+    inherited = getattr(original, "__qualname__", "") == "Optimizer.zero_grad"
 
     @functools.wraps(original)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -72,7 +75,7 @@ def _zero_grad(loops: Loops, original: Any) -> Any:
             return untraced(self, *args, **kwargs)
         if not activity.busy and not active_replays:
             for loop in guards:
-                if loop.collector.window is not None and (loop.optimizer is self or _holds(self, loop.model)):
+                if loop.collector.window is not None and _clears(self, loop, inherited=inherited):
                     loop.clears()
         return original(self, *args, **kwargs)
 
@@ -273,5 +276,12 @@ def _look(loops: Loops, tensor: Any) -> None:
         loops.look(tensor)
 
 
-def _holds(owner: Any, model: nn.Module) -> bool:
-    return isinstance(owner, nn.Module) and any(module is model for module in owner.modules())
+def _clears(owner: Any, loop: ScriptLoop, *, inherited: bool) -> bool:
+    """Whether `owner.zero_grad()` clears the gradients of this guard.
+
+    Its optimizer does, and a module that holds its model. The wrapper of a framework does where it inherits torch's own
+    `zero_grad` (Lightning's); one with a method of its own (Accelerate's) calls the optimizer's, or leaves it out.
+    """
+    if isinstance(owner, nn.Module):
+        return any(module is loop.model for module in owner.modules())
+    return owner is loop.optimizer or (inherited and innermost(owner) is loop.optimizer)

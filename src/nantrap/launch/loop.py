@@ -319,7 +319,7 @@ class ScriptLoop:
             if self.parts.recovery.acts_after_steps:
                 self.parts.recovery.after_step(outcome)
             if self.comparison is not None:
-                self.comparison.after_step(self.tally.attempted)
+                self.comparison.after_step(self.tally.applied)
         except NonFiniteError as error:
             self.stopped, self.refused = error, True
             raise

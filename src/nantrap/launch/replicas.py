@@ -165,7 +165,7 @@ class Comparison:
         self._publish(0)
 
     def after_step(self, steps: int) -> None:
-        """Called after `steps` steps were made."""
+        """Called after `steps` steps were applied: a rank may have counted a step that the script gave up."""
         if steps < self._next or self.note:
             return
         self._next = steps * 10
