@@ -57,6 +57,17 @@ def test_labels_of_many_classes_are_not_suspected() -> None:
     assert incident.causes[0].slug != "label_out_of_range"
 
 
+@pytest.mark.parametrize("targets", [[1.0, 3.0, 1.0, -1.0], [0.0, 1.0, 1.0, -1.0]])
+def test_a_root_of_the_targets_themselves_is_no_matter_of_zero_and_one(targets: list[float]) -> None:
+    def loss(outputs: Tensor, amounts: Tensor) -> Tensor:
+        return (outputs - amounts.sqrt()).square().mean()
+
+    incident = train(torch.tensor(targets), loss=loss)
+    assert incident is not None
+    assert incident.causes[0].slug == "domain_error"
+    assert "label_out_of_range" not in {cause.slug for cause in incident.causes if cause.proven}
+
+
 @pytest.mark.parametrize("value", [2.0, -1.0])
 def test_a_label_that_does_no_harm_is_not_blamed(value: float) -> None:
     def loss(logits: Tensor, labels: Tensor) -> Tensor:

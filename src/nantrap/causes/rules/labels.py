@@ -89,12 +89,14 @@ def _outside_the_domain(case: Case) -> Claim | None:
     from nantrap.locate import tensors_of
 
     for path, tensor in tensors_of(case.failed.batch):
-        if not tensor.numel():
+        if not tensor.numel() or _same_values(argument, tensor):  # a function of the target itself: its domain says all
             continue
         outside = tensor[(tensor < 0) | (tensor > 1)].unique()
         flags = integer_valued(tensor) and outside.numel() <= 2
-        if flags:
-            few = bool(outside.numel()) and float(((tensor == 0) | (tensor == 1)).float().mean()) >= 0.5
+        if flags:  # both of them: ones alone may be counts or amounts as well
+            zeros, ones = tensor == 0, tensor == 1
+            both = bool(zeros.any()) and bool(ones.any())
+            few = both and bool(outside.numel()) and float((zeros | ones).float().mean()) >= 0.5
         else:  # shares: what they were in the batches before counts, else what most of them are
             most = float(tensor.min()) >= 0 and float((tensor <= 1).double().mean()) >= 0.5
             few = bool(outside.numel()) and (were_shares(case, path) or (most and not integer_valued(tensor)))
