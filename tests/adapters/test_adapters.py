@@ -300,6 +300,43 @@ def test_fabric(tmp_path: Path) -> None:
     attachment.detach()
 
 
+class OwnLoss(nn.Module):
+    """A method of the module computes the loss: Fabric calls it through `forward` of its wrapper."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        each = (self(x) - y).square().mean(dim=1)
+        return (each * torch.log(y.abs().sum(dim=1))).mean()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fabric_with_a_marked_forward_method(tmp_path: Path) -> None:
+    fabric = guards.guard(lightning.Fabric(accelerator="cpu", devices=1), run_dir=tmp_path, quiet=True)
+    attachment = current()
+    assert attachment is not None
+    plain = OwnLoss()
+    model, optimizer = fabric.setup(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2))
+    model.mark_forward_method("loss")
+    data = loader(None)
+    data.dataset.y[BAD] = 0.0  # type: ignore[attr-defined]
+    for x, y in fabric.setup_dataloaders(data):
+        optimizer.zero_grad()
+        fabric.backward(model.loss(x, y))
+        optimizer.step()
+    attachment.detach()
+    (incident,) = incidents_in(tmp_path)
+    assert (incident["causes"][0]["slug"], incident["causes"][0]["proven"]) == ("log_of_zero", True)
+    assert incident["dataset_indices"] == [BAD]
+    assert incident["source"]["text"].strip() == "return (each * torch.log(y.abs().sum(dim=1))).mean()"
+    assert is_finite(plain)
+
+
 # ---- transformers
 
 

@@ -19,13 +19,19 @@ _EXPONENTS = {torch.float32: (23, 31), torch.float64: (52, 63), torch.float16: (
 
 def can_hold(tensor: Tensor) -> bool:
     """Whether a bad value can be written into a tensor."""
-    return tensor.is_floating_point() and tensor.numel() > 0 and tensor.layout == torch.strided
+    return tensor.is_floating_point() and own_part(tensor).numel() > 0 and tensor.layout == torch.strided
+
+
+@torch.no_grad()
+def own_part(tensor: Tensor) -> Tensor:
+    """What this rank holds of a tensor that is spread over ranks: writing the whole would call the other ranks."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def spoil(tensor: Tensor, fault: Fault, chance: random.Random) -> str:
     """Write the fault's value into one element, in place. Returns the place in words."""
-    position = chance.randrange(tensor.numel())
-    index = _index(tensor, position)
+    tensor = own_part(tensor)
+    index = _index(tensor, chance.randrange(tensor.numel()))
     with torch.no_grad():
         tensor[index] = VALUES[fault.value]
     return str(list(index))
@@ -34,12 +40,14 @@ def spoil(tensor: Tensor, fault: Fault, chance: random.Random) -> str:
 def spoiled(tensor: Tensor, fault: Fault, chance: random.Random) -> Tensor:
     """A copy with the fault's value in one element; gradients flow through the rest."""
     copy = tensor.clone()
-    copy[_index(tensor, chance.randrange(tensor.numel()))] = VALUES[fault.value]
+    part = own_part(copy)
+    part[_index(part, chance.randrange(part.numel()))] = VALUES[fault.value]
     return copy
 
 
 def flip_bit(tensor: Tensor, fault: Fault, chance: random.Random) -> str:
     """Flip one bit of one element, in place, as a faulty memory would."""
+    tensor = own_part(tensor)
     index = _index(tensor, chance.randrange(tensor.numel()))
     first, last = _EXPONENTS[tensor.dtype]
     bit = fault.bit if fault.bit is not None else chance.randrange(first, last)
