@@ -53,6 +53,11 @@ class Guard(TrainerCallback):
         """Note where the loop is."""
         self._adapter.set_position(epoch=int(state.epoch or 0))
 
+    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """After a resume the first step has the Trainer's number. The guards of the optimizer exist by now."""
+        if state.global_step:
+            self._adapter.continue_at(state.global_step)
+
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Log the number of incidents with the loss, in which the Trainer may have replaced NaN."""
         incidents = self._adapter.incidents()

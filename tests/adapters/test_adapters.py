@@ -415,6 +415,22 @@ def test_transformers_proves_a_cause_in_its_own_compute_loss(micros: int, tmp_pa
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_transformers_counts_on_after_a_resume(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    transformers = pytest.importorskip("transformers")
+
+    class Resumed(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def train(self) -> Any:
+            return super().train(resume_from_checkpoint=str(tmp_path / "checkpoint-4"))
+
+    transformers_trainer(None, tmp_path, save_strategy="steps", save_steps=4, max_steps=8)
+    guard = importlib.import_module("nantrap.transformers").Guard(run_dir=tmp_path / "run")
+    transformers_trainer(None, tmp_path, guard, trainer=Resumed, max_steps=8)
+    lines = map(json.loads, (tmp_path / "run" / "journal-r0.jsonl").read_text().splitlines())
+    assert [line["step"] for line in lines if "action" in line] == [4, 5, 6, 7]
+    assert "nantrap: the script resumes at step 4" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_transformers_names_the_sample_of_a_bad_label(tmp_path: Path) -> None:
     guard = importlib.import_module("nantrap.transformers").Guard(run_dir=tmp_path / "run", quiet=True)
     transformers_trainer(BAD, tmp_path, guard)
@@ -495,6 +511,25 @@ def test_accelerate_divides_the_loss_and_its_cause_is_proven(
     )
     assert incident["source"]["file"] == __file__
     assert any("computed again from its source" in note for note in incident["notes"])
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_accelerate_clears_nothing_between_micro_batches(accelerator: Any, tmp_path: Path) -> None:
+    """`zero_grad` of its wrapper does nothing in the middle of a step, so a bad micro-batch can be left out."""
+    accelerator.gradient_accumulation_steps = 2
+    accelerator = importlib.import_module("nantrap.accelerate").guard(accelerator, run_dir=tmp_path / "run", quiet=True)
+    plain = net()
+    model, optimizer, batches = accelerator.prepare(plain, torch.optim.AdamW(plain.parameters()), loader(BAD))
+    for x, y in batches:
+        with accelerator.accumulate(model):
+            accelerator.backward(F.mse_loss(model(x), y))
+            optimizer.step()
+            optimizer.zero_grad()
+    accelerator.end_training()
+    (incident,) = incidents_in(tmp_path / "run")
+    assert (incident["step"], incident["batch"], incident["action"]) == (1, 2, "apply")
+    assert "micro-batch 1 left out, the others stay" in incident["notes"]
+    assert is_finite(plain)
 
 
 # ---- all of them

@@ -230,3 +230,24 @@ def test_a_sampler_that_was_told_its_epoch_is_believed(tmp_path: Path) -> None:
         yield loader  # not told: counted
 
     assert epochs_of(loaders, tmp_path) == [0, 7, 8, 9]
+
+
+@pytest.mark.parametrize("guilty", [0, 1])
+def test_the_batch_of_the_micro_batch_in_which_it_began(guilty: int, tmp_path: Path) -> None:
+    """A step of two batches ends with the second one; the first one may be at fault."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    data = torch.ones(8, 3)
+    data[4 * guilty, 0] = math.nan
+    with attached(Settings(run_dir=str(tmp_path), quiet=True)) as attachment:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        for number, batch in enumerate(DataLoader(data, batch_size=4)):  # type: ignore[arg-type]
+            (model(batch).sum() / 2).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        (loop,) = attachment.loops
+    assert loop.last_incident is not None
+    assert (loop.last_incident.epoch, loop.last_incident.batch) == (0, guilty)
+    notes = ("it began in micro-batch 1 of 2", "micro-batch 2 left out, the others stay")
+    assert notes[guilty] in loop.last_incident.notes

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nantrap.guard.ranges import outside_in_words
+from nantrap.guard.window import Micro
 from nantrap.incident import Cause, Evidence, Fix, Incident
 from nantrap.locate import Location
 
@@ -102,6 +103,14 @@ def not_compared(incident: Incident, earlier: Incident) -> Incident:
         f"the same tensors are bad as in step {earlier.step:,}; the step was not run again, so the cause is not known"
     )
     return replace(incident, notes=(*incident.notes, note))
+
+
+def at_position_of(micro: Micro, incident: Incident) -> Incident:
+    """The incident at the epoch and batch of a micro-batch, where they are known: the step ends with a later one."""
+    if micro.position is None:
+        return incident
+    epoch, batch = micro.position
+    return replace(incident, epoch=epoch, batch=batch)
 
 
 MAY_DIFFER = (

@@ -13,6 +13,7 @@ from nantrap.guard.armed import Armed
 from nantrap.guard.bundling import material_of
 from nantrap.guard.completing import (
     MAY_DIFFER,
+    at_position_of,
     began_elsewhere,
     like_known,
     not_compared,
@@ -94,7 +95,7 @@ class Diagnosis:
         """The draft of a failed step. Locates it once; the state is as before afterwards."""
         if self._armed.running:
             self._armed.stop()  # a micro-batch is judged in the middle of a step
-        draft = Draft(self._describer.incident(observation))
+        draft = Draft(at_position_of(observation.micro, self._describer.incident(observation)))
         if observation.number is not None:
             draft.notes.append("it began in micro-batch {} of {}".format(*observation.number))
         self._begin(draft.incident)
@@ -239,7 +240,7 @@ class Diagnosis:
             if location.op is not None:
                 number = next(i for i, m in enumerate(micros) if m is micro) + 1
                 draft.notes.append(f"it began in micro-batch {number} of {len(micros)}")
-                draft.incident = replace(draft.incident, inputs=tuple(inputs_of(micro)))
+                draft.incident = replace(at_position_of(micro, draft.incident), inputs=tuple(inputs_of(micro)))
                 break
         return observation, failed, location
 

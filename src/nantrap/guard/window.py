@@ -33,6 +33,7 @@ class Micro:
         evidence: what a walk through the live graph found, or what the loss's own nodes saved.
         given: the loss terms with their graphs, where these are kept until the step is judged.
         absent: the terms that were left out because their values are bad.
+        position: epoch and batch of the data loader, under `nantrap run` and in frameworks.
     """
 
     loss: Loss
@@ -46,6 +47,7 @@ class Micro:
     evidence: Any = None
     given: Mapping[str, Tensor | float] | None = None
     absent: frozenset[str] = frozenset()
+    position: tuple[int | None, int | None] | None = None
 
     @property
     def bad(self) -> bool:

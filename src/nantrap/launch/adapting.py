@@ -144,6 +144,11 @@ class Adapter:
             if batch is not None:
                 progress.batch = progress.told_batch = batch
 
+    def continue_at(self, step: int) -> None:
+        """The framework has restored a run that had made this many steps: they are counted on from there."""
+        for loop in self.loops():
+            loop.continue_at(step)
+
     def log_eval(self, metrics: Mapping[str, Any]) -> None:
         """Record the results of an evaluation in the journal; values that are not numbers are left out."""
         numbers: dict[str, float] = {}

@@ -221,7 +221,8 @@ class ScriptLoop:
         collector.root_call = None
         if call is not None and self._batches.last:
             self._position.note(call)
-        micro = Micro(Loss(loss, NO_TERMS), root_call=call)
+        progress = self.parts.progress
+        micro = Micro(Loss(loss, NO_TERMS), root_call=call, position=(progress.epoch, progress.batch))
         asked.open, asked.data = self._always_asks, None
         asked.output = None
         left_out = asked.take(instead_of=loss, wanted=self._reaches) if asked.tensors else ()
