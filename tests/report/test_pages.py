@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from nantrap import record
-from nantrap.incident import Fix, Frame, Incident
+from nantrap.incident import Action, Fix, Frame, Incident
 from nantrap.report.environment import command_text
 from nantrap.report.pages import incident_page, run_page
 from nantrap.report.poison import path_note, path_of_poison
@@ -352,3 +352,32 @@ def test_long_names_break_behind_a_dot() -> None:
 def test_a_step_more_than_columns_is_one_or_two_steps_each(tmp_path: Path) -> None:
     view = view_run(record.open_run(write_run(tmp_path / "run", [line(step) for step in range(500)])))
     assert "500 steps in 400 columns of 1 or 2 steps." in run_page(view)
+
+
+@pytest.mark.parametrize("steps", [0, 1, 2, 3])
+def test_an_incident_in_the_first_steps_has_no_link_to_a_section_that_is_not_there(tmp_path: Path, steps: int) -> None:
+    bare = replace(MASKED, step=steps, frames=(), magnitudes=(), headroom={})
+    run = write_run(tmp_path / "run", [line(step) for step in range(steps)], incidents=(bare,))
+    page = write_incident_report(run / "incidents" / f"{steps:06d}-r0")
+    assert page is not None
+    Checked(page.read_text(encoding="utf-8"))
+
+
+def test_positions_in_the_batch_and_in_the_dataset_are_said_once() -> None:
+    said = Checked(incident_page(view_incident(replace(MASKED, samples=(2,), dataset_indices=(5,))))).text
+    assert "In the batch 2 (counted from 0) In the dataset 5" in said
+
+
+def test_a_rollback_says_which_state_was_restored(tmp_path: Path) -> None:
+    back = skipped(30, action="rollback")
+    back["incident"]["restored_step"] = 20
+    lines = [*(line(step, 2.0 / (step + 1)) for step in range(30)), back, *(line(step) for step in range(31, 60))]
+    run = record.open_run(write_run(tmp_path / "run", lines))
+    assert "incident.restored_step" not in run.main.names
+    said = Checked(run_page(view_run(run))).text
+    assert "1 rollback, the last at step 30 to step 20." in said
+    incident = replace(MASKED, action=Action.ROLLBACK, restored=None, restored_step=20)
+    page = Checked(incident_page(view_incident(Incident.from_dict(incident.to_dict())))).text
+    assert "Rolled back. The state of step 20 was restored." in page
+    assert "as in the state of step 20" in page
+    assert "= did: rolled back to the state of step 20" in page

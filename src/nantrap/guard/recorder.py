@@ -386,12 +386,13 @@ def _ending_error() -> str | None:
 
 def _short(incident: Incident) -> dict[str, Any]:
     cause = incident.cause
-    return {
+    short = {
         "phase": incident.phase,
         "module": incident.module,
         "op": incident.op,
         "cause": None if cause is None else cause.slug,
     }
+    return short if incident.restored_step is None else {**short, "restored_step": incident.restored_step}
 
 
 def as_metrics(metrics: object) -> Mapping[str, float]:

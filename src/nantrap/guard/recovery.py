@@ -99,6 +99,7 @@ class Recovery:
         self._due = save_every
         self._used: set[str] = set()
         self._older_than: int | None = None
+        self._restored_step: int | None = None
         self._lowest_factor = 1.0
 
     # ---- saving and loading
@@ -243,6 +244,11 @@ class Recovery:
             return ""
         return bad if self._unused_anchors() or self._unused_checkpoints() else ""
 
+    @property
+    def restored_step(self) -> int | None:
+        """The step whose state the last rollback restored."""
+        return self._restored_step
+
     def roll_back(self, *, lower_rate: bool = True) -> tuple[bool, str]:
         """Roll back. Returns whether it was possible, and what was done, in words. Every rank calls it together."""
         anchors = self.anchors
@@ -264,7 +270,7 @@ class Recovery:
             step, source = loaded.step, f" from {loaded.path.name}"
         self._set_factor(factor, since=since)
         self._lowest_factor = factor
-        self._older_than = step
+        self._older_than = self._restored_step = step
         anchors.forget_after(step if not source else -1, now=self._progress.step + 1)
         self._protected.buffers.adopt()
         self._tally.rollbacks += 1

@@ -131,6 +131,8 @@ def refuse(
     parts.protected.restore()  # a replay may have left buffers at the beginning of a later micro-batch
     acted = act(parts, driver, decision, blocked=blocked)
     went_back = acted.action is Action.ROLLBACK
+    if went_back:
+        draft.incident = replace(draft.incident, restored_step=parts.recovery.restored_step)
     incident = parts.recorder.finish(
         draft, acted.action, words + acted.reason, restored=None if went_back else parts.protected.verify()
     )

@@ -267,7 +267,8 @@ class Incident:
 
     `rank` is the rank that wrote this incident, `origin_rank` the one where it began (`None` if that is not known), and
     `bad_ranks` are all ranks that saw something bad. `restored` says whether the state was checked and found to be as
-    before the step; `None` where that was not the aim (an applied step, a rollback). `epoch` and `batch` are known
+    before the step; `None` where that was not the aim (an applied step, a rollback). `restored_step` is the step
+    whose state a rollback restored. `epoch` and `batch` are known
     where the training loop gives them (`Guard.set_position`). `inputs` are the tensors of the batch (or, where only
     those are seen, of the model's call) with their statistics, good and bad.
 
@@ -310,6 +311,7 @@ class Incident:
     same_as: int | None = None
     bundle: str | None = None
     restored: bool | None = None
+    restored_step: int | None = None
     notes: tuple[str, ...] = ()
     extra: Mapping[str, Any] = field(default_factory=_nothing, repr=False)
 

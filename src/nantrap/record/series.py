@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import dataclass
 from typing import Final
@@ -59,6 +60,7 @@ class Event:
     phase: str | None = None
     module: str | None = None
     op: str | None = None
+    restored_step: int | None = None
 
 
 def normal_form(name: str) -> str:
@@ -119,9 +121,9 @@ class Series:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The columns of numbers, in the order in which they appeared; without the step."""
+        """The columns of numbers, in the order in which they appeared; without the step and what incidents say."""
         step = self._name_of("step")
-        return tuple(name for name in self._table.numeric if name != step)
+        return tuple(name for name in self._table.numeric if name != step and not name.startswith("incident."))
 
     @property
     def step(self) -> Ints:
@@ -219,9 +221,15 @@ class Series:
             rows = np.concatenate([rows[: limit - limit // 2], rows[len(rows) - limit // 2 :]])
         told = {field: self._at(f"incident.{field}", rows) for field in ("cause", "phase", "module", "op")}
         action, step = self.action, self.step
+        column = self.get("incident.restored_step")
+        back = {} if column is None else dict(zip(column.row.tolist(), column.value.tolist(), strict=True))
         return [
             Event(
-                int(step[row]), int(row), ACTIONS[action[row]], **{field: told[field].get(int(row)) for field in told}
+                int(step[row]),
+                int(row),
+                ACTIONS[action[row]],
+                **{field: told[field].get(int(row)) for field in told},
+                restored_step=int(back[int(row)]) if math.isfinite(back.get(int(row), math.nan)) else None,
             )
             for row in rows
         ]

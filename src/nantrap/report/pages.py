@@ -8,6 +8,7 @@ import hashlib
 import math
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from typing import Any
 from urllib.parse import quote
@@ -44,18 +45,19 @@ def incident_context(view: IncidentView) -> dict[str, Any]:
     excerpt = view.said.excerpt
     width = max([len(str(number)) for number, _, _ in view.source], default=1)
     incident = view.incident
+    moments = moments_charts(view)
     return {
         "view": view,
         "gutter": " " * width,
         "caret": "" if excerpt is None else " " * excerpt.start + "^" * max(1, excerpt.end - excerpt.start),
         "caret_blank": "" if excerpt is None else " " * excerpt.start,
         "magnitudes": magnitudes_chart(view),
-        "moments": moments_charts(view),
+        "moments": moments,
         "path_note": path_note(incident),
         "terms": words.terms_text(incident),
-        "samples": words.samples_text(incident) if incident.samples else "not searched",
+        "samples": words.samples_text(replace(incident, dataset_indices=())) if incident.samples else "not searched",
         "plain": render_incident(incident, width=100),
-        "sections": _sections(view),
+        "sections": _sections(view, before=bool(view.frames or view.magnitudes or moments)),
     }
 
 
@@ -124,11 +126,11 @@ def resource(name: str) -> str:
     return resources.files("nantrap.report").joinpath("templates", name).read_text(encoding="utf-8")
 
 
-def _sections(view: IncidentView) -> Sequence[tuple[str, str]]:
+def _sections(view: IncidentView, *, before: bool) -> Sequence[tuple[str, str]]:
     """The sections of the page that have something to show, each with its title, in reading order."""
     present = {
         "source": bool(view.source),
-        "before": bool(view.frames or view.magnitudes or view.moments),
+        "before": before,
         "stats": bool(view.stats),
         "samples": bool(view.incident.samples or view.incident.dataset_indices),
         "causes": bool(view.causes),

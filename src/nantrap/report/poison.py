@@ -202,5 +202,8 @@ def _end(incident: Incident) -> list[Stop]:
     state = "weights, optimizer state, buffers"
     if incident.restored is False:
         return [Stop("gate", gate), Stop("spread", state, "", "not everything is as before")]
-    kept = "as in the last good state" if incident.action is Action.ROLLBACK else f"as before step {incident.step:,}"
+    kept = f"as before step {incident.step:,}"
+    if incident.action is Action.ROLLBACK:
+        back = incident.restored_step
+        kept = "as in the last good state" if back is None else f"as in the state of step {back:,}"
     return [Stop("gate", gate), Stop("kept", state, "", kept)]

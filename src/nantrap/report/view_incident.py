@@ -159,6 +159,8 @@ def _did(incident: Incident) -> tuple[str, str]:
         Action.ROLLBACK: ("Rolled back.", "The last good state was restored."),
         Action.STOP: ("Stopped the run.", "The state is as it was before the step."),
     }[incident.action]
+    if incident.action is Action.ROLLBACK and incident.restored_step is not None:
+        text = f"The state of step {incident.restored_step:,} was restored."
     if incident.restored is False:
         text = "Not everything is as it was before the step: see the note."
     elif incident.restored is None and incident.action in (Action.SKIP, Action.STOP):

@@ -145,7 +145,7 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
     skipped = tuple(int(s) for s in step[(action > 0) & (action < 4)])
     attempted, applied = _counts(series)
     stop_rows = np.flatnonzero(action == ACTIONS.index("stop"))
-    rollbacks = _rollbacks(events, incidents, run.info)
+    rollbacks = _rollbacks(events)
     loss = series.get("loss")
     evaluation_loss = _evaluation_loss(run.evaluations)
     terms = tuple(_drawn(series, name, name.partition(".")[2]) for name in series.names if name.startswith("terms."))
@@ -270,17 +270,9 @@ def _not_applied(action: np.ndarray, attempted: int) -> tuple[str, str]:
     )
 
 
-def _rollbacks(
-    events: Sequence[Event], incidents: Mapping[str, Incident], info: Mapping[str, Any]
-) -> tuple[tuple[int, int | None], ...]:
-    """Each rollback with the step it went back to, where an incident says so."""
-    targets = {incident.step: _target(incident) for incident in incidents.values() if incident.action == "rollback"}
-    return tuple((event.step, targets.get(event.step)) for event in events if event.action == "rollback")
-
-
-def _target(incident: Incident) -> int | None:
-    found = getattr(incident, "restored_step", None) or incident.extra.get("restored_step")
-    return found if isinstance(found, int) else None
+def _rollbacks(events: Sequence[Event]) -> tuple[tuple[int, int | None], ...]:
+    """Each rollback with the step whose state was restored; older journals do not say it."""
+    return tuple((event.step, event.restored_step) for event in events if event.action == "rollback")
 
 
 def _recovered(rollbacks: Sequence[tuple[int, int | None]], stopped: bool, info: Mapping[str, Any]) -> tuple[str, str]:

@@ -33,6 +33,8 @@ _INPUTS = 6
 def done_text(incident: Incident) -> str:
     """What was done; "everything as before" is said only where it was checked."""
     words = DONE[incident.action.value]
+    if incident.action is Action.ROLLBACK and incident.restored_step is not None:
+        return f"rolled back to the state of step {incident.restored_step:,}"
     if incident.restored is None and incident.action is not Action.ROLLBACK:
         return words.partition(",")[0]
     if incident.restored is False:
