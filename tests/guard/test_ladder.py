@@ -119,7 +119,7 @@ def test_each_rollback_lowers_the_learning_rate_further_until_they_are_used_up()
     run = make_run()
     guard = run.guard(policy=Policy(max_consecutive_skips=1, max_rollbacks=2, anchor_every=2, **QUICK))
     FORMS["attempt"](run, guard, run.windows(run.batches[:5]))
-    words = "2 incidents in a row, 1 are allowed, and 2 rollbacks are used up"
+    words = "2 incidents in a row, 1 is allowed, and 2 rollbacks are used up"
     with pytest.raises(nantrap.NonFiniteError, match=words):
         FORMS["attempt"](run, guard, [(poison(run.batches[5]),)] * 20)
     assert actions(run)[5:] == ["skip", "rollback", "skip", "rollback", "skip"]

@@ -114,7 +114,7 @@ def test_too_many_stop_the_run_also_at_close() -> None:
     guard = run.guard(policy=Policy(sync="late", max_consecutive_skips=1))
     guard.attempt(run.forward, poison(run.batches[0]))
     guard.attempt(run.forward, poison(run.batches[0]))
-    with pytest.raises(nantrap.NonFiniteError, match=r'2 incidents in a row, 1 are allowed, and Policy\(sync="late"\)'):
+    with pytest.raises(nantrap.NonFiniteError, match=r'2 incidents in a row, 1 is allowed, and Policy\(sync="late"\)'):
         guard.close()
     assert not run.model._forward_pre_hooks
 

@@ -99,7 +99,7 @@ def test_a_checkpoint_that_did_not_help_is_named_as_such(tmp_path: Path) -> None
     guard.attempt(run.forward, poison(run.batches[5]))
     with pytest.raises(nantrap.NonFiniteError) as caught:
         guard.attempt(run.forward, poison(run.batches[5]))
-    assert "and 1 rollbacks are used up" in str(caught.value)
+    assert "and 1 rollback is used up" in str(caught.value)
     assert str(caught.value).endswith(
         f"last good checkpoint: {tmp_path}/step-000004.safetensors (step 4), from which the run diverged again"
     )

@@ -484,8 +484,8 @@ def test_a_bad_batch_is_contained(shell: Shell) -> None:
     ("options", "code", "said"),
     [
         (["--policy", "strict"], 3, "the policy stops at the first incident"),
-        (["--max-skips", "1"], 3, "2 incidents in a row, 1 are allowed"),
-        (["--max-skips", "1", "--quiet"], 3, "2 incidents in a row, 1 are allowed"),
+        (["--max-skips", "1"], 3, "2 incidents in a row, 1 is allowed"),
+        (["--max-skips", "1", "--quiet"], 3, "2 incidents in a row, 1 is allowed"),
         (["--max-skips", "1", "--rollback"], 0, "rollback 1 of 3; state of step 0, lr now"),
     ],
 )

@@ -60,9 +60,14 @@ class Ladder:
         reason = ""
         if self.in_a_row > policy.max_consecutive_skips:
             allowed = policy.max_consecutive_skips
-            reason = f"{self.in_a_row} incidents in a row, {allowed} are allowed" if allowed else "no skip is allowed"
+            reason = (
+                f"{self.in_a_row} incidents in a row, {allowed} {_is(allowed)} allowed"
+                if allowed
+                else "no skip is allowed"
+            )
         elif policy.max_skips_in_window is not None and len(self._recent) > policy.max_skips_in_window:
-            reason = f"{len(self._recent)} incidents in {policy.window} steps, {policy.max_skips_in_window} are allowed"
+            allowed = policy.max_skips_in_window
+            reason = f"{len(self._recent)} incidents in {policy.window} steps, {allowed} {_is(allowed)} allowed"
         if self.rollbacks >= policy.max_rollbacks:
             spoiled = ""
         if spoiled and not reason:
@@ -72,7 +77,8 @@ class Ladder:
         if policy.then == "stop" and not spoiled:
             return Action.STOP, reason
         if self.rollbacks >= policy.max_rollbacks:
-            return Action.STOP, f"{reason}, and {self.rollbacks} rollbacks are used up"
+            used = f"{self.rollbacks} rollback{'' if self.rollbacks == 1 else 's'} {_is(self.rollbacks)} used up"
+            return Action.STOP, f"{reason}, and {used}"
         if blocked := no_way_back():
             return Action.STOP, f"{reason}, and {blocked}"
         self.rollbacks += 1
@@ -94,3 +100,7 @@ class Ladder:
                 "nothing was learned in any of them"
             )
         return Action.SKIP, "the gradients were finite: nothing to roll back"
+
+
+def _is(number: int) -> str:
+    return "is" if number == 1 else "are"
