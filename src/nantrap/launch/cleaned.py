@@ -28,6 +28,8 @@ class Cleaned:
         self._batches = batches
         self._say = say
         self._indices: dict[int, None] = {}
+        self._other = False
+        """Whether one of them was no whole batch of a data loader."""
 
     def look(self, tensor: Tensor) -> int:
         """A tensor that is being cleaned. Returns how many samples of it are not finite; a scalar counts as one."""
@@ -35,13 +37,18 @@ class Cleaned:
             return 0
         self.count += 1
         if not tensor.dim():
+            self._other = True
             self._report("a scalar")
             return 1
         bad = ~torch.isfinite(tensor)
         samples = bad.reshape(len(bad), -1).any(1).nonzero().ravel().tolist()
-        where = f"{_numbered('sample', samples)} of the batch"
         indices = self._batches.indices(tensor)
-        if indices and len(indices) == len(tensor):
+        if not indices or len(indices) != len(tensor):
+            self._other = True
+            shape = "×".join(map(str, tensor.shape))
+            where = f"{_numbered('row', samples)} of a tensor of shape {shape}"
+        else:
+            where = f"{_numbered('sample', samples)} of the batch"
             own = [indices[sample] for sample in samples]
             if len(self._indices) < _MOST_INDICES:
                 self._indices.update(dict.fromkeys(own))
@@ -53,7 +60,8 @@ class Cleaned:
         """The line of the summary; empty if nothing was cleaned."""
         if not self.count:
             return ""
-        batches = f"{self.count:,} {'batch' if self.count == 1 else 'batches'}"
+        noun = ("tensor", "tensors") if self._other else ("batch", "batches")
+        batches = f"{self.count:,} {noun[self.count != 1]}"
         of = f": {_numbered('dataset index', list(self._indices), 'dataset indices')}" if self._indices else ""
         return f"{batches} cleaned by the script with nan_to_num{of}"
 
