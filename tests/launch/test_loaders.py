@@ -128,8 +128,17 @@ def test_what_the_loop_makes_of_finite_data_is_not_blamed_on_the_data(tmp_path: 
     assert any("the code between the two made it" in note for note in incident.notes)
 
 
-def test_a_batch_that_was_scaled_has_a_position_and_no_index(tmp_path: Path) -> None:
+def test_a_batch_that_was_scaled_is_known_by_its_bad_row(tmp_path: Path) -> None:
+    """What the loader gave is bad in the same row."""
     incident = position_of(lambda batch: batch / 40, tmp_path)
+    assert incident.dataset_indices == (23,)
+    assert (incident.epoch, incident.batch) == (0, 2)
+    assert incident.cause is not None
+    assert (incident.cause.slug, incident.cause.proven) == ("bad_input_data", True)
+
+
+def test_a_batch_that_was_scaled_and_reversed_has_a_position_and_no_index(tmp_path: Path) -> None:
+    incident = position_of(lambda batch: batch.flip(0) / 40, tmp_path)
     assert incident.dataset_indices == ()
     assert (incident.epoch, incident.batch) == (0, 2)
     assert "the batch was made of the dataset's samples 16, 17, 18, 19, 20, 21, 22, 23" in incident.notes

@@ -25,6 +25,7 @@ from nantrap.guard.window import Micro
 from nantrap.incident import Finding
 from nantrap.incident.wording import some_of
 from nantrap.locate import tensors_of
+from nantrap.locate.batch import may_be_listed_image
 from nantrap.locate.wrapping import arguments_by_name
 
 _FACTOR = 20.0
@@ -156,8 +157,21 @@ def inputs_of(micro: Micro) -> list[Finding]:
     for path, tensor in itertools.islice(tensors_of(batch), _MOST_INPUTS):
         stats = finite.tensor_stats(tensor.detach())
         samples = _samples(~tensor.detach().isfinite()) if stats.nonfinite and tensor.layout == torch.strided else ()
+        if samples:
+            samples = _as_entries(micro, tensor, samples)
         found.append(Finding("batch", path, "data", stats=stats, note=note, samples=samples))
     return found
+
+
+def _as_entries(micro: Micro, tensor: Tensor, rows: tuple[int, ...]) -> tuple[int, ...]:
+    """The bad samples of a tensor: its bad rows, or the number of the list's entry that it is."""
+    call = micro.root_call
+    if call is None:
+        return rows
+    entry = None if call.origin is None else call.origin.sample_of(tensor)
+    if entry is not None:
+        return (entry,)
+    return () if may_be_listed_image((call.args, call.kwargs), tensor) else rows
 
 
 def outside_in_words(findings: list[Finding]) -> str:

@@ -9,9 +9,10 @@ such a batch are those of the last one that the loader gave, unless the loader i
 from __future__ import annotations
 
 import itertools
+import operator
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,13 +37,14 @@ class LoadedBatch:
     """A batch as a loader gave it.
 
     Attributes:
-        tensors: its tensors, weakly.
+        tensors: its tensors with one row per sample, weakly.
         indices: the samples it was made of, as the loader's dataset counts them.
         original: the same as the dataset below a `Subset` or `without_samples` counts them; empty without one.
         dataset: the loader's dataset, weakly; gives `None` if it is not known any more.
         epoch: how often the loader's dataset was begun before.
         number: of the batch in its epoch, from 0.
         round: of the loader's iterator, another number for each.
+        entries: the tensors of lists with one entry per sample, such as images of several sizes: sample, and tensor.
     """
 
     tensors: tuple[weakref.ref[Tensor], ...]
@@ -52,11 +54,33 @@ class LoadedBatch:
     epoch: int = 0
     number: int = 0
     round: int = 0
+    entries: tuple[tuple[int, weakref.ref[Tensor]], ...] = ()
 
     def is_finite(self) -> bool:
         """Whether all of its tensors are still there and finite."""
-        alive = [tensor for ref in self.tensors if (tensor := ref()) is not None]
-        return len(alive) == len(self.tensors) > 0 and not finite.any_nonfinite(alive)
+        references = [*self.tensors, *(ref for _, ref in self.entries)]
+        alive = [tensor for ref in references if (tensor := ref()) is not None]
+        return len(alive) == len(references) > 0 and not finite.any_nonfinite(alive)
+
+    def sample_of(self, tensor: Tensor) -> int | None:
+        """The number of the sample that a tensor is a part of, where the batch is a list with one entry per sample."""
+        for sample, ref in self.entries:
+            entry = ref()
+            if entry is not None and (entry is tensor or _same_memory(entry, tensor)):
+                return sample
+        return None
+
+    def is_bad_where(self, inputs: Any) -> bool:
+        """Whether the same samples are bad in the batch and in these inputs, which were made of it."""
+        given = [t for _, t in tensors_of(inputs) if t.dim() and len(t) == len(self.indices)]
+        bad = self.bad_samples()
+        return bool(bad) and bad == _bad_rows(given)
+
+    def bad_samples(self) -> tuple[int, ...]:
+        """The samples that are not finite, as far as the batch's tensors are still there."""
+        rows = _bad_rows([tensor for ref in self.tensors if (tensor := ref()) is not None])
+        alive = [(sample, tensor) for sample, ref in self.entries if (tensor := ref()) is not None]
+        return tuple(sorted({*rows, *(sample for sample, tensor in alive if finite.any_nonfinite([tensor]))}))
 
 
 class Batches:
@@ -82,12 +106,16 @@ class Batches:
         round: int = 0,
     ) -> None:
         """A batch as the loader gave it."""
-        rows = [tensor for _, tensor in tensors_of(batch) if tensor.dim() and len(tensor) == len(indices)]
+        tensors = [tensor for _, tensor in tensors_of(batch)]
+        rows = [tensor for tensor in tensors if tensor.dim() and len(tensor) == len(indices)]
+        listed = _entries(batch, len(indices)) if len(rows) < len(tensors) else []
         references = tuple(weakref.ref(tensor) for tensor in rows)
+        entries = tuple((sample, weakref.ref(tensor)) for sample, tensor in listed)
         original = _original(dataset, indices)
-        self.last.append(LoadedBatch(references, indices, original, _weakly(dataset), epoch, number, round))
-        small = sum(tensor.numel() * tensor.element_size() for tensor in rows) <= _KEPT_BYTES
-        self._kept.append(tuple(rows) if small else ())
+        self.last.append(LoadedBatch(references, indices, original, _weakly(dataset), epoch, number, round, entries))
+        held = (*rows, *(tensor for _, tensor in listed))
+        small = sum(tensor.numel() * tensor.element_size() for tensor in held) <= _KEPT_BYTES
+        self._kept.append(held if small else ())
 
     def indices(self, inputs: Any) -> tuple[int, ...]:
         """The indices of the batch that these inputs are; nothing if they are a copy, a part, or another's."""
@@ -103,6 +131,8 @@ class Batches:
             alive = [tensor for ref in batch.tensors if (tensor := ref()) is not None]
             if any(_same_rows(one, other) for one in given for other in alive):
                 return batch
+            if batch.entries and any(batch.sample_of(tensor) is not None for tensor in given):
+                return batch
         return None
 
     def recognise(self, inputs: Any) -> LoadedBatch | None:
@@ -117,6 +147,8 @@ class Batches:
         for batch in reversed(self.last):
             alive = [tensor for ref in batch.tensors if (tensor := ref()) is not None]
             if any(_same_values(one, other) for one in given for other in alive):
+                return batch
+            if batch.entries and any(_is_stacked(tensor, batch) for tensor in given):
                 return batch
         return None
 
@@ -151,6 +183,50 @@ def _same_values(one: Tensor, other: Tensor) -> bool:
     return torch.equal(_comparable(here), _comparable(other.detach().reshape(len(other), -1).cpu().to(here.dtype)))
 
 
+def _bad_rows(tensors: list[Tensor]) -> tuple[int, ...]:
+    """The rows in which any of these tensors is not finite."""
+    found: set[int] = set()
+    for tensor in tensors:
+        if tensor.layout == torch.strided and finite.any_nonfinite([tensor.detach()]):
+            bad = ~tensor.detach().isfinite().reshape(len(tensor), -1).all(dim=1)
+            found.update(bad.nonzero().flatten().tolist())
+    return tuple(sorted(found))
+
+
+def _is_stacked(tensor: Tensor, batch: LoadedBatch) -> bool:
+    """Whether a tensor holds one entry of the batch's list per row, as `torch.stack(images)` does."""
+    entries = [entry for _, ref in batch.entries if (entry := ref()) is not None]
+    size = len(batch.indices)
+    if not tensor.dim() or len(tensor) != size or len(entries) < size:
+        return False
+    alike = [entry for entry in entries if entry.shape == tensor.shape[1:]]
+    return len(alike) == size and _same_values(tensor, torch.stack([entry.detach().cpu() for entry in alike]))
+
+
+def _entries(batch: Any, size: int) -> list[tuple[int, Tensor]]:
+    """The tensors of lists with one entry per sample, each with the number of its sample.
+
+    Such a list has as many entries as the batch has samples. The entries are tensors of one kind or dictionaries, and
+    they are no columns: those would have one row per sample each.
+    """
+    if isinstance(batch, Mapping):
+        return [found for value in batch.values() for found in _entries(value, size)]
+    if not isinstance(batch, (list, tuple)):
+        return []
+    if len(batch) == size > 1 and not hasattr(batch, "_fields"):
+        alike = all(isinstance(item, Mapping) for item in batch) or (
+            all(isinstance(item, Tensor) for item in batch) and len({(t.dtype, t.dim()) for t in batch}) == 1
+        )
+        listed = [(number, tensor) for number, item in enumerate(batch) for _, tensor in tensors_of(item)]
+        if alike and not all(tensor.dim() and len(tensor) == size for _, tensor in listed):
+            return listed
+    return [found for item in batch if not isinstance(item, Tensor) for found in _entries(item, size)]
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    return bool(one.shape == other.shape and one.numel() and one.data_ptr() == other.data_ptr())
+
+
 def _comparable(tensor: Tensor) -> Tensor:
     """The values with a number in the place of NaN, which equals nothing."""
     return tensor.nan_to_num(nan=12345.678, posinf=None, neginf=None) if tensor.is_floating_point() else tensor
@@ -180,10 +256,10 @@ def install(patches: Patches, batches: Batches) -> None:
         drawn = _drawn(self)
         if drawn:
             index = drawn.popleft()
-            indices = index if isinstance(index, (list, tuple)) else [index]
-            if getattr(self, "_in_order", True) and all(isinstance(each, int) for each in indices):
+            indices = _whole_numbers(index if isinstance(index, (list, tuple)) else [index])
+            if getattr(self, "_in_order", True) and indices is not None:
                 epoch, number, round_ = _position(self, epochs)
-                batches.add(batch, tuple(indices), dataset=dataset_of(self), epoch=epoch, number=number, round=round_)
+                batches.add(batch, indices, dataset=dataset_of(self), epoch=epoch, number=number, round=round_)
         return batch
 
     def reset(original: Any, self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -194,6 +270,14 @@ def install(patches: Patches, batches: Batches) -> None:
     patches.wrap_all(LoaderIterator, "_reset", reset)
     patches.wrap(LoaderIterator, "_next_index", next_index)
     patches.wrap(LoaderIterator, "__next__", following)
+
+
+def _whole_numbers(drawn: list[Any] | tuple[Any, ...]) -> tuple[int, ...] | None:
+    """The indices that a sampler drew; `None` if they are no whole numbers. Some samplers draw those of numpy."""
+    try:
+        return tuple(map(operator.index, drawn))
+    except TypeError:
+        return None
 
 
 def _drawn(iterator: Any) -> deque[Any]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import weakref
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -10,9 +12,10 @@ from torch import Tensor
 from nantrap.guard.sample_list import SampleList
 from nantrap.guard.window import Micro
 from nantrap.incident import Incident
-from nantrap.launch.loaders import Batches, inputs_of
+from nantrap.launch.loaders import Batches, LoadedBatch, inputs_of
 
 _SHOWN = 16
+_JUDGED = 16
 
 
 class Diagnosed:
@@ -23,10 +26,19 @@ class Diagnosed:
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[weakref.ref[Tensor], Incident]] = {}
+        self._judged: deque[tuple[int, weakref.ref[Tensor]]] = deque(maxlen=_JUDGED)
 
     def remember(self, by: object, loss: Tensor, incident: Incident) -> None:
         """This guard has diagnosed a loss."""
         self._last[id(by)] = weakref.ref(loss), incident
+
+    def judge(self, by: object, losses: Sequence[Tensor]) -> None:
+        """This guard has refused a step that was made of these losses."""
+        self._judged.extend((id(by), weakref.ref(loss)) for loss in losses)
+
+    def is_judged_by_another(self, guard: object, loss: Tensor) -> bool:
+        """Whether another guard has refused a step that was made of this loss."""
+        return any(each != id(guard) and known() is loss for each, known in self._judged)
 
     def by_another(self, guard: object, loss: Tensor) -> Incident | None:
         """The incident of another guard that diagnosed the same loss."""
@@ -53,26 +65,39 @@ class ScriptNeighbours:
     def name_samples(self, incident: Incident, micro: Micro) -> Incident:
         """The incident with the dataset's own indices, where the data loader gives them."""
         call = micro.root_call
+        if call is not None and isinstance(call.origin, LoadedBatch):
+            incident = self._placed(incident, call.origin)
         if incident.dataset_indices or call is None:
             return incident
         inputs = inputs_of(call)
         recognised = self._batches.recognise(inputs)
-        batch = recognised or self._batches.position(inputs)[0]
-        if batch is None or not batch.indices:
+        batch = recognised or call.origin
+        if not isinstance(batch, LoadedBatch) or not batch.indices:
             return incident
-        indices = batch.indices
-        if recognised is not None and incident.samples and max(incident.samples) < len(indices):
+        indices, samples = batch.indices, incident.samples
+        if incident.phase == "data" and (recognised is None or batch.entries):
+            bad = batch.bad_samples()
+            if batch.entries and bad:
+                samples = bad
+            if set(samples) == set(bad):  # what the loader gave is bad in the same rows, whatever was made of it
+                recognised = batch
+        if recognised is not None and samples and max(samples) < len(indices):
             notes = incident.notes
             if batch.original:
-                below = ", ".join(str(batch.original[i]) for i in incident.samples[:_SHOWN])
+                below = ", ".join(str(batch.original[i]) for i in samples[:_SHOWN])
                 kind = type(batch.dataset()).__name__
                 notes = (*notes, f"the dataset is a {kind}: in the dataset below it the index is {below}")
-            found = tuple(indices[i] for i in incident.samples)
+            found = tuple(indices[i] for i in samples)
             if self._samples is not None:
                 self._samples.see(batch.dataset(), found)
-            return replace(incident, dataset_indices=found, notes=notes)
+            return replace(incident, samples=samples, dataset_indices=found, notes=notes)
         shown = ", ".join(map(str, indices[:_SHOWN])) + (", ..." if len(indices) > _SHOWN else "")
         return replace(incident, notes=(*incident.notes, f"the batch was made of the dataset's samples {shown}"))
+
+    def _placed(self, incident: Incident, batch: LoadedBatch) -> Incident:
+        """The incident with the epoch and number of its own batch: a step may have taken others after it."""
+        counted = any((each.epoch, each.number) == (incident.epoch, incident.batch) for each in self._batches.last)
+        return replace(incident, epoch=batch.epoch, batch=batch.number) if counted else incident
 
     def known_incident(self, micro: Micro) -> Incident | None:
         """The incident of another optimizer's guard that saw the same loss."""

@@ -28,9 +28,11 @@ class Position:
     def note(self, call: RootCall, *, bad: bool = False) -> None:
         """Where a forward pass is. Of a bad one also whether the data that it was made of are finite."""
         batch, call.loaded = self._shared.batches.position(inputs_of(call))
-        if bad and not call.loaded and batch is not None:
+        call.origin = batch
+        if bad and batch is not None:
             with self._shared.activity.of_guard():
                 call.made_from_finite = batch.is_finite()
+                call.loaded = call.loaded or batch.is_bad_where(inputs_of(call))
         if batch is not None:
             self.move_to(batch)
             if self._checks_epochs and batch.epoch > self._checked_epoch:

@@ -31,6 +31,21 @@ def tensors_of(batch: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
         yield from tensors_of(dict(batch), path)
 
 
+def may_be_listed_image(inputs: Any, tensor: Tensor) -> bool:
+    """Whether a tensor may be one image (channels × height × width) in a list of them: its rows are no samples then."""
+    if tensor.dim() != 3 or tensor.shape[0] not in (1, 3, 4):
+        return False
+    if isinstance(inputs, Mapping):
+        return any(may_be_listed_image(value, tensor) for value in inputs.values())
+    if not isinstance(inputs, (list, tuple)):
+        return False
+    images = [each for each in inputs if isinstance(each, Tensor)]
+    listed = isinstance(inputs, list) and len(images) == len(inputs) and all(each.dim() == 3 for each in images)
+    if listed and any(each is tensor for each in images):
+        return True
+    return any(may_be_listed_image(value, tensor) for value in inputs)
+
+
 def batch_size(batch: Any) -> int | None:
     """How many samples a batch holds: the leading dimension most of its tensors share, or a list's length."""
     listed = _list_of_samples(batch)

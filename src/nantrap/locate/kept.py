@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from operator import setitem
 from types import CodeType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -66,6 +66,13 @@ class Output(NamedTuple):
     gradient: list[Tensor | tuple[Tensor | None, ...] | None]
 
 
+class Origin(Protocol):
+    """A batch as a data loader gave it."""
+
+    def sample_of(self, tensor: Tensor) -> int | None:
+        """The number of the sample that a tensor is a part of, where the batch is a list with one entry per sample."""
+
+
 @dataclass(slots=True)
 class RootCall:
     """A call of the model (or of a submodule directly) in the two-line form: what is needed to run it again.
@@ -83,6 +90,7 @@ class RootCall:
         previous: an earlier call of the same step.
         running: the forward pass has not ended yet.
         loaded: its inputs are a batch as a data loader gave it.
+        origin: the batch of a data loader that its inputs are, or were made of.
         made_from_finite: its inputs were made of a batch of a data loader, and that batch is finite.
         passed: the program's loop has moved on, so its variables belong to a later batch.
         watched: its outputs that have a graph.
@@ -103,6 +111,7 @@ class RootCall:
     previous: RootCall | None = None
     running: bool = True
     loaded: bool = False
+    origin: Origin | None = None
     made_from_finite: bool = False
     passed: bool = False
     watched: list[Output] = field(default_factory=list)

@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from nantrap.locate.autopsy import Evidence
-from nantrap.locate.batch import tensors_of
+from nantrap.locate.batch import may_be_listed_image, tensors_of
 from nantrap.locate.location import Location, evidence_location, location_of
 from nantrap.locate.origin import Replay, judge_tape
 from nantrap.locate.probes import clear_probes, probes_kept, read_probes
@@ -36,11 +36,35 @@ def locate(failed: FailedStep, *, seconds: float = 60.0) -> Location:
     """Find where the failure began. Never raises: what goes wrong while locating is written to `notes`."""
     try:
         with probes_kept():
-            return _locate(failed, seconds)
+            return _with_entries(_locate(failed, seconds), failed)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         note = f"locating failed with {type(error).__name__}: {error} ({last.name}, line {last.lineno})"
         return Location(phase=failed.symptom, notes=[note])
+
+
+def _with_entries(location: Location, failed: FailedStep) -> Location:
+    """The location with the sample of a bad tensor that is one entry of a list, such as one image of a detector.
+
+    Its first dimension counts channels. Where the batch of a data loader is a list with one entry per sample, the entry
+    is the sample. Of any other tensor that may be an image in a list, no sample is named.
+    """
+    external = location.external
+    if external is None or external.kind != "batch" or failed.root_call is None:
+        return location
+    found: tuple[int, ...] | None = None
+    for call in failed.root_call.chain():
+        entry = None if call.origin is None else call.origin.sample_of(external.tensor)
+        if entry is not None:
+            found = (entry,)
+        elif found is None and may_be_listed_image((call.args, call.kwargs), external.tensor):
+            found = ()
+    if found is not None:
+        location.findings = [
+            replace(finding, samples=found) if finding.kind == "batch" and finding.name == external.name else finding
+            for finding in location.findings
+        ]
+    return location
 
 
 def _locate(failed: FailedStep, seconds: float) -> Location:
