@@ -91,3 +91,35 @@ def test_a_running_scale_outside_the_model_is_put_back_and_its_line_named(tmp_pa
     assert incidents[0]["source"]["line"] == line_of("running_scale", "r.detach().std()")  # type: ignore[index]
     assert incidents[0]["dataset_indices"] == [64]
     assert (summary.given_up, summary.state_finite) == (3, True)
+
+
+def test_one_image_of_a_list_is_a_sample(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary, incidents = run("detector", tmp_path)
+    assert [incident["dataset_indices"] for incident in incidents] == [[17]] * 3  # not the channel, which is 1
+    assert slugs(incidents) == ["bad_input_data"] * 3
+    assert {incident["causes"][0]["proven"] for incident in incidents} == {True}  # type: ignore[index]
+    assert (summary.given_up, summary.applied, summary.steps) == (4, 20, 24)
+    out, err = capsys.readouterr()
+    assert "nan" not in out  # the last batch of an epoch is bad, and its statistics are gone before the evaluation
+    assert "the script made no step from this loss" in err
+    assert "by nan_to_num: row 1 of a tensor of shape 3×4×4" in err
+    assert "the code between the two made it" not in err  # the loop holds the next batch when the gradients are cleared
+    sample = incidents[0]["samples"][0]  # type: ignore[index]
+    assert f"images[{sample}] holds 1 NaN among 48 values before the forward pass, sample {sample}" in err
+
+
+def test_a_noised_batch_of_numpy_indices_and_gradients_changed_to_zero(tmp_path: Path) -> None:
+    summary, incidents = run("noised", tmp_path)
+    assert [incident["dataset_indices"] for incident in incidents] == [[13]] * 3  # the fourth looks like the first
+    assert set(slugs(incidents)) == {"bad_input_data"}
+    assert (summary.incidents, summary.applied, summary.state_finite) == (4, 16, True)
+    order = [(incident["step"], incident["batch"]) for incident in incidents]
+    assert all(batch in (2 * step, 2 * step + 1) for step, batch in order)  # type: ignore[operator]
+
+
+def test_a_loss_that_passes_through_another_network_is_no_step_of_it(tmp_path: Path) -> None:
+    summary, incidents = run("gan_retries", tmp_path)
+    found = [(incident["step"], incident["causes"][0]["slug"]) for incident in incidents]  # type: ignore[index]
+    assert found == [(2, "bad_input_data"), (5, "log_of_zero"), (6, "bad_input_data")]
+    assert [incidents[0]["dataset_indices"], incidents[2]["dataset_indices"]] == [[21], [21]]
+    assert (summary.steps, summary.applied, summary.given_up) == (16, 13, 0)

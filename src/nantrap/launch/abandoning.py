@@ -118,7 +118,7 @@ class Abandoning:
         window = self._collector.window
         if window is None or not any(each.grad is tensor for each in self._parts.protected.members.parameters):
             return False
-        if window.bad_before_repair is None and window.micros and not window.micros[-1].bad:
+        if window.bad_before_repair is None and window.micros and not all(micro.bad for micro in window.micros):
             with self._activity.of_guard():
                 if finite.any_nonfinite([tensor]):
                     window.bad_before_repair = self._given_up.gradients(window)

@@ -111,8 +111,9 @@ def _backward(loops: Loops, scaled: Scaled, original: Any) -> Any:
         reached = guards if len(guards) <= 1 else loops.loops_below(loss)
         if not reached:
             loops.asked.replaced = bool(loops.asked.tensors)
+        alone = len(reached) == 1
         for loop in reached:
-            run = functools.partial(loop.backward, loss, run)
+            run = functools.partial(loop.backward, loss, run, alone)
         run()
 
     untraced = not_traced(backward)
@@ -165,7 +166,9 @@ def _clip_grad_norm(loops: Loops, original: Any) -> Any:
         value = finite.value_of(norm)
         # not finite: clipping would turn Inf into NaN (Inf × 0) and hide what happened. Small: the coefficient is
         # clamped to 1.0, and x * 1.0 is x
-        if math.isfinite(value) and value + 1e-6 >= float(max_norm) * (1 - 1e-6):
+        if not math.isfinite(value):
+            loop.bad_norm()
+        elif value + 1e-6 >= float(max_norm) * (1 - 1e-6):
             clip_grads_with_norm_(given, max_norm, norm, foreach)
         return norm
 

@@ -128,8 +128,9 @@ class GivenUp:
             parts.recorder.tally.left_out += 1
 
     def gradients(self, window: Window) -> Observation:
-        """What is bad in the gradients of a step as they are now."""
-        return self._observed(window.micros[-1], finite.read([self._driver.norm()])[0])
+        """What is bad in the gradients of a step as they are now, with the micro-batch whose loss is bad, if any is."""
+        micro = next((micro for micro in window.micros if micro.bad), window.micros[-1])
+        return self._observed(micro, finite.read([self._driver.norm()])[0])
 
     def repaired(self, window: Window) -> None:
         """The script tested a bad gradient and makes the step all the same. If all are finite now, it changed them."""
@@ -143,6 +144,7 @@ class GivenUp:
             window.drafts.append(
                 (draft, "the script changed its non-finite gradients to finite ones and made the step")
             )
+            window.micros[:] = [micro for micro in window.micros if not micro.bad]
             parts.recorder.tally.left_out += 1
         finally:
             self._activity.busy = False

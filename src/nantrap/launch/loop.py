@@ -34,6 +34,7 @@ from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
 from nantrap.guard.progress import Tally
 from nantrap.guard.protected import Protected
+from nantrap.guard.ranks import is_sharded
 from nantrap.guard.scaling import Scaling
 from nantrap.guard.step import run_step
 from nantrap.guard.torch_private import has_pre_hooks, version_of
@@ -162,6 +163,8 @@ class ScriptLoop:
         """The guarded parameters; the list grows with the optimizer."""
         self.driver = ScriptDriver(parts.protected, parts.scaling, max_grad_norm=max_grad_norm)
         self.collector = Collector(model, parts, self.driver, before_pass=self._before_pass)
+        self.is_sharded = is_sharded(model)
+        """Whether each rank holds only a part of the parameters, so that no graph ends in them."""
         self.keeps_bad_gradients = parts.policy.on_incident != "observe"
         """Whether gradients that are not finite are left as they are by the script's clipping: no step follows."""
         # without a module no forward pass is seen, so questions are of interest at any time
@@ -170,6 +173,7 @@ class ScriptLoop:
         self._asked.open = self._asked.open or self._always_asks
         self._activity = shared.activity
         self._batches = shared.batches
+        self._diagnosed = shared.diagnosed
         self._position = Position(parts, shared, checks_epochs=checks_epochs)
         self._given_up = GivenUp(parts, self.driver, self.collector, self._activity)
         self.abandoning = Abandoning(
@@ -203,8 +207,14 @@ class ScriptLoop:
 
     # ---- what the script does
 
-    def backward(self, loss: Tensor, run: Callable[[], None]) -> None:
-        """The script's `loss.backward()`; `run` is the call itself. `loss` is without the scale of a scaler."""
+    def backward(self, loss: Tensor, run: Callable[[], None], alone: bool = True) -> None:
+        """The script's `loss.backward()`.
+
+        Args:
+            loss: without the scale of a scaler.
+            run: the call itself.
+            alone: no other guard watches what the loss was computed from.
+        """
         collector, asked = self.collector, self._asked
         self.driver.clipped_norm = None
         window = collector.window
@@ -246,7 +256,7 @@ class ScriptLoop:
                 with self._activity.of_guard():
                     micro.evidence = examine(loss, call)
                 self._bad_frames = self._bad_frames or keep_frames()
-                if self._drops(window):
+                if self._drops(window, alone=alone):
                     self._given_up.micro_batch(window, micro)
                     return
         window.micros.append(micro)
@@ -317,6 +327,8 @@ class ScriptLoop:
                 outcome = run_step(self.parts, driver, window) if judge is None else judge(window)
             # a step that a scaler left out, to search its scale, has no incident and was not refused
             self.refused = not outcome.applied and outcome.incident is not None
+            if self.refused:
+                self._diagnosed.judge(self, [micro.loss.total for micro in window.micros if micro.bad])
             if self.parts.recovery.acts_after_steps:
                 self.parts.recovery.after_step(outcome)
             if self.comparison is not None:
@@ -344,19 +356,42 @@ class ScriptLoop:
         window = self.collector.window
         if window is None or self._activity.busy:
             return
-        if not self.evaluating and window.micros and self._given_up.is_bad(window):
-            self._given_up.step(window, "the script cleared the gradients of this step instead of making it")
+        if not self.evaluating and window.micros and not self._is_of_others(window) and self._given_up.is_bad(window):
+            self._give_up(window, "the script cleared the gradients of this step instead of making it")
         self.collector.window = None
         self.driver.clipped_norm = None
         if not self.evaluating:
             self._bad_frames, self._asked.data = [], None
             self._given_up.buffers()
 
+    def _is_of_others(self, window: Window) -> bool:
+        """Whether each bad loss of this step was judged by the guard of another optimizer, whose step it belongs to."""
+        bad = [micro for micro in window.micros if micro.bad]
+        return bool(bad) and all(self._diagnosed.is_judged_by_another(self, micro.loss.total) for micro in bad)
+
+    def _give_up(self, window: Window, words: str) -> None:
+        """The script gives a bad step up. Many do so by clearing the gradients when they have the next batch."""
+        frames, self._bad_frames = self._bad_frames, []
+        newest = self._batches.last[-1] if self._batches.last else None
+        for micro in window.micros:
+            if micro.root_call is not None and not frames:
+                micro.root_call.passed = micro.root_call.origin is not newest
+        with seen_from(frames) if frames else contextlib.nullcontext():
+            self._given_up.step(window, words)
+
+    def bad_norm(self) -> None:
+        """The script clips, and the norm is not finite: where it is now, its variables belong to the bad batch."""
+        self._bad_frames = self._bad_frames or keep_frames()
+
     def leave(self) -> None:
         """The script begins an evaluation, a save or its end: a forward pass without a backward pass is abandoned."""
         if not self._activity.busy:
             self.abandoning.record_abandoned()
-            if self.collector.window is None:
+            window = self.collector.window
+            if window is not None and window.micros and window.micros[-1].bad and not self._is_of_others(window):
+                self._give_up(window, "the script made no step from this loss")
+                self.collector.window = window = None
+            if window is None:
                 self._given_up.buffers()
 
     def _reaches(self, loss: Tensor) -> bool:
@@ -432,9 +467,13 @@ class ScriptLoop:
         asked.data = None
         return True
 
-    def _drops(self, window: Window) -> bool:
-        """Whether a bad micro-batch can be left out: its backward pass is not run, so the others' gradients stay."""
-        accumulates = bool(window.micros) or window.dropped or self._micros_last_time > 1
+    def _drops(self, window: Window, *, alone: bool) -> bool:
+        """Whether a bad micro-batch can be left out: its backward pass is not run, so the others' gradients stay.
+
+        The first loss after a step may be one of another optimizer only: a generator's loss passes through the
+        discriminator, whose gradients are cleared after that.
+        """
+        accumulates = bool(window.micros) or window.dropped or (alone and self._micros_last_time > 1)
         return bool(accumulates) and self.parts.drops_micro_batches
 
     def _unseen_window(self) -> Window | None:

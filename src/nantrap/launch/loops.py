@@ -219,10 +219,10 @@ class Loops:
             return self.guards
         nodes = nodes_below(loss)
         reached = {id(leaf) for leaf in leaves_of(nodes)}
+        found = [loop for loop in self.guards if any(id(p) in reached for p in loop.parameters)]
         # the graph of a sharded model ends in the gathered weights, which no optimizer knows
-        return [
-            loop for loop in self.guards if any(id(p) in reached for p in loop.parameters) or loop.made_any_of(nodes)
-        ]
+        others = [loop for loop in self.guards if not found or loop.is_sharded]
+        return found + [loop for loop in others if loop not in found and loop.made_any_of(nodes)]
 
     def loop_owning(self, parameters: Iterable[Tensor]) -> ScriptLoop | None:
         """The guard of which these are all the parameters that have a gradient, at least."""
