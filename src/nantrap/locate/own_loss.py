@@ -15,6 +15,7 @@ from nantrap.locate.outer import applied_after
 from nantrap.locate.replay import autocast_like, called_again, eagerly
 from nantrap.locate.same_graph import same_graph, same_value
 from nantrap.locate.step import FailedStep
+from nantrap.locate.wrapping import arguments_by_name
 
 
 class OwnLoss:
@@ -33,11 +34,19 @@ class OwnLoss:
 
     @property
     def batch(self) -> Any:
-        """The arguments of the call."""
+        """The arguments of the call, by the names in the model's `forward`; a single tensor is the batch itself."""
         args, named = self._call.args, self._call.kwargs
+        if self._is_by_name:
+            return arguments_by_name(called_again(self._call, self._failed), args, named)
         if not named:
             return args[0] if len(args) == 1 else args
         return named if not args else (args, named)
+
+    @property
+    def _is_by_name(self) -> bool:
+        """Whether the arguments have names: where a framework sends another method through the call, they have not."""
+        args, named = self._call.args, self._call.kwargs
+        return self._call.redirected is None and bool(named or len(args) != 1 or not isinstance(args[0], Tensor))
 
     def verified(self) -> bool:
         """Whether an output of the model is the failed loss, and is so when the model is called again."""
@@ -66,7 +75,10 @@ class OwnLoss:
     def _run(self, batch: Any) -> Any:
         """Call the model again with this batch in the place of the arguments that were the batch."""
         args, named = self._call.args, self._call.kwargs
-        if not named:
+        if self._is_by_name:
+            given = list(batch.items())
+            args, named = tuple(value for _, value in given[: len(args)]), dict(given[len(args) :])
+        elif not named:
             args = (batch,) if len(args) == 1 else tuple(batch)
         elif not args:
             named = batch
