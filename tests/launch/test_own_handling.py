@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -123,3 +125,30 @@ def test_a_loss_that_passes_through_another_network_is_no_step_of_it(tmp_path: P
     assert found == [(2, "bad_input_data"), (5, "log_of_zero"), (6, "bad_input_data")]
     assert [incidents[0]["dataset_indices"], incidents[2]["dataset_indices"]] == [[21], [21]]
     assert (summary.steps, summary.applied, summary.given_up) == (16, 13, 0)
+
+
+def test_arguments_of_a_model_that_computes_its_loss_have_names(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary, (incident,) = run("own_loss", tmp_path)
+    assert incident["dataset_indices"] == [11]
+    assert (summary.steps, summary.applied, summary.given_up) == (6, 5, 1)
+    err = capsys.readouterr().err
+    assert "the batch is non-finite before the forward pass: batch.feats" in err
+    assert "proof:  batch.feats holds 1 NaN among 20 values before the forward pass, sample 3" in err
+    assert "help: clean or drop the sample where batch.feats is made" in err
+
+
+def test_nothing_is_armed_when_the_script_has_ended(tmp_path: Path) -> None:
+    """The cause is a guess, so the next steps would be traced; but no step follows."""
+    found = subprocess.run(
+        [sys.executable, "-m", "nantrap", "run", "--run-dir", str(tmp_path / "run"), str(SCRIPTS / "exits.py")],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert found.returncode == 1
+    assert "(a guess: not proven)" in found.stderr
+    assert "the loss is not finite\n" in found.stderr
+    assert "armed: the next" not in found.stderr

@@ -57,11 +57,15 @@ class Armed:
         policy: when to arm.
         alone: no other rank trains this model; a trace on one rank alone would make the others wait.
         compiled: the model is compiled.
+        has_policy: the program chose the policy itself, and can choose another one.
     """
 
-    def __init__(self, members: Members, policy: Policy, *, alone: bool, compiled: bool = False) -> None:
+    def __init__(
+        self, members: Members, policy: Policy, *, alone: bool, compiled: bool = False, has_policy: bool = True
+    ) -> None:
         self._members = members
         self._compiled = compiled
+        self._has_policy = has_policy
         self._frames = compiled_frames()
         self._steps = policy.armed_steps
         self._possible = alone and policy.armed != "off" and policy.diagnose != "off"
@@ -89,9 +93,14 @@ class Armed:
             return ""
         return (
             f"armed: the next {self._steps} steps are traced while they run (each takes about 1.2 times as long, more "
-            "with a tiny model), so that the next failure is recorded with its line and its values; "
-            "Policy(armed='off') turns it off"
+            "with a tiny model), so that the next failure is recorded with its line and its values"
+            + ("; Policy(armed='off') turns it off" if self._has_policy else "")
         )
+
+    def end(self) -> None:
+        """No step follows: nothing is armed any more."""
+        self.stop()
+        self._possible = self._always = self.on = False
 
     def start(self) -> None:
         """Trace what runs from here on.

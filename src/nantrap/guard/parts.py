@@ -171,7 +171,9 @@ def make_parts(
         run_dir=recorder.run_dir,
         schedules=schedules,
     )
-    armed = Armed(protected.members, policy, alone=not ranks.together, compiled=is_compiled(model))
+    armed = Armed(
+        protected.members, policy, alone=not ranks.together, compiled=is_compiled(model), has_policy=by != "script"
+    )
     alone = Alone(model, together=ranks.together)
     describer = Describer(
         protected,

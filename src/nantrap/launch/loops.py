@@ -246,6 +246,12 @@ class Loops:
         for loop in self.guards:
             loop.leave()
 
+    def end(self) -> None:
+        """The script has ended: what it abandoned is recorded, and no step follows."""
+        for loop in self.guards:
+            loop.parts.armed.end()
+        self.record_abandoned()
+
     def test_gradient(self, tensor: Tensor) -> bool:
         """The script tests a tensor: is it a gradient of a step that is being made?"""
         return any(loop.abandoning.tests_gradient(tensor) for loop in self.guards if loop.collector.window is not None)

@@ -33,7 +33,7 @@ def run_program(program: Program, settings: Settings) -> int:
         code = _run(lambda: _wait_for_threads(before), attachment) or code
         with contextlib.suppress(Exception):  # the script may have replaced or closed it
             sys.stdout.flush()
-        attachment.loops.record_abandoned()
+        attachment.loops.end()
         summary = Summary.of(attachment)
     code = STOPPED if summary.stopped else code
     if not summary.state_finite and code == 0:
@@ -50,7 +50,7 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
     except SystemExit as error:
         attachment.loops.asked.ended = _ENDED_ITSELF
         with ended_by(error):  # a loss that the script tested before it ended
-            attachment.loops.record_abandoned()
+            attachment.loops.end()
         return _exit_code(error)
     except NoProgramError:
         raise
@@ -60,7 +60,7 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
     except NonFiniteError as error:
         said = not attachment.settings.quiet and any(loop.stopped is error for loop in attachment.loops)
         # the first line was printed with the incident
-        write_line(str(error).partition("\n")[2] if said else f"nantrap: stopped: {error}")
+        write_line(str(error).partition("\n")[2] if said else f"nantrap: {error}")
         return STOPPED
     except BaseException as error:
         _show(error)
@@ -70,7 +70,7 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
             _ENDED_ITSELF if itself else f"the script ended with {type(error).__name__} after this loss"
         )
         with ended_by(error):  # `assert math.isfinite(loss)`: the loss that the script tested is the reason
-            attachment.loops.record_abandoned()
+            attachment.loops.end()
         if sum(loop.tally.incidents for loop in attachment.loops) == before:
             for loop in attachment.loops:
                 loop.explain(error)

@@ -144,8 +144,8 @@ class Summary:
                 nothing += [f"report: {report}" for report in self.reports[:1]]
             bad = f"the run ends with NON-FINITE values in {some_of(self.bad)}; the run failed"
             return nothing if self.state_finite else [*nothing, bad]
-        share = 100.0 * self.applied / self.steps if self.steps else 100.0
-        made = f"{counted(self.steps, 'step')}, {self.applied:,} applied ({share:.1f} %)"
+        share = f" ({100.0 * self.applied / self.steps:.1f} %)" if self.steps else ""
+        made = f"{counted(self.steps, 'step')}, {self.applied:,} applied{share}"
         found = [f"{made}, {counted(self.incidents, 'incident')}"]
         if self.skipped or self.rollbacks:
             by_script = f" ({self.given_up:,} by the script itself)" if self.given_up else ""
