@@ -10,12 +10,13 @@ from typing import Any
 import numpy as np
 
 from nantrap.health import Expectations, judge
-from nantrap.incident import BY_SLUG, Incident
-from nantrap.incident.wording import counted, place_text
+from nantrap.incident import Incident
+from nantrap.incident.wording import counted
 from nantrap.record import ACTIONS, Column, Event, Run, Series
 from nantrap.report import wording as words
 from nantrap.report.environment import environment
-from nantrap.report.incident_rows import Verdict, verdict_of
+from nantrap.report.incident_groups import Group, groups_of
+from nantrap.report.incident_rows import Verdict
 from nantrap.report.numbers import percent, value
 
 _MOST_EVENTS = 200_000
@@ -23,29 +24,6 @@ _MOST_TERMS = 6
 _MOST_WATCHED = 8
 _MOST_GROUPS = 40
 _MOST_EVALUATIONS = 60
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Incidents with one cause at one place."""
-
-    number: int
-    code: str
-    title: str
-    verdict: Verdict
-    place: str
-    steps: tuple[int, ...]
-    did: str
-    fix: str
-    verified: bool
-    folder: str
-    folder_step: int | None
-
-    @property
-    def span(self) -> str:
-        """`590 to 19,942`."""
-        first, last = self.steps[0], self.steps[-1]
-        return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +118,7 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
     action = series.action
     events = series.events(limit=_MOST_EVENTS)
     incidents = {folder.path.name: folder.incident for folder in run.incidents if folder.incident is not None}
-    groups = _groups(events, incidents)
+    groups = groups_of(events, incidents)
     step = series.step
     skipped = tuple(int(s) for s in step[(action > 0) & (action < 4)])
     attempted, applied = _counts(series)
@@ -297,63 +275,6 @@ def _first(groups: Sequence[Group], skipped: int) -> tuple[str, str, str]:
     whole = counted(sum(len(group.steps) for group in groups), "incident")
     text = f"Cause {best.number}, {best.code}: {how}, {len(best.steps):,} of {whole}."
     return text, best.place, best.folder
-
-
-def _groups(events: Sequence[Event], incidents: Mapping[str, Incident]) -> tuple[Group, ...]:
-    """Incidents by cause, phase and module, the most frequent first.
-
-    The journal knows all of them, the folders only those with a bundle; the folder with trials is shown for its group.
-    """
-    groups: dict[tuple[str | None, ...], list[Event]] = {}
-    for event in events:
-        if event.phase is not None or event.cause is not None or event.action != "apply":
-            groups.setdefault((event.cause, event.phase, event.module), []).append(event)
-    folders: dict[tuple[str | None, ...], tuple[str, Incident]] = {}
-    for name, incident in sorted(incidents.items()):
-        slug = incident.causes[0].slug if incident.causes else None
-        key = (slug, incident.phase, incident.module)
-        kept = folders.get(key)
-        if kept is None or (not kept[1].trials and incident.trials):
-            folders[key] = (name, incident)
-        groups.setdefault(key, [Event(incident.step, -1, incident.action.value, slug, incident.phase, incident.module)])
-    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1][0].step))
-    return tuple(_group(number, key, found, folders.get(key)) for number, (key, found) in enumerate(ordered, start=1))
-
-
-def _group(
-    number: int, key: tuple[str | None, ...], found: Sequence[Event], folder: tuple[str, Incident] | None
-) -> Group:
-    """One group of incidents, with what the incident in `folder` knows about its cause and fix."""
-    slug, phase, module = key
-    incident = folder[1] if folder is not None else None
-    cause = incident.causes[0] if incident is not None and incident.causes else None
-    entry = BY_SLUG.get(slug or "unknown") or BY_SLUG["unknown"]
-    source = incident.source if incident is not None else None
-    places = [place_text(source.file.rpartition("/")[2], source.line)] if source is not None else []
-    if module:
-        places.append(f"in {module}")
-    if not places and phase:
-        places.append(phase)
-    done = {
-        action: sum(1 for event in found if event.action == action) for action in ("skip", "rollback", "stop", "apply")
-    }
-    did = ", ".join(f"{number_:,} {words.VERBS[action]}" for action, number_ in done.items() if number_)
-    title = entry.title if cause is None or cause.slug != "unknown" else cause.summary or entry.title
-    if cause is None and slug is None:
-        title = "not applied, no cause was looked for" if incident is None else words.what(incident)
-    return Group(
-        number=number,
-        code=cause.code if cause is not None else entry.code,
-        title=title,
-        verdict=verdict_of(cause),
-        place=" ".join(places),
-        steps=tuple(event.step for event in found),
-        did=did,
-        fix=cause.fix.text if cause is not None and cause.fix is not None else "",
-        verified=bool(cause and cause.fix and cause.fix.verified),
-        folder=folder[0] if folder is not None else "",
-        folder_step=incident.step if incident is not None else None,
-    )
 
 
 def _drawn(
