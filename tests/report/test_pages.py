@@ -92,6 +92,13 @@ def test_the_first_screen_of_an_incident_says_it_all() -> None:
         assert words in page.text, words
 
 
+def test_a_replay_is_advised_only_where_none_was_made() -> None:
+    guess = replace(MASKED, causes=(replace(MASKED.causes[0], proven=False),))
+    advice = "Let the guard repeat the step"
+    assert not any(step.startswith(advice) for step in view_incident(guess).next_steps), "trials were made"
+    assert any(step.startswith(advice) for step in view_incident(replace(guess, trials=())).next_steps)
+
+
 def test_code_at_the_start_of_a_sentence_keeps_its_small_letter() -> None:
     cause = replace(MASKED.causes[0], fix=Fix("nantrap.ops.safe_pow(x, a), or an eps inside", verified=True, trial=1))
     view = view_incident(replace(MASKED, causes=(cause,)))

@@ -176,7 +176,7 @@ def _next_steps(incident: Incident, cause: Cause | None) -> tuple[str, ...]:
     if cause is not None and cause.fix is not None:
         verified = " It was verified: the failed step is finite with it." if cause.fix.verified else ""
         steps.append(_sentence(cause.fix.text) + verified)
-    if cause is None or not cause.proven:
+    if (cause is None or not cause.proven) and not incident.trials:
         steps.append("Let the guard repeat the step: guard.attempt(loss_fn, batch) replays it and tests causes.")
     if incident.samples and not (cause is not None and cause.proven and cause.code.startswith("NT5")):
         samples = words.samples_text(incident)
