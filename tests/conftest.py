@@ -14,6 +14,7 @@ from types import ModuleType
 import hypothesis
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 # Under nohup, or in the background of a script, Ctrl-C is ignored, and every child inherits that: the tests that
 # interrupt a child would never end. A handler of our own is reset to the default in each child.
@@ -41,6 +42,7 @@ def _same_seed() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
+    assert not _get_current_dispatch_mode_stack(), "this test leaves a trace running, which the next ones would meet"
 
 
 @pytest.fixture(scope="session")

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack as modes_running
 
 import nantrap
 from nantrap.errors import UsageError
@@ -87,9 +91,89 @@ def test_traced_steps_are_bit_identical() -> None:
 
 def test_no_mode_is_left_behind() -> None:
     train(nantrap.Policy(armed="always"), bad=())
-    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+    assert modes_running() == []
 
-    assert _get_current_dispatch_mode_stack() == []
+
+class Passing(TorchDispatchMode):
+    """A mode of the user: it changes nothing, and calls a function once, in the middle of an operation."""
+
+    def __init__(self, once: Callable[[], object] = lambda: None) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._once: Callable[[], object] | None = once
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        once, self._once = self._once, None
+        if once is not None:
+            once()
+        return func(*args, **(kwargs or {}))
+
+
+def traced_guard() -> tuple[nn.Module, nantrap.Guard]:
+    """A guard that traces each of its steps, after a first one."""
+    model = nn.Linear(3, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    guard = nantrap.Guard(model, optimizer, policy=nantrap.Policy(armed="always"), quiet=True)
+    guard.backward(model(torch.ones(2, 3)).mean())
+    guard.step()
+    return model, guard
+
+
+def test_a_trace_of_a_guard_that_is_dropped_ends_and_leaves_later_modes_running() -> None:
+    held = dict([traced_guard()])
+    (model,) = held
+    model(torch.ones(2, 3))  # the step does not run to its end
+    with Passing() as users:
+        held.clear()
+        del model
+        gc.collect()
+        assert modes_running() == [users]
+    assert modes_running() == []
+
+
+def test_a_trace_that_is_dropped_while_it_handles_an_operation_ends_with_the_next_step() -> None:
+    held = dict([traced_guard()])
+
+    def drop() -> None:
+        held.clear()
+        gc.collect()
+
+    output = None
+    with Passing(once=lambda: None) as users:
+        (model,) = held
+        output = model(torch.ones(2, 3))
+        del model
+        users._once = drop
+        output = output + 1
+        assert not held
+    model, guard = traced_guard()
+    guard.backward(model(torch.ones(2, 3)).mean())
+    guard.step()
+    guard.close()
+    assert modes_running() == []
+
+
+def test_two_guards_whose_steps_overlap_end_their_own_traces() -> None:
+    (first, guard), (second, other) = traced_guard(), traced_guard()
+    bad = torch.ones(2, 3)
+    bad[1, 2] = float("nan")
+    loss, second_loss = first(torch.ones(2, 3)).mean(), second(bad).mean()
+    guard.backward(loss)
+    assert guard.step().applied
+    assert len(modes_running()) == 1
+    other.backward(second_loss)
+    incident = other.step().incident
+    assert incident is not None
+    assert incident.causes[0].slug == "bad_input_data"
+    assert modes_running() == []
+
+
+def test_a_mode_around_the_call_of_the_model_alone_ends() -> None:
+    model, guard = traced_guard()
+    with Passing():
+        output = model(torch.ones(2, 3))
+    guard.backward(output.mean())
+    guard.step()
+    assert modes_running() == []
 
 
 @pytest.mark.parametrize("wrong", [{"armed": "sometimes"}, {"armed_steps": 0}])

@@ -21,6 +21,7 @@ from nantrap.guard.policy import Policy
 from nantrap.incident import Incident
 from nantrap.locate.replay import compiled_frames
 from nantrap.locate.tape import Tape
+from nantrap.locate.torch_private import drop_last_mode, leave_mode, modes_running
 from nantrap.locate.trace import Registered, Trace
 
 _MOST_OPERATIONS = 200_000
@@ -33,20 +34,49 @@ class LiveTrace(Trace):
     def __init__(self, root: nn.Module, registered: Registered) -> None:
         super().__init__(root, registered)
         self._process = os.getpid()
+        self._before = modes_running()  # the user's, or those of other guards
+        self._ended = False
+        self._busy = False
         self.tape = Tape(iter(registered.buffers.values()))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Record an operation, and what it was given, while the limits allow it."""
-        if len(self.ops) >= _MOST_OPERATIONS or os.getpid() != self._process:
+        if self._ended or len(self.ops) >= _MOST_OPERATIONS or os.getpid() != self._process:
             return func(*args, **(kwargs or {}))
-        if not self.tape.wanted:
-            return super().__torch_dispatch__(func, types, args, kwargs)
-        given = self.tape.before(func, args, kwargs or {})
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        self.tape.after(self.ops[-1], func, given, result)
-        return result
+        self._busy = True
+        try:
+            if not self.tape.wanted:
+                return super().__torch_dispatch__(func, types, args, kwargs)
+            given = self.tape.before(func, args, kwargs or {})
+            result = super().__torch_dispatch__(func, types, args, kwargs)
+            self.tape.after(self.ops[-1], func, given, result)
+            return result
+        finally:
+            self._busy = False
+
+    def end(self) -> bool:
+        """Record nothing more, and stop running; whether that was possible.
+
+        A guard that is not closed ends its trace when it is collected: at any moment, under modes that were entered
+        since, or while the trace handles an operation. In the latter case torch has taken the trace off for that long
+        and puts it on again afterwards: it must be ended later.
+        """
+        self._ended = True
+        self._where.unwatch()
+        if leave_mode(self):
+            return True
+        if self._busy:
+            return False
+        running = modes_running()
+        if running and any(running[-1] is mode for mode in self._before):
+            drop_last_mode()  # it was around a part of the step, and has ended this trace in place of itself
+        return True
+
+
+_unfinished: list[LiveTrace] = []
+"""Traces that could not be ended when their guard was collected."""
 
 
 class Armed:
@@ -71,7 +101,7 @@ class Armed:
         self._possible = alone and policy.armed != "off" and policy.diagnose != "off"
         self._always = policy.armed == "always"
         self._left = 0
-        self._running: Trace | None = None
+        self._running: LiveTrace | None = None
         self.last: Trace | None = None
         self.on = self._possible and self._always
         """Whether the next step is to be traced."""
@@ -110,6 +140,7 @@ class Armed:
         """
         if self._running is not None:
             self.stop()  # of a step that did not run to its end
+        _unfinished[:] = [trace for trace in _unfinished if not trace.end()]
         if self._compiled or compiled_frames() != self._frames:
             return
         if not self._always:
@@ -127,7 +158,7 @@ class Armed:
         """End the trace of this step; it is kept in `last` until the next one begins."""
         trace, self._running = self._running, None
         if trace is not None:
-            trace.__exit__(None, None, None)
-        if trace is not None:
+            if not trace.end():
+                _unfinished.append(trace)
             self.last = trace
         return trace

@@ -19,10 +19,42 @@ import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import checkpoint
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import (
+    TorchDispatchMode,
+    _get_current_dispatch_mode,
+    _get_current_dispatch_mode_stack,
+    _pop_mode,
+)
 
 DispatchMode = TorchDispatchMode
 """Sees every operation below autograd; the documented modes see only the calls above it."""
+
+modes_running: Callable[[], list[TorchDispatchMode]] = _get_current_dispatch_mode_stack
+"""The dispatch modes of this thread, the one that was entered last at the end."""
+
+
+def leave_mode(mode: TorchDispatchMode) -> bool:
+    """End a mode, also when others were entered after it, which stay. Whether it was running.
+
+    `TorchDispatchMode.__exit__` ends the mode that was entered last, whichever that is.
+    """
+    if not any(each is mode for each in modes_running()):
+        return False
+    later = []
+    while (last := _get_current_dispatch_mode()) is not None:
+        TorchDispatchMode.__exit__(last, None, None, None)
+        if last is mode:
+            break
+        later.append(last)
+    for each in reversed(later):
+        TorchDispatchMode.__enter__(each)
+    return True
+
+
+def drop_last_mode() -> None:
+    """End the mode that was entered last, when its own `__exit__` has run and has ended another one."""
+    _pop_mode()
+
 
 schema_of = operator.attrgetter("_schema")
 """The declared arguments and results of an operation. An attribute getter, because it runs for every operation."""
