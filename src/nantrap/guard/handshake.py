@@ -33,6 +33,17 @@ _begun: WeakKeyDictionary[Any, Counter[str]] = WeakKeyDictionary()
 """How many handshakes this process began, by process group and by what they are for."""
 
 
+def common_prefix(group: Any, members: tuple[int, ...], model: nn.Module, *, purpose: str = "") -> str:
+    """What the keys of these ranks begin with in the store, the same on each of them, and new with each call."""
+    shapes = [tuple(parameter.shape) for parameter in model.parameters()]
+    name = f"{zlib.crc32(repr((members, shapes)).encode()):08x}{purpose}"
+    begun = _begun.setdefault(group, Counter())
+    begun[name] += 1
+    # a launcher that starts the ranks again may keep the store, with what the dead ranks wrote into it
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    return f"nantrap/{attempt}/{name}/{begun[name]}"
+
+
 class Handshake:
     """One question to the ranks of a group. Made in the first common forward pass, answered after the backward pass.
 
@@ -49,13 +60,7 @@ class Handshake:
         """What the keys of these ranks begin with in the store."""
         if self._store is None:
             return
-        shapes = [tuple(parameter.shape) for parameter in model.parameters()]
-        name = f"{zlib.crc32(repr((members, shapes)).encode()):08x}"
-        begun = _begun.setdefault(group, Counter())
-        begun[name] += 1
-        # a launcher that starts the ranks again may keep the store, with what the dead ranks wrote into it
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        self.prefix = f"nantrap/{attempt}/{name}/{begun[name]}"
+        self.prefix = common_prefix(group, members, model)
         self._store.add(f"{self.prefix}/guards", 1)
 
     def succeeds(self, *, counted: bool) -> bool:

@@ -31,6 +31,7 @@ from torch import Tensor, nn
 
 from nantrap.errors import RankLostError
 from nantrap.guard.averaged_flags import AveragedFlags
+from nantrap.guard.bypass import Bypass
 from nantrap.guard.handshake import Handshake
 from nantrap.guard.judge import Flags, Verdict, combine
 from nantrap.guard.torch_private import default_store, is_joining
@@ -87,6 +88,8 @@ class Ranks:
         self._always_averages = self._vouched or not self.replicated
         # whether this step averages gradients; None: no call of the model was seen, so it is not known
         self._averages: bool | None = True if self._always_averages else None
+        self._wrapper_called = False
+        self._bypass: Bypass | None = None
 
     @property
     def size(self) -> int:
@@ -128,6 +131,7 @@ class Ranks:
             return
         if not self._always_averages:
             wraps = model is self._model or any(model is wrapper for wrapper in self._wrappers)
+            self._wrapper_called |= wraps
             if not wraps or not getattr(model, "require_backward_grad_sync", True):
                 self._averages = bool(self._averages)  # an inner module, or under `no_sync`
                 return
@@ -144,6 +148,7 @@ class Ranks:
         self.averaged.end_step()
         if not self._always_averages:
             self._averages = None
+        self._wrapper_called = False
 
     def wait_for_all(self) -> None:
         """Something is bad in a step without messages: wait for all ranks, or end with an error that says why."""
@@ -229,11 +234,23 @@ class Ranks:
         """The value of the first rank, on every rank."""
         return self.share(own)[self.members[0]]
 
-    def checksums(self, parameters: Sequence[Tensor]) -> tuple[float, ...]:
-        """One number for the parameters of each rank: equal parameters give equal numbers, bit for bit."""
+    def checksums(self, parameters: Sequence[Tensor], step: int) -> tuple[float, ...]:
+        """One number for the parameters of each rank: equal parameters give equal numbers, bit for bit.
+
+        Nothing, if the ranks do not compare them in this step. One that averages nothing because the wrapper was not
+        called is compared without waiting; one under `no_sync` or `join` is not.
+        """
+        bypassed = self.together and not self._averages and not self._wrapper_called
+        bypassed = bypassed and all(getattr(each, "require_backward_grad_sync", False) for each in self._wrappers)
+        if not self.replicated or not (self.talking or bypassed) or any(map(is_joining, self._wrappers)):
+            return ()
         own = [p.detach().double().sum() + 3 * p.detach().double().abs().sum() for p in parameters]
         total = torch.stack([value.to(self._device) for value in own]).sum().reshape(1)
-        return tuple(self._gathered(total).flatten().tolist())
+        if self.talking:
+            return tuple(self._gathered(total).flatten().tolist())
+        if self._bypass is None:
+            self._bypass = Bypass(self._group, self.members, self._model)
+        return self._bypass.exchange(step, self.rank, total.item())
 
     def gather_flags(self, origin: Tensor, symptom: Tensor) -> Tensor:
         """Origin and symptom of each rank as a (ranks, 2) tensor on the device, without reading them."""

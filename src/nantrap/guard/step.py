@@ -334,9 +334,9 @@ def compare_ranks(parts: Parts, window: Window) -> None:
     """Averaged gradients are useless if the ranks hold different weights. Checked after careful steps, reported
     once."""
     ranks = parts.ranks
-    if ranks.differ or not ranks.replicated or not ranks.talking:
+    if ranks.differ:
         return
-    sums = ranks.checksums(parts.protected.members.parameters)
+    sums = ranks.checksums(parts.protected.members.parameters, parts.progress.step)
     if len(set(sums)) > 1:
         ranks.differ = True
         draft = rank_divergence(parts, sums)
