@@ -153,7 +153,10 @@ def test_a_command_runs(
     if "replay" in command:  # these outputs hold no numbers that depend on the machine
         assert code == (1 if "--entry" in command and not gone else 0)
         printed = [line.strip() for line in output.splitlines()]
-        missing = [line for line in lines if line.strip() and line != "..." and line.strip() not in printed]
+        expected = [line for line in lines if line.strip() and line != "..."]
+        if sys.version_info < (3, 11):  # keeps no columns of the code that runs: no carets
+            expected = [line for line in expected if "^" not in line]
+        missing = [line for line in expected if line.strip() not in printed]
         assert not missing, output
     for name in re.findall(r"-o (\S+)", command):
         assert (example / name).stat().st_size > 0
