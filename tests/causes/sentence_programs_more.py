@@ -146,6 +146,55 @@ PROGRAMS: dict[str, str] = {
             z = model(x).square() + (3e38 if x is batches[2] else 0.0)
             return z.sum()
     """,
+    "an inverse of a singular matrix": """
+        model = nn.Linear(4, 9)
+        batches = [(x, 0.0 if i == 2 else 1.0) for i, x in enumerate(batches)]
+        def loss_fn(batch):
+            x, last = batch
+            matrix = model(x).view(-1, 3, 3) * torch.tensor([1.0, 1.0, last]) + last * 9 * torch.eye(3)
+            return torch.linalg.inv_ex(matrix).inverse.square().mean()
+    """,
+    "an embedding with a row that was never filled": """
+        model = nn.Embedding(8, 3)
+        with torch.no_grad():
+            model.weight[6] = nan
+        batches = [torch.tensor(words) for words in ([0, 1], [2, 3], [4, 6])]
+        def loss_fn(words): return model(words).square().mean()
+    """,
+    "an embedding with one value that is bad": """
+        model = nn.Embedding(8, 3)
+        with torch.no_grad():
+            model.weight[6, 1] = nan
+        batches = [torch.tensor(words) for words in ([0, 1], [2, 3], [4, 6])]
+        def loss_fn(words): return model(words).square().mean()
+    """,
+    "rows of an empty queue copied into a codebook": """
+        queue = torch.full((2, 4), nan)
+        def loss_fn(x):
+            if x is batches[2]: model.weight.data[torch.tensor([True, False, True])] = queue
+            return model(x).square().mean()
+    """,
+    "a maximum over padding only": """
+        batches = [(x[:, None].repeat(1, 3, 1), torch.arange(3) < (0 if i == 2 else 2)) for i, x in enumerate(batches)]
+        head = nn.Linear(3, 2)
+        def loss_fn(batch):
+            x, kept = batch
+            return head(model(x).masked_fill(~kept[:, None], -inf).amax(1)).square().mean()
+    """,
+    "logsumexp over padding only": """
+        batches = [(x, i == 2) for i, x in enumerate(batches)]
+        def loss_fn(batch):
+            x, nothing = batch
+            return model(x).masked_fill(torch.tensor([nothing, nothing, nothing]), -inf).logsumexp(-1).mean()
+    """,
+    "a product beyond float16 and a logarithm of zero behind it": """
+        model = nn.Linear(4, 4)
+        batches[2] = batches[2] * 1000
+        def loss_fn(x):
+            with torch.autocast("cpu", torch.float16):
+                scores = model(x) @ x.T
+            return -scores.float().softmax(-1).diagonal().log().mean()
+    """,
     "every key masked": """
         batches = [(x, torch.zeros(6, 3)) for x in batches]
         batches[2][1][4] = -inf
@@ -274,6 +323,31 @@ PROGRAMS: dict[str, str] = {
         def loss_fn(x): return model(x).float().square().sum(-1).sqrt().mean() * 200.0
     """,
     # ---- the optimizer and the learning rate
+    "a decay that bfloat16 rounds to 1": """
+        model = model.bfloat16()
+        batches = [x.bfloat16() for x in batches]
+        class Averaged(torch.optim.SGD):
+            @torch.no_grad()
+            def step(self, closure=None):
+                for p in self.param_groups[0]["params"]:
+                    decay = torch.tensor(0.9996, dtype=p.dtype)
+                    squares = self.state[p].setdefault("v", torch.zeros_like(p))
+                    squares.mul_(decay).add_((1 - decay) * p.grad * p.grad)
+                    p.sub_(1e-3 * p.grad / squares.sqrt())
+        optimizer = Averaged(model.parameters())
+        def loss_fn(x): return model(x).float().square().mean()
+    """,
+    "a norm that the optimizer computes of gradients of 1e20": """
+        class Scaled(torch.optim.SGD):
+            @torch.no_grad()
+            def step(self, closure=None):
+                for p in self.param_groups[0]["params"]:
+                    self.state[p]["norm"] = p.grad.pow(2).sum().sqrt()
+                    p.sub_(1e-30 * p.grad)
+        optimizer = Scaled(model.parameters())
+        batches = [(x, 1e20 if i == 2 else 1.0) for i, x in enumerate(batches)]
+        def loss_fn(batch): return model(batch[0]).mean() * batch[1]
+    """,
     "a gradient of 1e25 under Adam": """
         optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
         def loss_fn(x): return model(x).mean() * (1e25 if x is batches[2] else 1.0)

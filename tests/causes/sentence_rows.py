@@ -179,6 +179,50 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "softmax of such a row is 0/0",
         "give the row one valid key",
     ),
+    ("an inverse of a singular matrix", "svd of the identity"): (
+        "aten.linalg_inv_ex was given a singular matrix",
+        "its smallest singular value is 0 of its largest",
+        "with 1e-3 added to its diagonal the step is finite",
+        "use lstsq or pinv",
+        "1e-3 added to the diagonal of the matrix in line",
+    ),
+    ("an embedding with a row that was never filled", "a row written between two steps"): (
+        "weight was non-finite before step 0 already",
+        "it took no part in step 0, which was applied",
+        "initialise weight as a whole",
+    ),
+    ("an embedding with one value that is bad", "a row written between two steps"): (
+        "weight was non-finite before step 0 already",
+    ),
+    ("a decay that bfloat16 rounds to 1", "a rounded beta"): (
+        "the weight of a new gradient, 1 - beta, is exactly 0: beta was rounded to 1 in bfloat16",
+        "what it divides by was computed with 1 minus a number that is exactly 1 in bfloat16",
+        "aten.div divides by exactly 0 at 12 of 12 places",
+        "the same update in float32 is finite",
+    ),
+    ("a norm that the optimizer computes of gradients of 1e20", "gradients that grow alone"): (
+        "overflows when the optimizer squares it",
+    ),
+    ("rows of an empty queue copied into a codebook", "a row written between two steps"): (
+        "aten.index_put_ writes non-finite values over it inside the step",
+    ),
+    ("a maximum over padding only", "logsumexp over padding only"): (
+        "a maximum over a row in which every position is masked is -Inf",
+        "18 of 18 rows that aten.amax was given are -inf everywhere, and it gave -Inf there",
+        "aten.addmm was given that -Inf",
+    ),
+    ("logsumexp over padding only", "a maximum over padding only"): (
+        "logsumexp over a row in which every position is masked is -Inf",
+    ),
+    ("logsumexp over padding only", "entropy of masked logits"): (
+        "with 0 in the rows that are masked everywhere the step is finite",
+        "x.masked_fill(mask.all(dim, keepdim=True), 0.0)",
+    ),
+    ("a product beyond float16 and a logarithm of zero behind it", "a layer beyond float16"): (
+        "aten.mm in the loss exceeded the range of float16",
+        "in float32 it is finite, and the step fails further on: forward, aten.log in line",
+        "what fails after it must be mended too",
+    ),
     ("every key masked", "two masks of finfo.min"): ("with a masked softmax the step is finite",),
     ("a sum of nothing over a count, two lines", "two lengths of 0, two lines"): (
         "and was made by sum, the numerator is 0 too",

@@ -31,7 +31,13 @@ def weighted(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return (weight * error).mean()
 
 
-def train(policy: nantrap.Policy, *, steps: int = 6, bad: tuple[int, ...] = (1, 4)) -> tuple[list[Incident], nn.Module]:
+def train(
+    policy: nantrap.Policy,
+    *,
+    steps: int = 6,
+    bad: tuple[int, ...] = (1, 4),
+    loss_of: Callable[[nn.Module, tuple[Tensor, Tensor]], Tensor] = weighted,
+) -> tuple[list[Incident], nn.Module]:
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
     found = []
@@ -40,7 +46,7 @@ def train(policy: nantrap.Policy, *, steps: int = 6, bad: tuple[int, ...] = (1, 
             batch = (torch.randn(4, 3), torch.ones(4))
             if step in bad:
                 batch[1][2] = 0.0
-            guard.backward(weighted(model, batch))
+            guard.backward(loss_of(model, batch))
             incident = guard.step().incident
             found += [incident] if incident is not None else []
     return found, model
@@ -59,6 +65,24 @@ def test_the_second_failure_is_reported_in_full() -> None:
     assert second.causes[0].fix is not None
     assert second.causes[0].fix.verified
     assert not any(note.startswith("armed: the next") for note in second.notes)
+
+
+def distilled(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    """The model teaches itself: its own output, without a gradient, is a part of the step."""
+    x, counts = batch
+    Seen.losses += 1
+    out = model(x)
+    with torch.no_grad():
+        goal = model(x.flip(0)) / counts[:, None]
+    return (out - goal).square().mean()
+
+
+def test_a_forward_pass_without_gradients_is_a_part_of_the_step() -> None:
+    (_, second), _ = train(nantrap.Policy(), loss_of=distilled)
+    assert second.op == "aten.div"
+    assert second.source is not None
+    assert second.source.text.strip() == "goal = model(x.flip(0)) / counts[:, None]"
+    assert second.causes[0].slug == "division_by_zero"
 
 
 def test_always_reports_the_first_failure_after_a_first_step() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -39,6 +39,7 @@ class Case:
     scheduler: Any = None
     state_untouched: bool | None = None
     loaded: bool = False
+    bad_before: Mapping[str, int] = field(default_factory=dict)
     checksums: tuple[float, ...] = ()
     refuted: list[Cause] = field(default_factory=list)
     _kept: dict[int, Capture | None] = field(default_factory=dict)

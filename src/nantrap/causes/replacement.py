@@ -121,6 +121,21 @@ def _log_softmax(x: Tensor, dim: int = -1, *args: Any, **kwargs: Any) -> Tensor:
     return ops.masked_log_softmax(x, x != float("-inf"), dim=dim)
 
 
+def _unmasked(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The reduction with 0 in rows that are -inf everywhere."""
+
+    def stable(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        dims = kwargs.get("dim", args[0] if args else ())
+        if isinstance(dims, Tensor) or "other" in kwargs:  # the larger of two tensors, no reduction
+            return function(x, *args, **kwargs)
+        empty = x == -math.inf
+        for dim in (dims,) if isinstance(dims, int) else tuple(dims or range(x.dim())):
+            empty = empty.all(dim, keepdim=True)
+        return function(x.masked_fill(empty, 0.0), *args, **kwargs)
+
+    return stable
+
+
 def _exp(x: Tensor) -> Tensor:
     # the largest argument whose exponential still leaves room for what is done with it
     return torch.exp(x.clamp(max=0.25 * _log_limit(x)))
@@ -162,6 +177,17 @@ def _slogdet(x: Tensor) -> Any:
 
 def _logdet(x: Tensor) -> Tensor:
     return torch.logdet(_off_singular(x))
+
+
+def _on_regular(function: Callable[..., Any], position: int = 0) -> Callable[..., Any]:
+    """The call with its matrix kept from being singular."""
+
+    def stable(*args: Any, **kwargs: Any) -> Any:
+        given = list(args)
+        given[position] = _off_singular(given[position])
+        return function(*given, **kwargs)
+
+    return stable
 
 
 def _off_singular(x: Tensor) -> Tensor:
@@ -247,6 +273,7 @@ def _with_larger_eps(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return stable
 
 
+_INVERTING = ("linalg_inv_ex", "linalg_inv", "linalg_solve", "linalg_solve_ex", "linalg_solve_triangular")
 _NORMALISING = (F.layer_norm, F.group_norm, F.batch_norm, F.instance_norm, F.rms_norm, F.normalize)
 
 FAMILIES: dict[str, dict[str, Callable[..., Any]]] = {
@@ -272,10 +299,16 @@ FAMILIES: dict[str, dict[str, Callable[..., Any]]] = {
     "pow": {"pow": _pow, "__pow__": _pow, "float_power": _pow},
     "acos": {"acos": ops.safe_acos, "arccos": ops.safe_acos, "asin": ops.safe_asin, "arcsin": ops.safe_asin},
     "softmax": {"softmax": _softmax, "log_softmax": _log_softmax},
+    "masked_reduction": {name: _unmasked(getattr(torch, name)) for name in ("amax", "max", "logsumexp")},
     "exp": {"exp": _exp, "exp_": _exp, "expm1": _exp, "cosh": _bounded(torch.cosh), "sinh": _bounded(torch.sinh)},
     "exp_both": {"exp": _exp_both, "exp_": _exp_both},
     "power": {**dict.fromkeys(("pow", "__pow__", "float_power"), _bounded_power), "__rpow__": _power_of},
     "logdet": {"slogdet": _slogdet, "linalg_slogdet": _slogdet, "logdet": _logdet},
+    "inverse": {
+        **{name: _on_regular(getattr(torch.linalg, name.removeprefix("linalg_"))) for name in _INVERTING},
+        "cholesky_solve": _on_regular(torch.cholesky_solve, 1),
+        "cholesky_inverse": _on_regular(torch.cholesky_inverse),
+    },
     "std": {"std": _std, "var": _var},
     "domain": {
         **{name: _inside(getattr(torch, name), 1e-12, None) for name in ("sqrt", "rsqrt", "log", "log2", "log10")},

@@ -164,6 +164,17 @@ class Laboratory:
             "fp32", "every operation in float32", lambda: run_step(self._case, around=SinglePrecision()), harness="step"
         )
 
+    def fails_next_in_float32(self) -> str | None:
+        """Where the step fails with every operation in float32, in words; `None` if that is where it failed before."""
+        if self._case.failed.crew is not None:  # no second trace by all ranks
+            return None
+        op = replay_step(self._case.failed, around=SinglePrecision()).op
+        before = self._case.capture
+        if op is None or (before is not None and (op.name, op.place) == (before.op.name, before.op.place)):
+            return None
+        line = "" if op.place is None else f" in line {op.place.line}"
+        return f"{op.phase}, {op.name}{line}"
+
     def in_log_space(self, what: str) -> Trial:
         """Logarithms of softmax, sigmoid and exp computed without leaving log space."""
 

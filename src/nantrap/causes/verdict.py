@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 PRECEDENCE: Final = (
     # what was bad before the step, or was written by other code
     "rank_divergence", "bad_input_data", "uninitialised_memory", "corrupt_checkpoint", "corrupt_optimizer_state",
-    "ema_poisoned", "state_overwritten", "bn_buffers_poisoned", "compiler_bug",
+    "ema_poisoned", "state_overwritten", "compiler_bug",
     # exact arithmetic on what an operation was given
     "softmax_fully_masked_row", "ctc_infeasible_alignment", "std_of_one_element", "empty_reduction",
     "label_out_of_range", "input_out_of_scale",
+    # a buffer that the forward pass spoiled: after what was wrong with its input
+    "bn_buffers_poisoned",
     # precision: decided by the exact result against the limit of the dtype, or by a constant that was rounded
     "mask_overflow", "fp16_loss_overflow", "adam_eps_underflow_half", "optimizer_constant_rounding",
     "eps_underflow_half", "loss_scale_misuse", "fp16_forward_overflow",

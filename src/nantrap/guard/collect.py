@@ -313,8 +313,8 @@ class _Before(Hook):
             parts.ranks.note_forward(module)
         recorded = torch.is_grad_enabled() or is_recomputed_later()
         if collector.attempting or active_replays or not recorded:
-            if parts.armed.on and not active_replays:
-                parts.armed.stop()  # an evaluation in the middle of a step is no part of it
+            if parts.armed.on and not active_replays and not module.training:
+                parts.armed.stop()  # an evaluation in the middle of a step is no part of it; a teacher's pass is
             return
         earlier = collector.root_call
         if earlier is not None and earlier.running and earlier.module is not module:

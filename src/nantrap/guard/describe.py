@@ -173,4 +173,5 @@ class Describer:
             scheduler=self._scheduler,
             state_untouched=untouched,
             loaded=self._progress.loaded,
+            bad_before=self._protected.bad_before,
         )

@@ -74,8 +74,9 @@ class Protected:
         self._certificate: Certificate | None = None
         self._steps_since_check = 0
         self._check_every = policy.check_state_every or float("inf")
+        self.bad_before: dict[str, int] = {}
+        """What was seen bad without taking part in a step, each with the first such step, by name."""
         self._bad_before: list[Finding] = []
-        self._named_before: set[str] = set()
         self._schedule_at_begin: Any = None
         self._in_buffers = self.buffers.followed()
         self._others: list[nn.Parameter] = []
@@ -301,10 +302,10 @@ class Protected:
         same_state = self._trusted_state is self.optimizer.state
         return same_state and count_writes(self._trusted) == self._trusted_writes
 
-    def newly_bad_before(self) -> list[Finding]:
-        """What was bad before the last careful step and was not named yet."""
-        found = [entry for entry in self._bad_before if entry.name not in self._named_before]
-        self._named_before.update(entry.name for entry in found)
+    def newly_bad_before(self, step: int) -> list[Finding]:
+        """What was bad before this careful step and was not named yet."""
+        found = [entry for entry in self._bad_before if entry.name not in self.bad_before]
+        self.bad_before.update((entry.name, step) for entry in found)
         self._bad_before = []
         return found
 

@@ -320,7 +320,7 @@ def make_update(
             undone = [Finding("parameter", f"rank {verdict.origin_rank}", "optimizer", note="on another rank")]
         return undone, verdict
     protected.release()
-    for found in protected.newly_bad_before():
+    for found in protected.newly_bad_before(parts.progress.step):
         parts.recorder.say(
             f"step {parts.progress.step:,}: {found.kind.replace('_', ' ')} {found.name} was non-finite before this "
             "step and takes no part in it; it is not changed"

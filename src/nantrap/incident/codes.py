@@ -45,7 +45,7 @@ _TABLE: Final = (
     Code(
         "NT304",
         "degenerate_linalg_backward",
-        "the gradient of a decomposition with a repeated or zero spectrum",
+        "a matrix with a repeated or zero spectrum was decomposed or inverted",
     ),
     Code("NT401", "fp16_forward_overflow", "an activation exceeded the range of float16"),
     Code("NT402", "fp16_loss_overflow", "the loss was reduced in half precision and overflowed"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor
 
-from nantrap.locate.operations import SELECTS
+from nantrap.locate.operations import OVERWRITE, OVERWRITE_PART, SELECTS
 from nantrap.locate.storage import Memory, covers_storage, extremes, looks_like_mask, numbers_in, tensors_in
 from nantrap.locate.traced import CLONE_LIMIT, External, Op, Registered
 
@@ -185,6 +185,11 @@ class Flow:
         self._known.add(key)
         self._uninitialised.pop(key, None)
         self._bad.pop(key, None)
+
+    def is_overwritten(self, key: int, name: str) -> bool:
+        """Whether an operation writes over a parameter or buffer. A part of a buffer may be a mask, and is no fault."""
+        kind = self.named[key][0] if key in self.named else ""
+        return bool(kind) and (name in OVERWRITE or (name in OVERWRITE_PART and kind == "parameter"))
 
     def overwritten(self, key: int, op: Op) -> Origins:
         """A constant of the program was written over a parameter or buffer: that is where it began."""

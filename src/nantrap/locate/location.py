@@ -193,7 +193,8 @@ def external_location(location: Location, external: External, trace: Trace) -> L
     else:
         location.phase, location.module = "state", owner_of(external.name)
         kind = "buffer" if external.kind == "buffer" else "parameter"
-        location.findings.append(finding(kind, external.name, external.tensor, "state"))
+        if any_nonfinite([external.tensor]):  # what was written inside the step is put back by now
+            location.findings.append(finding(kind, external.name, external.tensor, "state"))
     return location
 
 

@@ -18,6 +18,12 @@ EMPTY = frozenset(
 """They give memory that nothing was written to yet."""
 ADOPTS = "aten.set_"
 """It puts other memory under a tensor, and computes nothing."""
+OVERWRITE_PART = frozenset(
+    {"aten.index_put_", "aten.index_copy_", "aten.index_fill_", "aten.masked_fill_", "aten.masked_scatter_",
+     "aten.scatter_"}
+)  # fmt: skip
+"""Operations that write some of a tensor's values, without reading those."""
+
 OVERWRITE = frozenset(
     {"aten.copy_", "aten.fill_", "aten.zero_", "aten.normal_", "aten.uniform_", "aten.bernoulli_",
      "aten.random_", "aten.exponential_", "aten.set_", "aten._foreach_zero_", "aten._foreach_copy_"}

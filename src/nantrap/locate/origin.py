@@ -24,7 +24,8 @@ _ELEMENTWISE = (
 _REDUCTIONS = (
     "aten.sum", "aten.mean", "aten.nll_loss_forward", "aten.nll_loss2d_forward", "aten.mm", "aten.bmm",
     "aten.addmm", "aten.dot",
-    "aten.logsumexp", "aten.linalg_vector_norm", "aten.mse_loss", "aten.l1_loss", "aten.prod", "aten.cumsum",
+    "aten.logsumexp", "aten.amax", "aten.max", "aten.linalg_vector_norm", "aten.mse_loss", "aten.l1_loss", "aten.prod",
+    "aten.cumsum",
 )  # fmt: skip
 
 _LOGARITHMS = ("aten.log", "aten.log2", "aten.log10", "aten.log1p", "aten.log_")
@@ -168,9 +169,9 @@ def _blame_derivative(replay: Replay) -> None:
 
 
 def _loss_from_constant(trace: Trace, sinks: list[Sink], loss: Tensor | None) -> bool:
-    """Whether the loss is bad because of a table of the program's own: what backward makes of it is no origin."""
-    constants = [e for e in trace.externals.values() if e.kind == "constant" and not e.mask]
-    if not constants or loss is None or not any_nonfinite([loss]):
+    """Whether the loss is bad because of an Inf of the program's own (a table, a mask): what backward makes of it is no
+    origin."""
+    if loss is None or not any_nonfinite([loss]):
         return False
     return not any(sink.origins for sink in sinks if sink.kind == "value")
 

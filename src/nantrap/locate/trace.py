@@ -35,6 +35,7 @@ from nantrap.locate.operations import (
     ADOPTS,
     EMPTY,
     OVERWRITE,
+    OVERWRITE_PART,
     SILENT_WRITERS,
     WITNESSES,
     is_view,
@@ -150,7 +151,7 @@ class Trace(DispatchMode):
             nan, inf, absmax = extremes(output)
             checked.append((output, key, fresh, nan, inf))
             self._writer[key] = op.index
-            if (nan or inf) and name in OVERWRITE:
+            if (nan or inf) and (name in OVERWRITE or name in OVERWRITE_PART):
                 self._overwriters[key] = op.index
             op.nan, op.inf = op.nan or nan, op.inf or inf
             if nan or inf:
@@ -179,7 +180,7 @@ class Trace(DispatchMode):
             self.witnesses[op.index] = Capture(op, func, kept, kwargs, outputs)
         origins = inherited | {op.index} if op.made else inherited
         for output, key, fresh, nan, inf in checked:
-            if (nan or inf) and not origins and name in OVERWRITE and key in flow.named:
+            if (nan or inf) and not origins and flow.is_overwritten(key, name):
                 origins = flow.overwritten(key, op)
             flow.wrote(output, key, bad=nan or inf, fresh=fresh, origins=origins)
             if outs:  # a part of a buffer that is passed for a result will be read

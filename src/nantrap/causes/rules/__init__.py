@@ -11,6 +11,7 @@ from nantrap.causes.rules import scales
 from nantrap.causes.rules import labels
 from nantrap.causes.rules import half_forward
 from nantrap.causes.rules import half_update
+from nantrap.causes.rules import masked_rows
 from nantrap.causes.rules import logarithms
 from nantrap.causes.rules import products
 from nantrap.causes.rules import domains
@@ -42,6 +43,7 @@ __all__ = [
     "learning_rate",
     "loaded_state",
     "logarithms",
+    "masked_rows",
     "no_learning",
     "platform",
     "products",

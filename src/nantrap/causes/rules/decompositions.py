@@ -14,15 +14,24 @@ if TYPE_CHECKING:
 
 
 _TRIANGULAR = ("Qr", "Cholesky")
+_SOLVERS = {
+    "linalg_inv_ex": 0,
+    "linalg_solve_ex": 0,
+    "cholesky_solve": 1,
+    "linalg_solve_triangular": 0,
+    "cholesky_inverse": 0,
+}
+"""Operations that divide by what is singular, and which of their inputs is the matrix."""
 
 
 @rule("degenerate_linalg_backward")
 def degenerate_linalg_backward(case: Case) -> Claim | None:
-    """The gradient of a decomposition with a repeated or zero spectrum.
+    """A matrix with a repeated or zero spectrum was decomposed or inverted.
 
     The forward pass of svd, eigh, eig or a Cholesky factor is correct. Its derivative divides by differences of
     singular or eigenvalues, and two of them are equal, or by a value that is 0. Identities, symmetric shapes, blank
-    patches and matrices of low rank have such spectra.
+    patches and matrices of low rank have such spectra. An inverse of a singular matrix is not finite in the forward
+    pass already (`inv_ex`, `cholesky_solve`; `inv` raises an error instead).
 
     Example:
         import torch
@@ -54,8 +63,12 @@ def degenerate_linalg_backward(case: Case) -> Claim | None:
 
     Proof:
         The bad operation lies inside the backward node of a decomposition, and the smallest gap (or value) of the
-        recorded spectrum is below 1e-5 of its largest: a measurement.
+        recorded spectrum is below 1e-5 of its largest: a measurement. In the forward pass: a matrix was inverted, or
+        a system solved with it, and its smallest singular value is below 1e-6 of its largest; with a little added to
+        its diagonal the step must be finite.
     """
+    if case.phase == "forward":
+        return _singular_matrix(case)
     if case.phase != "backward" or case.trace is None or not is_decomposition(case.node):
         return None
     if any(word in case.node for word in _TRIANGULAR):
@@ -70,6 +83,31 @@ def degenerate_linalg_backward(case: Case) -> Claim | None:
         tuple(facts),
         help="add a small diagonal jitter before decomposing (x + 1e-6·diag(1..n)), or use only quantities whose "
         "gradient does not need the vectors (svdvals, slogdet)",
+    )
+
+
+def _singular_matrix(case: Case) -> Claim | None:
+    """The forward pass inverted a singular matrix, or solved with it, by a call that raises no error for it."""
+    if case.capture is None or case.op not in _SOLVERS or len(case.inputs) <= _SOLVERS[case.op]:
+        return None
+    matrix = case.inputs[_SOLVERS[case.op]]
+    if matrix.dim() < 2 or matrix.shape[-1] != matrix.shape[-2] or not bool(matrix.isfinite().all()):
+        return None
+    from torch.linalg import svdvals
+
+    values = svdvals(matrix.double())
+    least = float((values.amin(-1) / values.amax(-1).clamp(min=1e-300)).min())
+    if least > 1e-6:
+        return None
+    return Claim(
+        "tried",
+        f"{case.location.op} was given a singular matrix",
+        (f"its smallest singular value is {least:.3g} of its largest",),
+        trial=case.try_replacement("inverse", "1e-3 added to the diagonal of the matrix"),
+        shows="with 1e-3 added to its diagonal the step is finite",
+        help="add a small value to the diagonal before inverting or factorising (x + 1e-3·I), or use lstsq or pinv, "
+        "which are defined for such matrices",
+        verifies=False,
     )
 
 

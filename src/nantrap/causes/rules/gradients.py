@@ -70,13 +70,15 @@ def grad_norm_overflow(case: Case) -> Claim | None:
     messenger = case.growth >= _GROWTH and case.lab.weights_diverged() and slower.finite
     if squared is not None:
         name, largest, limit = squared
+        facts = [f"the gradient of {name} reaches {largest:.4g}; its square, {largest**2:.3g}, is beyond {limit:.3g}"]
+        if _in_second_moment(case):
+            facts.append(
+                "a second moment that is Inf divides every later update to 0: the weight would never move again"
+            )
         return Claim(
             "hint" if messenger else "measured",
             f"a finite gradient of {largest:.3g} overflows when the optimizer squares it",
-            (
-                f"the gradient of {name} reaches {largest:.4g}; its square, {largest**2:.3g}, is beyond {limit:.3g}",
-                "a second moment that is Inf divides every later update to 0: the weight would never move again",
-            ),
+            tuple(facts),
             help="bring loss and targets to a sensible scale (gradients above 1e19 are never intended), or clip the "
             "gradients (max_grad_norm=1.0)",
         )
@@ -94,10 +96,9 @@ def _largest_squared(case: Case) -> tuple[str, float, float] | None:
     """The parameter whose finite gradient overflowed as a square in the optimizer, its size, and the dtype's limit."""
     import torch
 
-    made = [f.name for f in case.incident.findings if f.kind == "optimizer_state"]
     if case.phase != "optimizer" or case.made != "inf" or case.half:
         return None
-    if not any(name.startswith(tuple(f"{key} of " for key in SECOND_MOMENTS)) for name in made):
+    if not (_in_second_moment(case) or _squares_a_gradient(case)):
         return None
     sizes = {n: float(g.detach().abs().max()) for n, g in case.failed.gradients.items() if g.numel()}
     if not sizes or not all(math.isfinite(size) for size in sizes.values()):
@@ -105,6 +106,23 @@ def _largest_squared(case: Case) -> tuple[str, float, float] | None:
     name = max(sizes, key=lambda n: sizes[n])
     limit = float(torch.finfo(case.failed.gradients[name].dtype).max)
     return (name, sizes[name], limit) if sizes[name] ** 2 > limit else None
+
+
+def _in_second_moment(case: Case) -> bool:
+    """Whether the update made a second moment of the optimizer non-finite."""
+    made = [f.name for f in case.incident.findings if f.kind == "optimizer_state"]
+    return any(name.startswith(tuple(f"{key} of " for key in SECOND_MOMENTS)) for name in made)
+
+
+def _squares_a_gradient(case: Case) -> bool:
+    """Whether the guilty operation of the update squares what it is given, and that is a gradient."""
+    import torch
+
+    scalars = () if case.capture is None else case.capture.op.scalars
+    squares = case.op in ("square", "linalg_vector_norm", "norm", "dot") or (case.op == "pow" and 2.0 in scalars)
+    squares = squares or (case.op == "mul" and len(case.inputs) == 2 and torch.equal(*case.inputs))
+    gradients = [g for g in case.failed.gradients.values() if g.shape == case.inputs[0].shape] if case.inputs else []
+    return squares and any(torch.equal(g.detach(), case.inputs[0]) for g in gradients)
 
 
 @rule("exploding_gradient")

@@ -208,8 +208,8 @@ def fp16_forward_overflow(case: Case) -> Claim | None:
     if wide is None and _fails_in_single_precision(case):
         return None  # a pole, not the range: 1/0 is Inf in every precision
     trial = case.lab.single_precision()
-    if trial.finite is False and wide is not None and trial.loss is not None and math.isfinite(trial.loss):
-        return _too_large_for_half_gradients(case, wide, trial.loss)
+    if trial.finite is False and wide is not None:
+        return _not_enough(case, wide, trial.loss)
     if trial.finite is False:
         case.refute("fp16_forward_overflow", trial, "the step is as bad in float32")
         return None
@@ -222,7 +222,7 @@ def fp16_forward_overflow(case: Case) -> Claim | None:
     )
     return Claim(
         "measured" if wide is not None else "tried",
-        f"{case.place} exceeded the range of float16" + (f": {wide:.5g} > 65504" if wide is not None else ""),
+        f"{_what(case)} exceeded the range of float16" + (f": {wide:.5g} > 65504" if wide is not None else ""),
         facts,
         trial=trial,
         shows="the same step in float32 is finite",
@@ -230,17 +230,23 @@ def fp16_forward_overflow(case: Case) -> Claim | None:
     )
 
 
-def _too_large_for_half_gradients(case: Case, wide: float, loss: float) -> Claim:
-    """In float32 the loss is finite, and the gradients still do not fit the float16 weights that they belong to."""
-    return Claim(
-        "hint",
-        f"{case.place} exceeded the range of float16: {wide:.5g} > 65504",
-        (
-            f"the float32 result of {case.location.op} is {wide:.5g}, above float16's limit of 65504",
-            f"computed in float32 the loss is {loss:.5g}; the gradients of float16 weights overflow even then",
-        ),
-        help="keep the weights in float32 (autocast instead of model.half()), or train in bfloat16",
-    )
+def _not_enough(case: Case, wide: float, loss: float | None) -> Claim:
+    """The value does not fit, and float32 alone does not make the step finite: the gradients overflow, or it fails
+    further on."""
+    facts = [f"the float32 result of {case.location.op} is {wide:.5g}, above float16's limit of 65504"]
+    help_ = f"run {case.place} in float32 (torch.autocast(enabled=False) around it) or train in bfloat16"
+    if loss is not None and math.isfinite(loss):
+        facts.append(f"computed in float32 the loss is {loss:.5g}; the gradients of float16 weights overflow even then")
+        help_ = "keep the weights in float32 (autocast instead of model.half()), or train in bfloat16"
+    elif (further := case.lab.fails_next_in_float32()) is not None:
+        facts.append(f"in float32 it is finite, and the step fails further on: {further}")
+        help_ += "; what fails after it must be mended too"
+    return Claim("hint", f"{_what(case)} exceeded the range of float16: {wide:.5g} > 65504", tuple(facts), help=help_)
+
+
+def _what(case: Case) -> str:
+    """What overflowed: a module by its name, an operation of the loss or of the model's own code by both."""
+    return f"{case.location.op} in {case.place}" if case.location.module == "loss" else case.place
 
 
 @rule("eps_underflow_half")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
@@ -10,6 +12,7 @@ from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
+    from nantrap.locate.trace import Op
 
 
 @rule("adam_eps_underflow_half")
@@ -136,7 +139,7 @@ def optimizer_constant_rounding(case: Case) -> Claim | None:
     divisors = [t for t in case.inputs if t.numel() == 1 and bool((t == 0).all())]
     scalar_zero = any(number == 0.0 for number in case.capture.op.scalars)
     if not divisors and not scalar_zero:
-        return None
+        return _behind_the_divisor(case)
     if divisors and case.divisor_measures:
         return None  # a norm or a sum that is 0 is no constant: see division_by_zero
     dtype = str(divisors[0].dtype).removeprefix("torch.") if divisors else case.dtype
@@ -158,6 +161,47 @@ def optimizer_constant_rounding(case: Case) -> Claim | None:
     )
 
 
+def _behind_the_divisor(case: Case) -> Claim | None:
+    """A memory of the optimizer is exactly 0 because the weight of what is new, 1 - beta, is 0 in half precision."""
+    if not case.half or case.trace is None or case.capture is None or not bool((case.inputs[-1] == 0).any()):
+        return None
+    constant = next((op for op in _ops_behind(case) if _is_one_minus_one(op)), None)
+    if constant is None:
+        return None
+    zeros = case.inputs[-1] == 0
+    return Claim(
+        "tried",
+        f"the weight of a new gradient, 1 - beta, is exactly 0: beta was rounded to 1 in {constant.dtype}",
+        (
+            f"{case.location.op} divides by exactly 0 at {share(zeros)}",
+            f"what it divides by was computed with 1 minus a number that is exactly 1 in {constant.dtype}",
+        ),
+        trial=case.lab.update_in_single_precision(),
+        shows="the same update in float32 is finite",
+        help="keep the optimizer's constants as Python floats or float32 tensors",
+        verifies=False,
+    )
+
+
+def _ops_behind(case: Case, *, most: int = 64) -> Iterator[Op]:
+    """The operations of the update that lead to the guilty one, nearest first."""
+    assert case.trace is not None
+    assert case.capture is not None
+    queue, seen = deque(case.capture.op.sources), set[int]()
+    while queue and len(seen) < most:
+        index = queue.popleft()
+        if index >= 0 and index not in seen and case.trace.ops[index].phase == "optimizer":
+            seen.add(index)
+            yield case.trace.ops[index]
+            queue += case.trace.ops[index].sources
+
+
+def _is_one_minus_one(op: Op) -> bool:
+    """Whether an operation took 1 minus a number and got exactly 0."""
+    subtracts = op.name.rstrip("_") in ("aten.rsub", "aten.sub", "aten._foreach_sub", "aten.add")
+    return subtracts and 1.0 in op.scalars and op.absmax == 0
+
+
 def _rounded_to_one(case: Case) -> str:
     """A constant of the optimizer that is exactly 1 in its own low precision, or the difference 1 - 1 in the update."""
     for group in case.failed.optimizer.param_groups:
@@ -171,8 +215,7 @@ def _rounded_to_one(case: Case) -> str:
         return ""
     for argument in range(len(case.capture.op.sources)):
         for op in case.source_ops(case.capture.op, argument)[:4]:
-            subtracts = op.name.rstrip("_") in ("aten.rsub", "aten.sub", "aten._foreach_sub", "aten.add")
-            if subtracts and 1.0 in op.scalars and op.absmax == 0:
+            if _is_one_minus_one(op):
                 return "it was computed as 1 minus a number that is exactly 1 in its precision"
     return ""
 

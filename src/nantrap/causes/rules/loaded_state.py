@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
+    from nantrap.locate.trace import External
 
 _SIGNED = ("exp_avg", "momentum_buffer", "prev", "ax", "mu")
 """Memory of optimizers that may be negative: first moments and earlier values."""
@@ -74,8 +75,10 @@ def uninitialised_memory(case: Case) -> Claim | None:
             help="torch.zeros instead of torch.empty, or fill it before it is read",
         )
     external = case.external
-    if external is None or external.kind not in ("parameter", "buffer") or not case.first_step or external.during:
+    if external is None or external.kind not in ("parameter", "buffer") or external.during:
         return None
+    if not case.first_step:
+        return _not_read_until_now(case, external) if _whole_rows(~external.tensor.detach().isfinite()) else None
     if not _never_written(case, external.tensor):
         return None
     return Claim(
@@ -136,7 +139,9 @@ def corrupt_checkpoint(case: Case) -> Claim | None:
     external = case.external
     if external is None or external.kind not in ("parameter", "buffer") or (external.during and not case.loaded):
         return None
-    if not case.loaded and (not case.first_step or _never_written(case, external.tensor)):
+    if not case.loaded and not case.first_step:
+        return None if _whole_rows(~external.tensor.detach().isfinite()) else _not_read_until_now(case, external)
+    if not case.loaded and _never_written(case, external.tensor):
         return None
     if not case.loaded and made_so(external.tensor) and not _is_bad_everywhere(case):
         return None  # nothing was written after it was made: see state_overwritten
@@ -262,10 +267,27 @@ def _never_written(case: Case, tensor: Tensor) -> bool:
         return True
     if float(bad.float().mean()) < 0.25:
         return False
-    return any(
-        bad.shape[dim] > 1 and bool((bad.all(dim=dim) == bad.any(dim=dim)).all())
-        for dim in range(bad.dim())
-        if bad.dim() > 1
+    return _whole_rows(bad)
+
+
+def _whole_rows(bad: Tensor) -> bool:
+    """Whether the bad values fill whole rows or columns."""
+    return bad.dim() > 1 and any(
+        bad.shape[dim] > 1 and bool((bad.all(dim=dim) == bad.any(dim=dim)).all()) for dim in range(bad.dim())
+    )
+
+
+def _not_read_until_now(case: Case, external: External) -> Claim | None:
+    """Values that were bad before an earlier step already. They did no harm while no step read them."""
+    step = case.bad_before.get(external.name)
+    if step is None:
+        return None
+    return Claim(
+        "hint",
+        f"{external.name} was non-finite before step {step:,} already",
+        (f"{external.name} {describe(external.tensor)}; it took no part in step {step:,}, which was applied",),
+        help=f"initialise {external.name} as a whole (new rows of an embedding, a key missing from the checkpoint), or "
+        "start from a healthy checkpoint: nantrap audit names it",
     )
 
 

@@ -1,12 +1,11 @@
-"""NT2xx: softmax of nothing and the logarithm of zero."""
+"""NT2xx: the logarithm of zero."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Final
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import all_finite, listed, share
+from nantrap.causes.facts import all_finite, share
 from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
@@ -22,74 +21,6 @@ _LOGARITHMS: Final[dict[str, tuple[float, ...]]] = {
 """Where each is infinite. logit(p) is log(p / (1 - p)), and atanh(x) half of log((1 + x) / (1 - x))."""
 _OF_THE_SECOND: Final = ("xlogy", "special_xlog1py")
 """x · log(y): the logarithm is taken of the second argument."""
-
-
-@rule("softmax_fully_masked_row")
-def softmax_fully_masked_row(case: Case) -> Claim | None:
-    """Softmax over a row in which every position is masked.
-
-    A row of attention scores was -inf everywhere: a sequence of padding only, a query that may see no key, a state
-    without a legal action. The softmax of such a row is 0/0, so the whole row is NaN, and so is everything computed
-    from it.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(8, 8)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        padding = [torch.tensor([[0, 0, 1], [0, 1, 1]]).bool(), torch.tensor([[0, 0, 1], [1, 1, 1]]).bool()]
-        batches = [(torch.randn(2, 3, 8), mask) for mask in padding]  # the last sample is padding only
-
-        def loss_fn(batch):
-            x, mask = batch
-            scores = model(x) @ x.transpose(1, 2)
-            scores = scores.masked_fill(mask[:, None, :], float("-inf"))
-            return (scores.softmax(-1) @ x).square().mean()
-
-    Why:
-        softmax(x) = exp(x - max x) / Σ exp(x - max x). With max x = -inf the difference is -inf - (-inf) = NaN. A row
-        with one finite score is fine: the others give exp(-inf) = 0, which is what the mask is for.
-
-    Fix:
-        Give the row one valid key, drop the empty sample, or use a softmax that defines the empty row as zeros:
-
-            - weights = scores.masked_fill(mask, float("-inf")).softmax(-1)
-            + weights = nantrap.ops.masked_softmax(scores, ~mask)
-
-        `weights.nan_to_num(0)` repairs the forward pass only: the backward of softmax multiplies by its own output,
-        which is NaN, and where the mask was added, not filled in, the gradient of the scores is NaN. Filling with
-        `finfo.min` instead of -inf makes the row uniform, an attention to padding, and overflows when something is
-        added to it (NT403).
-
-    Proof:
-        The rows that are NaN in the output are exactly the rows that are -inf everywhere in the input: a measurement.
-        The call is then replaced by a masked softmax at its own line, and the step must be finite.
-    """
-    capture = case.capture
-    if capture is None or case.op not in ("softmax", "log_softmax", "safe_softmax", "logsumexp"):
-        return None
-    scores, dim = capture.args[0], int(capture.args[1]) if isinstance(capture.args[1], int) else -1
-    bad_rows = case.output.isnan().any(dim=dim) if case.output is not None else None
-    masked_rows = (scores == -math.inf).all(dim=dim)
-    if bad_rows is None or not bool(masked_rows.any()) or not bool((bad_rows == masked_rows).all()):
-        return None
-    count = int(masked_rows.sum())
-    samples = case.location.samples
-    which = f", from sample {listed(samples.guilty)}" if samples.guilty else ""
-    return Claim(
-        "measured",
-        "softmax over a row in which every position is masked gave NaN" + which,
-        (
-            f"{count:,} of {masked_rows.numel():,} rows are -inf everywhere, and exactly those rows are NaN",
-            "softmax of such a row is 0/0: exp(-inf - max) with max = -inf",
-        ),
-        trial=case.try_replacement("softmax", "nantrap.ops.masked_softmax"),
-        shows="with a masked softmax the step is finite",
-        help="give the row one valid key, or use nantrap.ops.masked_softmax(scores, mask), which gives zeros there "
-        "(nan_to_num afterwards leaves NaN in the gradient of an added mask)",
-        patch=True,
-    )
 
 
 @rule("log_of_zero")

@@ -245,7 +245,8 @@ def state_overwritten(case: Case) -> Claim | None:
         return None
     name = external.name or "a value of the forward pass"
     if external.during and case.trace is not None and (op := case.trace.overwriter_of(external.tensor)) is not None:
-        return _overwritten(name, "measured", f"{name} {describe(external.tensor)}: {_writer_in_words(op)}")
+        held = "" if bool(external.tensor.isfinite().all()) else f" {describe(external.tensor)}"  # put back by now
+        return _overwritten(name, "measured", f"{name}{held}: {_writer_in_words(op)}")
     if external.during:
         text = f"{name} {describe(external.tensor)} inside the forward pass, and no operation that was seen wrote it"
         return _overwritten(name, "measured", text)
@@ -256,6 +257,8 @@ def state_overwritten(case: Case) -> Claim | None:
         return None  # it was bad from the start, and by design
     if case.first_step or case.loaded or external.kind == "overwritten" or case.is_updated_in_forward(external):
         return None
+    if name in case.bad_before:
+        return None  # it was bad all the time and was not read until now: see loaded_state
     from nantrap.finite import has_nan_payload
 
     bad = external.tensor.detach()[~external.tensor.detach().isfinite()]

@@ -1,0 +1,157 @@
+"""NT2xx: softmax, maximum and logsumexp of a row in which every position is masked."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from nantrap.causes.claim import Claim
+from nantrap.causes.facts import listed
+from nantrap.causes.registry import rule
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from nantrap.causes.case import Case
+    from nantrap.locate.trace import Op
+
+_REDUCTIONS: Final = {"aten.amax": "a maximum", "aten.max": "a maximum", "aten.logsumexp": "logsumexp"}
+_MOST_REDUCTIONS: Final = 4
+"""Each costs one more run of the step, to record what it was given."""
+
+
+@rule("softmax_fully_masked_row")
+def softmax_fully_masked_row(case: Case) -> Claim | None:
+    """Softmax over a row in which every position is masked.
+
+    A row of attention scores was -inf everywhere: a sequence of padding only, a query that may see no key, a state
+    without a legal action. The softmax of such a row is 0/0, so the whole row is NaN, and so is everything computed
+    from it.
+
+    Example:
+        import torch
+        from torch import nn
+
+        model = nn.Linear(8, 8)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        padding = [torch.tensor([[0, 0, 1], [0, 1, 1]]).bool(), torch.tensor([[0, 0, 1], [1, 1, 1]]).bool()]
+        batches = [(torch.randn(2, 3, 8), mask) for mask in padding]  # the last sample is padding only
+
+        def loss_fn(batch):
+            x, mask = batch
+            scores = model(x) @ x.transpose(1, 2)
+            scores = scores.masked_fill(mask[:, None, :], float("-inf"))
+            return (scores.softmax(-1) @ x).square().mean()
+
+    Why:
+        softmax(x) = exp(x - max x) / Σ exp(x - max x). With max x = -inf the difference is -inf - (-inf) = NaN. A row
+        with one finite score is fine: the others give exp(-inf) = 0, which is what the mask is for.
+
+    Fix:
+        Give the row one valid key, drop the empty sample, or use a softmax that defines the empty row as zeros:
+
+            - weights = scores.masked_fill(mask, float("-inf")).softmax(-1)
+            + weights = nantrap.ops.masked_softmax(scores, ~mask)
+
+        `weights.nan_to_num(0)` repairs the forward pass only: the backward of softmax multiplies by its own output,
+        which is NaN, and where the mask was added, not filled in, the gradient of the scores is NaN. Filling with
+        `finfo.min` instead of -inf makes the row uniform, an attention to padding, and overflows when something is
+        added to it (NT403).
+
+        A maximum and a logsumexp of such a row have no value either: they are -Inf. Fill the row with a number before:
+
+            - pooled = x.masked_fill(mask, float("-inf")).amax(1)
+            + pooled = x.masked_fill(mask, float("-inf")).masked_fill(mask.all(1, keepdim=True), 0.0).amax(1)
+
+    Proof:
+        The rows that are NaN in the output are exactly the rows that are -inf everywhere in the input: a measurement.
+        The call is then replaced by a masked softmax at its own line, and the step must be finite. For a maximum or a
+        logsumexp: the operation at which it began was given -Inf that the reduction made of such rows; with 0 in these
+        rows the step must be finite.
+    """
+    capture = case.capture
+    if capture is None or case.op not in ("softmax", "log_softmax", "safe_softmax"):
+        return _reduced(case)
+    scores, dim = capture.args[0], int(capture.args[1]) if isinstance(capture.args[1], int) else -1
+    bad_rows = case.output.isnan().any(dim=dim) if case.output is not None else None
+    masked_rows = (scores == -math.inf).all(dim=dim)
+    if bad_rows is None or not bool(masked_rows.any()) or not bool((bad_rows == masked_rows).all()):
+        return _reduced(case)
+    count = int(masked_rows.sum())
+    samples = case.location.samples
+    which = f", from sample {listed(samples.guilty)}" if samples.guilty else ""
+    return Claim(
+        "measured",
+        "softmax over a row in which every position is masked gave NaN" + which,
+        (
+            f"{count:,} of {masked_rows.numel():,} rows are -inf everywhere, and exactly those rows are NaN",
+            "softmax of such a row is 0/0: exp(-inf - max) with max = -inf",
+        ),
+        trial=case.try_replacement("softmax", "nantrap.ops.masked_softmax"),
+        shows="with a masked softmax the step is finite",
+        help="give the row one valid key, or use nantrap.ops.masked_softmax(scores, mask), which gives zeros there "
+        "(nan_to_num afterwards leaves NaN in the gradient of an added mask)",
+        patch=True,
+    )
+
+
+def _reduced(case: Case) -> Claim | None:
+    """A maximum or logsumexp of such a row: -Inf, of which a later operation made NaN, or which reached the loss."""
+    for op in _reductions_before(case):
+        capture = case.operands_of(op.index)
+        if capture is None or op.place is None:
+            continue
+        masked = _masked_rows(capture.args)
+        if masked is None or not bool(masked.any()):
+            continue
+        what = _REDUCTIONS[op.name]
+        rows = f"{int(masked.sum()):,} of {masked.numel():,} rows"
+        facts = [f"{rows} that {op.name} was given are -inf everywhere, and it gave -Inf there"]
+        if case.capture is not None and case.capture.op is not op:
+            facts.append(f"{case.location.op} was given that -Inf")
+        trial = None
+        if case.failed.repeatable:
+            trial = case.lab.replaced(op.place.source(), "masked_reduction", "0 in rows that are masked everywhere")
+        return Claim(
+            "tried",
+            f"{what} over a row in which every position is masked is -Inf",
+            tuple(facts),
+            trial=trial,
+            shows="with 0 in the rows that are masked everywhere the step is finite",
+            help="give the row one valid position, or a value of its own before the reduction: "
+            "x.masked_fill(mask.all(dim, keepdim=True), 0.0)",
+        )
+    return None
+
+
+def _reductions_before(case: Case) -> Iterator[Op]:
+    """The reductions that gave Inf and lead to the origin, earliest first; the origin's own forward call included."""
+    replay, trace = case.location.replay, case.trace
+    if replay is None or trace is None or replay.op is None:
+        return
+    start: Op | None = replay.op
+    if replay.op.phase == "backward":
+        start = trace.op_of_node(replay.op.sequence)
+    queue, seen = [-1 if start is None else start.index], set[int]()
+    while queue:
+        index = queue.pop()
+        if index >= 0 and index not in seen and (trace.ops[index].inf or index == replay.op.index):
+            seen.add(index)
+            queue += trace.ops[index].sources
+    found = [trace.ops[index] for index in sorted(seen)]
+    yield from [op for op in found if op.phase == "forward" and op.name in _REDUCTIONS][:_MOST_REDUCTIONS]
+
+
+def _masked_rows(args: tuple[object, ...]) -> Tensor | None:
+    """Which rows of a reduction's input are -inf everywhere; `None` for a call that is no reduction."""
+    from torch import Tensor
+
+    x, dims = args[0], args[1] if len(args) > 1 else ()
+    if not isinstance(x, Tensor) or isinstance(dims, Tensor) or x.numel() == 0:
+        return None
+    dims = (dims,) if isinstance(dims, int) else tuple(dims or range(x.dim()))  # type: ignore[arg-type, call-overload]
+    masked = x == -math.inf
+    for dim in dims:
+        masked = masked.all(dim, keepdim=True)
+    return masked
