@@ -154,17 +154,10 @@ PROGRAMS: dict[str, str] = {
             matrix = model(x).view(-1, 3, 3) * torch.tensor([1.0, 1.0, last]) + last * 9 * torch.eye(3)
             return torch.linalg.inv_ex(matrix).inverse.square().mean()
     """,
-    "an embedding with a row that was never filled": """
+    "an embedding with a bad row that is used late": """
         model = nn.Embedding(8, 3)
         with torch.no_grad():
             model.weight[6] = nan
-        batches = [torch.tensor(words) for words in ([0, 1], [2, 3], [4, 6])]
-        def loss_fn(words): return model(words).square().mean()
-    """,
-    "an embedding with one value that is bad": """
-        model = nn.Embedding(8, 3)
-        with torch.no_grad():
-            model.weight[6, 1] = nan
         batches = [torch.tensor(words) for words in ([0, 1], [2, 3], [4, 6])]
         def loss_fn(words): return model(words).square().mean()
     """,

@@ -186,13 +186,10 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "use lstsq or pinv",
         "1e-3 added to the diagonal of the matrix in line",
     ),
-    ("an embedding with a row that was never filled", "a row written between two steps"): (
+    ("an embedding with a bad row that is used late", "a row written between two steps"): (
         "weight was non-finite before step 0 already",
         "it took no part in step 0, which was applied",
         "initialise weight as a whole",
-    ),
-    ("an embedding with one value that is bad", "a row written between two steps"): (
-        "weight was non-finite before step 0 already",
     ),
     ("a decay that bfloat16 rounds to 1", "a rounded beta"): (
         "the weight of a new gradient, 1 - beta, is exactly 0: beta was rounded to 1 in bfloat16",

@@ -75,10 +75,8 @@ def uninitialised_memory(case: Case) -> Claim | None:
             help="torch.zeros instead of torch.empty, or fill it before it is read",
         )
     external = case.external
-    if external is None or external.kind not in ("parameter", "buffer") or external.during:
+    if external is None or external.kind not in ("parameter", "buffer") or not case.first_step or external.during:
         return None
-    if not case.first_step:
-        return _not_read_until_now(case, external) if _whole_rows(~external.tensor.detach().isfinite()) else None
     if not _never_written(case, external.tensor):
         return None
     return Claim(
@@ -140,7 +138,7 @@ def corrupt_checkpoint(case: Case) -> Claim | None:
     if external is None or external.kind not in ("parameter", "buffer") or (external.during and not case.loaded):
         return None
     if not case.loaded and not case.first_step:
-        return None if _whole_rows(~external.tensor.detach().isfinite()) else _not_read_until_now(case, external)
+        return _not_read_until_now(case, external)
     if not case.loaded and _never_written(case, external.tensor):
         return None
     if not case.loaded and made_so(external.tensor) and not _is_bad_everywhere(case):
@@ -267,18 +265,16 @@ def _never_written(case: Case, tensor: Tensor) -> bool:
         return True
     if float(bad.float().mean()) < 0.25:
         return False
-    return _whole_rows(bad)
-
-
-def _whole_rows(bad: Tensor) -> bool:
-    """Whether the bad values fill whole rows or columns."""
-    return bad.dim() > 1 and any(
-        bad.shape[dim] > 1 and bool((bad.all(dim=dim) == bad.any(dim=dim)).all()) for dim in range(bad.dim())
+    return any(
+        bad.shape[dim] > 1 and bool((bad.all(dim=dim) == bad.any(dim=dim)).all())
+        for dim in range(bad.dim())
+        if bad.dim() > 1
     )
 
 
 def _not_read_until_now(case: Case, external: External) -> Claim | None:
-    """Values that were bad before an earlier step already. They did no harm while no step read them."""
+    """Values that were bad before an earlier step already. They did no harm while no step read them. Whether they were
+    loaded or never filled cannot be told any more."""
     step = case.bad_before.get(external.name)
     if step is None:
         return None
