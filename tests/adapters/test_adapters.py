@@ -252,6 +252,43 @@ def test_lightning_metrics_stay_finite_and_early_stopping_is_not_fooled(
     assert "metric 'train_loss' is not finite in a training step: it is not logged" in capsys.readouterr().err
 
 
+_STOPS_EARLY = """
+import lightning, torch
+from torch.utils.data import DataLoader, TensorDataset
+
+class Module(lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(3, 1)
+    def training_step(self, batch, index):
+        loss = (self.net(batch[0]) * batch[0].sum(1, keepdim=True).abs().log()).mean()
+        self.log("train_loss", loss, on_step=False, on_epoch=True)
+        self.log("rare", float("nan"))  # of nothing, on purpose
+        return loss
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+x = torch.randn(16, 3, generator=torch.Generator().manual_seed(0))
+x[13] = 0.0
+stop = lightning.pytorch.callbacks.EarlyStopping("train_loss", check_finite=True, patience=9)
+off = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
+trainer = lightning.Trainer(max_epochs=3, accelerator="cpu", callbacks=[stop], **off)
+trainer.fit(Module(), DataLoader(TensorDataset(x), batch_size=4))
+print("epochs", trainer.current_epoch, "rare", float(trainer.callback_metrics["rare"]))
+"""
+
+
+def test_early_stopping_does_not_end_an_unmodified_lightning_script(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_STOPS_EARLY, encoding="utf-8")
+    command = [sys.executable, "-W", "ignore", "-m", "nantrap", "run", "--run-dir", "run", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "epochs 3 rare nan", "a metric that is NaN on purpose is logged"
+    assert done.stderr.count("metric 'train_loss' is not finite in a training step: it is not logged") == 1
+    assert "12 steps, 9 applied (75.0 %), 3 incidents" in done.stderr
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_lightning_never_writes_a_poisoned_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Poison(lightning.pytorch.callbacks.Callback):  # type: ignore[misc, name-defined]

@@ -283,6 +283,32 @@ def test_heads_that_the_script_leaves_out_are_named(settings: Settings) -> None:
     assert loop.last_incident.op == "aten.div"
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_step_goes_on_with_the_good_head_of_a_normalised_model(settings: Settings) -> None:
+    """A replay between the forward and the backward pass leaves buffers that the graph holds, and their counts."""
+
+    def train() -> nn.Module:
+        torch.manual_seed(0)
+        body, heads = nn.Sequential(nn.Conv1d(1, 4, 3), nn.BatchNorm1d(4)), nn.ModuleList([nn.Linear(16, 1)] * 2)
+        model = nn.ModuleDict({"body": body, "heads": heads})
+        optimizer = torch.optim.SGD(model.parameters(), 0.01)
+        for step, (x, _) in enumerate(batches(8)):
+            features = torch.cat([body(row[None, None]).flatten(1) for row in x])  # several passes write the buffers
+            size = features.new_tensor(0.0 if step == BAD else 1.0)
+            losses = {"a": heads[0](features).square().mean(), "b": (heads[1](features) * size.log()).mean()}
+            good = [loss for loss in losses.values() if torch.isfinite(loss)]
+            optimizer.zero_grad()
+            sum(good).backward()  # type: ignore[union-attr]
+            optimizer.step()
+        return model
+
+    with attached(settings) as attachment:
+        model = train()
+        (loop,) = attachment.loops
+        assert (loop.tally.attempted, loop.tally.applied, loop.tally.incidents) == (8, 8, 1)
+    assert all(map(torch.equal, model.state_dict().values(), train().state_dict().values()))
+
+
 def test_inputs_that_the_script_cleans_are_counted(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
     with attached(settings) as attachment:
         net = Net()

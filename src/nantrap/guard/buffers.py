@@ -35,6 +35,7 @@ from nantrap.guard.torch_private import (
     NormalisationLayer,
     buffers_of,
     copy_all,
+    set_version,
     version,
     version_of,
 )
@@ -319,14 +320,22 @@ class BufferShadow:
 
     @contextlib.contextmanager
     def kept(self) -> Iterator[None]:
-        """Whatever runs inside, the buffers end as they are now, and both saved states stay as they were."""
+        """Whatever runs inside, the buffers end as they are now, and both saved states stay as they were.
+
+        Their counts of writes end as they are now, too: a graph that holds a buffer may still be run backward.
+        """
         current, mark = self._current(), self._mark
         now = [(i, t, None if t is None else t.detach().clone()) for i in self._changed(current) for t in (current[i],)]
+        counts, saved = [version(tensor) for tensor in current], list(self._versions)
         try:
             yield
         finally:
             for i, tensor, copy in now:
                 self._put(i, tensor, copy)
+            for tensor, count in zip(current, counts, strict=True):
+                if tensor is not None and version(tensor) != count:
+                    set_version(tensor, count)
+            self._versions[: len(saved)] = saved
             self._mark = mark
 
     def differing(self) -> list[str]:

@@ -36,6 +36,11 @@ def version(tensor: Tensor | None) -> int:
     return 0 if tensor is None or tensor.is_inference() else int(tensor._version)
 
 
+def set_version(tensor: Tensor, count: int) -> None:
+    """Count as many writes as before: what was written since was put back, bit for bit."""
+    torch._C._autograd._unsafe_set_version_counter((tensor,), (count,))
+
+
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:
     """The module's own table of buffers: a forward pass may replace an entry."""
     return module._buffers

@@ -57,7 +57,7 @@ class Attachment:
         children.install(self._patches, self.loops)
         processes.install(self._patches, self.loops)
         replicas.install(self._patches, self.loops.replicas, self.loops.reduces)
-        frameworks.install(self._patches)
+        frameworks.install(self._patches, self.loops)
         self._faults = Injector(parse_faults(settings.inject)) if settings.inject else None
         if self._faults is not None:
             self._faults.attach()

@@ -1,7 +1,8 @@
-"""The function by which a framework computes a loss is noted, so that a failed loss can be computed again.
+"""Frameworks own the loop: what has to be known of them, or kept from them, while a script trains by one.
 
-A script that trains by itself has the statements that computed the loss on the stack. A framework has returned from
-them when it calls `backward`.
+The function by which a framework computes a loss is noted, so that a failed loss can be computed again: a script that
+trains by itself has those statements on the stack, a framework has returned from them when it calls `backward`. A loss
+that is not finite is not logged by Lightning: EarlyStopping would end the run although the step was contained.
 """
 
 from __future__ import annotations
@@ -10,16 +11,32 @@ from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from nantrap.launch.importing import when_imported
+from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 from nantrap.locate.entry import Entry, note_entry
 
 _LIGHTNING = ("lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy")
+_LIGHTNING_MODULE = ("lightning.pytorch.core.module", "pytorch_lightning.core.module")
 _TRANSFORMERS = "transformers.trainer"
 
 
-def install(patches: Patches) -> None:
+def install(patches: Patches, loops: Loops) -> None:
     """Wrap what is imported already, and the rest when the script imports it."""
+    said: set[str] = set()
+
+    def log(original: Any, module: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
+        """Leave out a loss, or a part of one, that is not finite. Other metrics may be NaN on purpose."""
+        if loops.settings.observes or not _is_bad_loss(value):
+            original(module, name, value, *args, **kwargs)
+        elif name not in said:
+            said.add(name)
+            loops.say(f"metric {name!r} is not finite in a training step: it is not logged")
+
+    def lightning_module(module: ModuleType) -> None:
+        patches.wrap(module.LightningModule, "log", log)
 
     def lightning(module: ModuleType) -> None:
         patches.wrap(module.Strategy, "training_step", _training_step)
@@ -29,7 +46,16 @@ def install(patches: Patches) -> None:
 
     for name in _LIGHTNING:
         when_imported(patches, name, lightning)
+    for name in _LIGHTNING_MODULE:
+        when_imported(patches, name, lightning_module)
     when_imported(patches, _TRANSFORMERS, transformers)
+
+
+def _is_bad_loss(value: Any) -> bool:
+    """Whether a logged value is one number with a gradient, and not finite."""
+    if not isinstance(value, torch.Tensor) or not value.requires_grad or value.numel() != 1:
+        return False
+    return not bool(torch.isfinite(value.detach()))
 
 
 def _training_step(original: Any, strategy: Any, *args: Any, **kwargs: Any) -> Any:

@@ -105,7 +105,8 @@ class GivenUp:
         try:
             bad = Micro(Loss(loss, {}), root_call=micro.root_call, values=[float(loss.detach())])
             bad.evidence = examine(loss, micro.root_call)
-            draft = parts.diagnosis.draft(self._observed(bad))
+            with parts.protected.kept():  # the step goes on with what its forward pass wrote
+                draft = parts.diagnosis.draft(self._observed(bad))
             window.drafts.append((draft, "the script left this non-finite loss out and trained on another one"))
             parts.recorder.tally.left_out += 1
         finally:
@@ -121,7 +122,8 @@ class GivenUp:
             return
         parts = self._parts
         with self._activity.of_guard():
-            draft = parts.diagnosis.draft(self._observed(bad[-1]))
+            with parts.protected.kept():
+                draft = parts.diagnosis.draft(self._observed(bad[-1]))
             words = "an earlier loss of this step is not finite, and its gradients are not in the step"
             window.drafts.append((draft, words))
             window.micros[:] = [micro for micro in window.micros if not micro.bad]
@@ -140,7 +142,8 @@ class GivenUp:
         try:
             if not math.isfinite(finite.read([self._driver.norm()])[0]):
                 return  # not repaired: the step itself is judged, and refused
-            draft = parts.diagnosis.draft(observation)
+            with parts.protected.kept():
+                draft = parts.diagnosis.draft(observation)
             window.drafts.append(
                 (draft, "the script changed its non-finite gradients to finite ones and made the step")
             )
@@ -155,7 +158,8 @@ class GivenUp:
         (micro,) = window.micros
         self._activity.busy = True
         try:
-            draft = parts.diagnosis.draft(self._observed(micro))
+            with parts.protected.kept():
+                draft = parts.diagnosis.draft(self._observed(micro))
             reading = Reading(math.nan, micro.values[0] if micro.values else math.nan)
             incident = parts.recorder.finish(draft, Action.APPLY, words)
             parts.recorder.end(window, reading, Action.APPLY, incident)

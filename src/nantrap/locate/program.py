@@ -55,8 +55,7 @@ class ProgramState:
         for module, name, value in self.attributes:
             current = module.__dict__.get(name)
             if isinstance(current, Tensor) and isinstance(value, Tensor) and _fits(current, value):
-                with torch.no_grad():
-                    current.copy_(value)
+                current.data.copy_(value)  # uncounted: a graph that holds it may still be run backward
             else:
                 module.__dict__[name] = _copied(value)
 

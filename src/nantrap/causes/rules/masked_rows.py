@@ -150,7 +150,7 @@ def _masked_rows(args: tuple[object, ...]) -> Tensor | None:
     x, dims = args[0], args[1] if len(args) > 1 else ()
     if not isinstance(x, Tensor) or isinstance(dims, Tensor) or x.numel() == 0:
         return None
-    dims = (dims,) if isinstance(dims, int) else tuple(dims or range(x.dim()))  # type: ignore[arg-type, call-overload]
+    dims = (dims,) if isinstance(dims, int) else tuple(dims or range(x.dim()))  # type: ignore[arg-type]
     masked = x == -math.inf
     for dim in dims:
         masked = masked.all(dim, keepdim=True)
