@@ -162,7 +162,7 @@ def test_a_spoiled_memory_of_one_rank_is_rolled_back_by_all(ranks: Ranks, way: s
     expected = ["rollback" if step == SPOILED else "apply" for step in range(STEPS)]
     assert zero["actions"] == one["actions"] == expected
     assert zero["bad"][SPOILED] == one["bad"][SPOILED] == [1]
-    assert "on rank 1 the optimizer's state is non-finite, which no skip puts back" in zero["said"]
+    assert "on rank 1 the optimizer's state is non-finite, which skipping does not repair" in zero["said"]
     assert one["said"] == "", "the first rank prints what all of them know"
     assert zero["finite"]
     assert one["finite"]
