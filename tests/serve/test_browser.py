@@ -212,6 +212,10 @@ def test_a_list_with_long_and_hostile_names_fits_the_screen_and_shows_them_as_te
 def test_a_zoom_into_the_past_is_not_called_now(browser: Any, run: Path) -> None:
     with serving(run) as address, opened(browser, address) as page:
         page.get_by_role("link", name="exp1").click()
+        playwright.expect(page.locator("#range")).to_contain_text("every step")
+        playwright.expect(page.locator("#connection")).to_have_text("live")
+        page.keyboard.press("p")  # nothing is drawn again while the mouse moves
+        playwright.expect(page.locator("#connection")).to_have_text("paused")
         caption = page.locator("figure .now").first
         playwright.expect(caption).to_contain_text("now ")
         box = page.locator(".plot").first.bounding_box()
