@@ -385,6 +385,7 @@ def _ending_error() -> str | None:
 
 
 def _short(incident: Incident) -> dict[str, Any]:
+    """What the journal keeps of an incident: place, cause, and the step that a rollback restored."""
     cause = incident.cause
     short = {
         "phase": incident.phase,

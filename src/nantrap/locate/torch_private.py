@@ -227,6 +227,7 @@ class ThroughoutMode(TorchFunctionMode):
         kept, thread = module._engine_run_backward, threading.get_ident()
 
         def _engine_run_backward(*args: Any, **kwargs: Any) -> Any:
+            """The backward pass, with this mode on while it runs in the thread that began it."""
             if not self._off or threading.get_ident() != thread:
                 return kept(*args, **kwargs)
             self._off = False
