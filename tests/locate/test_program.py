@@ -85,6 +85,45 @@ def test_replays_and_a_skip_leave_no_trace() -> None:
     assert incident.restored is True
 
 
+class Sampler:
+    """Not a module: it counts its calls, as samplers of time steps do."""
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.drawn: list[int] = []
+
+    def __call__(self) -> int:
+        self.calls += 1
+        self.drawn.append(self.calls)
+        return self.calls
+
+
+_all_calls = 0
+
+
+def test_counters_of_objects_closures_and_globals_are_put_back_for_replays() -> None:
+    """The program counts attempts as it wants: a refused step leaves these counters, a replay does not move them."""
+    torch.manual_seed(0)
+    model, sampler, cell = nn.Linear(3, 1), Sampler(), 0
+    drawn = sampler.drawn
+
+    def loss(batch: Tensor) -> Tensor:
+        nonlocal cell
+        global _all_calls
+        cell += 1
+        _all_calls += 1
+        return (model(batch) / float(sampler() + cell + _all_calls != 9)).sum()
+
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), quiet=True) as guard:
+        incidents = [guard.attempt(loss, torch.ones(2, 3)).incident for _ in range(4)]
+    assert [incident is not None for incident in incidents] == [False, False, True, False]
+    assert incidents[2] is not None
+    assert (incidents[2].causes[0].slug, incidents[2].causes[0].proven) == ("division_by_zero", True)
+    assert (sampler.calls, cell, _all_calls) == (4, 4, 4)
+    assert sampler.drawn is drawn
+    assert drawn == [1, 2, 3, 4]
+
+
 def test_without_a_control_that_fails_no_trial_counts() -> None:
     torch.manual_seed(0)
     model = nn.Linear(3, 1)

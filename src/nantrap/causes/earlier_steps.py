@@ -31,7 +31,7 @@ def drift(case: Case) -> float | None:
         return None
     try:
         with failed.rewound():
-            earlier.rng.restore()
+            earlier.rng.restore(beside=False)
             losses = [float(earlier.forward(batch).detach()) for batch in earlier.batches]
     except Exception:  # an earlier batch that cannot be run again shows nothing
         return None
@@ -120,7 +120,7 @@ def _drive_one(
 ) -> None:
     """One earlier step, as the plain loop would make it."""
     optimizer = case.failed.optimizer
-    attempt.rng.restore()
+    attempt.rng.restore(beside=False)
     for parameter in case.failed.parameters.values():
         parameter.grad = None
     for batch in attempt.batches:

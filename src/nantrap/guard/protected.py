@@ -239,7 +239,7 @@ class Protected:
         if before is None:
             return
         if self._refused_in_a_row == 1:
-            before.restore()
+            before.restore(beside=False)
         elif before.changed():
             self._not_restored.append(
                 f"{', '.join(before.changed()[:3])}, not put back after a second refused step in a row"

@@ -1,17 +1,24 @@
 """What a step reads besides weights, batch and the global random streams, and how it is put back.
 
 A program may draw from its own generators and keep state in plain attributes of its modules: a Python counter, a
-tensor that is no buffer. A replay that does not put those back is another step, and proves nothing about this one.
+tensor that is no buffer. Its other objects, closures and globals can hold such values as well. A replay that does not
+put those back is another step, and proves nothing about this one.
 
 `Program` finds them: generators reachable from the modules, from the function that computes the loss (its closure and
-the globals it names) and from the batch. `Program.capture` is called before each step, so it is short: a function in
-which three walks found nothing is not walked again, and attributes that did not change in the first steps are checked
-only at intervals. What cannot be put back (an iterator, an open file) is found after a failure and named.
+the globals it names) and from the batch; attributes of the modules, and of objects reachable from that function; the
+variables that the function shares with the code around it. `Program.capture` is called before each step, so it is
+short: a function in which three walks found no generator is not walked again, and values that did not change in the
+first steps are checked only at intervals. What cannot be put back (an iterator, an open file) is found after a failure
+and named.
+
+A replay of the step puts all of it back. A refused step, a rollback and the steps before it put back generators and
+what the modules hold; the program's other objects stay as they are: they may count attempts, or collect results.
 """
 
 from __future__ import annotations
 
 import copy
+import dis
 import functools
 import io
 import random
@@ -34,36 +41,43 @@ _RESCAN_EVERY = 64
 """A program in which nothing was found is checked again after this many steps."""
 _LARGEST = 1 << 16
 _MOST_ITEMS = 64
+_MOST_BESIDE = 1024
 _PLAIN = (int, float, complex, str, bytes, bool, type(None))
 _OWN = frozenset(vars(nn.Module()))
 _GENERATORS = (torch.Generator, random.Random, np.random.Generator, np.random.RandomState)
 _UNREPEATABLE = (random.SystemRandom, types.GeneratorType, io.IOBase)
 
 
+Kept = tuple[Any, str, Any]
+"""A value that was copied: whose it is (an object, a cell, the globals of a file), its name, and the copy."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramState:
-    """A program's own generators and attributes at one moment."""
+    """A program's own generators, attributes of modules, and values that its other code holds, at one moment."""
 
     generators: tuple[tuple[Any, Any], ...] = ()
-    attributes: tuple[tuple[nn.Module, str, Any], ...] = ()
+    attributes: tuple[Kept, ...] = ()
+    beside: tuple[Kept, ...] = ()
 
-    def restore(self, *, generators: bool = True) -> None:
-        """Put them back. Values are copied again, so that a state can be restored more than once."""
-        if generators:
-            for generator, state in self.generators:
-                _write_generator(generator, state)
-        for module, name, value in self.attributes:
-            current = module.__dict__.get(name)
-            if isinstance(current, Tensor) and isinstance(value, Tensor) and _fits(current, value):
-                current.data.copy_(value)  # uncounted: a graph that holds it may still be run backward
-            else:
-                module.__dict__[name] = _copied(value)
+    def restore(self, *, beside: bool = True) -> None:
+        """Put them back. Values are copied again, so that a state can be restored more than once.
+
+        Args:
+            beside: put back what code beside the modules holds, too. Only for a replay of the same step, which ends
+                with what `now` gave before: the program may have replaced older values by others.
+        """
+        for generator, state in self.generators:
+            _write_generator(generator, state)
+        for owner, name, value in (*self.attributes, *(self.beside if beside else ())):
+            _put_back(owner, name, value)
 
     def now(self) -> ProgramState:
-        """The same generators and attributes as they are at this moment."""
+        """The same generators and values as they are at this moment."""
         return ProgramState(
             tuple((generator, _read_generator(generator)) for generator, _ in self.generators),
-            tuple((module, name, _copied(module.__dict__.get(name))) for module, name, _ in self.attributes),
+            tuple((owner, name, _copied(_held(owner, name))) for owner, name, _ in self.attributes),
+            tuple((owner, name, _copied(_held(owner, name))) for owner, name, _ in self.beside),
         )
 
     def changed(self) -> tuple[str, ...]:
@@ -71,7 +85,7 @@ class ProgramState:
         return tuple(
             f"{type(module).__name__}.{name}"
             for module, name, value in self.attributes
-            if not _equal(module.__dict__.get(name), value)
+            if not _equal(_held(module, name), value)
         )
 
 
@@ -91,8 +105,9 @@ class Program:
         self.rest = 0
         self.clean: set[Any] = set()
         self._walks: dict[Any, int] = {}
-        self._moving: set[tuple[int, str]] = set()
-        self._last: tuple[tuple[nn.Module, str, Any], ...] = ()
+        self._moving: dict[tuple[int, str], tuple[Any, str]] = {}
+        self._last: tuple[Kept, ...] = ()
+        self._beside: dict[tuple[int, str], tuple[Any, str]] = {}  # by owner, which is held: its id stays its own
         self._held = list(self._module_generators())
 
     def capture(self, *reachable: Any) -> ProgramState | None:
@@ -109,36 +124,53 @@ class Program:
                 if self._walks.get(code, 0) >= _WALKS:
                     continue
                 before = len(found)
-                _walk(value, found, depth=0, seen=set())
+                self._walk_function(value, found)
                 self._walks[code] = 0 if len(found) > before else self._walks.get(code, 0) + 1
             elif isinstance(value, (tuple, list, dict, *_GENERATORS)):
                 _walk(value, found, depth=_DEEPEST - 1, seen=set())
-        attributes = self._last = tuple(self._attributes())
+        self._notice_changes()
+        attributes, beside = tuple(self._attributes()), tuple(self._values_beside())
+        self._last = attributes + beside
         self.clean = {code for code, walks in self._walks.items() if walks >= _WALKS}
         self.quiet = self._captures > _FULL_STEPS and not (found or self._moving or self._held)
         self.rest = _RESCAN_EVERY - 1 if self.quiet else 0
-        if not found and not attributes:
+        if not found and not attributes and not beside:
             return None
         generators = tuple((generator, _read_generator(generator)) for generator in found.values())
-        return ProgramState(generators, attributes)
+        return ProgramState(generators, attributes, beside)
 
-    def _attributes(self) -> Iterator[tuple[nn.Module, str, Any]]:
-        """The attributes of modules that are state, copied: all of them now and then, else those that were seen to
-        change.
-        """
-        full = self._captures <= _FULL_STEPS or self.quiet or self._captures % _RESCAN_EVERY == 0
-        if not full and not self._moving:
+    def _walk_function(self, function: Any, found: dict[int, Any]) -> None:
+        """Collect what is reachable from the function: generators, and where it may keep values."""
+        seen: set[int] = set()
+        for _, item in _named(function, depth=0, seen=seen):
+            if _is_own_generator(item):
+                found[id(item)] = item
+            for owner, name in _places(item) if len(self._beside) < _MOST_BESIDE else ():
+                self._beside[id(owner), name] = owner, name
+
+    def _notice_changes(self) -> None:
+        """Remember the values that are not what they were before the last step."""
+        for owner, name, value in self._last:
+            if not _equal(_held(owner, name), value):
+                self._moving[id(owner), name] = owner, name
+
+    @property
+    def _is_full(self) -> bool:
+        """Whether all values are copied now, and not only those that were seen to change."""
+        return self._captures <= _FULL_STEPS or self.quiet or self._captures % _RESCAN_EVERY == 0
+
+    def _attributes(self) -> Iterator[Kept]:
+        """The attributes of modules that are state, copied."""
+        if not self._is_full:
+            yield from _copies(place for key, place in self._moving.items() if key not in self._beside)
             return
-        for module, name, value in self._last:
-            if not _equal(module.__dict__.get(name), value):
-                self._moving.add((id(module), name))
         for module in self._modules:
-            for name, value in module.__dict__.items():
-                key = (id(module), name)  # the modules are held, so their ids are not used again
-                if name in _OWN or not (full or key in self._moving):
-                    continue
-                if _is_state(value):
-                    yield module, name, _copied(value)
+            yield from _copies((module, name) for name in list(module.__dict__) if name not in _OWN)
+
+    def _values_beside(self) -> Iterator[Kept]:
+        """What the program's other code holds and is state, copied."""
+        places = self._beside if self._is_full else [key for key in self._moving if key in self._beside]
+        yield from _copies(self._beside[key] for key in places)
 
     def _module_generators(self) -> Iterator[Any]:
         found: dict[int, Any] = {}
@@ -147,6 +179,53 @@ class Program:
                 if name not in _OWN:
                     _walk(value, found, depth=_DEEPEST - 1, seen=set())
         yield from found.values()
+
+
+def _copies(places: Iterable[tuple[Any, str]]) -> Iterator[Kept]:
+    """The values at these places that a step may change, copied."""
+    for owner, name in places:
+        if _is_state(value := _held(owner, name)):
+            yield owner, name, _copied(value)
+
+
+def _places(item: Any) -> Iterator[tuple[Any, str]]:
+    """Where an object or a function may keep values: its attributes, its closure, the globals that it assigns."""
+    if isinstance(item, types.FunctionType):
+        yield from ((cell, _CONTENTS) for cell in item.__closure__ or ())
+        yield from ((item.__globals__, name) for name in _assigned_globals(item.__code__))
+    elif not isinstance(item, (nn.Module, torch.optim.Optimizer)) and not _is_torchs(type(item)):
+        yield from ((item, name) for name in getattr(item, "__dict__", ()))
+
+
+@functools.lru_cache(maxsize=1024)
+def _assigned_globals(code: types.CodeType) -> tuple[str, ...]:
+    """The names that a function declares as global and assigns."""
+    return tuple({i.argval for i in dis.get_instructions(code) if i.opname == "STORE_GLOBAL"})
+
+
+_CONTENTS = "cell_contents"
+
+
+def _held(owner: Any, name: str) -> Any:
+    """The value now; `None` where there is none any more."""
+    if isinstance(owner, types.CellType):
+        return getattr(owner, name, None)  # empty before the first assignment
+    return (owner if isinstance(owner, dict) else owner.__dict__).get(name)
+
+
+def _put_back(owner: Any, name: str, value: Any) -> None:
+    """Write a copy of the value, into the same tensor or container where there is one: others may hold it as well."""
+    current = _held(owner, name)
+    if isinstance(current, Tensor) and isinstance(value, Tensor) and _fits(current, value):
+        current.data.copy_(value)  # uncounted: a graph that holds it may still be run backward
+    elif type(current) is type(value) and isinstance(current, (dict, list, deque, set)):
+        if not _equal(current, value):
+            current.clear()
+            (current.extend if isinstance(current, (list, deque)) else current.update)(_copied(value))
+    elif isinstance(owner, types.CellType):
+        owner.cell_contents = _copied(value)
+    else:
+        (owner if isinstance(owner, dict) else owner.__dict__)[name] = _copied(value)
 
 
 def cannot_rewind(*reachable: Any) -> tuple[str, ...]:
@@ -164,8 +243,12 @@ def cannot_rewind(*reachable: Any) -> tuple[str, ...]:
 def _walk(value: Any, found: dict[int, Any], *, depth: int, seen: set[int]) -> None:
     """Collect the generators reachable from a value."""
     for _, item in _named(value, depth=depth, seen=seen):
-        if isinstance(item, _GENERATORS) and not isinstance(item, random.SystemRandom) and not _is_global(item):
+        if _is_own_generator(item):
             found[id(item)] = item
+
+
+def _is_own_generator(item: Any) -> bool:
+    return isinstance(item, _GENERATORS) and not isinstance(item, random.SystemRandom) and not _is_global(item)
 
 
 def _named(value: Any, *, depth: int, seen: set[int], name: str = "") -> Iterator[tuple[str, Any]]:

@@ -76,10 +76,14 @@ class RngState(NamedTuple):
         """The same streams, generators and attributes as they are at this moment."""
         return RngState.capture(self.program.now() if self.program is not None else None)
 
-    def restore(self) -> None:
-        """Put everything back."""
+    def restore(self, *, beside: bool = True) -> None:
+        """Put everything back.
+
+        Args:
+            beside: put back what the program keeps beside its modules, too: see `ProgramState.restore`.
+        """
         if self.program is not None:
-            self.program.restore()
+            self.program.restore(beside=beside)
         torch.set_rng_state(self.torch_cpu)
         if self.torch_cuda:
             torch.cuda.set_rng_state_all(list(self.torch_cuda))
