@@ -98,3 +98,48 @@ def test_two_lines_read_the_targets_from_the_graph() -> None:
     assert incident.causes[0].slug == "label_out_of_range"
     summary = incident.causes[0].summary
     assert summary == "targets lie in [0, 3e+38], binary_cross_entropy_with_logits accepts [0, 1]"
+
+
+def by_hand(p: Tensor, y: Tensor) -> Tensor:
+    return -(y * p.log() + (1 - y) * (1 - p).log()).mean()
+
+
+def saturate(void: float, *, repeatable: bool, rate: float) -> Incident | None:
+    """One batch with labels of 0 and 1, then a border of `void`: 255 drives the logits up until 1 - p is exactly 0."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    nn.init.zeros_(model.weight)
+    nn.init.constant_(model.bias, 0.1)
+    incident = None
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=rate), max_grad_norm=None, quiet=True) as guard:
+        for step in range(4):
+            x = torch.ones(16, 3)
+            y = (torch.arange(16) % 2).float()
+            y[::4] = void if step else 0.0
+            batch = (x, y)
+            if repeatable:
+                outcome = guard.attempt(lambda batch: by_hand(model(batch[0])[:, 0].sigmoid(), batch[1]), batch)
+            else:
+                guard.backward(by_hand(model(batch[0])[:, 0].sigmoid(), batch[1]))
+                outcome = guard.step()
+            incident = incident or outcome.incident
+    return incident
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_labels_that_a_cross_entropy_by_hand_multiplies_by_a_logarithm(repeatable: bool) -> None:
+    """A smaller rate and a safe logarithm delay the failure as well: neither is called proven."""
+    incident = saturate(255.0, repeatable=repeatable, rate=0.5)
+    assert incident is not None
+    best = incident.causes[0]
+    assert (best.slug, best.proven) == ("label_out_of_range", repeatable)
+    assert not any(cause.proven for cause in incident.causes[1:])
+    assert best.evidence[0].text == "batch[1] reaches 255, and the loss multiplies it by a logarithm"
+    doubts = [evidence.text for cause in incident.causes for evidence in cause.evidence]
+    assert ("not decided against label_out_of_range, which comes earlier" in doubts) is not repeatable
+
+
+def test_a_logarithm_of_zero_with_good_labels_is_still_proven() -> None:
+    incident = saturate(1.0, repeatable=True, rate=3000.0)
+    assert incident is not None
+    assert all(cause.slug != "label_out_of_range" for cause in incident.causes)

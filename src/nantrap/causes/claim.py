@@ -30,6 +30,8 @@ class Claim:
         also: further trials that support it, each with what it shows if it was finite.
         code: what to write instead, as code.
         compares: it compares runs with each other, so a replay that does not fail as the step did is its finding.
+        contests: what was measured makes it at least as likely as what comes after it in the chain of events; while no
+            trial has decided between them, none of those is called proven, and this one is named first.
     """
 
     has: Has
@@ -44,3 +46,4 @@ class Claim:
     also: tuple[tuple[Trial, str], ...] = ()
     code: str = ""
     compares: bool = False
+    contests: bool = False

@@ -8,6 +8,7 @@ that could be proven, one remains, the first in `PRECEDENCE`; the others are lis
 
 from __future__ import annotations
 
+import dataclasses
 from typing import TYPE_CHECKING, Final
 
 from nantrap.causes.patch import diff_for
@@ -99,6 +100,7 @@ def _fix(case: Case, claim: Claim) -> Fix:
 def ranked(causes: list[tuple[Cause, Claim]]) -> tuple[Cause, ...]:
     """Best first. At most one remains proven: two different proofs of one failure prove that a rule is wrong."""
     order = {slug: index for index, slug in enumerate(PRECEDENCE)}
+    causes = _contested(causes, order)
 
     def key(entry: tuple[Cause, Claim]) -> tuple[bool, int, int]:
         cause, claim = entry
@@ -108,10 +110,27 @@ def ranked(causes: list[tuple[Cause, Claim]]) -> tuple[Cause, ...]:
     return (best, *(_beside(best, cause) for cause in others))
 
 
+def _contested(causes: list[tuple[Cause, Claim]], order: dict[str, int]) -> list[tuple[Cause, Claim]]:
+    """The causes, where one that comes earlier and was not decided keeps the later ones from being called proven."""
+    rivals = [cause for cause, claim in causes if claim.contests and not cause.proven]
+    if not rivals:
+        return causes
+    first = min(rivals, key=lambda cause: order[cause.slug])
+    doubt = Evidence(f"not decided against {first.slug}, which comes earlier")
+
+    def doubted(cause: Cause) -> Cause:
+        if not cause.proven or order[cause.slug] < order[first.slug]:
+            return cause
+        return dataclasses.replace(cause, proven=False, confidence=0.5, evidence=(*cause.evidence, doubt))
+
+    return [
+        (doubted(cause), dataclasses.replace(claim, has="measured") if cause is first else claim)
+        for cause, claim in causes
+    ]
+
+
 def _beside(best: Cause, cause: Cause) -> Cause:
     """A cause that holds as well, below the one that comes first."""
-    import dataclasses
-
     if not (best.proven and cause.proven):
         return cause
     reason = Evidence(f"holds as well; {best.slug} comes earlier or is more exact, and is named first")

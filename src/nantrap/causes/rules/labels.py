@@ -17,6 +17,14 @@ if TYPE_CHECKING:
     from nantrap.locate.trace import Capture
 
 _NEVER_NEGATIVE = "binary cross-entropy with targets in [0, 1] is never negative"
+_LOGARITHMS = (
+    "aten.log",
+    "aten.log1p",
+    "aten.log2",
+    "aten.log_softmax",
+    "aten._log_softmax",
+    "aten.log_sigmoid_forward",
+)
 _WANTS_POSITIVE = ("pow", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "xlogy", "xlog1py")
 
 
@@ -166,14 +174,41 @@ def _handmade_cross_entropy(case: Case) -> Claim | None:
 
     for path, tensor in tensors_of(case.failed.batch):
         if integer_valued(tensor) and tensor.numel() and float(tensor.max()) > 1 and float(tensor.min()) >= 0:
+            weighs = _weighs_a_logarithm(case, tensor)
+            trial = _with_clean_targets(case, tensor, "[0, 1]") if weighs else None
+            if trial is not None and trial.finite is False:
+                case.refute("label_out_of_range", trial, "the step is as bad with targets in [0, 1]")
+                continue
+            shown, high = in_words(path), f"{float(tensor.max()):g}"
             return Claim(
-                "hint",
-                f"{in_words(path)} holds values up to {float(tensor.max()):g}, and the loss fell below zero",
-                (f"{in_words(path)} reaches {float(tensor.max()):g}",),
+                "tried" if weighs else "hint",
+                f"{shown} holds values up to {high}, and the loss fell below zero",
+                (f"{shown} reaches {high}" + (", and the loss multiplies it by a logarithm" if weighs else ""),),
                 history=(f"the loss fell to {losses[-1]:.4g}; {_NEVER_NEGATIVE}",),
-                help=f"if this is a cross-entropy, map {in_words(path)} to [0, 1] before the loss",
+                trial=trial,
+                shows="with targets in [0, 1] the same steps are finite",
+                help=f"map {shown} to [0, 1] before the loss"
+                if weighs
+                else f"if this is a cross-entropy, map {shown} to [0, 1] before the loss",
+                contests=weighs,
             )
     return None
+
+
+def _weighs_a_logarithm(case: Case, labels: Tensor) -> bool:
+    """Whether the step multiplies a logarithm by these labels: y·log p, as in a cross-entropy by hand."""
+    if case.trace is None or not case.failed.repeatable:
+        return False
+    for op in case.trace.ops:
+        if op.name != "aten.mul" or op.phase != "forward":
+            continue
+        behind = [case.source_ops(op, side)[:3] for side in range(2)]
+        if not any(near.name in _LOGARITHMS for chain in behind for near in chain):
+            continue
+        operands = case.operands_of(op.index)
+        if operands is not None and any(_same_values(labels, factor) for factor in operands.inputs()):
+            return True
+    return False
 
 
 def _label(case: Case, call: Capture, target: Tensor, found: str, allowed: str, count: float) -> Claim | None:
