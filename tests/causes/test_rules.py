@@ -358,3 +358,28 @@ def test_a_foreign_kernel_is_a_guess(incident_of: IncidentOf) -> None:
     cause = first(incident_of("backend_or_kernel_bug"))
     assert not cause.proven
     assert cause.summary == "the kernel nantrap_page.softmax made non-finite values"
+
+
+MINUS_INF_BIAS = """
+import torch
+import nantrap
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 2))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def loss_fn(batch):
+    return torch.nn.functional.cross_entropy(model(batch), torch.zeros(4, dtype=torch.long), label_smoothing=0.1)
+
+guard = nantrap.Guard(model, optimizer, quiet=True)
+for _ in range(2):
+    guard.attempt(loss_fn, torch.randn(4, 3))
+model[1].bias.data[1] = -float("inf")
+batches = [torch.randn(4, 3)]
+"""
+
+
+def test_minus_inf_in_a_trained_weight_is_no_mask(diagnose: Diagnose) -> None:
+    incident = diagnose(MINUS_INF_BIAS)
+    assert (incident.phase, incident.causes[0].slug, incident.causes[0].proven) == ("state", "state_overwritten", True)
+    assert incident.causes[0].summary == "1.bias was overwritten with a non-finite value by the program itself"

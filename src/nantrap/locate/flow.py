@@ -212,7 +212,8 @@ class Flow:
     def _add_bad(self, tensor: Tensor, key: int, *, during: bool = False) -> None:
         """A bad tensor from outside the trace: an origin of its own if it has a name and is not a mask."""
         kind, name = self.named.get(key, ("overwritten" if during else "constant", ""))
-        external = External(kind, name, tensor, mask=looks_like_mask(tensor) and not during, during=during)
+        trained = kind == "parameter" and tensor.requires_grad  # which no program uses as a mask
+        external = External(kind, name, tensor, mask=not (during or trained) and looks_like_mask(tensor), during=during)
         origins = self._add_external(external)
         self._bad[key] = _NONE if kind == "constant" or external.mask else origins
         self._unread[key] = external
