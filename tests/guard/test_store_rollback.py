@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import nantrap
 from guard.loops import (
     FORMS,
+    INF,
     NAN,
     Net,
     assert_same_state,
@@ -358,3 +359,49 @@ def test_state_that_other_code_spoiled_is_taken_from_the_last_good_checkpoint(
     said = capsys.readouterr().err
     assert f"{what} non-finite, which skipping does not repair; rollback 1 of 3; state of step 4" in said
     assert not any(p.isnan().any() for p in model.parameters())
+
+
+class Scaled(nn.Module):
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.register_buffer("scale", torch.ones(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(x) * self.scale
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_buffer_that_other_code_spoiled_is_rolled_back_at_once(form: str, capsys: pytest.CaptureFixture[str]) -> None:
+    data = [(torch.randn(4, 3), torch.randn(4, 2)) for _ in range(6)]
+    run = make_run(model=Scaled, data=data)
+    guard = run.guard(quiet=False)
+    FORMS[form](run, guard, run.windows(run.batches[:3]))
+    run.model.scale[1] = NAN
+    FORMS[form](run, guard, run.windows(run.batches[3:]))
+    assert [outcome.action for outcome in run.outcomes] == [Action.APPLY] * 3 + [Action.ROLLBACK] + [Action.APPLY] * 2
+    assert "buffer scale is non-finite, which skipping does not repair; rollback 1 of 3" in capsys.readouterr().err
+    assert run.model.scale.tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_weights_that_are_bad_while_the_gradients_are_finite_are_rolled_back(
+    form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A bias of -Inf makes the loss infinite and leaves the gradients finite: there is something to roll back."""
+
+    def smoothed(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        return nn.functional.cross_entropy(model(batch[0]), batch[1], label_smoothing=0.1)
+
+    data = [(torch.randn(4, 3), torch.zeros(4, dtype=torch.long)) for _ in range(6)]
+    run = make_run(model=lambda: nn.Linear(3, 2), loss=smoothed, data=data)
+    guard = run.guard(quiet=False)
+    FORMS[form](run, guard, run.windows(run.batches[:3]))
+    run.model.bias.data[1] = -INF
+    FORMS[form](run, guard, run.windows(run.batches[3:]))
+    assert [outcome.action for outcome in run.outcomes] == [Action.APPLY] * 3 + [Action.ROLLBACK] + [Action.APPLY] * 2
+    said = capsys.readouterr().err
+    assert "the weights are non-finite, which skipping does not repair" in said
+    assert "nothing to roll back" not in said

@@ -42,8 +42,9 @@ class Ladder:
         Args:
             step: number of the step.
             harmless: only the loss was bad, its gradients were finite: skipped, never rolled back.
-            spoiled: `the weights are` or `the optimizer's state is`, if those are non-finite and an older state is not:
-                every further step would fail as well. Rolled back at once, also where the policy stops after skips.
+            spoiled: `the weights are`, `the optimizer's state is` or `buffer scale is`, if those are non-finite and an
+                older state is not: every further step would fail as well. Rolled back at once, also where the policy
+                stops after skips.
             no_way_back: returns why a rollback is impossible, or ""; called only when one is due.
         """
         policy = self._policy

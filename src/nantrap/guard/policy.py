@@ -25,7 +25,8 @@ class Policy:
         max_skips_in_window: the same for incidents among the last `window` steps; `None` switches it off.
         window: how many steps `max_skips_in_window` looks back.
         then: what follows after too many skips: `rollback` to the last good state (while there is one), or `stop`.
-            Weights or optimizer state that other code made non-finite are rolled back at once: no skip helps.
+            Weights or optimizer state that other code made non-finite are rolled back at once, and so is a buffer by
+            which the step failed: no skip helps.
         max_rollbacks: number of rollbacks after which the guard stops the run.
         lr_backoff: a rollback multiplies every learning rate by this.
         lr_recover_steps: number of applied steps within which the learning rates return to their old values; 0 for

@@ -26,6 +26,7 @@ from nantrap.guard.protected import Protected
 from nantrap.guard.ranks import Ranks
 from nantrap.guard.rates import current_rates, scale_bases, scale_rates
 from nantrap.guard.scaling import Scaling
+from nantrap.incident import Finding, Incident
 from nantrap.incident.wording import escaped
 from nantrap.locate import state_tensors
 
@@ -228,11 +229,15 @@ class Recovery:
             return "every older state was tried already"
         return "there is no older state to roll back to"
 
-    def spoiled(self) -> str:
-        """`the weights are` or `the optimizer's state is`: bad now, and finite in an older state; else "".
+    def spoiled(self, incident: Incident) -> str:
+        """`the weights are`, `the optimizer's state is`, `buffer scale is`: bad now, and finite in an older state.
 
         After a refused step they are so only if something else than the update wrote them. An Inf in the state may be
-        an old one that takes part in nothing; a NaN does take part. For bad steps only: it reads everything.
+        an old one that takes part in nothing; a NaN does take part. A buffer counts if the step failed by it: it may
+        hold -Inf by design. For bad steps only: it reads everything.
+
+        Args:
+            incident: what is known of the refused step.
         """
         if finite.any_nonfinite(self._protected.members.parameters):
             bad = "the weights are"
@@ -240,6 +245,8 @@ class Recovery:
             bool(value.isnan().any()) for value in state_tensors(self._protected.optimizer) if value.is_floating_point()
         ):
             bad = "the optimizer's state is"
+        elif incident.phase == "state" and (named := [f for f in incident.findings if _is_bad_buffer(f)]):
+            bad = f"buffer {named[0].name} is"
         else:
             return ""
         return bad if self._unused_anchors() or self._unused_checkpoints() else ""
@@ -260,7 +267,7 @@ class Recovery:
             anchor.rollbacks += 1
             anchors.restore(anchor)
             if self._policy.rollback_rng == "restore" and anchor.rng is not None:
-                anchor.rng.restore()
+                anchor.rng.restore(beside=False)
             step, since, source = anchor.step, anchor.factor, ""
         else:
             restored = self._restore_checkpoint()
@@ -352,3 +359,8 @@ class Recovery:
 
 def _warn(text: str) -> None:
     warnings.warn(escaped(f"nantrap: {text}", most=4000), RuntimeWarning, stacklevel=4)
+
+
+def _is_bad_buffer(finding: Finding) -> bool:
+    """Whether a finding is a buffer that was bad before the step."""
+    return (finding.kind, finding.phase) == ("buffer", "state")

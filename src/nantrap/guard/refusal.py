@@ -27,7 +27,7 @@ from nantrap.guard.parts import Parts
 from nantrap.guard.rates import current_rates
 from nantrap.guard.reading import Reading
 from nantrap.guard.window import Window
-from nantrap.incident import Action, Finding
+from nantrap.incident import Action, Finding, Incident
 
 
 def observe_step(
@@ -79,7 +79,7 @@ class Act:
     reason: str
 
 
-def act(parts: Parts, driver: Driver, decision: Decision, *, blocked: str = "") -> Act:
+def act(parts: Parts, driver: Driver, decision: Decision, *, incident: Incident, blocked: str = "") -> Act:
     """Skip, roll back or stop. A rollback that fails says so, and stops."""
     if decision.spike and parts.ranges is not None and parts.ranges.findings:
         return Act(Action.SKIP, 'skipped, as Policy(batch_range="skip") asks')
@@ -92,9 +92,10 @@ def act(parts: Parts, driver: Driver, decision: Decision, *, blocked: str = "") 
             return blocked or parts.recovery.no_way_back()
         return (parts.recovery.no_way_back() or "another rank has no older state") if verdict.stop else ""
 
-    spoiled = "" if decision.harmless or blocked else spoiled_on_any(parts)
+    spoiled = "" if blocked else spoiled_on_any(parts, incident)
+    harmless = decision.harmless and not spoiled
     action, reason = parts.ladder.decide(
-        parts.progress.step, harmless=decision.harmless, spoiled=spoiled, no_way_back=no_way_back
+        parts.progress.step, harmless=harmless, spoiled=spoiled, no_way_back=no_way_back
     )
     if action is Action.ROLLBACK:
         done, words = parts.recovery.roll_back(lower_rate=not spoiled)
@@ -104,12 +105,12 @@ def act(parts: Parts, driver: Driver, decision: Decision, *, blocked: str = "") 
     return Act(action, reason)
 
 
-def spoiled_on_any(parts: Parts) -> str:
+def spoiled_on_any(parts: Parts, incident: Incident) -> str:
     """What of a run's state is non-finite on any rank although an older state is not, in words; else "".
 
     Each rank calls it where they talk: a rank that rolled back alone would have other weights than the rest.
     """
-    own = parts.recovery.spoiled()
+    own = parts.recovery.spoiled(incident)
     if not parts.ranks.talking:
         return own
     told = {rank: words for rank, words in parts.ranks.share(own).items() if words}
@@ -129,7 +130,7 @@ def refuse(
 ) -> Outcome:
     """The end of a refused step, which is contained and drafted by now: act, then record."""
     parts.protected.restore()  # a replay may have left buffers at the beginning of a later micro-batch
-    acted = act(parts, driver, decision, blocked=blocked)
+    acted = act(parts, driver, decision, incident=draft.incident, blocked=blocked)
     went_back = acted.action is Action.ROLLBACK
     if went_back:
         draft.incident = replace(draft.incident, restored_step=parts.recovery.restored_step)
