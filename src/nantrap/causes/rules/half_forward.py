@@ -204,6 +204,17 @@ def fp16_forward_overflow(case: Case) -> Claim | None:
     """
     if case.phase != "forward" or case.dtype != "float16" or case.made != "inf" or case.capture is None:
         return None
+    from nantrap.causes.wide_buffers import overflowed_buffer, with_wide_buffer
+
+    if (written := overflowed_buffer(case)) is not None:
+        return Claim(
+            "measured",
+            f"{written.name} is kept in float16, and a value beyond its range was written into it",
+            (f"{case.location.op} wrote {written.value:.5g} into {written.name}; float16 ends at 65504",),
+            trial=with_wide_buffer(case, written.name),
+            shows=f"with {written.name} in float32 the step is finite",
+            help=f"keep {written.name} in float32 or bfloat16",
+        )
     wide = _above_the_limit(case)
     if wide is None and _fails_in_single_precision(case):
         return None  # a pole, not the range: 1/0 is Inf in every precision

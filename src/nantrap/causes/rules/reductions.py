@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
+    from nantrap.locate.trace import Op
 
 _ADDED_OVER_MASKS = ("sum", "count_nonzero", "mean")
 _AVERAGES = (
@@ -159,8 +160,16 @@ def _counted_by(case: Case) -> str | None:
     kept = case.operands_of(chain[position].index)
     summed = kept.inputs()[0] if kept is not None and kept.inputs() else None
     if summed is not None and not _is_counted(case, summed.detach(), made_here=made_here):
-        return None
+        cast = [op for op in chain[position + 1 :] if op.name == "aten._to_copy"]
+        return names[position] if any(_was_whole(case, op) for op in cast) else None
     return names[position]
+
+
+def _was_whole(case: Case, cast: Op) -> bool:
+    """Whether a tensor held flags or whole numbers before it was cast. Bytes are left out: a blank image is no mask."""
+    kept = case.operands_of(cast.index)
+    given = kept.inputs()[:1] if kept is not None else []
+    return any(str(t.dtype) in ("torch.bool", "torch.int32", "torch.int64") for t in given)
 
 
 def _is_counted(case: Case, summed: Tensor, *, made_here: bool) -> bool:

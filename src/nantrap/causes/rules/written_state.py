@@ -133,7 +133,7 @@ def ema_poisoned(case: Case) -> Claim | None:
     averaged = [f for f in case.incident.findings if f.kind == "ema"]
     averaged += [f for f in _written_beside_the_update(case) if _is_copy_of_trained(case, f.name, trained)]
     if not averaged:
-        return None
+        return _average_beyond_its_range(case, trained) or _average_written_unseen(case, trained)
     return Claim(
         "measured",
         f"the averaged weights are non-finite: {averaged[0].name}",
@@ -142,6 +142,38 @@ def ema_poisoned(case: Case) -> Claim | None:
             *(("what the optimizer trains is finite",) if _trained_is_finite(case, trained) else ()),
         ),
         help="keep the average in float32, update it only after applied steps (Guard(ema=...)), and guard its divisor",
+    )
+
+
+def _average_beyond_its_range(case: Case, trained: set[str]) -> Claim | None:
+    """An average in a float16 buffer of the model: the step wrote a weight into it that float16 cannot hold."""
+    from nantrap.causes.wide_buffers import overflowed_buffer, with_wide_buffer
+
+    written = overflowed_buffer(case)
+    if written is None or not _is_copy_of_trained(case, written.name, trained):
+        return None
+    return Claim(
+        "measured",
+        f"{written.name}, a copy of a trained weight, is kept in float16 and overflowed",
+        (f"{case.location.op} wrote {written.value:.5g} into {written.name}; float16 ends at 65504",),
+        trial=with_wide_buffer(case, written.name),
+        shows=f"with {written.name} in float32 the step is finite",
+        help=f"keep {written.name} in float32: a copy of weights does not need to be smaller than the weights",
+    )
+
+
+def _average_written_unseen(case: Case, trained: set[str]) -> Claim | None:
+    """A copy of a trained weight became bad in this step, and the operation that failed was not seen."""
+    if case.failed.repeatable or case.location.op is not None or not _trained_is_finite(case, trained):
+        return None
+    name = next((name for name in _bad_buffers(case) if _is_copy_of_trained(case, name, trained)), None)
+    if name is None:
+        return None
+    return Claim(
+        "hint",
+        f"{name}, shaped and named like a trained weight, became non-finite in this step",
+        (f"{name} was finite before the step; what the optimizer trains is finite",),
+        help=f"look at what writes {name}: an average needs float32 and a divisor that is not 0",
     )
 
 

@@ -1,0 +1,65 @@
+"""A buffer in float16 that the step itself wrote beyond the range of float16, and the step with it in float32."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+
+from nantrap.causes.harness import Result, run_step
+from nantrap.causes.reference import recomputed
+
+if TYPE_CHECKING:
+    from nantrap.causes.case import Case
+    from nantrap.incident import Trial
+
+_LIMIT = 65504
+
+
+class Overflowed(NamedTuple):
+    """The buffer, and the largest finite value that was written into it."""
+
+    name: str
+    value: float
+
+
+def overflowed_buffer(case: Case) -> Overflowed | None:
+    """The float16 buffer into which the guilty operation wrote a finite value above the limit, if that is what it did.
+
+    Trials in float32 do not widen memory that is written, so they say nothing about such a buffer.
+    """
+    if case.phase != "forward" or case.dtype != "float16" or case.trace is None or case.capture is None:
+        return None
+    wide = recomputed(case, "float32")
+    if wide is None or not bool(wide.isfinite().all()) or float(wide.abs().max()) <= _LIMIT:
+        return None
+    for name, buffer in case.failed.root.named_buffers():
+        writer = case.trace.writer_of(buffer)
+        if buffer.dtype == torch.float16 and writer is not None and writer.index == case.capture.op.index:
+            return Overflowed(name, float(wide.abs().max()))
+    return None
+
+
+def with_wide_buffer(case: Case, name: str) -> Trial | None:
+    """The step with one buffer kept in float32; `None` if the step cannot be run again."""
+    if not case.failed.repeatable:
+        return None
+
+    @contextlib.contextmanager
+    def widened() -> Iterator[None]:
+        """The module with the wide buffer, while the step runs."""
+        path, _, last = name.rpartition(".")
+        module = case.failed.root.get_submodule(path)
+        kept = getattr(module, last)
+        setattr(module, last, kept.float())
+        try:
+            yield
+        finally:
+            setattr(module, last, kept)
+
+    def experiment() -> Result:
+        return run_step(case, around=widened())
+
+    return case.lab.run(f"wide:{name}", f"{name} kept in float32", experiment, harness="step")
