@@ -24,7 +24,20 @@ def load(path: Path) -> Case:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     case: Case = module.build()
+    case["truth"] = _flat(case["truth"])
     return case
+
+
+def _flat(truth: dict[str, Any]) -> dict[str, Any]:
+    """Other answers that a truth accepts in one form: `also` lists causes, `also_op` operations, and so on.
+
+    Some authors write them as one table by field: `also={"cause": [...], "op": [...]}`.
+    """
+    also = truth.get("also")
+    if not isinstance(also, dict):
+        return truth
+    fields = {f"also_{field}": tuple(values) for field, values in also.items() if field != "cause"}
+    return {**truth, "also": tuple(also.get("cause", ())), **fields}
 
 
 def batches(case: Case) -> Iterator[Any]:

@@ -34,6 +34,8 @@ def benchmark(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
         ("zoo_blind_real", "two lines", 0),
         ("zoo_blind_traps", "attempt", 1),
         ("zoo_blind_traps", "two lines", 2),
+        pytest.param("zoo_blind_fourth", "attempt", 0, marks=pytest.mark.slow),
+        ("zoo_blind_fourth", "two lines", 1),
         pytest.param("zoo_blind_fifth", "attempt", 0, marks=pytest.mark.slow),
         ("zoo_blind_fifth", "two lines", 1),
     ],
