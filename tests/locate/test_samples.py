@@ -114,3 +114,32 @@ def test_a_loss_that_draws_its_own_numbers_is_not_blamed_on_the_whole_batch() ->
     incident = next(each for each in found if each is not None)
     words = "the step draws random numbers, and a part of the batch draws others: the sample cannot be found"
     assert words in incident.notes
+
+
+@pytest.mark.parametrize("sizes", [(8, 9, 10, 8, 9), (8, 8, 8, 8, 8)])
+@pytest.mark.parametrize("wrap", [lambda images: images, lambda images: {"images": images}])
+def test_an_image_of_a_list_is_the_sample_and_not_its_channel(sizes: tuple[int, ...], wrap: Any) -> None:
+    model = nn.Conv2d(3, 4, 3, padding=1)
+    images = [torch.randn(3, size, 8) for size in sizes]
+    images[4][1, 2, 3] = float("nan")
+
+    def loss(batch: Any) -> Tensor:
+        listed = batch["images"] if isinstance(batch, dict) else batch
+        return torch.stack([model(image).mean() for image in listed]).mean()
+
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), quiet=True) as guard:
+        incident = guard.attempt(loss, wrap(images)).incident
+    assert incident is not None
+    assert incident.samples == (4,)
+    assert "before the forward pass, sample 4" in incident.causes[0].evidence[0].text
+    assert next(f for f in incident.findings if f.kind == "batch").samples == (4,)
+
+
+def test_a_row_of_a_tensor_that_is_no_batch_of_samples_is_not_called_one() -> None:
+    """Statistics of a dataset beside the batch: their rows are features."""
+    model = nn.Linear(3, 1)
+    batch = {"x": torch.randn(6, 3), "y": torch.randn(6), "scale": torch.tensor([1.0, float("nan"), 1.0])}
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), quiet=True) as guard:
+        incident = guard.attempt(lambda b: (model(b["x"] * b["scale"])[:, 0] - b["y"]).mean(), batch).incident
+    assert incident is not None
+    assert incident.causes[0].evidence[0].text == "scale holds 1 NaN among 3 values before the forward pass"

@@ -84,7 +84,9 @@ def run_jointly(failed: FailedStep, ranks: Ranks, *, wanted: bool) -> Joint | No
             failed.forward, failed.batch, failed.rng = None, None, None
         from_source = False
         replay, trouble = replay_together(failed, ranks.same)
-    location = None if trouble or replay.origin is None else location_of(replay, fallback=failed.symptom)
+    location = (
+        None if trouble or replay.origin is None else location_of(replay, fallback=failed.symptom, batch=failed.batch)
+    )
     place = None
     if location is not None and wanted:
         line = (location.source.file, location.source.line) if location.source is not None else None

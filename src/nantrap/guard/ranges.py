@@ -25,7 +25,7 @@ from nantrap.guard.window import Micro
 from nantrap.incident import Finding
 from nantrap.incident.wording import some_of
 from nantrap.locate import tensors_of
-from nantrap.locate.batch import may_be_listed_image
+from nantrap.locate.batch import may_be_listed_image, samples_in
 from nantrap.locate.wrapping import arguments_by_name
 
 _FACTOR = 20.0
@@ -96,7 +96,7 @@ class Ranges:
                 if not rest.numel():
                     continue
                 low, high = (float(extreme) for extreme in rest.aminmax())
-            self._judge(path, tensor, low, high)
+            self._judge(batch, path, tensor, low, high)
 
     def end(self, *, applied: bool) -> list[Finding]:
         """The step is over. Returns what was found in it; the usual range follows the batches that were applied.
@@ -118,7 +118,7 @@ class Ranges:
         """Whether an unusual batch is skipped. More of them in a row than the policy skips are a new range."""
         return self._in_a_row < self._most_in_a_row
 
-    def _judge(self, path: str, tensor: Tensor, low: float, high: float) -> None:
+    def _judge(self, batch: Any, path: str, tensor: Tensor, low: float, high: float) -> None:
         """Compare the least and the greatest value of one tensor with the given range, or else with the usual one."""
         self._fresh.append((path, low, high))
         given = next((limits for pattern, limits in self._given.items() if fnmatch.fnmatchcase(path, pattern)), None)
@@ -134,7 +134,7 @@ class Ranges:
             outside = tensor.abs() > limit
             words = f"{usual.low:.4g} to {usual.high:.4g} in the {usual.count:,} batches before"
         outside &= tensor.isfinite()
-        samples = _samples(outside)
+        samples = samples_in(batch, tensor, outside, most=_MOST_SAMPLES)
         where = (
             f" in {'samples' if len(samples) > 1 else 'sample'} {some_of(list(map(str, samples)))}" if samples else ""
         )
@@ -156,7 +156,8 @@ def inputs_of(micro: Micro) -> list[Finding]:
     found = []
     for path, tensor in itertools.islice(tensors_of(batch), _MOST_INPUTS):
         stats = finite.tensor_stats(tensor.detach())
-        samples = _samples(~tensor.detach().isfinite()) if stats.nonfinite and tensor.layout == torch.strided else ()
+        bad = stats.nonfinite and tensor.layout == torch.strided
+        samples = samples_in(batch, tensor, ~tensor.detach().isfinite(), most=_MOST_SAMPLES) if bad else ()
         if samples:
             samples = _as_entries(micro, tensor, samples)
         found.append(Finding("batch", path, "data", stats=stats, note=note, samples=samples))
@@ -183,11 +184,3 @@ def outside_in_words(findings: list[Finding]) -> str:
 
 def _is_measured(tensor: Tensor) -> bool:
     return tensor.is_floating_point() and tensor.layout == torch.strided and tensor.numel() > 0
-
-
-def _samples(outside: Tensor) -> tuple[int, ...]:
-    """The rows that hold a value outside, where the tensor has rows."""
-    if outside.dim() == 0 or outside.shape[0] < 2:
-        return ()
-    rows = outside.reshape(outside.shape[0], -1).any(1).nonzero().reshape(-1)
-    return tuple(rows[:_MOST_SAMPLES].tolist())

@@ -63,6 +63,38 @@ def batch_size(batch: Any) -> int | None:
     return size
 
 
+def samples_in(batch: Any, tensor: Tensor, outside: Tensor, *, most: int = 64) -> tuple[int, ...]:
+    """The samples to which the marked values of one tensor of the batch belong; empty if that is not known.
+
+    A row of a tensor is a sample, unless the batch is a list of samples: then each entry is one, and the rows of an
+    image are its channels.
+
+    Args:
+        batch: the whole batch.
+        tensor: one of its tensors.
+        outside: marks values of that tensor.
+        most: how many are named.
+    """
+    if not outside.dim() or not bool(outside.any()):
+        return ()
+    size = _list_of_samples(batch)
+    if size is None:
+        rows = outside.reshape(outside.shape[0], -1).any(dim=1).nonzero().flatten()[:most]
+        return tuple(rows.tolist()) if outside.shape[0] == batch_size(batch) else ()
+    for part in _parts(batch):
+        if isinstance(part, list) and len(part) == size:
+            for position, entry in enumerate(part):
+                if any(_is_same(one, tensor) for _, one in tensors_of(entry)):
+                    return (position,)
+    return ()
+
+
+def _is_same(one: Tensor, other: Tensor) -> bool:
+    """Whether two objects are the same tensor: a trace may hold another object with the same memory."""
+    strided = one.layout == other.layout == torch.strided
+    return one is other or (strided and one.shape == other.shape and one.data_ptr() == other.data_ptr())
+
+
 def select(batch: Any, samples: Sequence[int], size: int) -> Any:
     """The batch with only these samples. Whatever has no sample dimension is passed on unchanged."""
     if isinstance(batch, Tensor):
@@ -128,18 +160,34 @@ def _ragged(items: Sequence[Any], size: int) -> bool:
 
 
 def _list_of_samples(batch: Any) -> int | None:
-    """The length of the list with one entry per sample: alike tensors of unequal length, or one dict each."""
-    parts = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else (batch,)
-    for part in parts:
+    """The length of the list with one entry per sample: tensors of unequal length, images, or one dict each."""
+    for part in _parts(batch):
         if not isinstance(part, list) or len(part) < 2:
             continue
         if all(isinstance(item, Mapping) for item in part):
             return len(part)
         if all(isinstance(item, Tensor) and item.dim() > 0 for item in part):
             alike = len({(t.dtype, t.dim(), t.shape[1:]) for t in part}) == 1
-            if alike and len({t.shape[0] for t in part}) > 1:
+            if (alike and len({t.shape[0] for t in part}) > 1) or _are_images(part):
                 return len(part)
     return None
+
+
+def _parts(batch: Any) -> tuple[Any, ...]:
+    """What a batch consists of: the values of a dict, the entries of a tuple, or itself."""
+    return tuple(batch.values()) if isinstance(batch, Mapping) else batch if isinstance(batch, tuple) else (batch,)
+
+
+def _are_images(tensors: list[Tensor]) -> bool:
+    """Whether these are single images, each with its channels first: of different sizes, or more than a batch of
+    columns has. Four tensors of the shape 4 x 8 x 8 may as well be columns of a batch of four."""
+    channels = {t.shape[0] for t in tensors}
+    if any(t.dim() != 3 for t in tensors) or len(channels) > 1 or not channels <= _CHANNELS:
+        return False
+    return len({t.shape for t in tensors}) > 1 or len(tensors) > max(_CHANNELS)
+
+
+_CHANNELS = frozenset({1, 3, 4})
 
 
 def _ragged_length(batch: Any) -> int | None:

@@ -94,7 +94,7 @@ def _locate(failed: FailedStep, seconds: float) -> Location:
 def _from_replay(failed: FailedStep, replay: Replay, seconds: float) -> Location:
     """What a replay of the whole step shows, and which samples are guilty."""
     changed = _changed_in_place(failed)
-    location = location_of(replay, fallback=failed.symptom)
+    location = location_of(replay, fallback=failed.symptom, batch=failed.batch)
     if replay.origin is None and isinstance(failed.evidence, Evidence):
         shown = evidence_location(failed.evidence, failed, replay=replay)
         shown.exact, shown.sinks, shown.notes = location.exact, location.sinks, location.notes + shown.notes
@@ -151,7 +151,7 @@ def _from_tape(failed: FailedStep) -> Location | None:
     replay = judge_tape(failed, failed.tape)
     if replay.origin is None:
         return None
-    location = location_of(replay, fallback=failed.symptom)
+    location = location_of(replay, fallback=failed.symptom, batch=failed.batch)
     location.probes = read_probes()
     location.notes.append("the step ran under a trace (armed), so place and operands are those of the failure itself")
     reason = _run_from_tape(failed, replay)

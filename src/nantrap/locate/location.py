@@ -11,7 +11,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from nantrap.finite import any_nonfinite, first_nonfinite_index, tensor_stats
 from nantrap.incident import Finding, Frame, Phase, Probe, Source
 from nantrap.locate.autopsy import Evidence
-from nantrap.locate.batch import tensors_of
+from nantrap.locate.batch import samples_in, tensors_of
 from nantrap.locate.caller import batch_of_caller, find_in_batch
 from nantrap.locate.origin import Replay
 from nantrap.locate.replay import compiled_code_ran
@@ -53,8 +53,14 @@ FINITE_REPLAY = "the replay is finite"
 """How the note begins that a failure does not repeat."""
 
 
-def location_of(replay: Replay, *, fallback: Phase) -> Location:
-    """Where a replay says that it began, with notes on how the replay differed from the step."""
+def location_of(replay: Replay, *, fallback: Phase, batch: object = None) -> Location:
+    """Where a replay says that it began, with notes on how the replay differed from the step.
+
+    Args:
+        replay: the replay.
+        fallback: the phase, if the replay shows none.
+        batch: what the step was given, if that is known.
+    """
     location = Location(phase=fallback, replay=replay, exact=replay.exact, sinks=replay.sinks)
     shown = replay.differences if replay.failed else replay.differences[:1]
     location.notes += [f"the replay differs: {text}" for text in shown]
@@ -73,7 +79,7 @@ def location_of(replay: Replay, *, fallback: Phase) -> Location:
         external = replay.trace.externals[replay.origin]
         if external.first_reader is not None and external.first_reader < len(replay.trace.ops):
             location.path = frames_after(replay, replay.trace.ops[external.first_reader], included=True)
-        return external_location(location, external, replay.trace)
+        return external_location(location, external, replay.trace, batch=batch)
     op = replay.trace.ops[replay.origin]
     location.phase, location.module, location.call = op.phase, op.module, op.call
     location.op, location.node = op.name, op.node
@@ -172,7 +178,7 @@ def _outside_the_graph(location: Location, evidence: Evidence, names: dict[int, 
     return location
 
 
-def external_location(location: Location, external: External, trace: Trace) -> Location:
+def external_location(location: Location, external: External, trace: Trace, *, batch: object = None) -> Location:
     """A tensor that was bad before the step; `op` is the first operation that read it."""
     reader = external.first_reader
     if reader is not None and reader < len(trace.ops):
@@ -181,7 +187,7 @@ def external_location(location: Location, external: External, trace: Trace) -> L
     location.external = external
     if external.kind == "batch":
         location.phase, location.module = "data", "data"
-        location.findings.append(finding("batch", external.name, external.tensor, "data"))
+        location.findings.append(finding("batch", external.name, external.tensor, "data", batch=batch))
     elif external.kind == "optimizer_state":
         location.phase, location.module = "state", "optimizer"
         location.findings.append(finding("optimizer_state", external.name, external.tensor, "state"))
@@ -256,12 +262,19 @@ def _data_path(trace: Trace, origin: Op) -> set[int]:
     return path
 
 
-def finding(kind: str, name: str, tensor: Tensor, phase: Phase) -> Finding:
-    """A finding about one tensor with exact statistics, its first bad place and, for a batch, the bad samples."""
+def finding(kind: str, name: str, tensor: Tensor, phase: Phase, *, batch: object = None) -> Finding:
+    """A finding about one tensor with exact statistics, its first bad place and, for a batch, the bad samples.
+
+    Args:
+        kind: what the tensor is.
+        name: what to call it.
+        tensor: the tensor.
+        phase: when it was found bad.
+        batch: what the tensor came with, if it is part of a batch and that is known.
+    """
     samples: tuple[int, ...] = ()
-    if kind == "batch" and tensor.dim() > 0:
-        rows = (~tensor.detach().isfinite()).reshape(tensor.shape[0], -1).any(dim=1)
-        samples = tuple(int(i) for i in rows.nonzero().flatten()[:64])
+    if kind == "batch":
+        samples = samples_in(tensor if batch is None else batch, tensor, ~tensor.detach().isfinite())
     return Finding(
         kind=kind,  # type: ignore[arg-type]
         name=name,
@@ -274,7 +287,11 @@ def finding(kind: str, name: str, tensor: Tensor, phase: Phase) -> Finding:
 
 def batch_findings(batch: object) -> list[Finding]:
     """What is non-finite in a batch, by path and sample."""
-    return [finding("batch", path, tensor, "data") for path, tensor in tensors_of(batch) if any_nonfinite([tensor])]
+    return [
+        finding("batch", path, tensor, "data", batch=batch)
+        for path, tensor in tensors_of(batch)
+        if any_nonfinite([tensor])
+    ]
 
 
 def owner_of(name: str) -> str:

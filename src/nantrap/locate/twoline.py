@@ -49,7 +49,7 @@ def _search(failed: FailedStep) -> Location:
     if isinstance(evidence, LossPart) and not failed.bad_buffers:
         replay = replay_loss_part(failed, evidence)
         if replay.origin is not None:
-            return _in_loss(location_of(replay, fallback="backward"), failed)
+            return _in_loss(location_of(replay, fallback="backward", batch=failed.batch), failed)
         if replay.unknown and _bad_cotangent(failed):
             return _by_elimination(replay, failed)
     if failed.root_call is None:
@@ -57,7 +57,7 @@ def _search(failed: FailedStep) -> Location:
             return _in_loss(evidence_location(evidence, failed), failed)
         return Location(phase=failed.symptom)
     replay = replay_calls(failed)
-    location = location_of(replay, fallback=failed.symptom)
+    location = location_of(replay, fallback=failed.symptom, batch=failed.batch)
     if location.source is None and location.op is not None and failed.root_call.place is not None:
         location.source = failed.root_call.place.source()  # a layer of torch's own, called by the user's line
     if replay.origin is None:
