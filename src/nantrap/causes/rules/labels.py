@@ -14,17 +14,13 @@ if TYPE_CHECKING:
 
     from nantrap.causes.case import Case
     from nantrap.incident import Trial
-    from nantrap.locate.trace import Capture
+    from nantrap.locate.trace import Capture, Trace
 
 _NEVER_NEGATIVE = "binary cross-entropy with targets in [0, 1] is never negative"
 _LOGARITHMS = (
-    "aten.log",
-    "aten.log1p",
-    "aten.log2",
-    "aten.log_softmax",
-    "aten._log_softmax",
-    "aten.log_sigmoid_forward",
-)
+    "aten.log", "aten.log1p", "aten.log2", "aten._log_softmax", "aten.log_sigmoid_forward", "aten.softplus",
+)  # fmt: skip
+_STEPS_BACK = 6
 _WANTS_POSITIVE = ("pow", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "xlogy", "xlog1py")
 
 
@@ -174,7 +170,7 @@ def _handmade_cross_entropy(case: Case) -> Claim | None:
 
     for path, tensor in tensors_of(case.failed.batch):
         if integer_valued(tensor) and tensor.numel() and float(tensor.max()) > 1 and float(tensor.min()) >= 0:
-            weighs = _weighs_a_logarithm(case, tensor)
+            weighs = _weighed_by(case, tensor)
             trial = _with_clean_targets(case, tensor, "[0, 1]") if weighs else None
             if trial is not None and trial.finite is False:
                 case.refute("label_out_of_range", trial, "the step is as bad with targets in [0, 1]")
@@ -183,32 +179,46 @@ def _handmade_cross_entropy(case: Case) -> Claim | None:
             return Claim(
                 "tried" if weighs else "hint",
                 f"{shown} holds values up to {high}, and the loss fell below zero",
-                (f"{shown} reaches {high}" + (", and the loss multiplies it by a logarithm" if weighs else ""),),
+                (f"{shown} reaches {high}" + (f", and the loss multiplies it by {weighs}" if weighs else ""),),
                 history=(f"the loss fell to {losses[-1]:.4g}; {_NEVER_NEGATIVE}",),
                 trial=trial,
                 shows="with targets in [0, 1] the same steps are finite",
                 help=f"map {shown} to [0, 1] before the loss"
                 if weighs
                 else f"if this is a cross-entropy, map {shown} to [0, 1] before the loss",
-                contests=weighs,
+                contests=bool(weighs),
             )
     return None
 
 
-def _weighs_a_logarithm(case: Case, labels: Tensor) -> bool:
-    """Whether the step multiplies a logarithm by these labels: y·log p, as in a cross-entropy by hand."""
+def _weighed_by(case: Case, labels: Tensor) -> str:
+    """What the step multiplies these labels by, where that makes it a cross-entropy written by hand; else "".
+
+    y·log p + (1 - y)·log(1 - p), or softplus(z) - y·z, or max(z, 0) - y·z + log(1 + exp(-|z|)).
+    """
     if case.trace is None or not case.failed.repeatable:
-        return False
-    for op in case.trace.ops:
-        if op.name != "aten.mul" or op.phase != "forward":
-            continue
-        behind = [case.source_ops(op, side)[:3] for side in range(2)]
-        if not any(near.name in _LOGARITHMS for chain in behind for near in chain):
+        return ""
+    ops = [op for op in case.trace.ops if op.phase == "forward"]
+    logarithms = {op.index for op in ops if op.name in _LOGARITHMS}
+    behind = set().union(*(_ancestors(case.trace, index) for index in logarithms))
+    for op in ops:
+        direct = any(one.index in logarithms for side in range(2) for one in case.source_ops(op, side)[:3])
+        if op.name != "aten.mul" or not (direct or behind & set(op.sources)):
             continue
         operands = case.operands_of(op.index)
         if operands is not None and any(_same_values(labels, factor) for factor in operands.inputs()):
-            return True
-    return False
+            return "a logarithm" if direct else "what a logarithm is taken of"
+    return ""
+
+
+def _ancestors(trace: Trace, index: int) -> set[int]:
+    """The operations that lead to one, a few steps back."""
+    found: set[int] = set()
+    last = {index}
+    for _ in range(_STEPS_BACK):
+        last = {source for one in last for source in trace.ops[one].sources if source >= 0} - found
+        found |= last
+    return found
 
 
 def _label(case: Case, call: Capture, target: Tensor, found: str, allowed: str, count: float) -> Claim | None:
