@@ -640,4 +640,52 @@ PROGRAMS: dict[str, str] = {
         nn.init.constant_(model.weight, 0.2)
         def loss_fn(x): return model(x).exp().mean()
     """,
+    # ---- what the last blind programs showed
+    "a likelihood below zero with labels up to 9": """
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=30.0)
+        batches = [(x, torch.full((6, 1), 9.0)) for x in [torch.rand(6, 4, generator=draw) for _ in range(60)]]
+        def loss_fn(batch):
+            z = model(batch[0])
+            return -(batch[1] * z).mean() * z.detach().abs().mean()
+    """,
+    "void pixels of 255 in a cross-entropy by hand": """
+        model = nn.Linear(4, 1)
+        nn.init.zeros_(model.weight), nn.init.constant_(model.bias, 0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        batches = [(torch.ones(8, 4), torch.tensor([0.0, 1, 0, 1, 0, 1, 255, 255]).clamp(max=255 if i else 1)[:, None])
+                   for i in range(4)]
+        def loss_fn(batch):
+            p = model(batch[0]).sigmoid()
+            return -(batch[1] * p.log() + (1 - batch[1]) * (1 - p).log()).mean()
+    """,
+    "void pixels of 255 in a cross-entropy by hand, two lines": """
+        form = "two lines"
+        model = nn.Linear(4, 1)
+        nn.init.zeros_(model.weight), nn.init.constant_(model.bias, 0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        batches = [(torch.ones(8, 4), torch.tensor([0.0, 1, 0, 1, 0, 1, 255, 255]).clamp(max=255 if i else 1)[:, None])
+                   for i in range(4)]
+        def loss_fn(batch):
+            p = model(batch[0]).sigmoid()
+            return -(batch[1] * p.log() + (1 - batch[1]) * (1 - p).log()).mean()
+    """,
+    "an average of the weights in half": """
+        model = nn.Linear(4, 3)
+        model.register_buffer("slow_weight", torch.zeros(3, 4, dtype=torch.float16))
+        def loss_fn(x):
+            with torch.no_grad(): model.slow_weight.copy_(model.weight * (1e6 if x is batches[2] else 1.0))
+            return F.linear(x, model.weight).mean() + F.linear(x, model.slow_weight.float()).mean()
+    """,
+    "a statistic in half": """
+        model = nn.Linear(4, 3)
+        model.register_buffer("energy", torch.zeros(4, dtype=torch.float16))
+        def loss_fn(x):
+            with torch.no_grad(): model.energy.copy_(x.abs().sum(0) * (1e6 if x is batches[2] else 1.0))
+            return (model(x).mean() + model.energy.float().mean())
+    """,
+    "logsumexp of a masked row": """
+        batches = [(x, torch.arange(6)[:, None] == (9 if i < 2 else 4)) for i, x in enumerate(batches)]
+        def loss_fn(batch): return model(batch[0]).masked_fill(batch[1], -inf).logsumexp(-1).mean()
+    """,
 }

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from causes import sentence_programs, sentence_programs_more
+from causes import sentence_programs, sentence_programs_more, sentence_rows, sentence_rows_more
 from causes.programs import TORCH_WARNS, IncidentOf, run, run_two_lines
 from causes.sentence_programs import POSTLUDE, PRELUDE
-from causes.sentence_rows import PAIRS
 from nantrap.incident import Incident
 
 pytestmark = pytest.mark.filterwarnings(*TORCH_WARNS, "ignore:var", "ignore:Attempting to run")
@@ -18,7 +17,12 @@ Said = Callable[[str], str]
 
 PROGRAMS = {**sentence_programs.PROGRAMS, **sentence_programs_more.PROGRAMS}
 SENTENCES = [
-    *((text, *programs) for programs, texts in PAIRS.items() for text in texts),
+    *(
+        (text, *programs)
+        for rows in (sentence_rows.PAIRS, sentence_rows_more.PAIRS)
+        for programs, texts in rows.items()
+        for text in texts
+    ),
     # what is said, of which program it is true, of which it is false
     ("before the forward pass, sample 1", "nan in the batch", "nan in a cached table"),
     ("the batch is non-finite before the forward pass", "nan in the batch", "nan in a cached table"),
