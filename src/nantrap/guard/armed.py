@@ -79,6 +79,11 @@ _unfinished: list[LiveTrace] = []
 """Traces that could not be ended when their guard was collected."""
 
 
+def end_unfinished() -> None:
+    """End the traces that could not be ended when their guard was collected."""
+    _unfinished[:] = [trace for trace in _unfinished if not trace.end()]
+
+
 class Armed:
     """Traces steps while they happen. Holds the running trace, and how many steps it will continue.
 
@@ -140,7 +145,7 @@ class Armed:
         """
         if self._running is not None:
             self.stop()  # of a step that did not run to its end
-        _unfinished[:] = [trace for trace in _unfinished if not trace.end()]
+        end_unfinished()
         if self._compiled or compiled_frames() != self._frames:
             return
         if not self._always:
