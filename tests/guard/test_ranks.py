@@ -698,7 +698,7 @@ def test_sharded_parameters_are_clipped_and_contained(ranks: Ranks) -> None:
     zero, one = ranks("sharded")
     assert one["folders"] == ["000002-r1"]
     assert zero["ops"] == one["ops"] == ["aten.log"]
-    assert one["notes"][-1] == "run again by all ranks together"
+    assert one["notes"][-1].startswith("run again by all ranks together")  # before torch 2.13 no cause is tried
     assert zero["notes"][0] == "it began on rank 1; see that rank's incident"
     assert zero["actions"] == one["actions"]
     assert zero["actions"] == ["apply", "apply", "skip", "apply"]
