@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -49,6 +50,24 @@ def describe(tensor: Tensor) -> str:
         if count:
             parts.append(f"{count:,} {word}")
     return f"holds {', '.join(parts) or 'no non-finite value'} among {tensor.numel():,} values"
+
+
+def masked_rows_of(x: Tensor, dims: Any = ()) -> Tensor | None:
+    """Which rows of a reduction's input are -inf everywhere, with the reduced dimensions kept; `None` for a call that
+    is no reduction (the larger of two tensors) or has nothing to reduce.
+
+    Args:
+        x: what is reduced.
+        dims: one dimension or several; without any, all of them.
+    """
+    from torch import Tensor
+
+    if not isinstance(x, Tensor) or isinstance(dims, Tensor) or x.numel() == 0:
+        return None
+    masked = x == -math.inf
+    for dim in (dims,) if isinstance(dims, int) else tuple(dims or range(x.dim())):
+        masked = masked.all(dim, keepdim=True)
+    return masked
 
 
 def integer_valued(tensor: Tensor) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from nantrap import ops
-from nantrap.causes.facts import USUAL_EPS
+from nantrap.causes.facts import USUAL_EPS, masked_rows_of
 from nantrap.incident import Source
 from nantrap.locate.source import user_place
 from nantrap.locate.tape import substituting
@@ -125,13 +125,8 @@ def _unmasked(function: Callable[..., Any]) -> Callable[..., Any]:
     """The reduction with 0 in rows that are -inf everywhere."""
 
     def stable(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        dims = kwargs.get("dim", args[0] if args else ())
-        if isinstance(dims, Tensor) or "other" in kwargs:  # the larger of two tensors, no reduction
-            return function(x, *args, **kwargs)
-        empty = x == -math.inf
-        for dim in (dims,) if isinstance(dims, int) else tuple(dims or range(x.dim())):
-            empty = empty.all(dim, keepdim=True)
-        return function(x.masked_fill(empty, 0.0), *args, **kwargs)
+        masked = None if "other" in kwargs else masked_rows_of(x, kwargs.get("dim", args[0] if args else ()))
+        return function(x if masked is None else x.masked_fill(masked, 0.0), *args, **kwargs)
 
     return stable
 

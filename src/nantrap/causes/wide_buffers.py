@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from nantrap.causes.claim import Claim
 from nantrap.causes.harness import Result, run_step
 from nantrap.causes.reference import recomputed
 
@@ -42,7 +43,26 @@ def overflowed_buffer(case: Case) -> Overflowed | None:
     return None
 
 
-def with_wide_buffer(case: Case, name: str) -> Trial | None:
+def too_narrow(case: Case, written: Overflowed, summary: str, instead: str) -> Claim:
+    """What such a buffer is called, with the value that was written, and the step with it in float32.
+
+    Args:
+        case: the failure.
+        written: the buffer.
+        summary: what it is.
+        instead: how it should be kept.
+    """
+    return Claim(
+        "measured",
+        summary,
+        (f"{case.location.op} wrote {written.value:.5g} into {written.name}; float16 ends at {_LIMIT}",),
+        trial=_with_wide_buffer(case, written.name),
+        shows=f"with {written.name} in float32 the step is finite",
+        help=instead,
+    )
+
+
+def _with_wide_buffer(case: Case, name: str) -> Trial | None:
     """The step with one buffer kept in float32; `None` if the step cannot be run again."""
     if not case.failed.repeatable:
         return None

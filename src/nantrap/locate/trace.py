@@ -24,7 +24,9 @@ its own (from NumPy, out of a kernel), at the address of one that was freed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, nn
@@ -52,6 +54,7 @@ __all__ = ["OUTSIDE", "Capture", "External", "Op", "Registered", "Trace", "earli
 
 _MAX_CAPTURES = 64
 _FLOATS = ("float", "bfloat", "complex")
+_time = attrgetter("index")
 
 
 class Trace(DispatchMode):
@@ -203,19 +206,29 @@ class Trace(DispatchMode):
         index = self._overwriters.get(self.flow.key(tensor))
         return None if index is None else self.ops[index]
 
+    def behind(self, starts: Iterable[int], through: Callable[[Op], bool], *, most: int | None = None) -> Iterator[Op]:
+        """The operations that lead to others, these first, then their sources: the nearest first.
+
+        Args:
+            starts: where to begin, by index; negative ones, which no operation of the trace made, are left out.
+            through: whether an operation belongs to it. Where it does not, its sources are not looked at.
+            most: how many are given at most.
+        """
+        queue, seen = deque(starts), set[int]()
+        while queue and (most is None or len(seen) < most):
+            index = queue.popleft()
+            if index >= 0 and index not in seen and through(self.ops[index]):
+                seen.add(index)
+                yield self.ops[index]
+                queue += self.ops[index].sources
+
     def computes_from(self, writer: Op, tensor: Tensor, *, most: int = 64) -> bool:
         """Whether what `writer` wrote was computed from a named tensor itself, through floating-point operations."""
         key = self.flow.key(tensor)
-        seen, queue = {writer.index}, [writer]
-        while queue:
-            op = queue.pop()
-            if key in self._reads.get(op.index, ()) and not (op is writer and op.name in OVERWRITE):
-                return True
-            for index in op.sources:
-                if index >= 0 and index not in seen and len(seen) < most and self.ops[index].dtype.startswith(_FLOATS):
-                    seen.add(index)
-                    queue.append(self.ops[index])
-        return False
+        return any(
+            key in self._reads.get(op.index, ()) and not (op is writer and op.name in OVERWRITE)
+            for op in self.behind([writer.index], lambda op: op is writer or op.dtype.startswith(_FLOATS), most=most)
+        )
 
     def op_of_node(self, sequence: int) -> Op | None:
         """The forward operation that made the autograd node with this sequence number."""
@@ -223,14 +236,8 @@ class Trace(DispatchMode):
 
     def bad_ancestors(self, tensor: Tensor) -> list[Op]:
         """The operations with bad results that lead to `tensor`, in order of time."""
-        queue, seen = [self._writer.get(self.flow.key(tensor), -1)], set[int]()
-        while queue:
-            index = queue.pop()
-            if index < 0 or index in seen or not (self.ops[index].nan or self.ops[index].inf):
-                continue
-            seen.add(index)
-            queue += self.ops[index].sources
-        return [self.ops[index] for index in sorted(seen)]
+        writer = self._writer.get(self.flow.key(tensor), -1)
+        return sorted(self.behind([writer], lambda op: op.nan or op.inf), key=_time)
 
     def bad_between(self, start: Op, end: Op | None) -> list[Op]:
         """The operations after `start` that carried its bad values on, in order of time.
@@ -244,13 +251,7 @@ class Trace(DispatchMode):
             if (op.nan or op.inf) and op.phase == start.phase and not later.isdisjoint(op.sources):
                 later.add(op.index)
         if end is not None and end.index in later:
-            queue, leads = [end.index], set[int]()
-            while queue:
-                index = queue.pop()
-                if index in later and index not in leads:
-                    leads.add(index)
-                    queue += self.ops[index].sources
-            later = leads
+            later = {op.index for op in self.behind([end.index], lambda op: op.index in later)}
         return [self.ops[index] for index in sorted(later - {start.index})]
 
     def origins_of(self, tensor: Tensor) -> Origins:

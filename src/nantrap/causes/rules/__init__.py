@@ -9,6 +9,7 @@ from nantrap.causes.rules import reductions
 from nantrap.causes.rules import alignments
 from nantrap.causes.rules import scales
 from nantrap.causes.rules import labels
+from nantrap.causes.rules import half_constants
 from nantrap.causes.rules import half_forward
 from nantrap.causes.rules import half_update
 from nantrap.causes.rules import masked_rows
@@ -36,6 +37,7 @@ __all__ = [
     "domains",
     "forward_range",
     "gradients",
+    "half_constants",
     "half_forward",
     "half_update",
     "initialisation",

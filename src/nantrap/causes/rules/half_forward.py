@@ -1,4 +1,4 @@
-"""NT4xx in the forward pass: activations, losses, masks and constants that half precision cannot hold."""
+"""NT4xx in the forward pass: activations and losses that half precision cannot hold."""
 
 from __future__ import annotations
 
@@ -6,14 +6,11 @@ import math
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import absmax, limit, rounded, share
+from nantrap.causes.facts import absmax
 from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from nantrap.causes.case import Case
-    from nantrap.locate.trace import Op
 
 _REDUCING_LOSSES = (
     "sum", "mean", "nll_loss_forward", "nll_loss2d_forward", "mse_loss", "l1_loss", "smooth_l1_loss",
@@ -21,82 +18,6 @@ _REDUCING_LOSSES = (
     "binary_cross_entropy", "binary_cross_entropy_with_logits", "pow", "mul", "square", "linalg_vector_norm",
     "dot", "norm",
 )  # fmt: skip
-_PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "einsum", "embedding", "scaled_dot", "native_")
-_FILLS = frozenset(("masked_fill", "where", "full", "full_like", "fill", "triu", "tril", "mul", "rsub", "scatter"))
-_SLOPES = ("Sqrt", "Pow", "Rsqrt", "Log", "Div", "Reciprocal", "LinalgVectorNorm")
-_GUARDS = ("aten.add", "aten.clamp", "aten.clamp_min", "aten.maximum", "aten.sub")
-_ZERO_POLES = ("div", "true_divide", "log", "log2", "log10", "log1p", "rsqrt", "reciprocal", "pow")
-_END_POLES = {"logit": (0.0, 1.0), "atanh": (-1.0, 1.0), "erfinv": (-1.0, 1.0)}
-"""Infinite at both ends of their domain."""
-
-
-@rule("mask_overflow")
-def mask_overflow(case: Case) -> Claim | None:
-    """A mask value near the dtype's limit overflowed when something was added.
-
-    A mask filled with `finfo(dtype).min` is finite, but nothing may be added to it: with a second mask, or a negative
-    bias, the sum is -Inf. For a row that is masked everywhere the softmax is then NaN (NT203), although `finfo.min`
-    was chosen to avoid exactly that.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(8, 8).bfloat16()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        low = torch.finfo(torch.bfloat16).min
-        padding = [torch.tensor([0.0, 0.0, 0.0, low]), torch.tensor([low, low, low, low])]  # a sample of padding only
-        batches = [(torch.randn(4, 8).bfloat16(), mask.bfloat16()) for mask in padding]
-
-        def loss_fn(batch):
-            x, mask = batch
-            block = torch.zeros(4, 4).fill_diagonal_(low).bfloat16()
-            block[2] = low  # this query belongs to no document
-            scores = model(x) @ x.T + (mask + block)
-            return (scores.float().softmax(-1) @ x.float()).square().mean()
-
-    Why:
-        min + min is -2·max, outside the dtype. In float16 min - 16 is enough: the spacing of numbers near 65504 is
-        32.
-
-    Fix:
-        Combine masks as booleans and fill once:
-
-            - scores = scores + padding_mask + block_mask
-            + scores = scores.masked_fill(padding | block, float("-inf"))
-
-        If the mask must be added, fill with `finfo(dtype).min / 2`. Take the dtype of the scores, not of the input:
-        -1e9 is -Inf in float16. A clamp after the addition gives back finfo.min and works, but hides which mask was
-        wrong.
-
-    Proof:
-        An addition with finite inputs gave -Inf, one input is a single constant within a factor 2 of the dtype's
-        limit: a measurement. In half precision the step is also run in float32, which has room for a float16 mask and
-        none for a bfloat16 one.
-    """
-    if case.op not in ("add", "sub", "rsub", "baddbmm", "addmm") or case.made != "inf" or case.output is None:
-        return None
-    top = limit(case.output)
-    addends = case.inputs[:1] if case.op in ("baddbmm", "addmm") else case.inputs
-    extreme = [t for i, t in enumerate(addends) if _is_mask(t, 0.5 * top) and _was_filled_in(case, t, i)]
-    scalars = [abs(number) for number in (case.capture.op.scalars if case.capture else ()) if abs(number) >= 0.5 * top]
-    if not (extreme or scalars) or not bool(case.output.isneginf().any()):
-        return None
-    value = max([absmax(t) for t in extreme] + scalars)
-    also = ((case.lab.single_precision(), "in float32 the step is finite"),) if case.half else ()
-    return Claim(
-        "measured",
-        f"a mask of finfo.min plus something is -Inf in {case.dtype}",
-        (
-            (
-                f"{case.location.op} adds to a mask of -{value:.4g}; the limit of {case.dtype} is {top:.4g}, so the "
-                f"sum "
-                f"is -Inf"
-            ),
-        ),
-        also=also,
-        help="mask with masked_fill on a boolean mask once, or with finfo(dtype).min / 2; never add two such masks",
-    )
 
 
 @rule("fp16_loss_overflow")
@@ -204,17 +125,11 @@ def fp16_forward_overflow(case: Case) -> Claim | None:
     """
     if case.phase != "forward" or case.dtype != "float16" or case.made != "inf" or case.capture is None:
         return None
-    from nantrap.causes.wide_buffers import overflowed_buffer, with_wide_buffer
+    from nantrap.causes.wide_buffers import overflowed_buffer, too_narrow
 
     if (written := overflowed_buffer(case)) is not None:
-        return Claim(
-            "measured",
-            f"{written.name} is kept in float16, and a value beyond its range was written into it",
-            (f"{case.location.op} wrote {written.value:.5g} into {written.name}; float16 ends at 65504",),
-            trial=with_wide_buffer(case, written.name),
-            shows=f"with {written.name} in float32 the step is finite",
-            help=f"keep {written.name} in float32 or bfloat16",
-        )
+        summary = f"{written.name} is kept in float16, and a value beyond its range was written into it"
+        return too_narrow(case, written, summary, f"keep {written.name} in float32 or bfloat16")
     wide = _above_the_limit(case)
     if wide is None and _fails_in_single_precision(case):
         return None  # a pole, not the range: 1/0 is Inf in every precision
@@ -260,126 +175,6 @@ def _what(case: Case) -> str:
     return f"{case.location.op} in {case.place}" if case.location.module == "loss" else case.place
 
 
-@rule("eps_underflow_half")
-def eps_underflow_half(case: Case) -> Claim | None:
-    """An epsilon is zero in the precision in which it is used.
-
-    The code has an eps, and yet it divides by 0 or takes log 0: in float16 everything below 6e-8 (2.98e-8 after
-    rounding) is 0, and `1 - 1e-8` is 1 in every type up to float32. In bfloat16 `1 - eps` is 1 for every eps below
-    0.002.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(8, 3).half()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = [torch.randn(4, 8).half() for _ in range(2)]
-        batches[1][2] = 0.0  # a padded row
-
-        def loss_fn(batch):
-            length = batch.norm(dim=-1, keepdim=True)
-            unit = batch / (length + 1e-8)
-            return model(unit).float().square().mean()
-
-    Why:
-        A constant is rounded to the dtype of the tensor it is combined with. The smallest positive float16 is 6e-8, and
-        near 1 the next number below is 1 - 0.00049 (bfloat16: 1 - 0.0039).
-
-    Fix:
-        Compute this small part in float32, or take an eps that the dtype holds:
-
-            - unit = x / (x.norm(dim=-1, keepdim=True) + 1e-8)
-            + unit = (x.float() / (x.float().norm(dim=-1, keepdim=True) + 1e-8)).to(x.dtype)
-
-        1e-4 for float16 is a usable eps; for `1 - eps` use `log1p(-p)` or `logsigmoid` instead. Moving from float16
-        to bfloat16 repairs an eps near 0 (bfloat16 reaches down to 1e-38) and makes one near 1 worse.
-
-    Proof:
-        The argument is exactly 0 (or -1 for log1p) in half precision at the bad places, the constants nearby are
-        shown as the dtype rounds them, and the same step with every operation in float32 is finite. In the backward
-        pass: the slope is infinite at 0, and the constant that was to keep the argument from 0 is 0 in its dtype.
-    """
-    if case.phase == "backward":
-        return _swallowed_before_the_slope(case)
-    if case.phase != "forward" or not case.half or case.op not in (*_ZERO_POLES, *_END_POLES) or case.output is None:
-        return None
-    argument = case.inputs[-1] if case.op in ("div", "true_divide") else case.inputs[0]
-    poles = _END_POLES.get(case.op, (-1.0 if case.op == "log1p" else 0.0,))
-    pole = next((end for end in poles if bool((argument == end).any())), poles[0])
-    zero = argument == pole
-    if not bool(zero.any()) or (case.op == "pow" and not _negative_exponent(case)):
-        return None
-    trial = case.lab.single_precision()
-    constants = _tiny_constants(case)
-    facts = [f"the argument of {case.location.op} is exactly {pole:g} at {share(zero)} in {case.dtype}"]
-    if constants:
-        text = ", ".join(f"{value:g} is {rounded(value, case.output):g}" for value in constants[:2])
-        facts.append(f"in {case.dtype} {text}")
-    # a slope of 1/eps may be too large for half-precision weights even where the value is repaired
-    swallowed = case.capture is not None and _swallowed(case, case.capture.op, len(case.capture.op.sources) - 1)
-    if trial.finite is False and not swallowed:
-        case.refute("eps_underflow_half", trial, "the step is as bad in float32")
-        return None
-    if not trial.finite and not constants and case.failed.repeatable:
-        return None
-    failed = trial.finite is False
-    lost = f"an epsilon has no effect in {case.dtype}" if constants or swallowed else f"rounded away in {case.dtype}"
-    return Claim(
-        "measured" if swallowed else "tried",
-        f"{lost}: the argument of {case.op} is exactly {pole:g}",
-        tuple(facts),
-        trial=None if failed else trial,
-        shows="the same step in float32 is finite",
-        help=f"compute this part in float32, or use an eps the dtype can hold ({_held(case.dtype, pole)})",
-    )
-
-
-def _held(dtype: str, pole: float) -> str:
-    """An eps that keeps an argument from 0 or from ±1 in half precision."""
-    if pole == 0.0:
-        return f"{'1e-4' if dtype == 'float16' else '1e-6'} for {dtype}"
-    return f"1 - {'1e-3' if dtype == 'float16' else '1e-2'} for {dtype}"
-
-
-def _swallowed_before_the_slope(case: Case) -> Claim | None:
-    """`sqrt(x + 1e-8)` in float16: the value is 0 and fine, the slope is infinite."""
-    if case.capture is None or case.trace is None or not case.node.startswith(_SLOPES):
-        return None
-    forward = case.trace.op_of_node(case.capture.op.sequence)
-    constant = _swallowed(case, forward, 0) if forward is not None else None
-    if forward is None or constant is None:
-        return None
-    trial = case.lab.single_precision()
-    if trial.finite is False:
-        case.refute("eps_underflow_half", trial, "the step is as bad in float32")
-        return None
-    return Claim(
-        "tried",
-        f"an epsilon of {constant:g} has no effect in {forward.dtype}: the slope of {forward.name} is infinite",
-        (
-            f"{constant:g} is 0 in {forward.dtype}, so nothing keeps the argument of {forward.name} from 0",
-            f"{case.node}: its derivative is infinite at exactly 0",
-        ),
-        trial=trial,
-        shows="the same step in float32 is finite",
-        help="compute this part in float32, or use an eps the dtype can hold (1e-4 for float16)",
-    )
-
-
-def _swallowed(case: Case, op: Op, argument: int) -> float | None:
-    """The constant that was to keep an argument from 0 (added, or a lower bound) and is 0 in the dtype it was used
-    in."""
-    import torch
-
-    for behind in case.source_ops(op, argument)[:3]:
-        if behind.name.rstrip("_") in _GUARDS and behind.dtype in ("float16", "bfloat16"):
-            for number in behind.scalars:
-                if number and float(torch.tensor(number, dtype=getattr(torch, behind.dtype))) == 0.0:
-                    return number
-    return None
-
-
 def _goes_into_the_model(case: Case) -> bool:
     """Whether a module is given what the guilty operation made."""
     if case.trace is None or case.capture is None or case.trace.captures.get(case.capture.op.index) is not case.capture:
@@ -409,43 +204,3 @@ def _fails_in_single_precision(case: Case) -> bool:
 
     result = recomputed(case, "float32")
     return result is not None and not bool(result.isfinite().all())
-
-
-def _negative_exponent(case: Case) -> bool:
-    exponent = case.capture.args[1] if case.capture is not None and len(case.capture.args) > 1 else None
-    return isinstance(exponent, (int, float)) and exponent < 0
-
-
-def _is_mask(tensor: Tensor, extreme: float) -> bool:
-    """Whether the tensor's extreme values are one and the same constant: written by a person, not grown."""
-    values = tensor.detach()[tensor.detach() <= -extreme]
-    return values.numel() > 0 and bool((values == values[0]).all()) and not bool((tensor >= extreme).any())
-
-
-def _was_filled_in(case: Case, tensor: Tensor, argument: int) -> bool:
-    """Whether the extreme value was put there: the end of a dtype, a constant, or the work of a fill. An activation
-    that grew to it is no mask."""
-    import torch
-
-    lowest = float(tensor.detach().min())
-    ends = [torch.finfo(dtype).min for dtype in (torch.float16, torch.bfloat16, torch.float32, torch.float64)]
-    if any(lowest in (end, end / 2) for end in ends) or lowest == -limit(tensor):
-        return True
-    if case.trace is None or case.capture is None or argument >= len(case.capture.op.sources):
-        return False
-    made_by = [op.name.removeprefix("aten.").rstrip("_") for op in case.source_ops(case.capture.op, argument)]
-    return not any(name.startswith(_PRODUCTS) for name in made_by) and (not made_by or bool(_FILLS & set(made_by)))
-
-
-def _tiny_constants(case: Case) -> list[float]:
-    """Constants near the origin that the dtype rounds to 0 or to 1."""
-    if case.trace is None or case.capture is None or case.output is None:
-        return []
-    before = case.trace.ops[max(0, case.capture.op.index - 30) : case.capture.op.index + 1]
-    found = []
-    for op in before:
-        for number in op.scalars:
-            nearest = rounded(number, case.output)
-            if number != nearest and nearest in (0.0, 1.0):
-                found.append(number)
-    return found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
@@ -165,7 +163,8 @@ def _behind_the_divisor(case: Case) -> Claim | None:
     """A memory of the optimizer is exactly 0 because the weight of what is new, 1 - beta, is 0 in half precision."""
     if not case.half or case.trace is None or case.capture is None or not bool((case.inputs[-1] == 0).any()):
         return None
-    constant = next((op for op in _ops_behind(case) if _is_one_minus_one(op)), None)
+    behind = case.trace.behind(case.capture.op.sources, lambda op: op.phase == "optimizer", most=64)
+    constant = next((op for op in behind if _is_one_minus_one(op)), None)
     if constant is None:
         return None
     zeros = case.inputs[-1] == 0
@@ -181,19 +180,6 @@ def _behind_the_divisor(case: Case) -> Claim | None:
         help="keep the optimizer's constants as Python floats or float32 tensors",
         verifies=False,
     )
-
-
-def _ops_behind(case: Case, *, most: int = 64) -> Iterator[Op]:
-    """The operations of the update that lead to the guilty one, nearest first."""
-    assert case.trace is not None
-    assert case.capture is not None
-    queue, seen = deque(case.capture.op.sources), set[int]()
-    while queue and len(seen) < most:
-        index = queue.popleft()
-        if index >= 0 and index not in seen and case.trace.ops[index].phase == "optimizer":
-            seen.add(index)
-            yield case.trace.ops[index]
-            queue += case.trace.ops[index].sources
 
 
 def _is_one_minus_one(op: Op) -> bool:

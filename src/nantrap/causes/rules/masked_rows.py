@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import listed
+from nantrap.causes.facts import listed, masked_rows_of
 from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from nantrap.causes.case import Case
     from nantrap.locate.trace import Op
 
@@ -102,7 +100,7 @@ def _reduced(case: Case) -> Claim | None:
         capture = case.operands_of(op.index)
         if capture is None or op.place is None:
             continue
-        masked = _masked_rows(capture.args)
+        masked = masked_rows_of(*capture.args[:2])
         if masked is None or not bool(masked.any()):
             continue
         what = _REDUCTIONS[op.name]
@@ -133,25 +131,7 @@ def _reductions_before(case: Case) -> Iterator[Op]:
     start: Op | None = replay.op
     if replay.op.phase == "backward":
         start = trace.op_of_node(replay.op.sequence)
-    queue, seen = [-1 if start is None else start.index], set[int]()
-    while queue:
-        index = queue.pop()
-        if index >= 0 and index not in seen and (trace.ops[index].inf or index == replay.op.index):
-            seen.add(index)
-            queue += trace.ops[index].sources
-    found = [trace.ops[index] for index in sorted(seen)]
+    if start is None:
+        return
+    found = sorted(trace.behind([start.index], lambda op: op.inf or op is replay.op), key=lambda op: op.index)
     yield from [op for op in found if op.phase == "forward" and op.name in _REDUCTIONS][:_MOST_REDUCTIONS]
-
-
-def _masked_rows(args: tuple[object, ...]) -> Tensor | None:
-    """Which rows of a reduction's input are -inf everywhere; `None` for a call that is no reduction."""
-    from torch import Tensor
-
-    x, dims = args[0], args[1] if len(args) > 1 else ()
-    if not isinstance(x, Tensor) or isinstance(dims, Tensor) or x.numel() == 0:
-        return None
-    dims = (dims,) if isinstance(dims, int) else tuple(dims or range(x.dim()))  # type: ignore[arg-type]
-    masked = x == -math.inf
-    for dim in dims:
-        masked = masked.all(dim, keepdim=True)
-    return masked

@@ -147,18 +147,16 @@ def ema_poisoned(case: Case) -> Claim | None:
 
 def _average_beyond_its_range(case: Case, trained: set[str]) -> Claim | None:
     """An average in a float16 buffer of the model: the step wrote a weight into it that float16 cannot hold."""
-    from nantrap.causes.wide_buffers import overflowed_buffer, with_wide_buffer
+    from nantrap.causes.wide_buffers import overflowed_buffer, too_narrow
 
     written = overflowed_buffer(case)
     if written is None or not _is_copy_of_trained(case, written.name, trained):
         return None
-    return Claim(
-        "measured",
+    return too_narrow(
+        case,
+        written,
         f"{written.name}, a copy of a trained weight, is kept in float16 and overflowed",
-        (f"{case.location.op} wrote {written.value:.5g} into {written.name}; float16 ends at 65504",),
-        trial=with_wide_buffer(case, written.name),
-        shows=f"with {written.name} in float32 the step is finite",
-        help=f"keep {written.name} in float32: a copy of weights does not need to be smaller than the weights",
+        f"keep {written.name} in float32: a copy of weights does not need to be smaller than the weights",
     )
 
 
