@@ -65,7 +65,7 @@ def test_a_rollback_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.Monke
     policy = Policy(max_consecutive_skips=0, anchor_every=1, diagnose="locate")
     guard = run.guard(policy=policy, run_dir=tmp_path)
     FORMS["attempt"](run, guard, run.windows(run.batches[:3]))
-    monkeypatch.setattr("nantrap.guard.ranks.Ranks.all", lambda self, ok: False)  # another rank has no anchor
+    monkeypatch.setattr("nantrap.guard.ranks.ranks.Ranks.all", lambda self, ok: False)  # another rank has no anchor
     with pytest.raises(nantrap.NonFiniteError, match="no older state could be restored"):
         guard.attempt(run.forward, poison(run.batches[3]))
     assert [each["action"] for each in written(tmp_path)] == ["stop"]
@@ -99,7 +99,7 @@ def test_a_kill_during_the_diagnosis_leaves_a_line(tmp_path: Path) -> None:
     program = textwrap.dedent(
         f"""
         import os, signal, torch, nantrap
-        import nantrap.guard.diagnosis as diagnosis
+        import nantrap.guard.diagnosis.diagnosis as diagnosis
         diagnosis.locate = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         model = torch.nn.Linear(2, 1)
         guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir={str(tmp_path)!r})

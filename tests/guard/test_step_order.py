@@ -15,9 +15,9 @@ PLACES = {
     "guard/step.py": {"read", "decide", "make_update", "accept"},
     "guard/refusal.py": {"observe_step", "contain", "refuse", "act"},
     "guard/judge.py": {"judge"},
-    "guard/diagnosis.py": {"draft"},
+    "guard/diagnosis/diagnosis.py": {"draft"},
     "guard/recorder.py": {"begin_incident", "finish", "end"},
-    "guard/protected.py": {"begin", "verify"},
+    "guard/state/protected.py": {"begin", "verify"},
     "locate/locate.py": {"locate"},
 }
 FOLDER = str(Path(nantrap.__file__).parent) + "/"

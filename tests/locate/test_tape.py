@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nantrap.guard.armed import LiveTrace
+from nantrap.guard.diagnosis.armed import LiveTrace
 from nantrap.locate.tape import Tape, substituting
 from nantrap.locate.trace import Op, Registered
 

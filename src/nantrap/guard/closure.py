@@ -18,10 +18,10 @@ from nantrap.guard.loss import LossLike, as_loss
 from nantrap.guard.observation import observe
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
-from nantrap.guard.rates import current_rates
 from nantrap.guard.reading import Reading
 from nantrap.guard.refusal import bad_reading, contain, refuse
-from nantrap.guard.snapshot import UpdateSnapshot
+from nantrap.guard.state.rates import current_rates
+from nantrap.guard.state.snapshot import UpdateSnapshot
 from nantrap.guard.step import accept
 from nantrap.guard.window import Micro, Window
 from nantrap.incident import Action

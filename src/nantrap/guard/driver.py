@@ -12,8 +12,8 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from nantrap import finite
-from nantrap.guard.protected import Protected
-from nantrap.guard.scaling import Scaling
+from nantrap.guard.state.protected import Protected
+from nantrap.guard.state.scaling import Scaling
 from nantrap.guard.torch_private import has_pre_hooks, mark_stepped
 
 

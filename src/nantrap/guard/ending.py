@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from nantrap.guard.messages import summary_text
 from nantrap.guard.recorder import Recorder
-from nantrap.guard.recovery import Recovery
+from nantrap.guard.state.recovery import Recovery
 
 
 def summary_of(recorder: Recorder, recovery: Recovery) -> str:

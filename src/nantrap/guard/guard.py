@@ -12,13 +12,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nantrap.errors import UsageError
-from nantrap.guard.anchors import Attempt
 from nantrap.guard.arguments import as_modules, check_arguments, check_listeners, checked_position
 from nantrap.guard.batch_check import check_batches
 from nantrap.guard.closure import attempt_with_closure
 from nantrap.guard.collect import Collector
 from nantrap.guard.driver import OwnLoop
-from nantrap.guard.ema import ema_update
 from nantrap.guard.ending import end_run, summary_of
 from nantrap.guard.exceptions import contain_exception, explain_exception, no_loss
 from nantrap.guard.late import LateSteps
@@ -27,13 +25,15 @@ from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import make_parts
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Tally
-from nantrap.guard.protected import needs_closure
 from nantrap.guard.recorder import as_metrics
-from nantrap.guard.sample_list import SampleList
+from nantrap.guard.state.anchors import Attempt
+from nantrap.guard.state.ema import ema_update
+from nantrap.guard.state.protected import needs_closure
 from nantrap.guard.state_check import check_state
 from nantrap.guard.step import run_step
 from nantrap.guard.torch_private import version_of
-from nantrap.guard.watch import WatchSpec
+from nantrap.guard.watching.sample_list import SampleList
+from nantrap.guard.watching.watch import WatchSpec
 from nantrap.guard.window import Micro
 from nantrap.incident import Finding, Incident
 from nantrap.locate import RngState, tensors_of

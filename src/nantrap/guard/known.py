@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from nantrap.guard.completing import began_elsewhere, with_explanation
+from nantrap.guard.diagnosis.completing import began_elsewhere, with_explanation
 from nantrap.guard.drafts import Draft, build_incident
 from nantrap.guard.judge import Verdict
 from nantrap.guard.parts import Parts
-from nantrap.guard.rates import current_rates
+from nantrap.guard.state.rates import current_rates
 from nantrap.guard.window import Window
 from nantrap.incident import Cause, Evidence, Finding, Fix
 from nantrap.locate import FailedStep, Location, batch_size

@@ -22,14 +22,14 @@ from torch.optim import Optimizer
 
 from nantrap import finite
 from nantrap.errors import NonFiniteError, UsageError
-from nantrap.guard.certify import LARGEST_NORM, certify
 from nantrap.guard.drafts import Draft, build_incident
 from nantrap.guard.judge import Flags, Verdict, combine
 from nantrap.guard.messages import stop_message
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
-from nantrap.guard.rates import current_rates
 from nantrap.guard.reading import NOTHING, Reading
+from nantrap.guard.state.certify import LARGEST_NORM, certify
+from nantrap.guard.state.rates import current_rates
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from nantrap import finite
 from nantrap.guard.judge import Verdict
-from nantrap.guard.protected import Protected
+from nantrap.guard.state.protected import Protected
 from nantrap.guard.window import Micro
 from nantrap.incident import Finding, Phase
 from nantrap.locate import finding

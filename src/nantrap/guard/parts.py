@@ -11,25 +11,25 @@ from torch import nn
 from torch.optim import Optimizer
 
 from nantrap import finite
-from nantrap.guard.alone import Alone
-from nantrap.guard.anchors import Anchors
-from nantrap.guard.armed import Armed
-from nantrap.guard.describe import Describer, Neighbours
-from nantrap.guard.diagnosis import Diagnosis
-from nantrap.guard.ema import ema_modules
+from nantrap.guard.diagnosis.armed import Armed
+from nantrap.guard.diagnosis.describe import Describer, Neighbours
+from nantrap.guard.diagnosis.diagnosis import Diagnosis
 from nantrap.guard.ladder import Ladder
-from nantrap.guard.magnitudes import Sampler
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress
-from nantrap.guard.protected import Protected
-from nantrap.guard.ranges import Ranges
-from nantrap.guard.ranks import Ranks
+from nantrap.guard.ranks.alone import Alone
+from nantrap.guard.ranks.ranks import Ranks
 from nantrap.guard.recorder import Recorder
-from nantrap.guard.recovery import Recovery
-from nantrap.guard.sample_list import SampleList, as_sample_list
-from nantrap.guard.scaling import Scaling
-from nantrap.guard.spikes import Spikes
-from nantrap.guard.watch import Watch, WatchSpec
+from nantrap.guard.state.anchors import Anchors
+from nantrap.guard.state.ema import ema_modules
+from nantrap.guard.state.protected import Protected
+from nantrap.guard.state.recovery import Recovery
+from nantrap.guard.state.scaling import Scaling
+from nantrap.guard.watching.magnitudes import Sampler
+from nantrap.guard.watching.ranges import Ranges
+from nantrap.guard.watching.sample_list import SampleList, as_sample_list
+from nantrap.guard.watching.spikes import Spikes
+from nantrap.guard.watching.watch import Watch, WatchSpec
 from nantrap.locate import is_compiled
 from nantrap.record import open_listeners
 

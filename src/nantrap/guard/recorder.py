@@ -26,10 +26,10 @@ from nantrap.guard.no_gradient import why_no_gradient
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress, Tally
-from nantrap.guard.ranges import Ranges, outside_in_words
 from nantrap.guard.reading import Reading
-from nantrap.guard.sample_list import SampleList
-from nantrap.guard.watch import Watch
+from nantrap.guard.watching.ranges import Ranges, outside_in_words
+from nantrap.guard.watching.sample_list import SampleList
+from nantrap.guard.watching.watch import Watch
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding, Incident
 from nantrap.incident.wording import escaped

@@ -24,8 +24,8 @@ from nantrap.guard.messages import stop_message
 from nantrap.guard.observation import Observation, micro_at_fault, observe
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
-from nantrap.guard.rates import current_rates
 from nantrap.guard.reading import Reading
+from nantrap.guard.state.rates import current_rates
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding, Incident
 

@@ -29,10 +29,10 @@ from nantrap.guard.micro_batches import judge_micro_batch, merge
 from nantrap.guard.observation import Observation
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
-from nantrap.guard.ranges import outside_in_words
-from nantrap.guard.rates import current_rates
 from nantrap.guard.reading import NOTHING, Reading
 from nantrap.guard.refusal import bad_reading, contain, observe_step, refuse, refuse_dropped
+from nantrap.guard.state.rates import current_rates
+from nantrap.guard.watching.ranges import outside_in_words
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding
 

@@ -12,8 +12,8 @@ from torch.optim import LBFGS
 from nantrap import finite
 from nantrap.guard.closure import judge_evaluations
 from nantrap.guard.outcome import Outcome
-from nantrap.guard.rates import current_rates
-from nantrap.guard.snapshot import UpdateSnapshot
+from nantrap.guard.state.rates import current_rates
+from nantrap.guard.state.snapshot import UpdateSnapshot
 from nantrap.guard.window import Window
 from nantrap.launch.loop import ScriptLoop
 

@@ -21,8 +21,8 @@ from nantrap.guard.loss import Loss
 from nantrap.guard.micro_batches import drop
 from nantrap.guard.observation import Observation, observe
 from nantrap.guard.parts import Parts
-from nantrap.guard.rates import current_rates
 from nantrap.guard.reading import Reading
+from nantrap.guard.state.rates import current_rates
 from nantrap.guard.window import Micro, Window
 from nantrap.incident import Action
 from nantrap.launch.shared import Activity

@@ -33,9 +33,9 @@ from nantrap.guard.no_gradient import EXPLAINED_AFTER
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
 from nantrap.guard.progress import Tally
-from nantrap.guard.protected import Protected
-from nantrap.guard.ranks import is_sharded
-from nantrap.guard.scaling import Scaling
+from nantrap.guard.ranks.ranks import is_sharded
+from nantrap.guard.state.protected import Protected
+from nantrap.guard.state.scaling import Scaling
 from nantrap.guard.step import run_step
 from nantrap.guard.torch_private import has_pre_hooks, version_of
 from nantrap.guard.window import Micro, Window

@@ -21,7 +21,7 @@ from nantrap.checkpoints.store.resume import steps_made
 from nantrap.errors import NantrapError
 from nantrap.guard.graphs import leaves_below, leaves_of, nodes_below
 from nantrap.guard.guard import is_guarded
-from nantrap.guard.ranks import is_sharded, replicas_in
+from nantrap.guard.ranks.ranks import is_sharded, replicas_in
 from nantrap.guard.torch_private import inner_schedulers
 from nantrap.incident.wording import escaped
 from nantrap.launch.cleaned import Cleaned

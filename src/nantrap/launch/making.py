@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nantrap.guard.parts import make_parts
-from nantrap.guard.ranks import is_sharded
-from nantrap.guard.sample_list import as_sample_list
-from nantrap.guard.watch import Limit
+from nantrap.guard.ranks.ranks import is_sharded
+from nantrap.guard.watching.sample_list import as_sample_list
+from nantrap.guard.watching.watch import Limit
 from nantrap.incident.wording import some_of
 from nantrap.launch.loop import ScriptLoop
 from nantrap.launch.neighbours import ScriptNeighbours

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from nantrap.guard.sample_list import SampleList
+from nantrap.guard.watching.sample_list import SampleList
 from nantrap.guard.window import Micro
 from nantrap.incident import Incident
 from nantrap.launch.loaders import Batches, LoadedBatch, inputs_of

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.parallel import DistributedDataParallel
 
-from nantrap.guard.protected import checksum
+from nantrap.guard.state.protected import checksum
 from nantrap.guard.torch_private import default_store
 from nantrap.incident.wording import counted, some_of
 from nantrap.launch.patches import Patches

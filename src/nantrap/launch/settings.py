@@ -184,7 +184,7 @@ class Settings:
         new = Path.cwd() / "runs" / f"{self.name}-{time.strftime('%Y%m%d-%H%M%S')}"
         chosen = [self.run_dir or str(_free(new))]
         if together and not self.run_dir:
-            from nantrap.guard.ranks import common_choice
+            from nantrap.guard.ranks.ranks import common_choice
 
             # without a collective: a rank may be the only one that trains
             chosen = [common_choice("run_dir", chosen[0])]

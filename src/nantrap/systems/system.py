@@ -26,7 +26,7 @@ from nantrap.errors import MissingExtraError, UsageError
 from nantrap.systems.settings import read_settings, with_changes
 
 if TYPE_CHECKING:
-    from nantrap.guard.watch import WatchSpec
+    from nantrap.guard.watching.watch import WatchSpec
 
 Terms = Tensor | Mapping[str, Tensor]
 """A loss: a scalar, or named terms whose sum is the loss."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 import nantrap
-from guard import ways
+from guard.ranks import ways
 from nantrap import Policy
 from ranked import Ranks, run_scenarios
 from sharding import RUNS

@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
 
 from nantrap import finite
-from nantrap.guard.buffers import BufferShadow
-from nantrap.guard.certify import LARGEST_NORM, Certificate, certify
-from nantrap.guard.data_writes import reached_through_data
-from nantrap.guard.forward_writes import ForwardWrites, put_back_silently
-from nantrap.guard.members import Members, name_beside, optimizer_tensors
 from nantrap.guard.policy import Policy
-from nantrap.guard.snapshot import UpdateSnapshot
+from nantrap.guard.state.buffers import BufferShadow
+from nantrap.guard.state.certify import LARGEST_NORM, Certificate, certify
+from nantrap.guard.state.data_writes import reached_through_data
+from nantrap.guard.state.forward_writes import ForwardWrites, put_back_silently
+from nantrap.guard.state.members import Members, name_beside, optimizer_tensors
+from nantrap.guard.state.snapshot import UpdateSnapshot
 from nantrap.guard.torch_private import count_writes, local_parts, step_hooks_of, version_of
 from nantrap.incident import Finding, Phase
 from nantrap.locate import Program, ProgramState, finding, updated_elsewhere

@@ -366,7 +366,7 @@ def _alone(rank: int, folder: str) -> dict[str, Any]:
 
 def _unguarded(rank: int, folder: str) -> dict[str, Any]:
     """Only rank 0 has a guard: it notices without waiting, and still refuses what the averaged gradients show."""
-    from nantrap.guard import handshake
+    from nantrap.guard.ranks import handshake
 
     inner, model = build(rank, ddp=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from nantrap.errors import NantrapError
-from nantrap.guard.ranks import is_sharded, replicas_in
+from nantrap.guard.ranks.ranks import is_sharded, replicas_in
 from nantrap.locate.together import holds_parts, is_collective
 
 

@@ -29,8 +29,8 @@ import torch
 from torch import Tensor, nn
 
 from nantrap import finite
-from nantrap.guard.forward_writes import differs
-from nantrap.guard.frozen import FrozenParameters, frozen_in
+from nantrap.guard.state.forward_writes import differs
+from nantrap.guard.state.frozen import FrozenParameters, frozen_in
 from nantrap.guard.torch_private import (
     NormalisationLayer,
     buffers_of,

@@ -16,8 +16,8 @@ from typing import Any
 
 from torch import nn
 
-from nantrap.guard.members import Members
 from nantrap.guard.policy import Policy
+from nantrap.guard.state.members import Members
 from nantrap.incident import Incident
 from nantrap.locate.replay import compiled_frames
 from nantrap.locate.tape import Tape

@@ -25,8 +25,8 @@ import torch
 from torch import Tensor, nn
 
 from nantrap import finite
-from nantrap.guard.headroom import steps_left_in_words
 from nantrap.guard.torch_private import inside_transform, is_dispatch_mode_on
+from nantrap.guard.watching.headroom import steps_left_in_words
 from nantrap.incident import Magnitudes
 from nantrap.locate.hooks import Hook
 from nantrap.locate.replay import compiled_frames

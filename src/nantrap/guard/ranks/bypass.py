@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from nantrap.guard.handshake import common_prefix
+from nantrap.guard.ranks.handshake import common_prefix
 from nantrap.guard.torch_private import default_store
 
 

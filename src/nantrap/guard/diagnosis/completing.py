@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from nantrap.guard.ranges import outside_in_words
+from nantrap.guard.watching.ranges import outside_in_words
 from nantrap.guard.window import Micro
 from nantrap.incident import Cause, Evidence, Fix, Incident
 from nantrap.locate import Location

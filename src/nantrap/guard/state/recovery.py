@@ -18,14 +18,14 @@ from torch import nn
 
 from nantrap import checkpoints, finite
 from nantrap.errors import NantrapError, UsageError
-from nantrap.guard.anchors import Anchor, Anchors
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress, Tally
-from nantrap.guard.protected import Protected
-from nantrap.guard.ranks import Ranks
-from nantrap.guard.rates import current_rates, scale_bases, scale_rates
-from nantrap.guard.scaling import Scaling
+from nantrap.guard.ranks.ranks import Ranks
+from nantrap.guard.state.anchors import Anchor, Anchors
+from nantrap.guard.state.protected import Protected
+from nantrap.guard.state.rates import current_rates, scale_bases, scale_rates
+from nantrap.guard.state.scaling import Scaling
 from nantrap.incident import Finding, Incident
 from nantrap.incident.wording import escaped
 from nantrap.locate import state_tensors

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 import nantrap
 from nantrap.cli import main
 from nantrap.errors import FormatError, UsageError
-from nantrap.guard.sample_list import SampleList
+from nantrap.guard.watching.sample_list import SampleList
 from nantrap.record.bad_samples import BadSamples
 
 SIZE = 32

@@ -7,20 +7,20 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
-from nantrap.guard.alone import Alone
-from nantrap.guard.anchors import Anchors
-from nantrap.guard.armed import Armed
+from nantrap.guard.diagnosis.armed import Armed
 from nantrap.guard.drafts import build_incident
 from nantrap.guard.loss import as_loss
-from nantrap.guard.magnitudes import Sampler
 from nantrap.guard.observation import Observation
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress
-from nantrap.guard.protected import Protected
-from nantrap.guard.ranges import inputs_of
-from nantrap.guard.ranks import Ranks
-from nantrap.guard.rates import current_rates
-from nantrap.guard.scaling import Scaling
+from nantrap.guard.ranks.alone import Alone
+from nantrap.guard.ranks.ranks import Ranks
+from nantrap.guard.state.anchors import Anchors
+from nantrap.guard.state.protected import Protected
+from nantrap.guard.state.rates import current_rates
+from nantrap.guard.state.scaling import Scaling
+from nantrap.guard.watching.magnitudes import Sampler
+from nantrap.guard.watching.ranges import inputs_of
 from nantrap.guard.window import Micro
 from nantrap.incident import Incident
 from nantrap.locate import FailedStep, Location

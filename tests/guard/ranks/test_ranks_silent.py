@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
 from nantrap import Policy
-from nantrap.guard import averaged_flags
+from nantrap.guard.ranks import averaged_flags
 from ranked import Ranks, run_scenarios
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")

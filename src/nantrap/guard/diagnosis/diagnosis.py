@@ -8,10 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from nantrap import finite
-from nantrap.guard.alone import Alone
-from nantrap.guard.armed import Armed
 from nantrap.guard.bundling import material_of
-from nantrap.guard.completing import (
+from nantrap.guard.diagnosis.armed import Armed
+from nantrap.guard.diagnosis.completing import (
     MAY_DIFFER,
     at_position_of,
     began_elsewhere,
@@ -22,19 +21,20 @@ from nantrap.guard.completing import (
     with_location,
     with_unusual_batch,
 )
-from nantrap.guard.describe import Describer, Neighbours
+from nantrap.guard.diagnosis.describe import Describer, Neighbours
+from nantrap.guard.diagnosis.exchange import exchange_incidents
+from nantrap.guard.diagnosis.joint_diagnosis import JointDiagnosis, explore_graph
+from nantrap.guard.diagnosis.repeating import repeated_magnitudes
 from nantrap.guard.drafts import Draft
-from nantrap.guard.exchange import exchange_incidents
-from nantrap.guard.joint_diagnosis import JointDiagnosis, explore_graph
 from nantrap.guard.judge import Verdict
-from nantrap.guard.magnitudes import Sampler
 from nantrap.guard.observation import Observation
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress
-from nantrap.guard.protected import Protected
-from nantrap.guard.ranges import inputs_of
-from nantrap.guard.ranks import Ranks
-from nantrap.guard.repeating import repeated_magnitudes
+from nantrap.guard.ranks.alone import Alone
+from nantrap.guard.ranks.ranks import Ranks
+from nantrap.guard.state.protected import Protected
+from nantrap.guard.watching.magnitudes import Sampler
+from nantrap.guard.watching.ranges import inputs_of
 from nantrap.guard.window import Micro
 from nantrap.incident import Incident
 from nantrap.locate import FailedStep, Location, locate

@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nantrap import finite
-from nantrap.guard.buffers import BufferShadow
-from nantrap.guard.scaling import Scaling
-from nantrap.guard.snapshot import UpdateSnapshot, state_bytes
+from nantrap.guard.state.buffers import BufferShadow
+from nantrap.guard.state.scaling import Scaling
+from nantrap.guard.state.snapshot import UpdateSnapshot, state_bytes
 from nantrap.guard.torch_private import buffers_of
 from nantrap.locate import RngState
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nantrap.errors import RankLostError
-from nantrap.guard.ranks import Ranks
+from nantrap.guard.ranks.ranks import Ranks
 from nantrap.locate import FailedStep, Location
 from nantrap.locate.location import location_of
 from nantrap.locate.part import forward_and_backward

@@ -16,7 +16,7 @@ from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
-from guard import ways
+from guard.ranks import ways
 from nantrap import Outcome, Policy
 from nantrap.faults import Injector
 from ranked import join

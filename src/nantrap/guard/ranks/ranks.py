@@ -30,10 +30,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from nantrap.errors import RankLostError
-from nantrap.guard.averaged_flags import AveragedFlags
-from nantrap.guard.bypass import Bypass
-from nantrap.guard.handshake import Handshake
 from nantrap.guard.judge import Flags, Verdict, combine
+from nantrap.guard.ranks.averaged_flags import AveragedFlags
+from nantrap.guard.ranks.bypass import Bypass
+from nantrap.guard.ranks.handshake import Handshake
 from nantrap.guard.torch_private import default_store, is_joining
 
 _FIELDS = ("origin", "symptom", "harmful", "careful", "probing", "spike", "stop", "signalled")

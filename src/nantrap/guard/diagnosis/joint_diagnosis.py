@@ -6,15 +6,15 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from nantrap.errors import RankLostError
-from nantrap.guard.alone import Alone
-from nantrap.guard.completing import with_explanation, with_location
-from nantrap.guard.describe import Describer
+from nantrap.guard.diagnosis.completing import with_explanation, with_location
+from nantrap.guard.diagnosis.describe import Describer
 from nantrap.guard.drafts import Draft
-from nantrap.guard.joint import Leader, follow, run_jointly
 from nantrap.guard.observation import Observation
 from nantrap.guard.policy import Policy
-from nantrap.guard.protected import Protected
-from nantrap.guard.ranks import Ranks
+from nantrap.guard.ranks.alone import Alone
+from nantrap.guard.ranks.joint import Leader, follow, run_jointly
+from nantrap.guard.ranks.ranks import Ranks
+from nantrap.guard.state.protected import Protected
 from nantrap.incident import Incident
 from nantrap.locate import FailedStep, Location
 from nantrap.locate.autopsy import Evidence as GraphEvidence

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from nantrap.guard.completing import began_elsewhere
+from nantrap.guard.diagnosis.completing import began_elsewhere
 from nantrap.guard.drafts import Draft
 from nantrap.guard.judge import Verdict
-from nantrap.guard.ranks import Ranks
+from nantrap.guard.ranks.ranks import Ranks
 from nantrap.incident import Incident
 from nantrap.record.bundle import place_of_bundle
 from nantrap.report.wording import what

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nantrap.guard.buffers import BufferShadow
+from nantrap.guard.state.buffers import BufferShadow
 
 SETTLED = 8
 """After so many steps nothing is learned any more, and the prepared lists are used."""
