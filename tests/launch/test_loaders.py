@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
@@ -260,3 +261,39 @@ def test_the_batch_of_the_micro_batch_in_which_it_began(guilty: int, tmp_path: P
     assert (loop.last_incident.epoch, loop.last_incident.batch) == (0, guilty)
     notes = ("it began in micro-batch 1 of 2", "micro-batch 2 left out, the others stay")
     assert notes[guilty] in loop.last_incident.notes
+
+
+class Unlabelled(Dataset[tuple[Tensor, Tensor]]):
+    """Sample 23 is an empty record without labels; the training leaves missing labels out."""
+
+    def __init__(self, labels: int) -> None:
+        self.labels = labels
+
+    def __len__(self) -> int:
+        return 40
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        if index == 23:
+            return torch.zeros(3), torch.full((self.labels,), math.nan)
+        return torch.full((3,), float(index + 1)), torch.zeros(self.labels)
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_a_missing_label_in_the_row_that_the_program_spoils_is_no_bad_input(labels: int, tmp_path: Path) -> None:
+    """The batch is bad in the same row as the input, and the input was not made of what is bad."""
+    torch.manual_seed(0)
+    model = nn.Linear(3, labels)
+    with attached(Settings(run_dir=str(tmp_path), quiet=True)) as attachment:
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+        for x, y in DataLoader(Unlabelled(labels), batch_size=8):
+            optimizer.zero_grad()
+            rows = x.numpy()
+            with numpy.errstate(invalid="ignore"):
+                shares = rows / rows.sum(axis=1, keepdims=True)  # 0/0 in the empty record
+            out = model(torch.from_numpy(shares))
+            (out.square().mean() + (out - y)[~y.isnan()].square().mean()).backward()
+            optimizer.step()
+        (loop,) = attachment.loops
+    incident = loop.last_incident
+    assert incident is not None
+    assert all(not cause.proven for cause in incident.causes)

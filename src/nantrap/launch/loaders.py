@@ -71,10 +71,20 @@ class LoadedBatch:
         return None
 
     def is_bad_where(self, inputs: Any) -> bool:
-        """Whether the same samples are bad in the batch and in these inputs, which were made of it."""
-        given = [t for _, t in tensors_of(inputs) if t.dim() and len(t) == len(self.indices)]
+        """Whether these inputs are bad because the batch is, of which they were made.
+
+        The same samples must be bad in both, and they must be bad in the values that the inputs were made of: each
+        tensor of the batch with several values per sample has the shape of an input and is bad only where that input
+        is. A label that is missing in the very sample in which the program divides by 0 says nothing.
+        """
+        size = len(self.indices)
+        given = [t for _, t in tensors_of(inputs) if t.dim() and len(t) == size]
         bad = self.bad_samples()
-        return bool(bad) and bad == _bad_rows(given)
+        if not bad or bad != _bad_rows(given):
+            return False
+        held = [tensor for ref in self.tensors if (tensor := ref()) is not None]
+        sources = [t for t in held if t.is_floating_point() and t.numel() > size] or held
+        return all(any(_is_bad_within(source, one) for one in given) for source in sources)
 
     def bad_samples(self) -> tuple[int, ...]:
         """The samples that are not finite, as far as the batch's tensors are still there."""
@@ -191,6 +201,14 @@ def _bad_rows(tensors: list[Tensor]) -> tuple[int, ...]:
             bad = ~tensor.detach().isfinite().reshape(len(tensor), -1).all(dim=1)
             found.update(bad.nonzero().flatten().tolist())
     return tuple(sorted(found))
+
+
+def _is_bad_within(source: Tensor, made: Tensor) -> bool:
+    """Whether a tensor is bad somewhere, and only where another of the same shape is bad."""
+    if source.shape != made.shape or source.layout != torch.strided or made.layout != torch.strided:
+        return False
+    bad = ~source.detach().isfinite()
+    return bool(bad.any()) and not bool((bad & made.detach().to(source.device).isfinite()).any())
 
 
 def _is_stacked(tensor: Tensor, batch: LoadedBatch) -> bool:
