@@ -1,4 +1,5 @@
-"""What the script abandons: a loss, a batch or gradients that it tested, and then did not use as they were.
+"""What the script abandons: a loss, a batch or gradients that it tested, and then did not use as they were; a step that
+it has a bad loss for, and does not make.
 
 Here it is noticed; `given_up` records it. The script's questions are the sign (`asked`): a loss that was tested, is not
 finite and gets no backward pass until something else begins was skipped by the script.
@@ -23,14 +24,17 @@ from nantrap.launch.position import Position
 from nantrap.launch.shared import Shared
 from nantrap.locate import RootCall
 from nantrap.locate.autopsy import examine
-from nantrap.locate.caller import seen_from
+from nantrap.locate.caller import KeptFrame, keep_frames, seen_from
 
 _SKIPPED = "the script skipped this batch itself"
 _REPLACED = "the script replaced this non-finite loss by a constant, so there is no gradient"
 
 
 class Abandoning:
-    """Notices what the script abandons. Holds whether the step that comes next was abandoned already.
+    """Notices what the script abandons.
+
+    State held: whether the step that comes next was abandoned already, and where the script was when the present one
+    became bad.
 
     Args:
         parts: the collaborators of a step.
@@ -55,12 +59,16 @@ class Abandoning:
     ) -> None:
         self.is_recorded = False
         """The loss of the step that comes next was replaced by a constant, and that is recorded."""
+        self.frames: list[KeptFrame] = []
+        """Where the script was when this step became bad: its variables belong to the bad batch there."""
         self._parts = parts
         self._collector = collector
         self._given_up = given_up
         self._position = position
         self._asked = shared.asked
         self._activity = shared.activity
+        self._batches = shared.batches
+        self._diagnosed = shared.diagnosed
         self._reaches = reaches
         self._always_asks = always_asks
 
@@ -103,6 +111,27 @@ class Abandoning:
             self._abandon(loss, call, _REPLACED)
         self.is_recorded, self._asked.data = True, None
 
+    def keep_frames(self) -> None:
+        """A loss or a norm is not finite: note where the script is, unless an earlier one of this step was."""
+        self.frames = self.frames or keep_frames()
+
+    def note_judged(self, window: Window) -> None:
+        """The step was refused: other optimizers need not report its bad losses."""
+        self._diagnosed.judge(self, [micro.loss.total for micro in window.micros if micro.bad])
+
+    def clears(self, window: Window) -> None:
+        """The script is about to clear the gradients of a step that is not made: it gives the step up if it is bad."""
+        if window.micros and not self._is_of_others(window) and self._given_up.is_bad(window):
+            self._give_up(window, "the script cleared the gradients of this step instead of making it")
+        self.frames = []
+
+    def leaves(self) -> None:
+        """The script begins something else after a bad loss: it makes no step from it."""
+        window = self._collector.window
+        if window is not None and window.micros and window.micros[-1].bad and not self._is_of_others(window):
+            self._give_up(window, "the script made no step from this loss")
+            self._collector.window = None
+
     def leave_out(self, data: BadData) -> None:
         """The script tested a batch and took the next one: it has skipped the bad one before any model was called."""
         if self._activity.busy or self._collector.window is not None:
@@ -123,6 +152,21 @@ class Abandoning:
                 if finite.any_nonfinite([tensor]):
                     window.bad_before_repair = self._given_up.gradients(window)
         return True
+
+    def _is_of_others(self, window: Window) -> bool:
+        """Whether each bad loss of this step was judged by the guard of another optimizer, whose step it belongs to."""
+        bad = [micro for micro in window.micros if micro.bad]
+        return bool(bad) and all(self._diagnosed.is_judged_by_another(self, micro.loss.total) for micro in bad)
+
+    def _give_up(self, window: Window, words: str) -> None:
+        """The script gives a bad step up. Many do so by clearing the gradients when they have the next batch."""
+        frames, self.frames = self.frames, []
+        newest = self._batches.last[-1] if self._batches.last else None
+        for micro in window.micros:
+            if micro.root_call is not None and not frames:
+                micro.root_call.passed = micro.root_call.origin is not newest
+        with seen_from(frames) if frames else contextlib.nullcontext():
+            self._given_up.step(window, words)
 
     def _abandon(self, loss: Tensor, call: RootCall | None, words: str) -> None:
         """The script makes no step from a bad loss: recorded as a step that it skipped."""

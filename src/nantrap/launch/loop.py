@@ -48,7 +48,7 @@ from nantrap.launch.replicas import Comparison
 from nantrap.launch.roots import ModuleGroup
 from nantrap.launch.shared import Shared
 from nantrap.locate.autopsy import examine
-from nantrap.locate.caller import KeptFrame, keep_frames, seen_from
+from nantrap.locate.caller import seen_from
 from nantrap.locate.kept import note_loss_part
 from nantrap.record import History
 
@@ -173,7 +173,6 @@ class ScriptLoop:
         self._asked.open = self._asked.open or self._always_asks
         self._activity = shared.activity
         self._batches = shared.batches
-        self._diagnosed = shared.diagnosed
         self._position = Position(parts, shared, checks_epochs=checks_epochs)
         self._given_up = GivenUp(parts, self.driver, self.collector, self._activity)
         self.abandoning = Abandoning(
@@ -187,7 +186,6 @@ class ScriptLoop:
         )
         self._habits = Habits(parts.recorder.say)
         self._micros_last_time = 1
-        self._bad_frames: list[KeptFrame] = []
         self._in_backward = False
 
     @property
@@ -255,7 +253,7 @@ class ScriptLoop:
                     self._position.note(call, bad=True)
                 with self._activity.of_guard():
                     micro.evidence = examine(loss, call)
-                self._bad_frames = self._bad_frames or keep_frames()
+                self.abandoning.keep_frames()
                 if self._drops(window, alone=alone):
                     self._given_up.micro_batch(window, micro)
                     return
@@ -321,14 +319,16 @@ class ScriptLoop:
             driver.scaling.use(scaler)
         protected.result = None
         self._activity.busy = True
-        frames, self._bad_frames = self._bad_frames, []
+        frames = self.abandoning.frames
+        if frames:
+            self.abandoning.frames = []
         try:
             with seen_from(frames) if frames else contextlib.nullcontext():
                 outcome = run_step(self.parts, driver, window) if judge is None else judge(window)
             # a step that a scaler left out, to search its scale, has no incident and was not refused
             self.refused = not outcome.applied and outcome.incident is not None
             if self.refused:
-                self._diagnosed.judge(self, [micro.loss.total for micro in window.micros if micro.bad])
+                self.abandoning.note_judged(window)
             if self.parts.recovery.acts_after_steps:
                 self.parts.recovery.after_step(outcome)
             if self.comparison is not None:
@@ -356,42 +356,24 @@ class ScriptLoop:
         window = self.collector.window
         if window is None or self._activity.busy:
             return
-        if not self.evaluating and window.micros and not self._is_of_others(window) and self._given_up.is_bad(window):
-            self._give_up(window, "the script cleared the gradients of this step instead of making it")
+        if not self.evaluating:
+            self.abandoning.clears(window)
         self.collector.window = None
         self.driver.clipped_norm = None
         if not self.evaluating:
-            self._bad_frames, self._asked.data = [], None
+            self._asked.data = None
             self._given_up.buffers()
-
-    def _is_of_others(self, window: Window) -> bool:
-        """Whether each bad loss of this step was judged by the guard of another optimizer, whose step it belongs to."""
-        bad = [micro for micro in window.micros if micro.bad]
-        return bool(bad) and all(self._diagnosed.is_judged_by_another(self, micro.loss.total) for micro in bad)
-
-    def _give_up(self, window: Window, words: str) -> None:
-        """The script gives a bad step up. Many do so by clearing the gradients when they have the next batch."""
-        frames, self._bad_frames = self._bad_frames, []
-        newest = self._batches.last[-1] if self._batches.last else None
-        for micro in window.micros:
-            if micro.root_call is not None and not frames:
-                micro.root_call.passed = micro.root_call.origin is not newest
-        with seen_from(frames) if frames else contextlib.nullcontext():
-            self._given_up.step(window, words)
 
     def bad_norm(self) -> None:
         """The script clips, and the norm is not finite: where it is now, its variables belong to the bad batch."""
-        self._bad_frames = self._bad_frames or keep_frames()
+        self.abandoning.keep_frames()
 
     def leave(self) -> None:
         """The script begins an evaluation, a save or its end: a forward pass without a backward pass is abandoned."""
         if not self._activity.busy:
             self.abandoning.record_abandoned()
-            window = self.collector.window
-            if window is not None and window.micros and window.micros[-1].bad and not self._is_of_others(window):
-                self._give_up(window, "the script made no step from this loss")
-                self.collector.window = window = None
-            if window is None:
+            self.abandoning.leaves()
+            if self.collector.window is None:
                 self._given_up.buffers()
 
     def _reaches(self, loss: Tensor) -> bool:
