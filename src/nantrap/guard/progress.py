@@ -10,9 +10,10 @@ from dataclasses import dataclass, field
 class Progress:
     """The number of the step that is being made, and the loop's own position where it is given.
 
-    `samples` are the dataset's indices of the samples in the batch; `loaded` tells that the model's weights were loaded
+    `samples` are the dataset's indices of the samples in the batch; `loaded` says that the model's weights were loaded
     since the last step; `cleaned` counts the samples of this step in which the script replaced non-finite values.
-    `told_epoch` and `told_batch` are what a framework says: it knows where a resumed run is, a data loader does not.
+    `framework_epoch` and `framework_batch` are what a framework says: it knows where a resumed run is, and a data
+    loader does not.
     """
 
     step: int = 0
@@ -21,8 +22,8 @@ class Progress:
     samples: tuple[int, ...] = ()
     loaded: bool = False
     cleaned: int = 0
-    told_epoch: int | None = None
-    told_batch: int | None = None
+    framework_epoch: int | None = None
+    framework_batch: int | None = None
 
 
 @dataclass(slots=True)

@@ -140,9 +140,9 @@ class Adapter:
         """Where the framework's loop is, for journal and messages; without a batch, the data loader counts."""
         for loop in self.loops():
             progress = loop.parts.progress
-            progress.epoch = progress.told_epoch = epoch
+            progress.epoch = progress.framework_epoch = epoch
             if batch is not None:
-                progress.batch = progress.told_batch = batch
+                progress.batch = progress.framework_batch = batch
 
     def continue_at(self, step: int) -> None:
         """The framework has restored a run that had made this many steps: they are counted on from there."""

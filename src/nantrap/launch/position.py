@@ -40,11 +40,11 @@ class Position:
                 check_state(self._parts, in_forward=True)
         elif self._is_known:  # the position of the step before would be wrong
             progress = self._parts.progress
-            progress.epoch, progress.batch = progress.told_epoch, progress.told_batch
+            progress.epoch, progress.batch = progress.framework_epoch, progress.framework_batch
 
     def move_to(self, batch: LoadedBatch) -> None:
         """The next step is made of this batch, or leaves it out."""
         self._is_known = True
         progress = self._parts.progress
-        progress.epoch = batch.epoch if progress.told_epoch is None else progress.told_epoch
-        progress.batch = batch.number if progress.told_batch is None else progress.told_batch
+        progress.epoch = batch.epoch if progress.framework_epoch is None else progress.framework_epoch
+        progress.batch = batch.number if progress.framework_batch is None else progress.framework_batch
