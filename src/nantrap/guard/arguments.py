@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -62,3 +62,15 @@ def checked_position(*, epoch: Any, batch: Any, samples: Iterable[Any]) -> tuple
         return tuple(operator.index(sample) for sample in samples)
     except TypeError:
         raise UsageError(f"guard.set_position(samples={samples!r}): expected whole numbers") from None
+
+
+def as_metrics(metrics: object) -> Mapping[str, float]:
+    """Check what `log_eval` was given."""
+    if not isinstance(metrics, Mapping):
+        raise UsageError(f"guard.log_eval(step, metrics): metrics is a dict of names to numbers, got {metrics!r}")
+    for name, value in metrics.items():
+        try:
+            float(value)
+        except (TypeError, ValueError, RuntimeError):
+            raise UsageError(f"guard.log_eval(step, metrics): {name}={value!r} is not a number") from None
+    return metrics

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nantrap.errors import UsageError
-from nantrap.guard.arguments import as_modules, check_arguments, check_listeners, checked_position
+from nantrap.guard.arguments import as_metrics, as_modules, check_arguments, check_listeners, checked_position
 from nantrap.guard.batch_check import check_batches
 from nantrap.guard.closure import attempt_with_closure
 from nantrap.guard.collect import Collector
@@ -25,7 +25,6 @@ from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import make_parts
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Tally
-from nantrap.guard.recorder import as_metrics
 from nantrap.guard.state.anchors import Attempt
 from nantrap.guard.state.ema import ema_update
 from nantrap.guard.state.protected import needs_closure
@@ -159,7 +158,7 @@ class Guard:
         self._collector = Collector(model, self._parts, self._driver)
         _guarded.add(optimizer)
         # also without close(): when the guard is dropped, and at the end of the program
-        self._goodbye = weakref.finalize(self, end_run, self._parts.recorder, self._parts.recovery)
+        self._end_run = weakref.finalize(self, end_run, self._parts.recorder, self._parts.recovery)
 
     # ---- what is known of the run
 
@@ -413,7 +412,7 @@ class Guard:
             if self._late is not None:
                 self._late.judge_last()
         finally:
-            self._goodbye()
+            self._end_run()
             self._parts.recovery.close()
 
     def __enter__(self) -> Guard:

@@ -18,7 +18,6 @@ from typing import Any
 
 from torch import Tensor
 
-from nantrap.errors import UsageError
 from nantrap.guard.bundling import write_incident
 from nantrap.guard.drafts import Draft
 from nantrap.guard.messages import LONGEST_LINE
@@ -394,15 +393,3 @@ def _short(incident: Incident) -> dict[str, Any]:
         "cause": None if cause is None else cause.slug,
     }
     return short if incident.restored_step is None else {**short, "restored_step": incident.restored_step}
-
-
-def as_metrics(metrics: object) -> Mapping[str, float]:
-    """Check what `log_eval` was given."""
-    if not isinstance(metrics, Mapping):
-        raise UsageError(f"guard.log_eval(step, metrics): metrics is a dict of names to numbers, got {metrics!r}")
-    for name, value in metrics.items():
-        try:
-            float(value)
-        except (TypeError, ValueError, RuntimeError):
-            raise UsageError(f"guard.log_eval(step, metrics): {name}={value!r} is not a number") from None
-    return metrics
