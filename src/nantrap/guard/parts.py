@@ -50,8 +50,8 @@ class Parts:
         scaling: the loss scale.
         ranks: the ranks that decide together.
         watch: watched values, or `None` without any.
-        spikes: the statistic of loss and gradient norm, or `None` if the policy does not look.
-        ranges: the usual range of batches, or `None` if the policy does not look.
+        spikes: the statistic of loss and gradient norm, or `None` if the policy does not check it.
+        ranges: the usual range of batches, or `None` if the policy does not check it.
         sampler: how large the outputs of modules are, in a few steps.
         ladder: skip, roll back, stop.
         recovery: older states and checkpoints.

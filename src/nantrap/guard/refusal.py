@@ -5,7 +5,7 @@
     record     refuse                  the incident is final: bundle, journal line, message, tally
 
 `run_step` calls these in order. `refuse_dropped`, `refuse_batch` and `refuse_exception` end steps that never came to a
-gradient.
+gradient. `put_back_buffers` is for a bad step that this rank may not refuse alone.
 """
 
 from __future__ import annotations
@@ -117,6 +117,23 @@ def spoiled_on_any(parts: Parts, incident: Incident) -> str:
     return next((f"on rank {rank} {words}" for rank, words in told.items()), "")
 
 
+def put_back_buffers(parts: Parts, window: Window, reading: Reading) -> None:
+    """The step is applied, as on the other ranks; the buffers that became non-finite here are put back.
+
+    Ranks that exchange nothing (`Join`, a rank without a guard) all apply a step whose averaged gradients are finite.
+    Buffers are each rank's own, so a rank can put them back without the others.
+    """
+    verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
+    micro = reading.guilty or window.micros[-1]
+    observation = observe(parts.protected, micro, reading.norm, verdict=verdict, buffers_bad=True, copy_gradients=True)
+    names = ", ".join(found.name for found in observation.findings if found.kind == "buffer")
+    with parts.protected.kept():
+        draft = parts.diagnosis.draft(observation)
+    parts.protected.buffers.restore()
+    words = f"the step was applied, because the other ranks cannot be told here; put back on this rank: {names}"
+    window.drafts.append((draft, words))
+
+
 def refuse(
     parts: Parts,
     driver: Driver,
@@ -187,6 +204,4 @@ def bad_reading(window: Window, reading: Reading, observation: Observation) -> R
     if observation.spike or not observation.values or window.separate:
         return reading
     micro, values = observation.micro, observation.values
-    named = micro.loss.named(list(values[1:]))
-    terms = {name: value * micro.factor for name, value in named.items()}
-    return reading._replace(loss=values[0] * micro.factor, terms=terms)
+    return reading._replace(loss=values[0] * micro.factor, terms=micro.terms(values))

@@ -20,7 +20,6 @@ import torch
 from torch import Tensor
 
 from nantrap import finite
-from nantrap.guard.apart import put_back_buffers
 from nantrap.guard.driver import Driver
 from nantrap.guard.heads import drop_bad_heads, left_out_in_words
 from nantrap.guard.judge import APPLY, APPLY_CAREFULLY, Decision, Flags, Kind, Verdict, judge
@@ -30,7 +29,7 @@ from nantrap.guard.observation import Observation
 from nantrap.guard.outcome import Outcome
 from nantrap.guard.parts import Parts
 from nantrap.guard.reading import NOTHING, Reading
-from nantrap.guard.refusal import bad_reading, contain, observe_step, refuse, refuse_dropped
+from nantrap.guard.refusal import bad_reading, contain, observe_step, put_back_buffers, refuse, refuse_dropped
 from nantrap.guard.state.rates import current_rates
 from nantrap.guard.watching.ranges import outside_in_words
 from nantrap.guard.window import Window
@@ -87,23 +86,19 @@ def gather(parts: Parts, driver: Driver, window: Window) -> bool:
 
 def read(parts: Parts, driver: Driver, window: Window) -> Reading:
     """Everything the host needs to know of this step, in a single transfer."""
-    protected, scaling = parts.protected, driver.scaling
+    protected = parts.protected
     norm = driver.norm()
     groups = protected.optimizer.param_groups
     rates = (float(groups[0]["lr"]),) if len(groups) == 1 else current_rates(protected.optimizer)
-    judged = window.separate and not window.buffers_unjudged if window.judged else False
-    largest = protected.buffers.largest() if protected.has_buffers and not judged else None
+    buffers_judged = window.judged and window.separate and not window.buffers_unjudged
+    largest = protected.buffers.largest() if protected.has_buffers and not buffers_judged else None
     micros = window.micros
-    if (
-        len(micros) != 1
-        or micros[0].values is None
-        or parts.watch is not None
-        or scaling.enabled
-        or window.judged
-        or not (largest is None or (largest.dtype is norm.dtype and largest.device == norm.device))
-    ):
+    loss_is_read = len(micros) == 1 and micros[0].values is not None and not window.judged
+    nothing_else = parts.watch is None and not driver.scaling.enabled
+    fits_in_one_tensor = largest is None or (largest.dtype is norm.dtype and largest.device == norm.device)
+    if not (loss_is_read and nothing_else and fits_in_one_tensor):
         return _read_all(parts, driver, window, norm, rates, largest)
-    # the usual case: nothing is left to read but the norm and, with buffers, whether they are finite
+    # the usual case: only the norm is left to read and, with buffers, whether they are finite
     if largest is None:
         value, buffers_bad = finite.value_of(norm), False
     else:
@@ -119,7 +114,7 @@ def read(parts: Parts, driver: Driver, window: Window) -> Reading:
     if len(values) == 1 and math.isfinite(loss):
         return Reading(value, loss * micro.factor, NOTHING, rates, NOTHING, None, buffers_bad)
     guilty = micro if micro.bad else None
-    return Reading(value, loss * micro.factor, window_terms(window), rates, NOTHING, None, buffers_bad, guilty)
+    return Reading(value, loss * micro.factor, micro.terms(values), rates, NOTHING, None, buffers_bad, guilty)
 
 
 def _read_all(
@@ -163,14 +158,7 @@ def without_bad_heads(parts: Parts, driver: Driver, window: Window, reading: Rea
         return reading
     assert micro.values is not None
     norm = finite.read([driver.norm()])[0]
-    return reading._replace(norm=norm, loss=micro.values[0] * micro.factor, terms=window_terms(window))
-
-
-def window_terms(window: Window) -> dict[str, float]:
-    """The named loss terms of a step with one micro-batch."""
-    micro = window.micros[0]
-    named = micro.loss.named((micro.values or [])[1:])
-    return named if micro.factor == 1.0 else {name: value * micro.factor for name, value in named.items()}
+    return reading._replace(norm=norm, loss=micro.values[0] * micro.factor, terms=micro.terms(micro.values))
 
 
 def confirmed_norm(parts: Parts, driver: Driver, norm: float) -> float:
@@ -192,17 +180,24 @@ def decide(parts: Parts, driver: Driver, window: Window, reading: Reading) -> De
     limit = driver.max_grad_norm
     norm, spikes = reading.norm, parts.spikes
     careful = parts.protected.needs_care(norm if limit is None or norm < limit else limit)
-    norm_bad = not math.isfinite(norm)
-    local_bad = reading.guilty is not None or reading.buffers_bad
-    spike = (
-        spikes is not None
-        and (reading.loss > spikes.loss_limit or norm > spikes.norm_limit)
-        and not (norm_bad or local_bad)
-        and _is_skipped_spike(parts, reading)
-    ) or (parts.ranges is not None and _is_skipped_batch(parts))
-    ranks = parts.ranks
-    if not (norm_bad or local_bad or spike or ranks.together):
+    bad = not math.isfinite(norm) or reading.guilty is not None or reading.buffers_bad
+    spike = False
+    if spikes is not None and (reading.loss > spikes.loss_limit or norm > spikes.norm_limit) and not bad:
+        spike = _is_skipped_spike(parts, reading)
+    if parts.ranges is not None and _is_skipped_batch(parts):
+        spike = True
+    if not (bad or spike or parts.ranks.together):
         return APPLY_CAREFULLY if careful else APPLY
+    return _decide_together(parts, driver, window, reading, careful=careful, spike=spike)
+
+
+def _decide_together(
+    parts: Parts, driver: Driver, window: Window, reading: Reading, *, careful: bool, spike: bool
+) -> Decision:
+    """The decision of all ranks on a step that is not simply healthy on one of them, or that they always share."""
+    ranks = parts.ranks
+    norm_bad = not math.isfinite(reading.norm)
+    local_bad = reading.guilty is not None or reading.buffers_bad
     signalled = False
     if ranks.silent:
         if norm_bad:
@@ -215,12 +210,12 @@ def decide(parts: Parts, driver: Driver, window: Window, reading: Reading) -> De
     # several ranks ask each other about the scale, so all of them do: also one that has another reason
     overflow = norm_bad and (ranks.together or not local_bad)
     probing = overflow and driver.scaling.is_probing() and _is_the_scale(parts, window) and not local_bad
-    harmful = norm_bad and not probing
+    symptom = harmful = norm_bad and not probing
     if signalled:
         harmful = not math.isfinite(without_signal(parts, driver, reading).norm)
     flags = Flags(
         origin=local_bad,
-        symptom=norm_bad and not probing,
+        symptom=symptom,
         harmful=harmful or reading.buffers_bad,
         careful=careful,
         probing=probing,
@@ -231,8 +226,7 @@ def decide(parts: Parts, driver: Driver, window: Window, reading: Reading) -> De
     decision = judge(ranks.agree(flags), parts.policy)
     if decision.kind is Kind.APPLY and not decision.verdict.careful and ranks.talking:
         ranks.averaged.begin()
-    outside = parts.ranges is not None and bool(parts.ranges.findings)
-    if decision.spike and not outside and parts.spikes is not None and not parts.spikes.may_skip():
+    if decision.spike and _is_new_level(parts):
         parts.recorder.say(f"step {parts.progress.step:,}: the spike lasts; the new level is accepted")
         return Decision(Kind.APPLY, decision.verdict)
     return decision
@@ -257,6 +251,12 @@ def _is_skipped_spike(parts: Parts, reading: Reading) -> bool:
     for spike in found:
         parts.recorder.say_spike(spike.note)
     return False
+
+
+def _is_new_level(parts: Parts) -> bool:
+    """Whether as many spikes in a row were skipped as the policy skips: then loss or gradients have a new level."""
+    outside = parts.ranges is not None and parts.ranges.findings
+    return not outside and parts.spikes is not None and not parts.spikes.skips_one_more()
 
 
 def _is_skipped_batch(parts: Parts) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,6 +48,10 @@ class Micro:
     given: Mapping[str, Tensor | float] | None = None
     absent: frozenset[str] = frozenset()
     position: tuple[int | None, int | None] | None = None
+
+    def terms(self, values: Sequence[float]) -> dict[str, float]:
+        """The named terms of the loss as they enter the step, from the values of the loss and its terms."""
+        return {name: value * self.factor for name, value in self.loss.named(list(values[1:])).items()}
 
     @property
     def bad(self) -> bool:
@@ -115,8 +119,8 @@ class Window:
             self.loss = math.nan
             return
         self.loss += micro.values[0] * micro.factor
-        for name, value in micro.loss.named(micro.values[1:]).items():
-            self.terms[name] = self.terms.get(name, 0.0) + value * micro.factor
+        for name, value in micro.terms(micro.values).items():
+            self.terms[name] = self.terms.get(name, 0.0) + value
 
     def stash(self, parameters: list[nn.Parameter]) -> None:
         """Add the gradients that are in the parameters to those kept aside, and clear them."""

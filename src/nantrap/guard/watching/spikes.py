@@ -96,8 +96,8 @@ class Spikes:
                 found.append(Finding("spike", name, "forward", value=value, note=text))
         return found
 
-    def may_skip(self) -> bool:
-        """Whether a spike is skipped. More of them in a row than the policy skips are no spike but a new level."""
+    def skips_one_more(self) -> bool:
+        """Count a spike that is to be skipped. `False` if the policy does not skip that many in a row: a new level."""
         self._skipped_in_a_row += 1
         return self._skipped_in_a_row <= self._policy.max_consecutive_skips
 
