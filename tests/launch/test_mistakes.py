@@ -43,7 +43,7 @@ FROZEN = (
 )
 ANOTHER = (
     "no gradient reaches the optimizer: the loss depends on none of its 6 parameters, but on 6 others. The model was "
-    "made, copied or loaded anew after the optimizer (NT877 optimizer_of_another_model)"
+    "made, copied or loaded again after the optimizer (NT877 optimizer_of_another_model)"
 )
 REASONS = {"frozen": (frozen, FROZEN), "made again": (made_again, ANOTHER)}
 

@@ -60,7 +60,7 @@ class Audit:
             "--workers",
             type=_count,
             metavar="N",
-            help="threads that read (default: one per core, at most 4), or tasks of Ray at once",
+            help="threads that read (default: one per core, at most 4), or Ray tasks that run in parallel",
         )
         parser.add_argument(
             "--engine",

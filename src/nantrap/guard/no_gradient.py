@@ -31,6 +31,6 @@ def why_no_gradient(loss: Tensor, parameters: Sequence[Tensor]) -> str:
     if leaves and not any(id(leaf) in ours for leaf in leaves) and len(leaves) >= len(parameters):
         return (
             f"no gradient reaches the optimizer: the loss depends on none of its {owned}, but on {len(leaves):,} "
-            "others. The model was made, copied or loaded anew after the optimizer (NT877 optimizer_of_another_model)"
+            "others. The model was made, copied or loaded again after the optimizer (NT877 optimizer_of_another_model)"
         )
     return ""

@@ -130,7 +130,7 @@ def put_back_buffers(parts: Parts, window: Window, reading: Reading) -> None:
     with parts.protected.kept():
         draft = parts.diagnosis.draft(observation)
     parts.protected.buffers.restore()
-    words = f"the step was applied, because the other ranks cannot be told here; put back on this rank: {names}"
+    words = f"the step was applied, because this rank cannot inform the others here; put back on this rank: {names}"
     window.drafts.append((draft, words))
 
 

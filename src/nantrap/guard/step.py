@@ -150,7 +150,7 @@ def _read_all(
 
 
 def without_bad_heads(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Reading:
-    """With `bad_terms="drop"` and a bad gradient: the reading of the good loss terms alone, if they can be told."""
+    """With `bad_terms="drop"` and a bad gradient: the reading without the terms that make it bad."""
     micro = window.micros[0]
     if len(window.micros) > 1 or window.judged or reading.buffers_bad:
         return reading
@@ -233,7 +233,7 @@ def _decide_together(
 
 
 def without_signal(parts: Parts, driver: Driver, reading: Reading) -> Reading:
-    """The reading without the NaN by which a rank told the others of something else than gradients."""
+    """The reading without the NaN by which a rank informs the others of something other than gradients."""
     parts.ranks.averaged.take_back()
     norm = finite.value_of(finite.gradient_norm(parts.protected.members.gradients()))
     return reading._replace(norm=norm if math.isfinite(norm) else confirmed_norm(parts, driver, norm))

@@ -35,7 +35,7 @@ def finite_loss(window: Window) -> Iterator[Finding]:
             "loss_finite",
             "unknown",
             "the log has no loss",
-            help="it is looked for under loss, train_loss, train/loss, total_loss and similar names",
+            help="known names are loss, train_loss, train/loss, total_loss and similar ones",
         )
         return
     bad = ~np.isfinite(loss.value)

@@ -110,7 +110,7 @@ compiler_listens: Any = _eval_frame_callback if _COUNTS_REFERENCES else _compile
 def leave_uncompiled(function: Any) -> None:
     """The frame of a function is never compiled by itself, as those of PyTorch are not; what it calls may be.
 
-    Where the compiler ends a graph at a call of `DistributedDataParallel`, it begins anew in our function, and would
+    Where the compiler ends a graph at a call of `DistributedDataParallel`, it begins again in our function, and would
     compile it once for each class of module.
     """
     compiler: Any = torch._C._dynamo.eval_frame

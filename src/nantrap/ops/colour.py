@@ -1,7 +1,7 @@
 """Token ids as colours and back, for models that read text as an image.
 
 id = r + 256·g + 65,536·b, each channel scaled to [-1, 1]. The plain arithmetic never fails: -1 % 256 is 255, an id of
-2²⁴ wraps to black, and NaN becomes some integer. Every one of these is a wrong token without a word, so both
+2²⁴ wraps to black, and NaN becomes some integer. Every one of these is a wrong token without an error, so both
 directions check their input and name the first offender. The check reads one value back from the device; it is the
 only operation here that does, and `check=False` leaves it out.
 """

@@ -76,7 +76,7 @@ def _group(
     did = ", ".join(f"{number_:,} {words.VERBS[action]}" for action, number_ in done.items() if number_)
     title = entry.title if cause is None or cause.slug != "unknown" else cause.summary or entry.title
     if cause is None and slug is None:
-        title = "not applied, no cause was looked for" if incident is None else words.what(incident)
+        title = "not applied, not diagnosed" if incident is None else words.what(incident)
     return Group(
         number=number,
         code=cause.code if cause is not None else entry.code,

@@ -1,4 +1,4 @@
-"""Two ranks that go round DistributedDataParallel: different weights are reported, and no rank waits for another."""
+"""Two ranks that bypass DistributedDataParallel: different weights are reported, and no rank waits for another."""
 
 from __future__ import annotations
 

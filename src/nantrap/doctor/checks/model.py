@@ -70,9 +70,9 @@ TINY_EPS: Final = 1e-16
 
 @source_check("NT867", "ddp_bypassed")
 def ddp_bypassed(module: Module, repository: Repository) -> Iterator[Found]:
-    """The loss is computed by model.module, around DistributedDataParallel.
+    """The loss is computed by model.module, which bypasses DistributedDataParallel.
 
-    DDP averages the gradients in hooks that its own forward sets up. Calling the wrapped module directly goes around
+    DDP averages the gradients in hooks that its own forward sets up. Calling the wrapped module directly bypasses
     them: each rank trains its own model, and the ranks drift apart.
 
     Example:
@@ -105,7 +105,7 @@ def ddp_bypassed(module: Module, repository: Repository) -> Iterator[Found]:
                 "high",
                 call.lineno,
                 ast.unparse(call.func),
-                f"{ast.unparse(call.func)}(...) goes around DistributedDataParallel: gradients are not averaged",
+                f"{ast.unparse(call.func)}(...) bypasses DistributedDataParallel: gradients are not averaged",
                 "call the wrapped model itself",
             )
 

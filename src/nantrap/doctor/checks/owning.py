@@ -105,7 +105,7 @@ def optimizer_frozen(module: Module, repository: Repository) -> Iterator[Found]:
 def optimizer_of_another_model(module: Module, repository: Repository) -> Iterator[Found]:
     """The model was made again after the optimizer.
 
-    An optimizer holds the parameters that it was given. If the model is made, copied or loaded anew after that, the
+    An optimizer holds the parameters that it was given. If the model is made, copied or loaded again after that, the
     loss is computed by parameters that no optimizer changes, and the optimizer changes parameters that nothing uses.
 
     Example:

@@ -75,7 +75,7 @@ def precision_mismatch(source: Source, repository: Repository) -> Iterator[Found
 def both_half_flags(source: Source, repository: Repository) -> Iterator[Found]:
     """fp16 and bf16 are both switched on.
 
-    The two exclude each other. Some trainers stop with an error, others take one of them without a word.
+    The two exclude each other. Some trainers stop with an error, others silently take one of them.
 
     Example:
         training:

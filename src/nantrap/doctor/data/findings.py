@@ -83,7 +83,7 @@ _TABLE: Final = (
     Rule(
         "NT160",
         "empty_mask",
-        "a row of a mask has no one in it",
+        "a row of a mask holds no 1",
         "softmax over a row with nothing to attend to is NaN; give the row one valid position",
     ),
     Rule(

@@ -40,7 +40,7 @@ def check_guard(subject: Subject) -> Check:
     broken = [kind for kind, verdict in verdicts.items() if verdict is False]
     skipped = [kind for kind, verdict in verdicts.items() if verdict is None]
     values = {"held": held, "broken": broken, "not_applicable": skipped}
-    text = f"{len(held)} of {len(held) + len(broken)} kinds of faults held: {', '.join(held)}"
+    text = f"{len(held)} of {len(held) + len(broken)} kinds of faults contained: {', '.join(held)}"
     if broken:
         return Check("guard", "fail", f"not held: {', '.join(broken)}", "report this loop to the project", values)
     return Check("guard", "ok", text, values=values)

@@ -33,7 +33,7 @@ def check_margins(subject: Subject) -> Iterator[Check]:
         "margin: learning rate",
         lambda factor: _trains(subject, factor),
         f"from {rate:g}, {_STEPS} steps",
-        "a little more and training diverges: lower the learning rate, or warm it up",
+        "ten times the learning rate diverges: lower it, or warm it up",
     )
     if inputs:
         yield _margin("margin: input scale", lambda factor: _holds(subject, inputs=factor), "one step")

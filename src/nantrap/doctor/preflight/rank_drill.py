@@ -112,9 +112,11 @@ def _judge(found: list[dict[str, Any]]) -> Check:
         (held if good and (second["applied"] == expected or tolerated) else broken).append(kind)
     values = {"held": held, "broken": broken, "ranks": _RANKS}
     if broken:
-        text = f"a fault on rank 1 is not held: {', '.join(broken)}"
+        text = f"a fault on rank 1 is not contained: {', '.join(broken)}"
         return Check(_NAME, "fail", text, "report this loop to the project", values)
-    text = f"a fault on rank 1 is held on both ({', '.join(held)}): the same step is skipped, the weights stay equal"
+    text = (
+        f"a fault on rank 1 is contained on both ({', '.join(held)}): the same step is skipped, the weights stay equal"
+    )
     return Check(_NAME, "ok", text, values=values)
 
 

@@ -96,7 +96,7 @@ def _mended(source: Source, setting: Setting, codes: set[str]) -> tuple[Any, str
 
 
 def _mends(source: Source, setting: Setting) -> Iterator[tuple[str, Any, str]]:
-    """The values that mend a finding about a setting, with the finding's code and why."""
+    """The values that fix a finding about a setting, with the finding's code and why."""
     key = setting.key
     if key == "lr":
         yield "NT810", 1e-4, "1e-4 is a usual learning rate for Adam"

@@ -1,4 +1,4 @@
-"""Steps that go round DistributedDataParallel: the ranks' parameters are compared, and no rank waits for another.
+"""Steps that bypass DistributedDataParallel: the ranks' parameters are compared, and no rank waits for another.
 
 `model.module(batch)` in place of `model(batch)` averages no gradients, and each rank trains its own model. No rank
 knows whether the others make the same step, so none may wait for them. Each writes the checksum of its parameters into

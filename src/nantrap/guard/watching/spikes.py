@@ -102,7 +102,7 @@ class Spikes:
         return self._skipped_in_a_row <= self._policy.max_consecutive_skips
 
     def absorb(self) -> None:
-        """Let the fresh steps into the statistic, and take the limits anew."""
+        """Let the fresh steps into the statistic, and compute the limits again."""
         if self.fresh:
             self._skipped_in_a_row = 0
         for loss, norm in self.fresh:

@@ -78,7 +78,7 @@ class Cache:
         return {"first": first, "last": last, "width": join * BUCKET, "columns": columns, "marks": marks}
 
     def state(self, path: str) -> tuple[int, int, Counts]:
-        """How far a journal was read (inode, offset), and its counts up to there; -1 and 0 if it must be read anew."""
+        """How far a journal was read (inode, offset), and its counts up to there; -1 and 0 if it must be read again."""
         with self._lock:
             found = self._database.execute("SELECT inode, offset, counts FROM scans WHERE path = ?", (path,)).fetchone()
         if found is None:

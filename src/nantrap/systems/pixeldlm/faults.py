@@ -390,7 +390,7 @@ FAULTS = (
             "The scaler begins each epoch at 65,536 and must find its scale again; every try is a skipped step. Epochs "
             "here are 10 steps, and gradients are large enough that it has to search."
         ),
-        damage="Most steps of every epoch are skipped, without a word.",
+        damage="Most steps of every epoch are skipped silently.",
         answer="One scaler for the run: it searches once, which is normal and no incident.",
         parts={"begin_epoch": new_scaler},
         settings={**_HALF, "training.loss_weight": 1024.0, "model.known_frequencies": False},
@@ -401,9 +401,9 @@ FAULTS = (
         name="clip_before_unscale",
         title="gradients clipped while they are still multiplied by the loss scale",
         story=(
-            "The norm of scaled gradients is thousands, so clipping to 1 always bites, and unscaling then leaves "
-            "1/65,536. SGD does not move. AdamW divides by the gradient's size and hardly notices, until a model is so "
-            "large that what is left lies below its eps."
+            "The norm of scaled gradients is thousands, so clipping to 1 always applies, and unscaling then leaves "
+            "1/65,536. SGD does not move. AdamW divides by the gradient's size and is hardly affected, until a model "
+            "is so large that what is left lies below its eps."
         ),
         damage="Finite in every step, and nothing is learned.",
         answer="The guard unscales before it clips: with it the fault cannot happen.",

@@ -249,7 +249,7 @@ def floor_as_factor(optimizer: Optimizer, trainer: TrainerSettings) -> LambdaLR:
 
 
 def around_the_wrapper(model: nn.Module, batch: Batch) -> dict[str, Tensor]:
-    """`model.module.training_step(batch)`: goes round DistributedDataParallel, whose forward is never called."""
+    """`model.module.training_step(batch)`: bypasses DistributedDataParallel, whose forward is never called."""
     inner = model.module if isinstance(model, nn.parallel.DistributedDataParallel) else model
     assert isinstance(inner, RadioDiff)
     return inner.training_step(batch)

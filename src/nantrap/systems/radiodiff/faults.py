@@ -262,7 +262,7 @@ FAULTS = (
     ),
     Fault(
         name="around_ddp",
-        title="`model.module.training_step` goes round DistributedDataParallel",
+        title="`model.module.training_step` bypasses DistributedDataParallel",
         story=(
             "The trainer calls a method of the inner module. DistributedDataParallel averages gradients only for what "
             "went through its own forward, so each rank trains its own model, on its half of the data."

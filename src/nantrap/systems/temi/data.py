@@ -54,7 +54,7 @@ def check_embeddings(embeddings: Tensor, path: Path) -> None:
     if bad:
         raise FormatError(
             f"{path}: {summary(embeddings)}; the first of {len(bad)} bad rows is {bad[0]}. "
-            "Mend what makes them, then --force-recompute"
+            "Repair what makes them, then --force-recompute"
         )
 
 

@@ -86,7 +86,7 @@ NO_MASKED_TOKEN = Fault(
     title="a batch without a masked token gives a loss without a gradient function",
     story=(
         "Text is trained alone, one text at a time. At a small t none of its bytes is masked, which is the case for "
-        "one text of n bytes in n + 1. The loss is then `torch.tensor(0.0)`, and backward has nowhere to go."
+        "one text of n bytes in n + 1. The loss is then `torch.tensor(0.0)`, and backward has no graph to follow."
     ),
     damage="RuntimeError: element 0 of tensors does not require grad. The run is over.",
     answer="Ends as well, with an error that says what such a loss comes from; nothing of the step was applied.",

@@ -32,7 +32,7 @@ STREAM_GAIN = Fault(
     name="stream_gain",
     title="the wrapped block keeps its own skip: a gain of 1 + n/2 a block, float16",
     story=(
-        "A block of the ResNet was wrapped as it stood, with its own skip. It reads n streams by 1/2, so its skip "
+        "A block of the ResNet was wrapped unchanged, with its own skip. It reads n streams by 1/2, so its skip "
         "brings n/2 of the input back, on top of the streams themselves: 3 times the input for n = 4. Twelve blocks "
         "make 531,441 of 1, and float16 ends at 65,504. The GradScaler treats every step as an overflow."
     ),

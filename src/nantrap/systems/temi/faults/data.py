@@ -50,7 +50,7 @@ NAN_ROW = Fault(
     name="nan_row",
     title="one NaN embedding makes p_k NaN permanently",
     story=(
-        "One image could not be read, and its row in the cache is NaN. The cache is loaded without a look. When the "
+        "One image could not be read, and its row in the cache is NaN. The cache is loaded without a check. When the "
         "row comes into a batch, the forward pass writes NaN into p_k, the running mean of the teacher, before "
         "anything "
         "sees the loss. The loop reports a bad loss as 0.0 and continues; p_k stays NaN, and so does every later loss."
@@ -68,7 +68,7 @@ NAN_ROW = Fault(
         Remedy(
             name="reset p_k",
             story="A p_k that is NaN becomes even again at the beginning of an epoch.",
-            result="Learns from there to the next bad batch; the rest of that epoch is lost, without a word.",
+            result="Learns from there to the next bad batch; the rest of that epoch is lost silently.",
             parts={"begin_epoch": reset_p_k},
         ),
         CAUTION,
