@@ -688,4 +688,17 @@ PROGRAMS: dict[str, str] = {
         batches = [(x, torch.arange(6)[:, None] == (9 if i < 2 else 4)) for i, x in enumerate(batches)]
         def loss_fn(batch): return model(batch[0]).masked_fill(batch[1], -inf).logsumexp(-1).mean()
     """,
+    "a factor of 1e5 before a square in half": """
+        model = nn.Linear(4, 3, bias=False).half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        batches = [(x.half(), 1.0 if i < 2 else 2.0**17) for i, x in enumerate(batches)]
+        nn.init.constant_(model.weight, 1e-3)
+        def loss_fn(batch): return (model(batch[0].abs()) * batch[1]).float().square().mean()
+    """,
+    "a batch of one divided by its std": """
+        batches = [batches[0], batches[1], batches[2][:1]]
+        def loss_fn(x):
+            y = model(x)
+            return ((y - y.mean(0)) / y.std(0) * y).mean()
+    """,
 }

@@ -81,4 +81,15 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("nan in a cached table", "nan in the batch"): ("It was made before the replay",),
     ("qr of a zero column", "svd of the identity"): ("the step draws random numbers, and a part of the batch",),
     ("a rate of -1 in lgamma", "log of zero"): ("no cause could be established",),
+    ("a static scale of 2**20", "a factor of 1e5 before a square in half"): ("the loss is multiplied by",),
+    ("a factor of 1e5 before a square in half", "a static scale of 2**20"): (
+        "a gradient exceeds the range of float16 in the backward pass",
+        "with the loss divided by 65,536 the gradients are finite",
+        "the loss divided by 65,536: finite",
+        "which lowers the scale automatically, also below 1",
+    ),
+    ("a batch of one divided by its std", "std of one"): (
+        "with a deviation that is 1e-05 for one element the step is finite",
+        "a deviation of 0 gives 0/0 next",
+    ),
 }

@@ -85,7 +85,7 @@ TRIALS: dict[str, tuple[str, Callable[[Case], Trial], bool | None]] = {
     "fp32": (FORWARD, lambda case: case.lab.single_precision(), False),
     "without_samples": (FORWARD, lambda case: case.lab.without_samples((2,), 6), True),
     "without_other_samples": (FORWARD, lambda case: case.lab.without_samples((0, 1), 6), False),
-    "scale_one": (FORWARD, lambda case: case.lab.loss_scale_one(1024.0), False),
+    "loss_scaled": (FORWARD, lambda case: case.lab.loss_scaled(1 / 1024, "a loss scale of 1"), False),
     "replaced": (FORWARD, lambda case: case.lab.replaced(_line(case), "log", "safe_log"), True),
     "replaced_elsewhere": (FORWARD, lambda case: case.lab.replaced(_line(case), "acos", "safe_acos"), None),
     "weights": (FORWARD, lambda case: case.lab.with_weights("zero", "weights of 0", zero_weights(case)), False),
@@ -134,7 +134,7 @@ def test_a_trial_is_run_once_and_numbered(inspect_case: InspectCase) -> None:
 def test_the_control_of_each_harness_is_recorded(inspect_case: InspectCase) -> None:
     def look(case: Case) -> None:
         assert not case.lab.controls
-        trials = [case.lab.again(), case.lab.single_precision(), case.lab.loss_scale_one(2.0)]
+        trials = [case.lab.again(), case.lab.single_precision(), case.lab.loss_scaled(0.5, "half the loss")]
         assert [trial.harness for trial in trials] == ["none", "step", "step"]
         (control,) = case.lab.controls
         assert (control.number, control.name, control.harness) == (0, "control:step", "step")

@@ -203,6 +203,15 @@ def _var(x: Tensor, dim: Any = None, unbiased: bool = True, keepdim: bool = Fals
     return ops.safe_var(x, dim, correction=correction, keepdim=keepdim)
 
 
+def _above_zero(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The function plus an eps: what comes next may divide by it."""
+
+    def stable(*args: Any, **kwargs: Any) -> Tensor:
+        return function(*args, **kwargs) + USUAL_EPS
+
+    return stable
+
+
 def _log1p(x: Tensor) -> Tensor:
     return ops.safe_log(1 + x)
 
@@ -305,6 +314,7 @@ FAMILIES: dict[str, dict[str, Callable[..., Any]]] = {
         "cholesky_inverse": _on_regular(torch.cholesky_inverse),
     },
     "std": {"std": _std, "var": _var},
+    "std_above_zero": {"std": _above_zero(_std), "var": _above_zero(_var)},
     "domain": {
         **{name: _inside(getattr(torch, name), 1e-12, None) for name in ("sqrt", "rsqrt", "log", "log2", "log10")},
         "log1p": _inside(torch.log1p, -1 + 1e-6, None),

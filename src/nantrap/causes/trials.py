@@ -207,10 +207,9 @@ class Laboratory:
         """Another batch in place of the failed one."""
         return self.run(name, change, lambda: run_step(self._case, batch=batch), harness="step")
 
-    def loss_scale_one(self, scale: float) -> Trial:
-        """The gradients of the loss divided by its scale."""
-        change = f"a loss scale of 1 instead of {scale:g}"
-        return self.run("scale_one", change, lambda: run_step(self._case, seed=1.0 / scale), harness="step")
+    def loss_scaled(self, factor: float, change: str) -> Trial:
+        """The gradients of the loss times a factor."""
+        return self.run("loss_scaled", change, lambda: run_step(self._case, seed=factor), harness="step")
 
     def replaced(self, source: Source, family: str, instead: str) -> Trial:
         """The guilty call replaced by a stable one at its own line, and at others where the same call fails next."""

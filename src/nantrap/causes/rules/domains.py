@@ -5,13 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim, Has
-from nantrap.causes.facts import all_finite, share
+from nantrap.causes.facts import USUAL_EPS, all_finite, share
 from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
+
+
+_NOT_ZERO = (
+    "drop_last=True in the DataLoader, or divide by nantrap.ops.safe_std(x) + eps: a deviation of 0 gives 0/0 next"
+)
 
 
 @rule("std_of_one_element")
@@ -51,13 +56,18 @@ def std_of_one_element(case: Case) -> Claim | None:
 
     Proof:
         The number of elements in each group, minus the correction, is 0 or less: a measurement. The call is then
-        replaced by a safe deviation at its own line, and the step must be finite.
+        replaced by a safe deviation at its own line, plus an eps where the step divides by it, and the step must be
+        finite.
     """
     if case.op not in ("std", "var", "var_mean", "std_mean") or case.made != "nan" or case.output is None:
         return None
     count = case.inputs[0].numel() // max(1, case.output.numel())
     if count > 1:
         return None
+    trial = case.try_replacement("std", "nantrap.ops.safe_std")
+    divides = trial is not None and trial.finite is False
+    if divides:  # by a deviation of 0
+        trial = case.try_replacement("std_above_zero", f"nantrap.ops.safe_std plus {USUAL_EPS:g}")
     return Claim(
         "measured",
         "an unbiased standard deviation over one element is 0/0",
@@ -67,10 +77,10 @@ def std_of_one_element(case: Case) -> Claim | None:
                 f"{count} - 1 = {count - 1}"
             ),
         ),
-        trial=case.try_replacement("std", "nantrap.ops.safe_std"),
-        shows="with a deviation that is 0 for one element the step is finite",
-        help="correction=0, drop_last=True in the DataLoader, or nantrap.ops.safe_std(x)",
-        patch=True,
+        trial=trial,
+        shows=f"with a deviation that is {f'{USUAL_EPS:g}' if divides else '0'} for one element the step is finite",
+        help=_NOT_ZERO if divides else "correction=0, drop_last=True in the DataLoader, or nantrap.ops.safe_std(x)",
+        patch=not divides,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from nantrap.causes.amplifier import find_amplifier
 from nantrap.causes.claim import Claim
 from nantrap.causes.facts import rounded, share
 from nantrap.causes.registry import rule
@@ -245,14 +246,16 @@ def loss_scale_misuse(case: Case) -> Claim | None:
         that.
 
     Proof:
-        The step is run with a scale of 1 and must be finite, while it is non-finite with the scale.
+        The step is run with a scale of 1 and must be finite, while it is non-finite with the scale. Where the loss has
+        no scale and a gradient leaves the range of float16 all the same, the step is run with a loss divided by 65,536:
+        the backward pass is linear, so that only a gradient that was too large is finite then.
     """
     if case.phase != "backward" or case.trace is None or not case.any_half:
         return None
     scale = case.scale if case.scale and case.scale > 1 else _scale_by_hand(case)
     if scale is None:
         return _overflow_in_half_backward(case)
-    trial = case.lab.loss_scale_one(scale)
+    trial = case.lab.loss_scaled(1.0 / scale, f"a loss scale of 1 instead of {scale:g}")
     if not trial.finite:
         if trial.finite is False:
             case.refute("loss_scale_misuse", trial, "a loss scale of 1 does not help")
@@ -269,24 +272,46 @@ def loss_scale_misuse(case: Case) -> Claim | None:
 
 
 def _overflow_in_half_backward(case: Case) -> Claim | None:
-    """In the two-line form the scale is not seen; a half-precision gradient that overflows still points to it."""
-    if case.failed.repeatable or case.made != "inf" or case.dtype != "float16":
+    """No scale is seen, and a gradient leaves the range of float16.
+
+    The backward pass is linear in the loss. A gradient that is only too large is finite for a smaller loss; an infinite
+    slope stays infinite.
+    """
+    if case.made != "inf" or case.dtype != "float16":
         return None
+    trial = None
+    if case.failed.repeatable:
+        if find_amplifier(case) is not None:  # one steep slope made it that large, and is the better explanation
+            return None
+        trial = case.lab.loss_scaled(1.0 / _SMALLER, f"the loss divided by {_SMALLER:,}")
+        if not trial.finite:
+            return None
     return Claim(
-        "hint",
-        "a gradient exceeds the range of float16 in the backward pass: the loss is probably scaled too high",
+        "tried" if trial is not None else "hint",
+        "a gradient exceeds the range of float16 in the backward pass"
+        + ("" if trial is not None else ": the loss is probably scaled too high"),
         (f"{case.location.op} overflows in {case.dtype} though the forward pass is finite",),
-        help="use torch.amp.GradScaler, which lowers the scale automatically, and pass it to the guard",
+        trial=trial,
+        shows=f"with the loss divided by {_SMALLER:,} the gradients are finite",
+        help="use torch.amp.GradScaler, which lowers the scale automatically, also below 1, and pass it to the guard",
+        verifies=False,
     )
 
 
+_SMALLER = 1 << 16
+"""By what a loss is divided to see whether its gradients are only too large."""
 _NO_ARITHMETIC = frozenset({"aten.detach", "aten.alias", "aten.ones_like", "aten._local_scalar_dense"})
+_LINEAR = frozenset(
+    ("mul", "div", "sum", "mean", "neg", "_to_copy", "view", "_unsafe_view", "squeeze", "unsqueeze", "expand", "clone")
+)
+"""What may follow a factor of the loss: the loss then is that many times as large."""
 
 
 def _scale_by_hand(case: Case) -> float | None:
     """A constant above 100 by which the loss was multiplied last, outside the model.
 
-    Operations that compute nothing are left out: how many of them torch adds differs between its versions.
+    Only linear operations may come after it: a factor inside the loss, before a square say, is no scale. Operations
+    that compute nothing are left out: how many of them torch adds differs between its versions.
     """
     assert case.trace is not None
     forward = [op for op in case.trace.ops if op.phase == "forward" and not op.inside and op.name not in _NO_ARITHMETIC]
@@ -299,4 +324,6 @@ def _scale_by_hand(case: Case) -> float | None:
                 before = case.trace.ops[source].absmax if source >= 0 else None
                 if op.absmax is not None and before and op.absmax / before >= 100:
                     return op.absmax / before
+        if op.name.removeprefix("aten.") not in _LINEAR:
+            return None
     return None
