@@ -305,6 +305,16 @@ def test_lightning_never_writes_a_poisoned_checkpoint(tmp_path: Path, capsys: py
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_lightning_keeps_the_best_of_healthy_checkpoints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The callback's state holds `inf` until it has as many as it keeps; no policy takes that for a bad weight."""
+    keep = lightning.pytorch.callbacks.ModelCheckpoint(tmp_path / "kept", monitor="train_loss", save_top_k=3)
+    strict = guards.Guard(run_dir=tmp_path / "run", policy=nantrap.Policy(on_incident="raise"))
+    fit(Module(), None, strict, keep, enable_checkpointing=True)
+    assert len(list((tmp_path / "kept").glob("*.ckpt"))) == 2
+    assert "non-finite" not in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_lightning_keeps_its_counts_in_the_checkpoint(tmp_path: Path) -> None:
     guard = guards.Guard(run_dir=tmp_path / "run", quiet=True)
     trainer = fit(Module(), BAD, guard)

@@ -108,3 +108,15 @@ def test_it_takes_whatever_people_save() -> None:
     assert finite_gate({"net": model, "epoch": 3, "note": "x"}) == ["net.weight"]
     assert finite_gate(torch.tensor([NAN])) == ["tensor"]
     assert finite_gate(torch.tensor([NAN], dtype=torch.complex64)) == ["tensor"]
+
+
+def test_a_best_score_that_begins_at_infinity_passes_and_a_weight_does_not() -> None:
+    """Lightning's `ModelCheckpoint(save_top_k=2)` keeps such a number until it has written two checkpoints."""
+    callback = {"monitor": "loss", "best_k_models": {}, "kth_value": torch.tensor(INF)}
+    state = {"state_dict": {"weight": torch.ones(2)}, "callbacks": {"ModelCheckpoint": callback}}
+    assert finite_gate(state) == []
+    callback["kth_value"] = torch.tensor(NAN)
+    assert finite_gate(state) == ["callbacks.ModelCheckpoint.kth_value"]
+    assert finite_gate({"temperature": torch.tensor(INF), "weight": torch.ones(2)}) == ["temperature"]
+    assert finite_gate({"name": "adam", "lr": torch.tensor(INF)}) == ["lr"]
+    assert finite_gate({"name": "run", "weight": torch.tensor([INF])}) == ["weight"]

@@ -2,7 +2,9 @@
 first.
 
 Deliberate values pass: a `-inf` attention mask in a buffer (two dimensions, every other value the same), the
-`inf` with which a best score begins, and whatever the caller allows by name.
+`inf` with which a best score begins, and whatever the caller allows by name. A best score is a single number among
+words: a callback that keeps the best checkpoints has their paths beside it, the state of a model or an optimizer has
+none.
 """
 
 from __future__ import annotations
@@ -101,7 +103,10 @@ def _values(value: Any, path: str) -> Iterator[tuple[str, Tensor | float]]:
         if not math.isfinite(value) and path.rpartition(".")[2] in _NUMBERS:
             yield path, value
     elif isinstance(value, Mapping):
+        with_words = any(isinstance(item, str) for item in value.values())
         for key, item in value.items():
+            if with_words and isinstance(item, Tensor) and key not in _NUMBERS and _is_best_score(item):
+                continue
             yield from _values(item, f"{path}.{key}" if path else str(key))
     elif isinstance(value, (list, tuple)):
         for index, item in enumerate(value):
@@ -113,13 +118,19 @@ def _values(value: Any, path: str) -> Iterator[tuple[str, Tensor | float]]:
         yield from _values(value.state_dict(), path)
 
 
+def _is_best_score(tensor: Tensor) -> bool:
+    """Whether a tensor can be the best score before there was any: one number, and infinite."""
+    dense = finite.readable(tensor) if not tensor.dim() else None
+    return dense is not None and bool(dense.isinf())
+
+
 def _is_deliberate(name: str, tensor: Tensor) -> bool:
     """Whether non-finite values belong there: a mask of -Inf, a best score that begins at Inf."""
     dense = finite.readable(tensor)
     if dense is None:
         return True
-    if not tensor.dim() and name.partition(".")[0] in ("extras", "data_position", "scheduler"):
-        return not bool(dense.isnan())  # the best score so far begins at Inf
+    if name.partition(".")[0] in ("extras", "data_position", "scheduler") and _is_best_score(tensor):
+        return True
     if tensor.dim() < 2 or bool((dense.isnan() | dense.isposinf()).any()):
         return False
     rest = dense[dense.isfinite()]
