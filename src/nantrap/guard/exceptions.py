@@ -3,11 +3,15 @@
 `attempt` runs the step again under a trace. If a non-finite value led to the exception, the step is contained like any
 other bad one; if not, the exception is the user's and passes through untouched. Where the guard does not run the loop,
 it can only report what caused the exception.
+
+With several ranks the others wait in a collective of their own for the one that raised, so that no step can be refused
+together: the rank reports what it finds without them, and the exception is raised.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import torch
 
@@ -23,6 +27,8 @@ from nantrap.guard.window import Micro
 from nantrap.incident import Action, Incident
 
 _NOT_OURS = (MemoryError, torch.OutOfMemoryError, NantrapError)
+
+_RAISED_ON_ONE = "the exception is raised: the other ranks cannot leave out a step that ends on this rank alone"
 
 
 def no_loss() -> Loss:
@@ -41,6 +47,10 @@ def contain_exception(
     if parts.policy.on_incident == "observe":
         parts.recorder.note_exception(draft, Action.APPLY, words)
         return None
+    if parts.ranks.together:
+        draft.incident = replace(draft.incident, notes=(*draft.incident.notes, _RAISED_ON_ONE))
+        parts.recorder.note_exception(draft, Action.SKIP, words)
+        return None
     return refuse_exception(parts, driver, collector.open(), draft, words)
 
 
@@ -57,6 +67,8 @@ def explain_exception(parts: Parts, collector: Collector, error: BaseException) 
 
 def _draft(parts: Parts, error: Exception, micro: Micro) -> Draft | None:
     """The draft of the incident behind an exception; `None` if nothing non-finite led to it."""
-    if isinstance(error, _NOT_OURS) or parts.policy.diagnose == "off" or parts.ranks.together:
-        return None  # another rank would wait for a replay that it takes no part in
+    if isinstance(error, _NOT_OURS) or parts.policy.diagnose == "off":
+        return None
+    if parts.ranks.together and not parts.diagnosis.runs_alone:
+        return None  # sharded weights, synchronised statistics: a replay needs ranks that take no part in it
     return parts.diagnosis.draft_exception(micro, error)

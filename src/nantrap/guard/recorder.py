@@ -85,6 +85,7 @@ class Recorder:
         self._policy = policy
         self._rank = rank
         self._prints = prints and not quiet
+        self._quiet = quiet
         self._by = by
         self._watch = watch
         self._ranges = ranges
@@ -225,12 +226,21 @@ class Recorder:
             self._journal.append({**line, "found": [f"{f.kind} {f.name}" for f in incident.findings[:4]]})
             self._journal.flush()
 
-    def finish(self, draft: Draft, action: Action, reason: str, *, restored: list[str] | None = None) -> Incident:
-        """The final incident: its bundle is written and its message printed."""
+    def finish(
+        self,
+        draft: Draft,
+        action: Action,
+        reason: str,
+        *,
+        restored: list[str] | None = None,
+        known_here_only: bool = False,
+    ) -> Incident:
+        """The final incident: its bundle is written and its message printed, by this rank if no other knows of it."""
         incident = self._with_samples(draft.finish(action, restored=restored), draft)
         if self.run_dir is not None:
             incident = write_incident(self.run_dir, incident, draft, self._policy)
-        self._print(incident, reason)
+        if self._prints or (known_here_only and not self._quiet):
+            self._print(incident, reason)
         if self._listeners:
             headline, text = one_line(incident, reason), render_incident(incident)
             for listener in self._listeners:
@@ -249,7 +259,7 @@ class Recorder:
 
     def note_exception(self, draft: Draft, action: Action, reason: str) -> Incident:
         """An incident that ended with an exception, which is raised again."""
-        incident = self.finish(draft, action, reason)
+        incident = self.finish(draft, action, reason, known_here_only=True)
         self._count(incident)
         if self._journal is not None:
             self._journal.append({"step": incident.step, "kind": "exception", "incident": _short(incident)})
@@ -359,8 +369,6 @@ class Recorder:
         return {name: value for name, value in known.items() if value is not None}
 
     def _print(self, incident: Incident, reason: str) -> None:
-        if not self._prints:
-            return
         write_line(f"nantrap: {one_line(incident, reason)}")
         looks = fingerprint(incident)
         if incident.same_as is None and (incident.op or incident.causes) and looks not in self._shown:

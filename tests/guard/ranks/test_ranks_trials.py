@@ -54,6 +54,11 @@ def log_and_file(out: Tensor, y: Tensor, hit: bool) -> Tensor:
     return log_of_zero(out, y, hit)
 
 
+def root_of_zero(out: Tensor, y: Tensor, hit: bool) -> Tensor:
+    """Finite, with an infinite slope on the rank that is hit."""
+    return torch.sqrt((out - (out.detach() if hit else y)).square().sum(1)).mean()
+
+
 def gathered(out: Tensor, y: Tensor, hit: bool) -> Tensor:
     everywhere = [torch.empty_like(out) for _ in range(2)]
     dist.all_gather(everywhere, out.detach())
@@ -95,6 +100,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "averaged_rate": {"kind": "ddp", "loss": overflows_on_rank_one, "rate": 30.0},
     "unknown_optimizer": {"kind": "sharded", "loss": log_of_zero, "own": True},
     "two_lines": {"kind": "sharded", "loss": log_of_zero, "form": "two_lines"},
+    "two_lines_backward": {"kind": "sharded", "loss": root_of_zero, "form": "two_lines"},
     "two_lines_file": {"kind": "sharded", "loss": log_and_file, "form": "two_lines"},
 }
 
@@ -156,7 +162,9 @@ def _train(
         "samples": incident.samples,
         "notes": incident.notes,
         "origin": incident.origin_rank,
-        "restored": incident.restored,
+        "restored": bool(incident.restored),
+        "place": (incident.phase, incident.module),
+        "line": incident.source.text.strip() if incident.source is not None else "",
         "weights": [float(each.detach().double().sum()).hex() for each in whole],
     }
 
@@ -244,6 +252,15 @@ def test_in_two_lines_the_loss_is_computed_again_by_all(ranks: Ranks) -> None:
     assert one["trials"] == [["replaced:log", True, ""]]
     words = "run again by all ranks together; the loss was computed again from its source, without side effects"
     assert words in one["notes"]
+
+
+def test_in_two_lines_a_backward_pass_outside_the_model_is_located(ranks: Ranks) -> None:
+    """The loss is finite on both ranks, and the gradients that the model gets back on rank 1 are bad already."""
+    for rank in ranks("two_lines_backward"):
+        assert rank["cause"] == ["singular_gradient_at_zero", True]
+        assert (rank["origin"], rank["restored"]) == (1, True)
+        assert rank["place"] == ["backward", "loss"]
+        assert rank["line"] == "return torch.sqrt((out - (out.detach() if hit else y)).square().sum(1)).mean()"
 
 
 def test_where_one_rank_cannot_compute_its_loss_again_nothing_is_tried(ranks: Ranks) -> None:

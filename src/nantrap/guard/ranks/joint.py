@@ -14,7 +14,6 @@ ranks, and no rank is left waiting.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -75,9 +74,7 @@ def run_jointly(failed: FailedStep, ranks: Ranks, *, wanted: bool) -> Joint | No
         if reason:
             return Joint(None, f"not run again: all ranks would have to run it at once, and on rank {rank} {reason}")
     given = failed.repeatable
-    # after a finite loss the gradients that came back to the model say more about who sent them
-    bad_loss = any(ranks.share(not math.isfinite(failed.loss_value)).values())
-    from_source = bad_loss and not all(can_try for *_, can_try in said.values()) and _computed_again(failed, ranks)
+    from_source = not all(can_try for *_, can_try in said.values()) and _computed_again(failed, ranks)
     replay, trouble = replay_together(failed, ranks.same)
     if from_source and not all(ranks.share(replay.alike is not False and not trouble).values()):
         if not given:
