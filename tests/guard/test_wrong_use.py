@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import nantrap
 from guard.loops import make_run, mse
@@ -130,6 +130,12 @@ def test_a_closed_guard() -> None:
             call()
 
 
+class ModelOutputs(dict[str, Any]):
+    """As transformers gives them: a dict whose entries are attributes too."""
+
+    loss: Tensor
+
+
 @pytest.mark.parametrize("form", ["backward", "attempt"])
 def test_losses(form: str) -> None:
     model, optimizer = linear()
@@ -148,6 +154,16 @@ def test_losses(form: str) -> None:
         "the loss must be a scalar tensor or a dict of named terms, got float. If it is a float: .item() or float() "
         "cut it off from the graph"
     )
+    expected = "the loss must be a scalar tensor or a dict of named terms, got "
+    assert give(None) == expected + "NoneType. Does the function that computes it end with `return loss`?"
+    assert give((output.mean(), output)) == expected + "tuple. Give the loss alone, without the outputs of the model"
+    outputs = ModelOutputs(logits=output)
+    outputs.loss = output.mean()
+    assert give(outputs) == expected + "ModelOutputs. Give its .loss"
+    assert give({"fit": output.mean(), "prior": None}) == (
+        "loss term 'prior' is a NoneType; a term is a scalar tensor or a number: leave it out"
+    )
+    assert give({"fit": "0.5"}) == "loss term 'fit' is a str; a term is a scalar tensor or a number"
     assert give({}) == "the loss is an empty dict; give at least one named term"
     assert give({"fit": output}) == "loss term 'fit' has shape (4, 1); a term is a scalar, or one value per head"
     assert give(output.mean().detach()) == (

@@ -138,6 +138,10 @@ def test_a_proven_cause_with_a_verified_fix() -> None:
     )
 
 
+def test_printing_an_incident_shows_the_diagnostic() -> None:
+    assert str(MASKED) == render_incident(MASKED)
+
+
 def test_a_guess_is_called_a_guess() -> None:
     assert render_incident(GUESS) == text(
         """

@@ -44,12 +44,11 @@ def as_loss(given: LossLike) -> Loss:
     """Check what was given and add up the terms, in order, as the user would have written it."""
     if isinstance(given, Tensor):
         loss = Loss(given, {})
-    elif isinstance(given, Mapping):
+    elif isinstance(given, Mapping) and not hasattr(given, "loss"):  # the outputs of a model are a dict with that too
         loss = _from_terms(given)
     else:
         raise UsageError(
-            f"the loss must be a scalar tensor or a dict of named terms, got {type(given).__name__}. "
-            "If it is a float: .item() or float() cut it off from the graph"
+            f"the loss must be a scalar tensor or a dict of named terms, got {type(given).__name__}. {_remedy(given)}"
         )
     total = loss.total
     if total.numel() != 1:
@@ -67,6 +66,17 @@ def as_loss(given: LossLike) -> Loss:
     return loss
 
 
+def _remedy(given: object) -> str:
+    """What to do about a loss that is neither a tensor nor a dict."""
+    if given is None:
+        return "Does the function that computes it end with `return loss`?"
+    if isinstance(given, (tuple, list)):
+        return "Give the loss alone, without the outputs of the model"
+    if hasattr(given, "loss"):
+        return "Give its .loss"
+    return "If it is a float: .item() or float() cut it off from the graph"
+
+
 def _from_terms(terms: Mapping[str, Tensor | float]) -> Loss:
     """The sum of named terms; a vector counts as the sum of its heads."""
     if not terms:
@@ -74,6 +84,11 @@ def _from_terms(terms: Mapping[str, Tensor | float]) -> Loss:
     tensors: dict[str, Tensor] = {}
     summands: list[Tensor] = []
     for name, term in terms.items():
+        if not isinstance(term, (Tensor, int, float)):
+            raise UsageError(
+                f"loss term {name!r} is a {type(term).__name__}; a term is a scalar tensor or a number"
+                + (": leave it out" if term is None else "")
+            )
         tensor = term if isinstance(term, Tensor) else torch.tensor(float(term))
         if tensor.dim() > 1:
             raise UsageError(

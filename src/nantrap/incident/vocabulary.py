@@ -339,6 +339,11 @@ class Incident:
 
         return encode_incident(self)
 
+    def __str__(self) -> str:
+        """The diagnostic, as a terminal shows it. Its text belongs to a higher layer and is looked up when shown."""
+        text: str = importlib.import_module("nantrap.report").render_incident(self)
+        return text
+
     def _repr_html_(self) -> str:
         """For notebooks. The pages belong to a higher layer and are looked up when one is shown."""
         html: str = importlib.import_module("nantrap.report.notebook").incident_html(self)
