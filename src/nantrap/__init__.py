@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from nantrap._lazy import lazy_names
 from nantrap._version import __version__
 from nantrap.errors import FormatError, MissingExtraError, NantrapError, NonFiniteError, UsageError
 
@@ -35,28 +36,6 @@ if TYPE_CHECKING:
     from nantrap.incident import Trial as Trial
     from nantrap.locate import probe as probe
     from nantrap.record.alerts import Alerts as Alerts
-
-_INCIDENT = ("Action", "Cause", "Evidence", "Finding", "Incident", "Site", "TensorStats", "Trial")
-_LAZY = {
-    **dict.fromkeys(_INCIDENT, "nantrap.incident"),
-    "Alerts": "nantrap.record.alerts",
-    "CheckpointStore": "nantrap.checkpoints",
-    "audit": "nantrap.checkpoints.audit",
-    "explain": "nantrap.doctor.explaining",
-    "inject": "nantrap.faults",
-    "Guard": "nantrap.guard",
-    "Limit": "nantrap.guard",
-    "Outcome": "nantrap.guard",
-    "Policy": "nantrap.guard",
-    "replay": "nantrap.guard",
-    "preflight": "nantrap.doctor.preflight",
-    "probe": "nantrap.locate",
-    "without_samples": "nantrap.doctor.data",
-}
-_LAZY_MODULES = frozenset(
-    {"causes", "checkpoints", "errors", "finite", "guard", "incident", "locate", "ops", "record", "report"}
-)
-"""The folders that work as `nantrap.checkpoints.finite_gate` does, without a separate import."""
 
 __all__ = [
     "Action",
@@ -89,16 +68,23 @@ __all__ = [
     "without_samples",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in _LAZY:
-        value = getattr(importlib.import_module(_LAZY[name]), name)
-    elif name in _LAZY_MODULES:
-        value = importlib.import_module(f"nantrap.{name}")
-    else:
-        raise AttributeError(f"module 'nantrap' has no attribute {name!r}")
-    globals()[name] = value
-    return value
+# the folders work as `nantrap.checkpoints.finite_gate` does, without a separate import
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "incident": ["Action", "Cause", "Evidence", "Finding", "Incident", "Site", "TensorStats", "Trial"],
+        "record.alerts": ["Alerts"],
+        "checkpoints": ["CheckpointStore"],
+        "checkpoints.audit": ["audit"],
+        "doctor.explaining": ["explain"],
+        "doctor.preflight": ["preflight"],
+        "doctor.data": ["without_samples"],
+        "faults": ["inject"],
+        "guard": ["Guard", "Limit", "Outcome", "Policy", "replay"],
+        "locate": ["probe"],
+    },
+    submodules=("causes", "checkpoints", "errors", "finite", "guard", "incident", "locate", "ops", "record", "report"),
+)
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -3,8 +3,9 @@ it."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from nantrap._lazy import lazy_names
 from nantrap.causes.case import Case
 from nantrap.causes.pages import Page, page, pages
 from nantrap.causes.registry import RULES, Rule
@@ -14,10 +15,4 @@ if TYPE_CHECKING:
 
 __all__ = ["RULES", "Case", "Explanation", "Page", "Rule", "explain_case", "page", "pages"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("Explanation", "explain_case"):
-        from nantrap.causes import engine
-
-        return getattr(engine, name)
-    raise AttributeError(f"module 'nantrap.causes' has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, {"engine": ["Explanation", "explain_case"]})

@@ -6,8 +6,9 @@ Names are resolved when they are first used: a guard needs the gate in every run
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nantrap._lazy import lazy_names
 
 if TYPE_CHECKING:
     from nantrap.checkpoints.audit import AuditReport as AuditReport
@@ -23,12 +24,6 @@ if TYPE_CHECKING:
     from nantrap.checkpoints.store import check_resume as check_resume
     from nantrap.checkpoints.store import compare_with_config as compare_with_config
     from nantrap.checkpoints.store import finite_gate as finite_gate
-
-_AUDIT = ("AuditReport", "CheckpointAudit", "Move", "Problem", "Progress", "quarantine")
-_STORE = (
-    "CheckpointStore", "LoadedCheckpoint", "ResumeFinding", "SavedCheckpoint",
-    "check_resume", "compare_with_config", "finite_gate",
-)  # fmt: skip
 
 __all__ = [
     "AuditReport",
@@ -46,11 +41,13 @@ __all__ = [
     "quarantine",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    folder = "audit" if name in _AUDIT else "store" if name in _STORE else None
-    if folder is None:
-        raise AttributeError(f"module 'nantrap.checkpoints' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"nantrap.checkpoints.{folder}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "audit": ["AuditReport", "CheckpointAudit", "Move", "Problem", "Progress", "quarantine"],
+        "store": [
+            "CheckpointStore", "LoadedCheckpoint", "ResumeFinding", "SavedCheckpoint",
+            "check_resume", "compare_with_config", "finite_gate",
+        ],
+    },
+)  # fmt: skip

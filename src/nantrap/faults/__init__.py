@@ -6,8 +6,9 @@ opens without torch; `injector` attaches them to a model or to a whole process t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from nantrap._lazy import lazy_names
 from nantrap.faults.plan import KINDS, Fault, parse_faults
 
 if TYPE_CHECKING:
@@ -17,10 +18,4 @@ if TYPE_CHECKING:
 
 __all__ = ["KINDS", "Fault", "Injected", "Injector", "inject", "parse_faults"]
 
-
-def __getattr__(name: str) -> Any:
-    if name in ("Injected", "Injector", "inject"):
-        from nantrap.faults import injector
-
-        return getattr(injector, name)
-    raise AttributeError(f"module 'nantrap.faults' has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, {"injector": ["Injected", "Injector", "inject"]})

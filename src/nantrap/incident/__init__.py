@@ -5,8 +5,9 @@ Names are resolved when they are first used: commands that need only `wording` s
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nantrap._lazy import lazy_names
 
 if TYPE_CHECKING:
     from nantrap.incident.codes import BY_CODE as BY_CODE
@@ -29,8 +30,6 @@ if TYPE_CHECKING:
     from nantrap.incident.vocabulary import Source as Source
     from nantrap.incident.vocabulary import TensorStats as TensorStats
     from nantrap.incident.vocabulary import Trial as Trial
-
-_CODES = ("BY_CODE", "BY_SLUG", "Code", "lookup")
 
 __all__ = [
     "BY_CODE",
@@ -55,11 +54,5 @@ __all__ = [
     "lookup",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in __all__:
-        raise AttributeError(f"module 'nantrap.incident' has no attribute {name!r}")
-    file = "codes" if name in _CODES else "vocabulary"
-    value = getattr(importlib.import_module(f"nantrap.incident.{file}"), name)
-    globals()[name] = value
-    return value
+_CODES = ["BY_CODE", "BY_SLUG", "Code", "lookup"]
+__getattr__ = lazy_names(__name__, {"codes": _CODES, "vocabulary": [name for name in __all__ if name not in _CODES]})

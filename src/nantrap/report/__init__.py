@@ -10,9 +10,9 @@ writing      reports as files
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from nantrap._lazy import lazy_names
 from nantrap.report.curves import Curve, draw_curves
 from nantrap.report.lines import write_line
 from nantrap.report.terminal import render_incident
@@ -36,11 +36,5 @@ __all__ = [
     "write_run_report",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name in (
-        "write_incident_report",
-        "write_run_report",
-    ):  # templates and numpy are imported only when a report is written
-        return getattr(importlib.import_module("nantrap.report.writing"), name)
-    raise AttributeError(f"module 'nantrap.report' has no attribute {name!r}")
+# templates and numpy are imported only when a report is written
+__getattr__ = lazy_names(__name__, {"writing": ["write_incident_report", "write_run_report"]})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nantrap._lazy import lazy_names
 
 if TYPE_CHECKING:
     from nantrap.checkpoints.audit.auditing import Progress as Progress
@@ -14,22 +15,13 @@ if TYPE_CHECKING:
     from nantrap.checkpoints.audit.verdict import CheckpointAudit as CheckpointAudit
     from nantrap.checkpoints.audit.verdict import Problem as Problem
 
-_FILES = {
-    "AuditReport": "verdict",
-    "CheckpointAudit": "verdict",
-    "Move": "quarantining",
-    "Problem": "verdict",
-    "Progress": "auditing",
-    "audit": "auditing",
-    "quarantine": "quarantining",
-}
-
 __all__ = ["AuditReport", "CheckpointAudit", "Move", "Problem", "Progress", "audit", "quarantine"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _FILES:
-        raise AttributeError(f"module 'nantrap.checkpoints.audit' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"nantrap.checkpoints.audit.{_FILES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "auditing": ["Progress", "audit"],
+        "quarantining": ["Move", "quarantine"],
+        "verdict": ["AuditReport", "CheckpointAudit", "Problem"],
+    },
+)

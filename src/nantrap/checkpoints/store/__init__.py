@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nantrap._lazy import lazy_names
 
 if TYPE_CHECKING:
     from nantrap.checkpoints.store.catalogue import SavedCheckpoint as SavedCheckpoint
@@ -13,16 +14,6 @@ if TYPE_CHECKING:
     from nantrap.checkpoints.store.resume import check_resume as check_resume
     from nantrap.checkpoints.store.store import CheckpointStore as CheckpointStore
     from nantrap.checkpoints.store.store import LoadedCheckpoint as LoadedCheckpoint
-
-_FILES = {
-    "CheckpointStore": "store",
-    "LoadedCheckpoint": "store",
-    "ResumeFinding": "resume",
-    "SavedCheckpoint": "catalogue",
-    "check_resume": "resume",
-    "compare_with_config": "config_rate",
-    "finite_gate": "gate",
-}
 
 __all__ = [
     "CheckpointStore",
@@ -34,10 +25,13 @@ __all__ = [
     "finite_gate",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _FILES:
-        raise AttributeError(f"module 'nantrap.checkpoints.store' has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"nantrap.checkpoints.store.{_FILES[name]}"), name)
-    globals()[name] = value
-    return value
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "catalogue": ["SavedCheckpoint"],
+        "config_rate": ["compare_with_config"],
+        "gate": ["finite_gate"],
+        "resume": ["ResumeFinding", "check_resume"],
+        "store": ["CheckpointStore", "LoadedCheckpoint"],
+    },
+)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from nantrap._lazy import lazy_names
 
 if TYPE_CHECKING:
     from nantrap.doctor.data.check import Progress as Progress
@@ -14,22 +15,16 @@ if TYPE_CHECKING:
     from nantrap.doctor.data.quarantine import write_bad_samples as write_bad_samples
     from nantrap.doctor.data.roles import DataOptions as DataOptions
 
-_PLACES = {
-    "DataFinding": "findings",
-    "DataOptions": "roles",
-    "DataReport": "findings",
-    "Progress": "check",
-    "check_data": "check",
-    "without_samples": "quarantine",
-    "write_bad_samples": "quarantine",
-}
-
 __all__ = [
     "DataFinding", "DataOptions", "DataReport", "Progress", "check_data", "without_samples", "write_bad_samples",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module 'nantrap.doctor.data' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"nantrap.doctor.data.{_PLACES[name]}"), name)
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "check": ["Progress", "check_data"],
+        "findings": ["DataFinding", "DataReport"],
+        "quarantine": ["without_samples", "write_bad_samples"],
+        "roles": ["DataOptions"],
+    },
+)
