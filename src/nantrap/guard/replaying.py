@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from nantrap.errors import FormatError, UsageError
 from nantrap.finite import any_nonfinite, tensor_stats
-from nantrap.guard.entries import entry_of, guarded_call, optimizer_of
 from nantrap.guard.guard import Guard
 from nantrap.guard.policy import Policy
+from nantrap.guard.replay_entry import entry_of, guarded_call, optimizer_of
 from nantrap.incident import Incident, TensorStats
 from nantrap.incident.wording import escaped
 from nantrap.locate import RngState, tensors_of
