@@ -18,6 +18,7 @@ else:
     tomllib = pytest.importorskip("tomli", reason="reading TOML on Python 3.10 needs tomli")
 
 DOCS = Path(__file__).parents[2] / "docs"
+SOURCE = DOCS.parent / "src" / "nantrap"
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
 
@@ -27,6 +28,15 @@ def test_every_page_is_in_the_navigation_once() -> None:
     there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} | {"api.md"}
     assert len(named) == len(set(named))
     assert set(named) == there
+
+
+@pytest.mark.parametrize("page", ["architecture.md", "adding-a-rule.md", "adding-a-reader.md", "scale.md"])
+def test_every_file_that_a_page_names_exists(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
+    folders = [DOCS.parent, SOURCE, SOURCE / "doctor" / "data"]
+    named = set(re.findall(r"`((?:[a-z_]+/)+[a-z_0-9]+\.py)`", text))
+    assert named
+    assert [name for name in sorted(named) if not any((folder / name).is_file() for folder in folders)] == []
 
 
 def test_the_site_can_be_searched_without_a_server(tmp_path: Path) -> None:
