@@ -69,9 +69,11 @@ def test_wrong_use(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_control_characters_in_a_name_are_escaped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "a\x1b[2J.npy").write_bytes(b"")
+    (tmp_path / "a\x1b[2J\u202e.npy").write_bytes(b"")
     assert main(["data", str(tmp_path)]) == 1
-    assert "\x1b" not in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "\x1b" not in printed
+    assert r"a\x1b[2J\u202e.npy" in "".join(printed.split())  # a long path is wrapped
 
 
 def test_a_code_is_explained(capsys: pytest.CaptureFixture[str]) -> None:

@@ -22,7 +22,7 @@ from rich.progress import (
 )
 from rich.text import Text
 
-from nantrap.incident.wording import counted
+from nantrap.incident.wording import counted, escaped
 
 if TYPE_CHECKING:
     from nantrap.doctor.data import DataFinding, DataReport
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 _SHOWN = 8
 """Findings of one file on the terminal; --json has all."""
 _SHOWN_FILES = 20
+_LONGEST = 4096
+"""Characters of a path or a message that are printed: the longest path of Linux."""
 
 
 class Data:
@@ -74,7 +76,7 @@ class Data:
         if arguments.quarantine:
             check_target(arguments.quarantine, force=arguments.force)
         for path in filter(is_factory, arguments.paths):
-            console.print(Text.assemble(("note", "bold cyan"), f": {_plain(path)} is imported and run: your own code"))
+            console.print(Text.assemble(("note", "bold cyan"), f": {_shown(path)} is imported and run: your own code"))
         options = DataOptions(arguments.classes, arguments.vocab, arguments.labels, arguments.mask, arguments.dtype)
         engine = engine_named(arguments.engine, workers=arguments.workers)
         with _Bar(console) as bar:
@@ -90,7 +92,7 @@ class Data:
             print()
         if arguments.quarantine:
             count = write_bad_samples(report, arguments.quarantine, force=arguments.force)
-            console.print(f"{count:,} bad samples are listed in {_plain(arguments.quarantine)}")
+            console.print(f"{count:,} bad samples are listed in {_shown(arguments.quarantine)}")
         elif any(finding.indices for finding in report.findings):
             console.print("to leave the bad samples out: nantrap data ... --quarantine bad-samples.json")
         return 0 if report.clean else 1
@@ -110,12 +112,14 @@ def _say(console: Console, report: DataReport) -> None:
     for path, findings in list(by_file.items())[:_SHOWN_FILES]:
         count = report.lengths.get(path)
         facts = counted(count, "sample") if count else ""
-        console.print(Text.assemble(("bad", "bold red"), " ", (_plain(path), "bold"), "  ", (facts, "dim")))
+        console.print(Text.assemble(("bad", "bold red"), " ", (_shown(path), "bold"), "  ", (facts, "dim")))
         for finding in findings[:_SHOWN]:
-            field = f"{_plain(finding.field)}: " if finding.field is not None else ""
+            field = f"{_shown(finding.field)}: " if finding.field is not None else ""
             console.print(
                 Text.assemble(
-                    "    ", (f"{finding.slug}[{finding.code}]", "bold yellow"), f": {field}{_plain(finding.message)}"
+                    "    ",
+                    (f"{finding.slug}[{finding.code}]", "bold yellow"),
+                    f": {field}{_shown(finding.message)}",
                 )
             )
         if len(findings) > _SHOWN:
@@ -126,7 +130,7 @@ def _say(console: Console, report: DataReport) -> None:
         first = next(finding for finding in report.findings if finding.slug == slug)
         console.print(Text.assemble(("help", "cyan"), f"[{first.code}]: {first.help}"))
     for note in report.notes:
-        console.print(Text.assemble(("note", "bold cyan"), f": {_plain(note)}"))
+        console.print(Text.assemble(("note", "bold cyan"), f": {_shown(note)}"))
     found = f"{counted(len(report.findings), 'finding')} in {counted(len(by_file), 'file')}"
     console.print(
         f"{counted(len(report.lengths), 'file')} read, {counted(report.samples, 'sample')}, {_size(report.bytes)}: "
@@ -134,9 +138,8 @@ def _say(console: Console, report: DataReport) -> None:
     )
 
 
-def _plain(text: str) -> str:
-    """Without control characters, which could rewrite the terminal."""
-    return "".join(character if character.isprintable() else f"\\x{ord(character):02x}" for character in text)
+def _shown(text: str) -> str:
+    return escaped(text, most=_LONGEST)
 
 
 def _size(count: float) -> str:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from nantrap.incident.wording import counted
+from nantrap.incident.wording import counted, escaped
 
 if TYPE_CHECKING:
     from nantrap.doctor.preflight import Check
@@ -56,7 +56,7 @@ class Preflight:
         from nantrap.doctor.preflight import preflight
 
         console = Console(stderr=True, highlight=False)
-        console.print(f"preflight of {_plain(arguments.factory)} (your own code is run)", soft_wrap=True)
+        console.print(f"preflight of {escaped(arguments.factory)} (your own code is run)", soft_wrap=True)
 
         with _Bar(console) as bar:
 
@@ -102,7 +102,7 @@ class _Bar:
 def _say(console: Console, check: Check) -> None:
     """Print a check with its message and its help, wrapped at the terminal's width."""
     width = max(60, min(console.width, 100)) - _INDENT
-    lines = textwrap.wrap(_plain(check.message), width) or [""]
+    lines = [escaped(line) for line in textwrap.wrap(check.message, width)] or [""]
     console.print(
         Text.assemble((f"{check.status:<5}", _STYLES[check.status]), (f"{check.name:<25}", "bold"), lines[0]),
         soft_wrap=True,
@@ -110,12 +110,7 @@ def _say(console: Console, check: Check) -> None:
     for line in lines[1:]:
         console.print(" " * _INDENT + line, soft_wrap=True)
     if check.help and check.status in ("warn", "fail"):
-        for number, line in enumerate(textwrap.wrap(f"help: {_plain(check.help)}", width)):
-            shown = Text(line, style="cyan" if number == 0 and line == "help:" else "")
+        for number, line in enumerate(textwrap.wrap(f"help: {check.help}", width)):
+            shown = Text(escaped(line), style="cyan" if number == 0 and line == "help:" else "")
             console.print(" " * _INDENT, end="", soft_wrap=True)
             console.print(shown, soft_wrap=True)
-
-
-def _plain(text: str) -> str:
-    """Without control characters, which could rewrite the terminal."""
-    return "".join(character if character.isprintable() else " " for character in text)
