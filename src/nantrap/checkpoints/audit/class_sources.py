@@ -22,6 +22,17 @@ from typing import Final, Literal, NamedTuple
 
 from nantrap.checkpoints.audit.known_names import CLASSES, GADGETS, SYSTEM_CALLS, SYSTEM_MODULES
 from nantrap.checkpoints.audit.pickle_objects import Name
+from nantrap.checkpoints.audit.source_names import (
+    BUILTINS,
+    CLASS_MAKERS,
+    METACLASSES,
+    PLAIN_BASES,
+    PLAIN_BUILTINS,
+    PLAIN_CALLS,
+    PLAIN_METHODS,
+    SYSTEM_METHODS,
+    TORCH_NAMES,
+)
 
 Effect = Literal["nothing", "absent", "unclear", "system"]
 _ORDER: Final[tuple[Effect, ...]] = ("nothing", "absent", "unclear", "system")
@@ -88,7 +99,7 @@ def _located(name: Name) -> _Class | Name | Seen:
         node = _defined(list(_statements(node.body)), part) if isinstance(node, ast.ClassDef) else None
     if isinstance(node, ast.ClassDef):
         return _Class(module, node)
-    if isinstance(node, ast.expr) and _dotted(node) is not None and _dotted(node) in _CLASS_MAKERS:
+    if isinstance(node, ast.expr) and _dotted(node) is not None and _dotted(node) in CLASS_MAKERS:
         return _NOTHING
     if not inner and first in module.imports:
         return module.imports[first]
@@ -216,7 +227,7 @@ def _effect_of_global(name: Name, hooks: tuple[str, ...], depth: int) -> Seen:
     seen = [_effect_of_method(found, hook, depth) for hook in hooks]
     for keyword in found.node.keywords:
         metaclass = _resolved(found.module, keyword.value) if keyword.arg == "metaclass" else None
-        if metaclass is not None and metaclass.qualname not in _METACLASSES and "__init__" in hooks:
+        if metaclass is not None and metaclass.qualname not in METACLASSES and "__init__" in hooks:
             seen.append(Seen("unclear", f"the metaclass {metaclass.full}"))
     for base in _named_bases(found):
         if base is None:
@@ -234,17 +245,17 @@ def _named_bases(found: _Class) -> Iterator[Name | None]:
     """The bases by name; `None` for one that has no name. Those made by `namedtuple` are left out."""
     for base in found.node.bases:
         node = base.value if isinstance(base, ast.Subscript) else base
-        if isinstance(node, ast.Call) and _dotted(node.func) in _CLASS_MAKERS:
+        if isinstance(node, ast.Call) and _dotted(node.func) in CLASS_MAKERS:
             continue
         yield _resolved(found.module, node)
 
 
 def _known_base(name: Name) -> Seen | None:
     """Nothing for bases that are known to run nothing, `None` for those that must be read."""
-    if name in CLASSES or name.full in _PLAIN_BASES:
+    if name in CLASSES or name.full in PLAIN_BASES:
         return _NOTHING
     root = name.module.partition(".")[0]
-    if root == "torch" and name.qualname.rpartition(".")[2] in _TORCH_NAMES:
+    if root == "torch" and name.qualname.rpartition(".")[2] in TORCH_NAMES:
         return _NOTHING
     if root in sys.stdlib_module_names or root == "torch":
         return Seen("unclear", f"the base {name.full}")
@@ -260,7 +271,7 @@ def _resolved(module: _Module, node: ast.expr) -> Name | None:
     origin = module.imports.get(first)
     if origin is not None:
         return Name(origin.module, ".".join(part for part in (origin.qualname, rest) if part))
-    if _defined(_statements(module.tree.body), first) is None and first in _BUILTINS:
+    if _defined(_statements(module.tree.body), first) is None and first in BUILTINS:
         return Name("builtins", dotted)
     return Name(module.name, dotted)
 
@@ -337,7 +348,7 @@ def _effect_of_call(found: _Class, function: ast.expr, depth: int) -> Seen:
         assert called is not None
         if _is_system(called.module) or called.full in SYSTEM_CALLS:
             return Seen("system", called.full)
-        if called.full in _PLAIN_CALLS or called in CLASSES:
+        if called.full in PLAIN_CALLS or called in CLASSES:
             return _NOTHING
         return Seen("unclear", called.full)
     if rest:
@@ -346,7 +357,7 @@ def _effect_of_call(found: _Class, function: ast.expr, depth: int) -> Seen:
         return _effect_of_method_name(dotted.rpartition(".")[2])
     if dotted in SYSTEM_CALLS:
         return Seen("system", dotted)
-    if dotted in _PLAIN_BUILTINS or dotted == "cls" or dotted.endswith(("Error", "Exception", "Warning")):
+    if dotted in PLAIN_BUILTINS or dotted == "cls" or dotted.endswith(("Error", "Exception", "Warning")):
         return _NOTHING
     return Seen("unclear", dotted)
 
@@ -362,64 +373,10 @@ def _effect_of_own(found: _Class, rest: str, depth: int) -> Seen:
 
 
 def _effect_of_method_name(method: str) -> Seen:
-    if method in _PLAIN_METHODS or (method.startswith("__") and method.endswith("__") and method != "__import__"):
+    if method in PLAIN_METHODS or (method.startswith("__") and method.endswith("__") and method != "__import__"):
         return _NOTHING
-    return Seen("system" if method in _SYSTEM_METHODS else "unclear", f"{method}()")
+    return Seen("system" if method in SYSTEM_METHODS else "unclear", f"{method}()")
 
 
 def _is_system(module: str) -> bool:
     return module in SYSTEM_MODULES or module.partition(".")[0] in SYSTEM_MODULES | GADGETS
-
-
-def _words(text: str) -> frozenset[str]:
-    return frozenset(text.split())
-
-
-_TORCH_NAMES: Final = frozenset(
-    name.qualname.rpartition(".")[2] for name in CLASSES if name.module.startswith("torch")
-) | _words("Dataset IterableDataset Sampler Function")
-_METACLASSES: Final = _words("ABCMeta EnumMeta EnumType NamedTupleMeta type")
-_CLASS_MAKERS: Final = _words(
-    "namedtuple collections.namedtuple NamedTuple typing.NamedTuple Enum enum.Enum IntEnum enum.IntEnum StrEnum "
-    "enum.StrEnum Flag enum.Flag IntFlag enum.IntFlag make_dataclass dataclasses.make_dataclass"
-)
-_BUILTINS: Final = _words(
-    "object dict list tuple set frozenset int float complex bool str bytes bytearray property type Exception "
-    "BaseException ValueError TypeError RuntimeError KeyError IndexError LookupError AttributeError ArithmeticError "
-    "AssertionError ImportError NotImplementedError OSError StopIteration UserWarning Warning RuntimeWarning "
-    "DeprecationWarning FutureWarning ZeroDivisionError OverflowError MemoryError TimeoutError ConnectionError "
-    "PermissionError FileNotFoundError KeyboardInterrupt"
-)
-_PLAIN_BASES: Final = frozenset(f"builtins.{name}" for name in _BUILTINS) | _words(
-    "enum.Enum enum.IntEnum enum.StrEnum enum.Flag enum.IntFlag enum.EnumMeta abc.ABC typing.NamedTuple typing.Generic "
-    "typing.Protocol typing.TypedDict typing_extensions.Protocol typing_extensions.TypedDict typing.MutableMapping "
-    "typing.Mapping typing.Sequence typing.Dict typing.List typing.OrderedDict collections.abc.Mapping "
-    "collections.abc.MutableMapping collections.abc.Sequence collections.abc.MutableSequence collections.abc.Set "
-    "collections.abc.Iterator collections.abc.Iterable collections.abc.Callable collections.abc.Hashable "
-    "collections.UserDict collections.UserList contextlib.ContextDecorator contextlib.AbstractContextManager "
-    "json.JSONEncoder pydantic.BaseModel pydantic.main.BaseModel numpy.ndarray torch.Tensor torch.nn.Module "
-    "torch.nn.Parameter torch.autograd.Function"
-)
-_PLAIN_BUILTINS: Final = _BUILTINS | _words(
-    "super len isinstance issubclass hasattr getattr setattr delattr zip enumerate range sorted reversed min max sum "
-    "abs any all iter next id repr format callable round hash vars slice map filter staticmethod classmethod"
-)
-_PLAIN_CALLS: Final = _words(
-    "threading.Lock threading.RLock threading.local threading.Event threading.Condition logging.getLogger copy.copy "
-    "copy.deepcopy warnings.warn collections.OrderedDict collections.defaultdict collections.deque collections.Counter "
-    "weakref.ref weakref.WeakKeyDictionary weakref.WeakValueDictionary weakref.WeakSet functools.partial re.compile "
-    "math.isnan math.isinf math.isfinite math.floor math.ceil math.log time.time torch.Generator torch.device "
-    "torch.tensor torch.zeros torch.ones torch.empty torch.Size torch.is_tensor numpy.array numpy.asarray numpy.zeros "
-    "numpy.ones numpy.empty typing.cast dataclasses.fields dataclasses.asdict inspect.signature"
-)
-_PLAIN_METHODS: Final = _words(
-    "update get pop popitem items keys values setdefault append extend add insert copy clear discard remove index "
-    "count sort reverse startswith endswith split rsplit join format lower upper strip lstrip rstrip replace partition "
-    "rpartition removesuffix removeprefix encode decode isdigit union intersection difference issubset issuperset "
-    "register_buffer register_parameter add_module requires_grad_ set_extra_state info debug warning warning_once error"
-)
-_SYSTEM_METHODS: Final = _words(
-    "system popen Popen check_call check_output unlink rmtree rmdir mkdir makedirs removedirs rename write write_text "
-    "write_bytes writelines truncate symlink symlink_to chmod chown exec_module load_module import_module urlopen "
-    "urlretrieve sendall connect execv execve spawn fork kill putenv eval exec from_file load_library"
-)
