@@ -451,6 +451,25 @@ PROGRAMS: dict[str, str] = {
         model.scale = nn.Parameter(torch.tensor([1.0, 0.0, 2.0, 1.0]).log())
         def loss_fn(x): return (model(x) * model.scale).square().mean()
     """,
+    "rows that were never filled": """
+        model = nn.Embedding(12, 4)
+        model.weight.data = torch.cat([model.weight.data[:6], torch.full((6, 4), nan)])
+        batches = [torch.arange(12) for _ in batches]
+        def loss_fn(x): return model(x).square().mean()
+    """,
+    "one layer that is NaN in a file": """
+        model = nn.Sequential(nn.Linear(4, 3), nn.Tanh(), nn.Linear(3, 2))
+        saved = {k: v.clone() for k, v in model.state_dict().items()}
+        model.load_state_dict({**saved, "2.weight": torch.full((2, 3), nan)})
+        def loss_fn(x): return model(x).square().mean()
+    """,
+    "a healthy file, and a division after it": """
+        def loss_fn(x):
+            if x is batches[3]:
+                model.load_state_dict({k: v.clone() for k, v in model.state_dict().items()})
+                model.weight.data[1] /= 0.0
+            return model(x).square().mean()
+    """,
     "a state saved after a NaN step": """
         model = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
         model.load_state_dict({k: v * nan for k, v in model.state_dict().items()})

@@ -338,8 +338,14 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("gradients of 1e-30", "nan in the batch"): ("the gradient norm is exactly 0",),
     ("memory that was never filled", "a logarithm of zero as initial value"): (
         "scale was never initialised",
-        "memory that was never filled (torch.empty",
+        "no write to it was counted since it was made",
     ),
+    ("rows that were never filled", "memory that was never filled"): (
+        "a part of weight was never initialised",
+        "whole rows or columns of it are bad",
+        "a file may hold the same values",
+    ),
+    ("one layer that is NaN in a file", "rows that were never filled"): ("all of it is bad",),
     ("a logarithm of zero as initial value", "memory that was never filled"): (
         "was made with a non-finite value by the program itself",
     ),
@@ -347,7 +353,11 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "before the first step, and no write to it was counted",
     ),
     ("a state saved after a NaN step", "weights bad from the start"): ("a state that was saved after a bad step",),
-    ("weights bad from the start", "a state saved after a NaN step"): ("a loaded value, not empty memory",),
+    ("weights bad from the start", "a state saved after a NaN step"): ("what wrote these values was not seen",),
+    ("a damaged file read in the step", "a healthy file, and a division after it"): (
+        "and left it non-finite",
+        "was non-finite when it was loaded",
+    ),
     ("a buffer that was bad before", "a running average that swallowed Inf"): ("the buffer was bad before this step",),
     ("a buffer that was bad before", "a codebook replaced by 0/0"): ("a skipped optimizer step does not undo",),
     ("a running average that swallowed Inf", "a buffer that was bad before"): (

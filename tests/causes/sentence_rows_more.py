@@ -62,7 +62,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("percent for shares", "masks of 255"): ("brought into [0, 1]",),
     ("a rate too high", "exp overflows"): ("before the failure",),
-    ("weights bad from the start", "a row written between two steps"): ("it was written after it was made, and only",),
+    ("weights bad from the start", "a row written between two steps"): ("If nothing was loaded, look at what gives",),
     ("a negative second moment", "Adam's eps in half"): (": the square root of that is NaN",),
     ("nothing was learned for long", "exp overflows"): ("nothing has been learned since step",),
     ("fails once", "one sample alone"): (

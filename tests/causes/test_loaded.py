@@ -46,5 +46,56 @@ def test_its_words() -> None:
     cause = incident_after("loaded").causes[0]
     assert cause.proven
     assert cause.summary == "weight was non-finite when it was loaded"
-    assert cause.evidence[0].text.endswith("before this step")
-    assert cause.evidence[1].text == "load_state_dict wrote the model since the last step"
+    assert cause.evidence[1].text == "load_state_dict wrote the model since the last step, and left it non-finite"
+
+
+def made_by_the_program(kind: str) -> nn.Module:
+    """A model that is not finite from the start, and was not loaded so."""
+    model = nn.Linear(4, 3)
+    with torch.no_grad():
+        if kind == "a row divided by its length of 0":
+            model.weight[1] = 0.0
+            model.weight.div_(model.weight.norm(dim=1, keepdim=True))
+        elif kind == "the logarithm of a count of 0":
+            model.bias.copy_(torch.tensor([3.0, 0.0, 5.0]).log())
+        elif kind == "rows that are missing from a table":
+            table = torch.randn(3, 4)
+            table[1:] = math.nan
+            model.weight = nn.Parameter(table)
+        elif kind == "a layer of NaN":
+            model.weight.fill_(math.nan)
+        else:
+            model.register_buffer("scale", 1.0 / torch.tensor([0.0, 1.0, 2.0]))
+    return model
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "a row divided by its length of 0",
+        "the logarithm of a count of 0",
+        "rows that are missing from a table",
+        "a layer of NaN",
+        "a buffer with a division by 0",
+    ],
+)
+def test_what_the_program_made_bad_is_not_called_proven(kind: str) -> None:
+    """No step was applied, and nothing was seen to load it: a file or an expression, nothing tells which."""
+    torch.manual_seed(0)
+    model = made_by_the_program(kind)
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), quiet=True) as guard:
+        outcome = guard.attempt(lambda x: (model(x) * getattr(model, "scale", 1.0)).square().mean(), torch.randn(4, 4))
+    assert outcome.incident is not None
+    assert [cause.slug for cause in outcome.incident.causes if cause.proven] == []
+
+
+def test_a_healthy_file_is_not_blamed_for_what_is_written_after_it() -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), quiet=True) as guard:
+        guard.attempt(lambda x: model(x).square().mean(), torch.randn(4, 4))
+        model.load_state_dict(copy.deepcopy(model.state_dict()))
+        model.weight.data[1] /= 0.0
+        outcome = guard.attempt(lambda x: model(x).square().mean(), torch.randn(4, 4))
+    assert outcome.incident is not None
+    assert "corrupt_checkpoint" not in [cause.slug for cause in outcome.incident.causes]

@@ -65,7 +65,7 @@ SENTENCES = [
     ("an earlier batch has a far larger loss now", "a rate too high", "gradients that grow alone"),
     ("the learning rate jumped from 0.01 to 50", "a rate that a schedule raises", "a rate too high"),
     ("exactly 0 in each of the last 11 steps", "nothing was learned for long", "nan in the batch"),
-    ("before the first step: a bad checkpoint", "weights bad from the start", "a damaged file read in the step"),
+    ("a bad checkpoint, or made so with the model", "weights bad from the start", "a damaged file read in the step"),
     ("was non-finite when it was loaded", "a damaged file read in the step", "weights bad from the start"),
     ("writes non-finite values over it inside the step", "a row copied in the step", "a row written between two steps"),
     ("the step writes them again", "a row written past PyTorch in the step", "a row written between two steps"),

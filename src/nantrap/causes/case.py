@@ -38,7 +38,7 @@ class Case:
     ema_modules: tuple[nn.Module, ...] = ()
     scheduler: Any = None
     state_untouched: bool | None = None
-    loaded: bool = False
+    loaded: frozenset[str] | None = None
     bad_before: Mapping[str, int] = field(default_factory=dict)
     checksums: tuple[float, ...] = ()
     refuted: list[Cause] = field(default_factory=list)
@@ -281,6 +281,10 @@ class Case:
     def first_step(self) -> bool:
         """Whether no step was applied before: the run begins with this failure."""
         return not self.history.applied()
+
+    def was_loaded_bad(self, name: str) -> bool:
+        """Whether a parameter or buffer was not finite when `load_state_dict` ended, since the last step."""
+        return self.loaded is not None and name in self.loaded
 
     @functools.cached_property
     def growth(self) -> float:

@@ -124,7 +124,8 @@ _PAYLOAD = {
     torch.float16: (torch.int16, 0x01FF),
     torch.bfloat16: (torch.int16, 0x003F),
 }
-"""The bits of a NaN below its quiet bit: arithmetic leaves them 0, unless it passes on a NaN that has them."""
+"""The bits of a NaN below its quiet bit: arithmetic of a CPU leaves them 0 and of a GPU sets them all, without a
+sign, unless it passes on a NaN that has others."""
 
 
 def has_nan_payload(tensor: Tensor) -> bool:
@@ -134,4 +135,6 @@ def has_nan_payload(tensor: Tensor) -> bool:
     if entry is None or not values.numel():
         return False
     kind, mask = entry
-    return bool((values.contiguous().view(kind) & mask).any())
+    payload = values.contiguous().view(kind) & mask
+    of_gpu = (payload == mask) & ~values.signbit()
+    return bool(((payload != 0) & ~of_gpu).any())

@@ -41,7 +41,7 @@ from nantrap.locate.kept import note_loss_part
 from nantrap.locate.probes import forget_probes_of, keep_probes_for, pending_probes
 from nantrap.locate.python_private import current_frame
 from nantrap.locate.source import is_user_code
-from nantrap.locate.step import active_replays
+from nantrap.locate.step import active_replays, is_replaying
 from nantrap.locate.torch_private import NO_PASS, backward_pass, is_recomputed_later
 from nantrap.locate.wrapping import arguments_by_name, callable_parts
 
@@ -100,8 +100,16 @@ class Collector:
         self._handles.append(parts.protected.root.register_load_state_dict_post_hook(Hook(self.after_load)))
 
     def after_load(self, _: nn.Module, keys: Any) -> None:
-        """A state dict was loaded into the model; one with missing keys does not say what was written."""
-        self.parts.progress.loaded = not keys.missing_keys
+        """A state dict was loaded into the model: note what of it is not finite, before other code writes it. One with
+        missing keys does not say what was written."""
+        if is_replaying():  # what a replay loads is put back after it
+            return
+        if keys.missing_keys:
+            self.parts.progress.loaded = None
+            return
+        protected = self.parts.protected
+        named = [*protected.members.named(), *protected.root.named_buffers()]
+        self.parts.progress.loaded = frozenset(name for name, tensor in named if finite.any_nonfinite([tensor]))
 
     def close(self) -> None:
         """Remove every hook, and end a trace that is running."""
@@ -278,7 +286,7 @@ class Collector:
         if not self.attempting:
             self.stream = torch.default_generator.get_state()
         self.parts.protected.end()
-        self.parts.progress.loaded = False
+        self.parts.progress.loaded = None
         if self.together:
             self.parts.ranks.end_step()
         if pending_probes:

@@ -10,17 +10,17 @@ from dataclasses import dataclass, field
 class Progress:
     """The number of the step that is being made, and the loop's own position where it is given.
 
-    `samples` are the dataset's indices of the samples in the batch; `loaded` says that the model's weights were loaded
-    since the last step; `cleaned` counts the samples of this step in which the script replaced non-finite values.
-    `framework_epoch` and `framework_batch` are what a framework says: it knows where a resumed run is, and a data
-    loader does not.
+    `samples` are the dataset's indices of the samples in the batch; `loaded` names what was not finite in the model
+    when its weights were loaded since the last step (`None` if they were not); `cleaned` counts the samples of this
+    step in which the script replaced non-finite values. `framework_epoch` and `framework_batch` are what a framework
+    says: it knows where a resumed run is, and a data loader does not.
     """
 
     step: int = 0
     epoch: int | None = None
     batch: int | None = None
     samples: tuple[int, ...] = ()
-    loaded: bool = False
+    loaded: frozenset[str] | None = None
     cleaned: int = 0
     framework_epoch: int | None = None
     framework_batch: int | None = None

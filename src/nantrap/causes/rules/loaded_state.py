@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
     from nantrap.causes.case import Case
     from nantrap.locate.trace import External
 
+_HELP = "nantrap audit on the checkpoint folder names the newest healthy one; start from that"
 _SIGNED = ("exp_avg", "momentum_buffer", "prev", "ax", "mu")
 """Memory of optimizers that may be negative: first moments and earlier values."""
 
@@ -58,9 +60,10 @@ def uninitialised_memory(case: Case) -> Claim | None:
         the finite garbage in.
 
     Proof:
-        The tensor is non-finite before the first step, and nothing was ever written to it (its version counter is 0),
-        or whole rows, or all of it, are bad: memory that was never filled. Or the result of `torch.empty` was read in
-        the step.
+        The whole tensor is non-finite before the first step, nothing was ever written to it (its version counter is 0),
+        and its bits are not those that arithmetic gives: memory that was never filled. Or the result of `torch.empty`
+        was read in the step. Where only whole rows are bad, or a write was counted, it is a guess: a file may hold the
+        same values.
     """
     capture = case.capture
     if (
@@ -77,18 +80,19 @@ def uninitialised_memory(case: Case) -> Claim | None:
     external = case.external
     if external is None or external.kind not in ("parameter", "buffer") or not case.first_step or external.during:
         return None
-    if not _never_written(case, external.tensor):
+    if case.was_loaded_bad(external.name) or not _looks_unfilled(case, external.tensor):
         return None
+    untouched = _never_written(external.tensor)
+    whole = not bool(external.tensor.detach().isfinite().any())
     return Claim(
-        "measured",
-        f"{external.name} was never initialised",
+        "measured" if untouched else "hint",
+        f"{external.name} was never initialised" if whole else f"a part of {external.name} was never initialised",
         (
             f"{external.name} {describe(external.tensor)} before the first step",
-            (
-                "it looks like memory that was never filled (torch.empty, or a key missing from the checkpoint): no "
-                "write to it "
-                "was counted, or whole rows of it are bad"
-            ),
+            "no write to it was counted since it was made, by torch.empty or as NaN to be filled later"
+            if untouched
+            else f"{'all of it is' if whole else 'whole rows or columns of it are'} bad, as in memory that was never "
+            "filled (torch.empty, or a key missing from the checkpoint); a file may hold the same values",
         ),
         help=f"initialise it (nn.init.xavier_uniform_, torch.zeros), or check the missing keys of load_state_dict for "
         f"{external.name}",
@@ -130,29 +134,35 @@ def corrupt_checkpoint(case: Case) -> Claim | None:
         missing weights, and the optimizer's moments next to it are NaN as well.
 
     Proof:
-        A parameter or buffer is non-finite before the first step although it was written after it was made, at single
-        places: a loaded value, not empty memory. Or it is non-finite in the first step after `load_state_dict`, which
-        found every key. The counts are a measurement.
+        A parameter or buffer was non-finite when `load_state_dict` ended, which found every key, and is so in the first
+        step after it: a measurement. What was loaded before the guard was made is not seen. Then it is a guess: code
+        that makes the model may have computed the same values.
     """
     external = case.external
-    if external is None or external.kind not in ("parameter", "buffer") or (external.during and not case.loaded):
+    if external is None or external.kind not in ("parameter", "buffer"):
         return None
-    if not case.loaded and not case.first_step:
+    if case.was_loaded_bad(external.name):
+        since = "inside this step" if external.during else "since the last step"
+        return Claim(
+            "measured",
+            f"{external.name} was non-finite when it was loaded",
+            (
+                f"{external.name} {describe(external.tensor)}",
+                f"load_state_dict wrote the model {since}, and left it non-finite",
+            ),
+            help=_HELP,
+        )
+    if external.during:
+        return None
+    if not case.first_step:
         return _not_read_until_now(case, external)
-    if not case.loaded and _never_written(case, external.tensor):
-        return None
-    if not case.loaded and made_so(external.tensor) and not _is_bad_everywhere(case):
-        return None  # nothing was written after it was made: see state_overwritten
-    bad = ~external.tensor.detach().isfinite()
-    when = "inside this step" if external.during else "before the first step" if case.first_step else "before this step"
-    why = "load_state_dict wrote the model since the last step" if case.loaded else _why_loaded(case, bad)
+    if _never_written(external.tensor) or (made_so(external.tensor) and not _is_bad_everywhere(case)):
+        return None  # nothing was written after it was made: see uninitialised_memory and state_overwritten
     return Claim(
-        "measured",
-        f"{external.name} was non-finite when it was loaded"
-        if case.loaded
-        else f"{external.name} was non-finite before the first step: a bad checkpoint",
-        (f"{external.name} {describe(external.tensor)} {when}", why),
-        help="nantrap audit on the checkpoint folder names the newest healthy one; start from that",
+        "hint",
+        f"{external.name} was non-finite before the first step: a bad checkpoint, or made so with the model",
+        (f"{external.name} {describe(external.tensor)} before the first step", _why_loaded(case)),
+        help=f"{_HELP}. If nothing was loaded, look at what gives {external.name} its first value: log 0, x / 0",
     )
 
 
@@ -245,21 +255,29 @@ def _weights_and_gradients_are_finite(case: Case) -> bool:
     return not any_nonfinite([*case.failed.parameters.values(), *case.failed.gradients.values()])
 
 
-def _never_written(case: Case, tensor: Tensor) -> bool:
-    """Whether (part of) the tensor still holds what its allocation gave.
+def _never_written(tensor: Tensor) -> bool:
+    """Whether the whole tensor still holds what its allocation gave: no write was counted, and it is bad everywhere.
 
-    Nothing was written in place, or everything is bad, or whole rows or columns are: a part that was never filled.
-    Flipped bits and bad shards look different: single, scattered values. And a state that was saved after a NaN step is
-    bad everywhere, in every parameter.
+    A single number is too few to tell: it may have been given as NaN. And only x86 processors mark a NaN that they
+    computed, by its sign.
     """
     from nantrap.locate.torch_private import version_of
 
     bad = ~tensor.detach().isfinite()
-    if was_computed(tensor):
-        return False
-    if version_of(tensor) == 0:
+    marked = tensor.is_cpu and platform.machine().lower() in ("x86_64", "amd64")
+    return version_of(tensor) == 0 and bad.numel() > 1 and bool(bad.all()) and marked and not was_computed(tensor)
+
+
+def _looks_unfilled(case: Case, tensor: Tensor) -> bool:
+    """Whether (part of) the tensor looks like what its allocation gave: all of it is bad, or whole rows or columns are.
+
+    Flipped bits and bad shards look different: single, scattered values. And a state that was saved after a NaN step is
+    bad everywhere, in every parameter.
+    """
+    bad = ~tensor.detach().isfinite()
+    if _never_written(tensor):
         return True
-    if _is_bad_everywhere(case):
+    if was_computed(tensor) or _is_bad_everywhere(case):
         return False
     if bad.numel() > 1 and bool(bad.all()):
         return True
@@ -287,10 +305,10 @@ def _not_read_until_now(case: Case, external: External) -> Claim | None:
     )
 
 
-def _why_loaded(case: Case, bad: Tensor) -> str:
+def _why_loaded(case: Case) -> str:
     if _is_bad_everywhere(case):
-        return "more than half of all parameters are non-finite: a state that was saved after a bad step"
-    return f"it was written after it was made, and only {share(bad)} are bad: a loaded value, not empty memory"
+        return "more than half of all parameters are non-finite, as in a state that was saved after a bad step"
+    return "what wrote these values was not seen: no step was applied before"
 
 
 def _is_bad_everywhere(case: Case) -> bool:

@@ -280,12 +280,13 @@ def state_overwritten(case: Case) -> Claim | None:
     if external.during:
         text = f"{name} {describe(external.tensor)} inside the forward pass, and no operation that was seen wrote it"
         return _overwritten(name, "measured", text)
-    if case.first_step and not case.loaded and external.kind != "overwritten" and made_so(external.tensor):
+    loaded = case.was_loaded_bad(name)
+    if case.first_step and not loaded and external.kind != "overwritten" and made_so(external.tensor):
         text = f"{name} {describe(external.tensor)} before the first step, and no write to it was counted"
         return Claim("hint", f"{name} was made with a non-finite value by the program itself", (text,), help=_AT_START)
     if external.kind == "buffer" and name in case.failed.deliberate:
         return None  # it was bad from the start, and by design
-    if case.first_step or case.loaded or external.kind == "overwritten" or case.is_updated_in_forward(external):
+    if case.first_step or loaded or external.kind == "overwritten" or case.is_updated_in_forward(external):
         return None
     if name in case.bad_before:
         return None  # it was bad all the time and was not read until now: see loaded_state
