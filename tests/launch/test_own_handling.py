@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import runpy
 import subprocess
 import sys
@@ -52,7 +53,9 @@ def test_a_loss_of_one_of_two_optimizers_that_is_replaced_by_zero(
     assert {incident["source"]["line"] for incident in incidents} == {line_of("gan_zero_loss", "d_loss = -(")}  # type: ignore[index]
     assert (summary.steps, summary.applied, summary.given_up) == (48, 43, 5)
     words = "the script replaced this non-finite loss by a constant, so there is no gradient"
-    assert capsys.readouterr().err.count(words) >= 5
+    err = capsys.readouterr().err
+    assert err.count(words) >= 5
+    assert err.count("nantrap: optimizer 2 (Adam of D): step ") == 5  # each optimizer counts its own steps
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor")
@@ -62,7 +65,9 @@ def test_evaluations_of_a_closure_are_one_step(tmp_path: Path, capsys: pytest.Ca
     assert (incident["step"], slugs(incidents)) == (3, ["exp_overflow"])
     assert incident["source"]["line"] == line_of("lbfgs_fit", "torch.exp(b * t)")  # type: ignore[index]
     assert (summary.steps, summary.applied, summary.given_up) == (4, 3, 0)
-    assert "1 of 5 in a row" in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert "1 of 5 in a row" in err
+    assert "nantrap: step 3 skipped" in err  # one optimizer needs no number
 
 
 def test_an_update_by_hand_that_diverges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -152,3 +157,67 @@ def test_nothing_is_armed_when_the_script_has_ended(tmp_path: Path) -> None:
     assert "(a guess: not proven)" in found.stderr
     assert "the loss is not finite\n" in found.stderr
     assert "armed: the next" not in found.stderr
+
+
+def test_a_loss_that_is_replaced_for_ever_is_a_dead_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary, incidents = run("kept_scale", tmp_path)
+    assert (summary.steps, summary.applied, summary.given_up) == (48, 2, 46)
+    assert (incidents[0]["step"], incidents[0]["samples"], incidents[0]["dataset_indices"]) == (2, [1], [17])
+    err = capsys.readouterr().err
+    assert err.count("skipped: ") == 5  # further ones are only counted
+    assert "step 6: the script made none of the last 5 steps; more are only counted" in err
+    assert "step 21: the script has made none of the 20 steps since step 2: nothing is learned (NT505" in err
+    assert "the script made none of the last 46 steps: nothing was learned (NT505 dead_training)" in summary.notes
+
+
+def test_a_value_that_the_loop_keeps_is_not_called_the_batch(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, incidents = run("kept_scale", tmp_path)
+    later = incidents[1]
+    assert later["causes"][0]["summary"] == "a tensor that the loss reads without a gradient is non-finite: scale"  # type: ignore[index]
+    assert not later["causes"][0]["proven"]  # type: ignore[index]
+    assert later["samples"] == []
+    assert later["source"]["line"] == line_of("kept_scale", "out / scale")  # type: ignore[index]
+    assert "skipped: forward: [NT101] perhaps the batch holds values" in capsys.readouterr().err  # looks like step 3
+
+
+@pytest.mark.parametrize(("name", "called", "step"), [("episodes", "returns", 3), ("master_weights", "images", 2)])
+def test_a_tensor_has_the_name_of_the_program(tmp_path: Path, name: str, called: str, step: int) -> None:
+    _, incidents = run(name, tmp_path)
+    assert incidents[0]["step"] == step
+    summary = incidents[0]["causes"][0]["summary"]  # type: ignore[index]
+    assert summary == f"a tensor that the loss reads without a gradient is non-finite: {called}"
+    assert not incidents[0]["causes"][0]["proven"]  # type: ignore[index]
+
+
+def test_a_step_that_is_refused_all_the_same_counts_no_loss_as_left_out(tmp_path: Path) -> None:
+    summary, _ = run("two_heads", tmp_path)
+    assert (summary.steps, summary.applied, summary.left_out) == (4, 3, 0)
+    assert not any("that the script left out" in line for line in summary.lines(0))
+
+
+@pytest.mark.parametrize(
+    ("way", "good", "bad"),
+    [
+        ("sum", ["error", "1e-05 * size"], ["weight * spread"]),
+        ("again", ["error", "1e-05 * size"], ["weight * spread"]),
+        ("dict", ["error"], ["spread"]),
+        ("in_place", [], []),
+        ("product", [], []),
+    ],
+)
+def test_the_terms_that_a_statement_adds_up_are_shown(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    way: str,
+    good: list[str],
+    bad: list[str],
+) -> None:
+    monkeypatch.setenv("ADDED_TERMS", way)
+    _, incidents = run("added_terms", tmp_path)
+    terms = {name: float(value) for name, value in incidents[0]["terms"].items()}  # type: ignore[attr-defined]
+    assert sorted(name for name, value in terms.items() if math.isfinite(value)) == sorted(good)
+    assert [name for name, value in terms.items() if not math.isfinite(value)] == bad
+    assert ("= terms:" in capsys.readouterr().err) == bool(good)

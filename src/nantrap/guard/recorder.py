@@ -78,6 +78,8 @@ class Recorder:
         ranges: Ranges | None = None,
     ) -> None:
         self.tally = Tally()
+        self.label = ""
+        """Of which optimizer the printed lines speak, where there are several."""
         self.samples = samples
         self.last_incident: Incident | None = None
         self.run_dir = None if run_dir is None else os.fspath(run_dir)
@@ -234,12 +236,17 @@ class Recorder:
         *,
         restored: list[str] | None = None,
         known_here_only: bool = False,
+        is_one_of_many: bool = False,
     ) -> Incident:
-        """The final incident: its bundle is written and its message printed, by this rank if no other knows of it."""
+        """The final incident: its bundle is written and its message printed, by this rank if no other knows of it.
+
+        One of many is printed only if it looks new.
+        """
         incident = self._with_samples(draft.finish(action, restored=restored), draft)
         if self.run_dir is not None:
             incident = write_incident(self.run_dir, incident, draft, self._policy)
-        if self._prints or (known_here_only and not self._quiet):
+        looks_new = not is_one_of_many or (incident.same_as is None and fingerprint(incident) not in self._shown)
+        if looks_new and (self._prints or (known_here_only and not self._quiet)):
             self._print(incident, reason)
         if self._listeners:
             headline, text = one_line(incident, reason), render_incident(incident)
@@ -289,7 +296,7 @@ class Recorder:
     def say(self, text: str, *more: str) -> None:
         """One line of the guard's own, and more if there are. A name in it can forge no other."""
         if self._prints:
-            lines = [escaped(line, most=LONGEST_LINE) for line in (f"nantrap: {text}", *more)]
+            lines = [escaped(line, most=LONGEST_LINE) for line in (f"nantrap: {self.label}{text}", *more)]
             write_line("\n".join(lines))
 
     def say_spike(self, note: str | None) -> None:
@@ -369,7 +376,7 @@ class Recorder:
         return {name: value for name, value in known.items() if value is not None}
 
     def _print(self, incident: Incident, reason: str) -> None:
-        write_line(f"nantrap: {one_line(incident, reason)}")
+        write_line(escaped(f"nantrap: {self.label}", most=LONGEST_LINE) + one_line(incident, reason))
         looks = fingerprint(incident)
         if incident.same_as is None and (incident.op or incident.causes) and looks not in self._shown:
             write_line(render_incident(incident, color=None))

@@ -80,6 +80,7 @@ class Window:
         given_up: the script itself did not make this step.
         repeated: the script makes the last update once more; the journal has a line for it already.
         bad_before_repair: what was seen when the script tested a gradient that was not finite.
+        bad_left_out: bad losses and gradients that the script itself left out of this step.
         without_gradient: the script gave the step up before its backward pass, so there is no gradient norm.
     """
 
@@ -100,6 +101,7 @@ class Window:
     repeated: bool = False
     without_gradient: bool = False
     bad_before_repair: Any = None
+    bad_left_out: int = 0
 
     @property
     def has_unjudged(self) -> bool:

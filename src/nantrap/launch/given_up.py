@@ -14,6 +14,7 @@ from torch import Tensor
 
 from nantrap import finite
 from nantrap.guard.collect import Collector
+from nantrap.guard.drafts import Draft
 from nantrap.guard.driver import Driver
 from nantrap.guard.judge import Verdict
 from nantrap.guard.known import bad_batch
@@ -22,16 +23,20 @@ from nantrap.guard.micro_batches import drop
 from nantrap.guard.observation import Observation, observe
 from nantrap.guard.parts import Parts
 from nantrap.guard.reading import Reading
+from nantrap.guard.recorder import DEAD_AFTER
 from nantrap.guard.state.rates import current_rates
 from nantrap.guard.window import Micro, Window
-from nantrap.incident import Action
+from nantrap.incident import Action, Incident
 from nantrap.launch.shared import Activity
 from nantrap.locate.autopsy import examine
 from nantrap.locate.location import finding
 
+_MOST_PRINTED = 5
+"""Steps in a row that a script does not make and that are printed; of more of them only those that look new."""
+
 
 class GivenUp:
-    """Records what takes no part in a step of the script. Holds no state of its own.
+    """Records what takes no part in a step of the script. Holds how many steps in a row the script did not make.
 
     Args:
         parts: the collaborators of a step.
@@ -46,6 +51,8 @@ class GivenUp:
         self._collector = collector
         self._activity = activity
         self._observes = parts.policy.on_incident == "observe"
+        self._in_a_row = 0
+        self._applied_before = 0
 
     def is_bad(self, window: Window) -> bool:
         """Whether a step that the script gives up was bad: its loss, or its gradients as they are now."""
@@ -73,8 +80,7 @@ class GivenUp:
             loss = micro.values[0] if micro.values else math.nan
             reading = Reading(norm, loss, rates=current_rates(protected.optimizer))
             restored = None if self._observes else protected.verify()
-            incident = parts.recorder.finish(draft, Action.SKIP, words, restored=restored)
-            parts.recorder.tally.given_up += 1
+            incident = self._finish(draft, words, restored=restored)
             parts.recorder.end(window, reading, Action.SKIP, incident)
         finally:
             self._activity.busy = False
@@ -92,11 +98,38 @@ class GivenUp:
             draft.incident = replace(draft.incident, dataset_indices=own, notes=(words, *draft.incident.notes))
             window = Window(time.perf_counter(), whole=True, given_up=True, without_gradient=True)
             reading = Reading(math.nan, math.nan, rates=current_rates(parts.protected.optimizer))
-            incident = parts.recorder.finish(draft, Action.SKIP, words)
-            parts.recorder.tally.given_up += 1
+            incident = self._finish(draft, words)
             parts.recorder.end(window, reading, Action.SKIP, incident)
         finally:
             self._activity.busy = False
+
+    def notes(self) -> list[str]:
+        """What the summary says of a run that ended with many steps that the script did not make."""
+        count = self._in_a_row if self._applied_before == self._parts.recorder.tally.applied else 0
+        if count < DEAD_AFTER:
+            return []
+        return [f"the script made none of the last {count:,} steps: nothing was learned (NT505 dead_training)"]
+
+    def _finish(self, draft: Draft, words: str, *, restored: list[str] | None = None) -> Incident:
+        """The final incident of a step that the script does not make.
+
+        Of many in a row the first few are printed, then those that look new; a long row is called a dead run.
+        """
+        recorder, step = self._parts.recorder, self._parts.progress.step
+        tally = recorder.tally
+        tally.given_up += 1
+        self._in_a_row = self._in_a_row + 1 if tally.applied == self._applied_before else 1
+        self._applied_before = tally.applied
+        count = self._in_a_row
+        incident = recorder.finish(draft, Action.SKIP, words, restored=restored, is_one_of_many=count > _MOST_PRINTED)
+        if count == _MOST_PRINTED:
+            recorder.say(f"step {step:,}: the script made none of the last {count} steps; more are only counted")
+        elif count == DEAD_AFTER:
+            recorder.say(
+                f"step {step:,}: the script has made none of the {count} steps since step {step - count + 1:,}: "
+                "nothing is learned (NT505 dead_training)"
+            )
+        return incident
 
     def loss(self, window: Window, micro: Micro, loss: Tensor) -> None:
         """The script trains on another loss than the bad one it tested, such as that of the other heads."""
@@ -108,7 +141,7 @@ class GivenUp:
             with parts.protected.kept():  # the step goes on with what its forward pass wrote
                 draft = parts.diagnosis.draft(self._observed(bad))
             window.drafts.append((draft, "the script left this non-finite loss out and trained on another one"))
-            parts.recorder.tally.left_out += 1
+            window.bad_left_out += 1
         finally:
             self._activity.busy = False
 
@@ -127,7 +160,7 @@ class GivenUp:
             words = "an earlier loss of this step is not finite, and its gradients are not in the step"
             window.drafts.append((draft, words))
             window.micros[:] = [micro for micro in window.micros if not micro.bad]
-            parts.recorder.tally.left_out += 1
+            window.bad_left_out += 1
 
     def gradients(self, window: Window) -> Observation:
         """What is bad in the gradients of a step as they are now, with the micro-batch whose loss is bad, if any is."""
@@ -148,7 +181,7 @@ class GivenUp:
                 (draft, "the script changed its non-finite gradients to finite ones and made the step")
             )
             window.micros[:] = [micro for micro in window.micros if not micro.bad]
-            parts.recorder.tally.left_out += 1
+            window.bad_left_out += 1
         finally:
             self._activity.busy = False
 

@@ -313,7 +313,9 @@ class ScriptLoop:
         if window.bad_before_repair is not None:
             self._given_up.repaired(window)
         if len(window.micros) > 1:
-            self._given_up.cleared(window)
+            bad = self.abandoning.frames
+            with seen_from(bad) if bad else contextlib.nullcontext():
+                self._given_up.cleared(window)
         driver.take_update, driver.still_scaled = run, still_scaled
         if scaler is not None or driver.scaling.scaler is not None:
             driver.scaling.use(scaler)
@@ -327,6 +329,8 @@ class ScriptLoop:
                 outcome = run_step(self.parts, driver, window) if judge is None else judge(window)
             # a step that a scaler left out, to search its scale, has no incident and was not refused
             self.refused = not outcome.applied and outcome.incident is not None
+            if window.bad_left_out and outcome.applied:
+                self.tally.left_out += window.bad_left_out
             if self.refused:
                 self.abandoning.note_judged(window)
             if self.parts.recovery.acts_after_steps:
@@ -409,7 +413,7 @@ class ScriptLoop:
         if self.comparison is not None:
             self.comparison.end()
             differing = [self.comparison.note] if self.comparison.note else []
-        return no_gradient_lines(self.tally) + self._habits.notes() + differing + added
+        return no_gradient_lines(self.tally) + self._given_up.notes() + self._habits.notes() + differing + added
 
     @property
     def is_in_step(self) -> bool:

@@ -31,9 +31,10 @@ from nantrap.launch.loose import LooseValues
 from nantrap.launch.making import make_loop, make_loose_loop
 from nantrap.launch.module_calls import ModuleCalls
 from nantrap.launch.replicas import Comparison, Replicas, several_ranks
-from nantrap.launch.roots import find_root, innermost, names_in_script, owns_some
+from nantrap.launch.roots import ModuleGroup, find_root, innermost, names_in_script, owns_some
 from nantrap.launch.settings import Settings
 from nantrap.launch.shared import Shared
+from nantrap.locate import unwrap
 from nantrap.locate.step import active_replays
 from nantrap.report import write_line
 
@@ -334,6 +335,7 @@ class Loops:
                 say=self.say,
             )
             self.guards.append(entry.loop)
+            self._tell_apart()
             self._compare_ranks(entry.loop, bare=bare)
             for each in self._beside.values():
                 beside = each.module()
@@ -346,6 +348,15 @@ class Loops:
             self.say(f"{type(optimizer).__name__} is not guarded: {error}")
         finally:
             self.activity.busy = False
+
+    def _tell_apart(self) -> None:
+        """With several optimizers each printed line says whose step it is: each counts its own steps from 0."""
+        loops = list(self)
+        for number, loop in enumerate(loops, 1) if len(loops) > 1 else ():
+            if not loop.parts.recorder.label:
+                model = loop.model
+                of = "" if isinstance(model, ModuleGroup) else f" of {type(unwrap(model)).__name__}"
+                loop.parts.recorder.label = f"optimizer {number} ({type(loop.optimizer).__name__}{of}): "
 
     def _leave_to_its_guard(self, optimizer: Optimizer) -> None:
         """The script made a `Guard` of its own: the options of the command line do not reach it."""

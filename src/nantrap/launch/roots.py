@@ -64,8 +64,10 @@ class ModuleGroup(nn.Module):
 
 
 def names_in_script() -> dict[int, str]:
-    """The tensors that the script holds in variables of its own, by id."""
-    return {id(value): name for name, value in vars(sys.modules["__main__"]).items() if isinstance(value, Tensor)}
+    """The tensors that the script holds in variables of its own, by id. Of several names of one the first counts:
+    a later one is mostly that of a loop, such as `for p in (w, b)`."""
+    held = vars(sys.modules["__main__"]).items()
+    return {id(value): name for name, value in reversed(held) if isinstance(value, Tensor)}
 
 
 def innermost(optimizer: Any) -> Any:

@@ -173,6 +173,9 @@ class Summary:
         report = None if self.run_dir is None else Path(self.run_dir) / "report.html"
         if report is not None and report.exists():
             found.append(f"report: {_shown(report)}")
+            folders = dict.fromkeys(Path(each).parent.parent for each in self.reports)
+            others = [each / "report.html" for each in folders if each.resolve() != report.parent.resolve()]
+            found += [f"report: {each}" for each in others if each.exists()]  # of the other optimizers
         elif self.reports:
             found.append(f"report: {self.reports[0]}")
         elif self.run_dir is not None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from types import CodeType, FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nantrap.finite import any_nonfinite
@@ -123,8 +124,10 @@ def names_in(frame: Frame) -> dict[str, Any]:
 def batch_of_caller() -> dict[str, Tensor]:
     """The tensors without gradient the caller holds, by name: among them the batch that the guard was not given."""
     frame = caller()
-    if frame is None:
-        return {}
+    return {} if frame is None else _held_by(frame)
+
+
+def _held_by(frame: Frame) -> dict[str, Tensor]:
     return {
         path: tensor
         for name, value in names_in(frame).items()
@@ -135,7 +138,13 @@ def batch_of_caller() -> dict[str, Tensor]:
 
 def names_of_loop(frame: Frame) -> frozenset[str]:
     """The names that the loop around the frame's current line takes from its iterable, and does not assign again."""
-    return _names_of_loop("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)
+    taken, made = _names_of_loop("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)
+    return taken - made
+
+
+def taken_by_loop(frame: Frame) -> frozenset[str]:
+    """The names that the loop around the frame's current line takes from its iterable, also those it changes then."""
+    return _names_of_loop("".join(linecache.getlines(frame.f_code.co_filename)), frame.f_lineno)[0]
 
 
 def given_by_loop() -> list[Tensor]:
@@ -151,15 +160,15 @@ def given_by_loop() -> list[Tensor]:
 
 
 @functools.lru_cache(maxsize=64)
-def _names_of_loop(text: str, line: int) -> frozenset[str]:
-    """The names that the loops around a line of a file take from their data, without those that they compute.
+def _names_of_loop(text: str, line: int) -> tuple[frozenset[str], frozenset[str]]:
+    """The names that the loops around a line of a file take from their data, and those that they compute.
 
     Kept, because a search for the loss asks for the same few lines many times.
     """
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
-        return frozenset()
+        return frozenset(), frozenset()
     loops = [
         node
         for node in ast.walk(tree)
@@ -180,7 +189,7 @@ def _names_of_loop(text: str, line: int) -> frozenset[str]:
                     made |= names
             elif isinstance(node, ast.AugAssign):
                 made |= _stored(node.target)
-    return frozenset(taken - made)
+    return frozenset(taken), frozenset(made)
 
 
 def _stored(target: ast.AST) -> set[str]:
@@ -199,4 +208,46 @@ def find_in_batch(tensor: Tensor | None) -> tuple[str, Tensor] | None:
     for path, candidate in batch_of_caller().items():
         if (tensor is None or share_memory(candidate, tensor)) and any_nonfinite([candidate]):
             return path, candidate
+    return None
+
+
+def name_in_program(tensor: Tensor) -> str:
+    """What the program calls a bad tensor, by the variables of the functions that are running; empty if nothing.
+
+    Either the tensor is one of theirs, or it is bad at just the places of one: a batch that was noised on the way, or
+    a list of numbers from which the tensor was made.
+    """
+    bad = ~tensor.detach().isfinite()
+    if not bool(bad.any()):
+        return ""
+    frames = list(near_callers(_MOST_NAMED))
+    for frame in frames:
+        for path, candidate in _held_by(frame).items():
+            if share_memory(candidate, tensor):
+                return path
+    for frame in frames:
+        for name, value in names_in(frame).items():
+            if any(_is_bad_at(candidate, bad) for candidate in (_as_tensor(value), value)):
+                return name
+    return ""
+
+
+_MOST_NAMED = 4
+_LONGEST_LIST = 65_536
+
+
+def _is_bad_at(value: Any, bad: Tensor) -> bool:
+    """Whether a tensor without gradient is bad at these places and no others; one number says too little."""
+    if not isinstance(value, Tensor) or value.requires_grad or not value.is_floating_point() or bad.numel() < 2:
+        return False
+    return value.shape == bad.shape and value.device == bad.device and torch.equal(~value.detach().isfinite(), bad)
+
+
+def _as_tensor(value: Any) -> Tensor | None:
+    """A list of numbers, or an array, as a tensor."""
+    is_list = isinstance(value, (list, tuple)) and bool(value) and all(isinstance(each, (int, float)) for each in value)
+    if not (is_list or type(value).__name__ == "ndarray") or len(value) > _LONGEST_LIST:
+        return None
+    with contextlib.suppress(TypeError, ValueError, RuntimeError):
+        return torch.as_tensor(value)
     return None

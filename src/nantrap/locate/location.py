@@ -12,7 +12,7 @@ from nantrap.finite import any_nonfinite, first_nonfinite_index, tensor_stats
 from nantrap.incident import Finding, Frame, Phase, Probe, Source
 from nantrap.locate.autopsy import Evidence
 from nantrap.locate.batch import samples_in, tensors_of
-from nantrap.locate.caller import batch_of_caller, find_in_batch
+from nantrap.locate.caller import batch_of_caller, find_in_batch, name_in_program
 from nantrap.locate.origin import Replay
 from nantrap.locate.replay import compiled_code_ran
 from nantrap.locate.samples import Samples
@@ -45,6 +45,8 @@ class Location:
     sinks: tuple[str, ...] = ()
     capture: Capture | None = None
     external: External | None = None
+    constant: tuple[str, Tensor] | None = None
+    """A bad tensor that only the program knows and that the guilty operation read, with its name, if that is known."""
     replay: Replay | None = None
     witnesses: tuple[Capture, ...] = ()
 
@@ -85,7 +87,8 @@ def location_of(replay: Replay, *, fallback: Phase, batch: object = None) -> Loc
     location.op, location.node = op.name, op.node
     location.source = op.place.source() if op.place else None
     location.capture = replay.trace.captures.get(op.index)
-    location.notes += _constant_note(replay, op)
+    location.constant = _constant_read(replay, op)
+    location.notes += _constant_note(op, location.constant)
     location.frames = frames_before(replay.trace, op)
     location.path = frames_after(replay, op)
     if location.capture is not None:
@@ -95,16 +98,24 @@ def location_of(replay: Replay, *, fallback: Phase, batch: object = None) -> Loc
     return location
 
 
-def _constant_note(replay: Replay, op: Op) -> list[str]:
-    """Where the guilty operation made nothing, and a tensor that only the program knows brought it in."""
+def _constant_read(replay: Replay, op: Op) -> tuple[str, Tensor] | None:
+    """The tensor that only the program knows and that brought it in, where the guilty operation made nothing."""
     constants = [e for e in replay.trace.externals.values() if e.kind == "constant" and not e.mask]
     if op.made is not None or not constants:
+        return None
+    return name_in_program(constants[0].tensor), constants[0].tensor
+
+
+def _constant_note(op: Op, constant: tuple[str, Tensor] | None) -> list[str]:
+    if constant is None:
         return []
-    stats = tensor_stats(constants[0].tensor)
+    name, tensor = constant
+    known = f", as in {name} of the program" if name else ""
     return [
         (
             f"{op.name} reads a tensor that is no parameter, no buffer and no part of the batch (a cached table, a "
-            f"closure): {stats.describe()}. It was made before the replay, so what made it is not known"
+            f"closure): {tensor_stats(tensor).describe()}{known}. It was made before the replay, so what made it is "
+            "not known"
         )
     ]
 
@@ -164,6 +175,8 @@ def _outside_the_graph(location: Location, evidence: Evidence, names: dict[int, 
     known = find_in_batch(external.tensor if evidence.seen else None)
     if known is not None:
         external.name, external.tensor = known
+    elif evidence.seen and (name := name_in_program(external.tensor)):
+        external.name = name
     elif not evidence.seen or batch_of_caller():
         # everything the caller holds is finite: the loss function made it, without a graph that could show how
         location.op = None

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor, nn
 
 from nantrap.finite import any_nonfinite
-from nantrap.locate.caller import Frame, names_in, names_of_loop, near_callers
+from nantrap.locate.caller import Frame, names_in, names_of_loop, near_callers, taken_by_loop
 from nantrap.locate.entry import Entry, last_entry
 from nantrap.locate.guarded import Guarded
 from nantrap.locate.kept import RootCall
@@ -159,6 +159,11 @@ def _assigned(statements: list[ast.stmt]) -> Iterator[tuple[list[ast.stmt], ast.
             yield statements[: position + 1], ast.copy_location(name, statement)
 
 
+def statements_before(frame: Frame) -> list[ast.stmt]:
+    """The statements that ran before the current one in this round of the innermost loop."""
+    return _before(frame)[0]
+
+
 def _before(frame: Frame) -> tuple[list[ast.stmt], ast.stmt]:
     """The statements that ran before the current one in this round of the innermost loop, and the current one."""
     code = frame.f_code
@@ -222,6 +227,7 @@ class _Slice:
         needed = _loads(expression)
         kept: list[ast.stmt] = []
         cut: set[str] = set()
+        carried: set[str] = set()
         for statement in reversed(statements):
             bound = _stores(statement) & needed
             loaded = _loads(statement)
@@ -234,6 +240,8 @@ class _Slice:
                     wanted.add(name)
                 else:
                     cut.add(name)
+                    if name in loaded:
+                        carried.add(name)
             if wanted:
                 kept.insert(0, statement)
                 needed = needed | loaded
@@ -250,8 +258,11 @@ class _Slice:
         ast.copy_location(once, kept[0] if kept else expression)
         code = frame.f_code
         loop = names_of_loop(frame)
-        starting = loop or {n for n in code.co_varnames[: code.co_argcount] if _holds_tensors(held.get(n))}
-        made_in_loop = {n for n in cut if _holds_tensors(held[n])}  # such as `x = torch.randint(...)`: a batch as well
+        arguments = set(code.co_varnames[: code.co_argcount])
+        starting = loop or {n for n in arguments if _holds_tensors(held.get(n))}
+        # `x = torch.randint(...)` makes a batch as well; `mean = 0.9 * mean + ...` is what the loop keeps between steps
+        kept_by_loop = carried - taken_by_loop(frame) - arguments
+        made_in_loop = {n for n in cut - kept_by_loop if _holds_tensors(held[n])}
         batch = tuple(sorted(n for n in (starting & needed) | made_in_loop if n in held))
         shown: Sequence[ast.stmt | ast.expr] = kept or [expression]
         first = min(node.lineno for node in shown)

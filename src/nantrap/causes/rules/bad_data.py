@@ -64,6 +64,14 @@ def bad_input_data(case: Case) -> Claim | None:
             (f"{name} {describe(tensor)}",),
             help=f"clean or drop the sample where {name} is made",
         )
+    if external is None and case.location.constant is not None and case.location.constant[0]:
+        name, tensor = case.location.constant
+        return Claim(
+            "hint",
+            f"a tensor that the loss reads without a gradient is non-finite: {name}",
+            (f"{name} {describe(tensor)}",),
+            help=f"look where {name} is made: it was non-finite before the step",
+        )
     if external is None or external.kind != "batch":
         return _sentinel(case)
     finding = next((f for f in case.location.findings if f.kind == "batch"), None)

@@ -21,9 +21,14 @@ def with_location(incident: Incident, location: Location) -> Incident:
     """The incident with the place where it began. What was seen there comes before what was seen at the end."""
     samples, notes = location.samples, location.notes
     batch, indices = samples.guilty, samples.dataset_indices
-    if location.phase == "data":
-        batch = batch or tuple(sorted({i for f in location.findings for i in f.samples}))
-    elif len(batch) > 1 and len(batch) == samples.size:  # a list of all of them would say nothing
+    all_fail = len(batch) > 1 and len(batch) == samples.size
+    measured = tuple(sorted({i for f in location.findings for i in f.samples})) if location.phase == "data" else ()
+    if measured and (all_fail or not batch):
+        # a loss that mixes the samples fails with each of them, and yet the bad values are in a few
+        by_sample = dict(zip(batch, indices, strict=False))
+        batch, indices = measured, tuple(by_sample[i] for i in measured if i in by_sample)
+        indices = indices if len(indices) == len(batch) else ()
+    elif all_fail:  # a list of all of them would say nothing
         batch, indices = (), ()
         notes = [
             *notes,
@@ -91,10 +96,15 @@ def like_known(incident: Incident, known: Incident, words: str) -> Incident:
         node=known.node,
         source=known.source,
         # the summary names another batch's samples and values; the title holds for both
-        causes=tuple(replace(cause, proven=False, summary=cause.title) for cause in known.causes),
+        causes=tuple(replace(cause, proven=False, summary=_of_both(cause)) for cause in known.causes),
         same_as=known.step,
         notes=(words,),
     )
+
+
+def _of_both(cause: Cause) -> str:
+    """What can be said of two incidents that look alike. A guess about the first is no more than that here."""
+    return cause.title if cause.proven else f"perhaps {cause.title}"
 
 
 def not_compared(incident: Incident, earlier: Incident) -> Incident:

@@ -24,6 +24,7 @@ from nantrap.guard.watching.ranges import inputs_of
 from nantrap.guard.window import Micro
 from nantrap.incident import Incident
 from nantrap.locate import FailedStep, Location
+from nantrap.locate.terms import terms_of
 from nantrap.record import History
 
 if TYPE_CHECKING:  # the rules are many: imported by the first failure
@@ -103,11 +104,18 @@ class Describer:
             phase=observation.phase,
             findings=observation.findings,
             loss=values[0] if values else None,
-            terms=observation.micro.loss.named(list(values[1:])) if values else {},
+            terms=self._terms(observation),
             norm=observation.norm,
             rates=current_rates(self._protected.optimizer),
             inputs=inputs_of(observation.micro),
         )
+
+    def _terms(self, observation: Observation) -> dict[str, float]:
+        """The loss terms as the program named them, or as a statement of the program adds them up."""
+        values, loss = observation.values, observation.micro.loss
+        if loss.terms or observation.micro.forward is not None or not values:
+            return loss.named(list(values[1:])) if values else {}
+        return terms_of(loss.total)
 
     def with_run_facts(self, incident: Incident, observation: Observation) -> Incident:
         """The incident with the dataset's own indices, where the loop knows them, and with the suspect's magnitudes."""
