@@ -91,7 +91,7 @@ def check_after_step(module: Module, repository: Repository) -> Iterator[Found]:
                 step
                 for step in steps
                 if follows(step, event)
-                and step.loops == event.loops
+                and step.around.loops == event.around.loops
                 and not any(follows(step, b) and follows(b, event) for b in backwards)
             ]
             if not before or event.line in seen:

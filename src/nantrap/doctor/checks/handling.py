@@ -253,7 +253,7 @@ def _asks_non_finite(test: ast.expr, function: Function) -> bool:
 
 def _inside_finite_test(event: Event) -> bool:
     """Whether an event happens only when a test for NaN or Inf says so."""
-    for test, arm in event.arms:
+    for test, arm in event.around.arms:
         try:
             parsed = ast.parse(test, mode="eval").body
         except SyntaxError:

@@ -177,12 +177,12 @@ def scaler_made_in_loop(module: Module, repository: Repository) -> Iterator[Foun
         steps = flow.of("step")
         optimizers = flow.of("optimizer")
         for scaler in flow.of("scaler"):
-            if scaler.line in seen or not scaler.loops:
+            if scaler.line in seen or not scaler.around.loops:
                 continue
-            around = set(scaler.loops)
-            if not any(around & set(step.loops) for step in steps):
+            around = set(scaler.around.loops)
+            if not any(around & set(step.around.loops) for step in steps):
                 continue
-            if any(around & set(other.loops) for other in optimizers):
+            if any(around & set(other.around.loops) for other in optimizers):
                 continue
             seen.add(scaler.line)
             yield Found(

@@ -144,7 +144,7 @@ def zero_grad_missing(module: Module, repository: Repository) -> Iterator[Found]
             or not any(is_optimizer(module, event.receiver) or event.scaled for event in steps)
         ):
             continue
-        if not any(step.loops for step in steps) and _cleared_elsewhere(module, repository):
+        if not any(step.around.loops for step in steps) and _cleared_elsewhere(module, repository):
             continue  # a helper; the loop is in another file
         yield Found(
             "high",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Final, Literal, NamedTuple
 
 from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.source.module import Function, Module
@@ -41,6 +41,26 @@ _DEEPEST: Final = 3
 _END: Final = 1 << 30
 
 
+class Around(NamedTuple):
+    """What is around a statement: the arms of conditions, the loops, and whether gradients are switched off."""
+
+    arms: tuple[tuple[str, bool], ...] = ()
+    loops: tuple[int, ...] = ()
+    silent: bool = False
+
+    def in_arm(self, test: str, holds: bool) -> Around:
+        """The same place where a test holds, or does not."""
+        return self._replace(arms=(*self.arms, (test, holds)))
+
+    def in_loop(self, loop: ast.AST) -> Around:
+        """Inside a loop."""
+        return self._replace(loops=(*self.loops, id(loop)))
+
+    def silenced(self) -> Around:
+        """Inside of `no_grad`."""
+        return self._replace(silent=True)
+
+
 @dataclass(slots=True, eq=False)
 class Event:
     """Something that happens in a step. `receiver` is the optimizer (step, zero_grad) or the object that is called."""
@@ -50,12 +70,10 @@ class Event:
     line: int
     position: int
     function: Function
-    arms: tuple[tuple[str, bool], ...]
-    loops: tuple[int, ...]
+    around: Around
     receiver: str = ""
     scaled: bool = False
     managed: bool = False
-    silent: bool = False
     end: int = _END
     """The last position that can be reached from here in the same pass through the loop."""
 
@@ -69,7 +87,7 @@ class Flow:
 
     def of(self, *kinds: Kind) -> list[Event]:
         """The events of some kinds, in order."""
-        return [event for event in self.events if event.kind in kinds and not event.silent]
+        return [event for event in self.events if event.kind in kinds and not event.around.silent]
 
     @property
     def trains(self) -> bool:
@@ -81,8 +99,8 @@ def follows(first: Event, second: Event) -> bool:
     """Whether the second event can come after the first in one pass."""
     if not first.position < second.position <= first.end:
         return False
-    arms = dict(first.arms)
-    return all(arms.get(test, arm) == arm for test, arm in second.arms)
+    arms = dict(first.around.arms)
+    return all(arms.get(test, arm) == arm for test, arm in second.around.arms)
 
 
 def flow_of(module: Module, function: Function) -> Flow:
@@ -179,91 +197,82 @@ class _Tracer:
         self.active: list[Function] = []
 
     def run(self) -> Flow:
-        self.enter(self.flow.function, (), (), False)
+        self.enter(self.flow.function, Around())
         return self.flow
 
-    def enter(
-        self, function: Function, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool
-    ) -> None:
+    def enter(self, function: Function, around: Around) -> None:
         """Follow the body of a function that is called here; a return inside it ends it alone."""
         if function in self.active or len(self.active) > _DEEPEST or isinstance(function.node, ast.Lambda):
             return
         self.active.append(function)
         first = len(self.flow.events)
-        self.block(function.node.body, arms, loops, silent or (function.silent and len(self.active) > 1))
-        if len(self.active) > 1:  # a return ends the helper, not its caller
+        is_helper = len(self.active) > 1
+        self.block(function.node.body, around.silenced() if is_helper and function.silent else around)
+        if is_helper:  # a return ends the helper, not its caller
             for event in self.flow.events[first:]:
                 event.end = _END
         self.active.pop()
 
-    def block(
-        self, body: list[ast.stmt], arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool
-    ) -> None:
+    def block(self, body: list[ast.stmt], around: Around) -> None:
         for statement in body:
-            arms = self.statement(statement, arms, loops, silent)
+            around = self.statement(statement, around)
 
-    def statement(
-        self, node: ast.stmt, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool
-    ) -> tuple[tuple[str, bool], ...]:
-        """Trace a statement; returns the arms that hold behind it."""
+    def statement(self, node: ast.stmt, around: Around) -> Around:
+        """Trace a statement; returns what is around the next one."""
         if isinstance(node, ast.If):
-            return self.condition(node, arms, loops, silent)
+            return self.condition(node, around)
         if isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
-            self.expression(node.test if isinstance(node, ast.While) else node.iter, arms, loops, silent)
-            self.block(node.body, arms, (*loops, id(node)), silent)
-            self.block(node.orelse, arms, loops, silent)
+            self.expression(node.test if isinstance(node, ast.While) else node.iter, around)
+            self.block(node.body, around.in_loop(node))
+            self.block(node.orelse, around)
         elif isinstance(node, (ast.With, ast.AsyncWith)):
-            quiet = silent
+            inside = around
             for item in node.items:
-                self.expression(item.context_expr, arms, loops, silent)
+                self.expression(item.context_expr, around)
                 if isinstance(item.context_expr, ast.Call) and _leaf(item.context_expr.func) in (
                     "no_grad",
                     "inference_mode",
                 ):
-                    quiet = True
-            self.block(node.body, arms, loops, quiet)
+                    inside = inside.silenced()
+            self.block(node.body, inside)
         elif isinstance(node, ast.Try):
-            self.block(node.body, arms, loops, silent)
+            self.block(node.body, around)
             for index, handler in enumerate(node.handlers):
-                self.block(handler.body, (*arms, (f"except {node.lineno} {index}", False)), loops, silent)
-            self.block(node.orelse, arms, loops, silent)
-            self.block(node.finalbody, arms, loops, silent)
+                self.block(handler.body, around.in_arm(f"except {node.lineno} {index}", False))
+            self.block(node.orelse, around)
+            self.block(node.finalbody, around)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             pass
         else:
-            self.expression(node, arms, loops, silent)
-            self.gradient_write(node, arms, loops, silent)
-        return arms
+            self.expression(node, around)
+            self.gradient_write(node, around)
+        return around
 
-    def condition(
-        self, node: ast.If, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool
-    ) -> tuple[tuple[str, bool], ...]:
+    def condition(self, node: ast.If, around: Around) -> Around:
         """Follow both branches of a condition; gives what holds after it, where one branch leaves the block."""
         test, arm = node.test, True
         if isinstance(test, ast.UnaryOp) and isinstance(test.op, ast.Not):
             test, arm = test.operand, False
         key = ast.unparse(test)
-        self.expression(node.test, arms, loops, silent)
+        self.expression(node.test, around)
         if any(tests_finite(each) for each in expanded(node.test, self.active[-1])):
-            self.add("test", node, arms, loops, silent)
+            self.add("test", node, around)
         for body, holds in ((node.body, arm), (node.orelse, not arm)):
             first = len(self.flow.events)
-            self.block(body, (*arms, (key, holds)), loops, silent)
+            self.block(body, around.in_arm(key, holds))
             if leaves_block(body):
                 for event in self.flow.events[first:]:
                     event.end = min(event.end, self.position)
         if leaves_block(node.body) and not leaves_block(node.orelse):
-            return (*arms, (key, not arm))
-        return arms
+            return around.in_arm(key, not arm)
+        return around
 
-    def expression(
-        self, top: ast.AST, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool
-    ) -> None:
+    def expression(self, top: ast.AST, around: Around) -> None:
         """The calls of an expression, inner ones first."""
         for node in _calls_inside_out(top):
-            self.call(node, arms, loops, silent)
+            self.call(node, around)
 
-    def call(self, node: ast.Call, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool) -> None:
+    def call(self, node: ast.Call, around: Around) -> None:
         """Note a call that matters to training, or follow it into a function of the module."""
         module = self.module
         func = node.func
@@ -271,34 +280,34 @@ class _Tracer:
         receiver = written(func.value) if isinstance(func, ast.Attribute) else ""
         if leaf in ("backward", "manual_backward"):
             scaled, managed = self.scaled(node)
-            self.add("backward", node, arms, loops, silent, receiver=receiver, scaled=scaled, managed=managed)
+            self.add("backward", node, around, receiver=receiver, scaled=scaled, managed=managed)
         elif leaf == "step":
             if receiver and is_scaler(module, receiver) and node.args:
-                self.add("step", node, arms, loops, silent, receiver=written(node.args[0]), scaled=True)
+                self.add("step", node, around, receiver=written(node.args[0]), scaled=True)
             elif is_optimizer(module, receiver):
                 for argument in node.args:  # optimizer.step(closure)
                     for helper in self.helpers(argument):
-                        self.enter(helper, arms, loops, silent)
-                self.add("step", node, arms, loops, silent, receiver=receiver)
+                        self.enter(helper, around)
+                self.add("step", node, around, receiver=receiver)
             elif any(e.kind == "backward" and e.managed and e.receiver == receiver for e in self.flow.events):
-                self.add("step", node, arms, loops, silent, receiver=receiver, managed=True)
+                self.add("step", node, around, receiver=receiver, managed=True)
         elif leaf == "zero_grad":
-            self.add("zero_grad", node, arms, loops, silent, receiver=receiver)
+            self.add("zero_grad", node, around, receiver=receiver)
         elif leaf in ("clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "clip_gradients", "dispatch_clip_grad"):
-            self.add("clip", node, arms, loops, silent, receiver=receiver, managed=bool(_MANAGED.search(receiver)))
+            self.add("clip", node, around, receiver=receiver, managed=bool(_MANAGED.search(receiver)))
         elif leaf == "unscale_" or leaf == "unscale_gradients":
-            self.add("unscale", node, arms, loops, silent, receiver=receiver)
+            self.add("unscale", node, around, receiver=receiver)
         elif leaf == "GradScaler":
-            self.add("scaler", node, arms, loops, silent)
+            self.add("scaler", node, around)
         elif leaf in _OPTIMIZER_CLASSES or leaf.lower().endswith(("optimizer", "optimizers", "optimiser")):
-            self.add("optimizer", node, arms, loops, silent)
+            self.add("optimizer", node, around)
         elif leaf == "autocast":
-            self.add("autocast", node, arms, loops, silent, receiver=receiver)
+            self.add("autocast", node, around, receiver=receiver)
         elif leaf == "load_state_dict":
-            self.add("load", node, arms, loops, silent, receiver=receiver)
+            self.add("load", node, around, receiver=receiver)
         else:
             for helper in self.helpers(func):
-                self.enter(helper, arms, loops, silent)
+                self.enter(helper, around)
 
     def helpers(self, func: ast.AST) -> list[Function]:
         """The function of this file that a call runs, if there is just one of that name."""
@@ -331,17 +340,15 @@ class _Tracer:
         given = bool(node.args) and not isinstance(node.args[0], ast.Constant) and "loss" not in name
         return False, func.attr == "manual_backward" or (given and name not in ("torch.autograd", "autograd"))
 
-    def gradient_write(
-        self, node: ast.stmt, arms: tuple[tuple[str, bool], ...], loops: tuple[int, ...], silent: bool
-    ) -> None:
+    def gradient_write(self, node: ast.stmt, around: Around) -> None:
         """`p.grad = ...`, `p.grad[...] = 0`, `p.grad.zero_()`, and a learning rate that is set by hand."""
         if isinstance(node, (ast.Assign, ast.AugAssign)):
             targets = node.targets if isinstance(node, ast.Assign) else [node.target]
             for target in targets:
                 if isinstance(target, ast.Subscript) and _is_lr_key(target.slice):
-                    self.add("set_lr", node, arms, loops, silent)
+                    self.add("set_lr", node, around)
                 elif _is_grad(target):
-                    self.add("zeroed", node, arms, loops, silent, receiver=written(target))
+                    self.add("zeroed", node, around, receiver=written(target))
         elif (
             (
                 isinstance(node, ast.Expr)
@@ -351,15 +358,13 @@ class _Tracer:
             and node.value.func.attr in ("zero_", "fill_", "mul_", "masked_fill_", "copy_")
             and _is_grad(node.value.func.value)
         ):
-            self.add("zeroed", node, arms, loops, silent, receiver=written(node.value.func.value))
+            self.add("zeroed", node, around, receiver=written(node.value.func.value))
 
     def add(
         self,
         kind: Kind,
         node: ast.AST,
-        arms: tuple[tuple[str, bool], ...],
-        loops: tuple[int, ...],
-        silent: bool,
+        around: Around,
         *,
         receiver: str = "",
         scaled: bool = False,
@@ -371,7 +376,7 @@ class _Tracer:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             line = node.func.end_lineno or line
         self.flow.events.append(
-            Event(kind, node, line, self.position, self.active[-1], arms, loops, receiver, scaled, managed, silent)
+            Event(kind, node, line, self.position, self.active[-1], around, receiver, scaled, managed)
         )
 
 
