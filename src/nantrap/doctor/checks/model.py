@@ -281,8 +281,20 @@ def _beside(other: Module, module: Module) -> bool:
     return any(target.split(".")[-2:-1] == [stem] or target.split(".")[-1] == stem for target in other.imports.values())
 
 
-def _epsilons(module: Module) -> Iterator[tuple[ast.expr, Function, str]]:
+_Epsilon = tuple[ast.expr, Function, str]
+"""Its expression, the function it is in, and its role: `divisor`, `clamp`, `log` or `argument`."""
+
+
+def _epsilons(module: Module) -> Iterator[_Epsilon]:
     """Epsilons in divisors, clamps and logarithms, and those that are called so."""
+    yield from _epsilons_in_operations(module)
+    yield from _default_epsilons(module)
+    if "torch" in module.imports or any(target.startswith("torch") for target in module.imports.values()):
+        yield from _given_epsilons(module)
+
+
+def _epsilons_in_operations(module: Module) -> Iterator[_Epsilon]:
+    """What is added to a divisor or to the argument of a logarithm or root, and what a clamp keeps apart from 0."""
     for division, place in module.divisions:
         if not place.silent:
             for part in _summands(division.right):
@@ -299,6 +311,10 @@ def _epsilons(module: Module) -> Iterator[tuple[ast.expr, Function, str]]:
             least = found.keywords.get("min") or (found.arguments[0] if found.arguments else None)
             if least is not None:
                 yield least, place.function, "clamp"
+
+
+def _default_epsilons(module: Module) -> Iterator[_Epsilon]:
+    """Defaults of arguments that are called eps."""
     top = module.functions[0]
     for function in module.functions:
         node = function.node
@@ -316,19 +332,22 @@ def _epsilons(module: Module) -> Iterator[tuple[ast.expr, Function, str]]:
             body = module.lines[node.lineno - 1 : node.end_lineno]
             if _called_eps(name.arg) and not _of_an_optimizer(function) and not any("np." in line for line in body):
                 yield default, top, "argument"
-    if "torch" in module.imports or any(target.startswith("torch") for target in module.imports.values()):
-        for function in module.functions:
-            for target, values in function.assigned.items():
-                if _called_eps(target.rsplit(".", 1)[-1]) and not function.silent:
-                    for _, value in values:
-                        yield value, function, "argument"
-        for sites in module.calls.values():
-            for call, place in sites:
-                for keyword in call.keywords:
-                    if keyword.arg is None or not _called_eps(keyword.arg) or place.silent:
-                        continue
-                    if module.resolve(call.func).split(".")[0] not in ("numpy", "np"):
-                        yield keyword.value, place.function, "argument"
+
+
+def _given_epsilons(module: Module) -> Iterator[_Epsilon]:
+    """Values that are assigned to a name like eps, or passed as one."""
+    for function in module.functions:
+        for target, values in function.assigned.items():
+            if _called_eps(target.rsplit(".", 1)[-1]) and not function.silent:
+                for _, value in values:
+                    yield value, function, "argument"
+    for sites in module.calls.values():
+        for call, place in sites:
+            for keyword in call.keywords:
+                if keyword.arg is None or not _called_eps(keyword.arg) or place.silent:
+                    continue
+                if module.resolve(call.func).split(".")[0] not in ("numpy", "np"):
+                    yield keyword.value, place.function, "argument"
 
 
 def _apart(module: Module, node: ast.Constant, function: Function) -> bool:
