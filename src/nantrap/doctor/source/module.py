@@ -10,7 +10,7 @@ import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from nantrap.doctor.configuration.constants import dotted, evaluate
 from nantrap.doctor.configuration.python_file import OPTIMIZERS, Parts, PythonSettings
@@ -184,6 +184,16 @@ def _inside(file: str, root: str) -> list[str]:
     return inside.split(os.sep)
 
 
+class _Around(NamedTuple):
+    """What is around a statement: its function and class, conditions and loops, and whether it is silent."""
+
+    function: Function
+    owner: ast.ClassDef | None = None
+    silent: bool = False
+    conditional: bool = False
+    loops: tuple[ast.AST, ...] = ()
+
+
 class _Walk:
     """The one walk."""
 
@@ -194,31 +204,14 @@ class _Walk:
         module = self.module
         top = Function(module.tree, "", silent=module.is_test)
         module.functions.append(top)
-        for statement in module.tree.body:
-            self.statement(statement, top, None, module.is_test, False, ())
+        self.block(module.tree.body, _Around(top, silent=module.is_test))
 
-    def block(
-        self,
-        statements: list[ast.stmt],
-        function: Function,
-        owner: ast.ClassDef | None,
-        silent: bool,
-        conditional: bool,
-        loops: tuple[ast.AST, ...],
-    ) -> None:
+    def block(self, statements: list[ast.stmt], around: _Around) -> None:
         """Read statements one after the other."""
         for statement in statements:
-            self.statement(statement, function, owner, silent, conditional, loops)
+            self.statement(statement, around)
 
-    def statement(
-        self,
-        node: ast.stmt,
-        function: Function,
-        owner: ast.ClassDef | None,
-        silent: bool,
-        conditional: bool,
-        loops: tuple[ast.AST, ...],
-    ) -> None:
+    def statement(self, node: ast.stmt, around: _Around) -> None:
         """Read one statement: note what it defines, imports, assigns and calls, and enter its blocks."""
         module = self.module
         kind = type(node)
@@ -226,44 +219,44 @@ class _Walk:
             self.imported(node)
             return
         if kind is ast.FunctionDef or kind is ast.AsyncFunctionDef:
-            self.function(node, function, owner)  # type: ignore[arg-type]
+            self.function(node, around.function, around.owner)  # type: ignore[arg-type]
             return
         if isinstance(node, ast.ClassDef):
             module.classes.append(node)
-            skip = silent or node.name.startswith("Test")
-            for inner in node.body:
-                self.statement(inner, function, node, skip, conditional, ())
+            silent = around.silent or node.name.startswith("Test")
+            self.block(node.body, around._replace(owner=node, silent=silent, loops=()))
             return
-        place = Place(function, node, silent, conditional, loops)
+        place = Place(around.function, node, around.silent, around.conditional, around.loops)
         if isinstance(node, ast.If):
             module.conditions.append((node, place))
             self.expression(node.test, place)
             main = isinstance(node.test, ast.Compare) and dotted(node.test.left) == "__name__"
-            self.block(node.body, function, owner, silent, conditional or not main, loops)
-            self.block(node.orelse, function, owner, silent, conditional or not main, loops)
+            inside = around if main else around._replace(conditional=True)
+            self.block(node.body, inside)
+            self.block(node.orelse, inside)
         elif isinstance(node, (ast.For, ast.AsyncFor, ast.While)):
             self.expression(node.test if isinstance(node, ast.While) else node.iter, place)
-            self.block(node.body, function, owner, silent, conditional, (*loops, node))
-            self.block(node.orelse, function, owner, silent, conditional, loops)
+            self.block(node.body, around._replace(loops=(*around.loops, node)))
+            self.block(node.orelse, around)
         elif isinstance(node, (ast.With, ast.AsyncWith)):
-            quiet = silent
+            inside = around
             for item in node.items:
                 self.expression(item.context_expr, place)
                 if isinstance(item.context_expr, ast.Call) and _leaf(item.context_expr.func) in _NO_GRAD:
-                    quiet = True
-            self.block(node.body, function, owner, quiet, conditional, loops)
+                    inside = around._replace(silent=True)
+            self.block(node.body, inside)
         elif isinstance(node, ast.Try):
-            self.block(node.body, function, owner, silent, conditional, loops)
+            self.block(node.body, around)
             for handler in node.handlers:
-                self.block(handler.body, function, owner, silent, True, loops)
-            self.block(node.orelse, function, owner, silent, conditional, loops)
-            self.block(node.finalbody, function, owner, silent, conditional, loops)
+                self.block(handler.body, around._replace(conditional=True))
+            self.block(node.orelse, around)
+            self.block(node.finalbody, around)
         elif kind is getattr(ast, "Match", None):
             self.expression(node.subject, place)  # type: ignore[attr-defined]
             for case in node.cases:  # type: ignore[attr-defined]
-                self.block(case.body, function, owner, silent, True, loops)
+                self.block(case.body, around._replace(conditional=True))
         else:
-            self.assignment(node, function)
+            self.assignment(node, around.function)
             self.expression(node, place)
 
     def function(self, node: ast.FunctionDef, parent: Function, owner: ast.ClassDef | None) -> None:
@@ -282,10 +275,10 @@ class _Walk:
         module.by_name.setdefault(node.name, []).append(function)
         for decorator in node.decorator_list:
             self.expression(decorator, Place(parent, node, silent, False, ()))
-        self.block(node.body, function, None, silent, False, ())
+        self.block(node.body, _Around(function, silent=silent))
 
     def imported(self, node: ast.AST) -> None:
-        """Note what each imported name stands for."""
+        """Note what each imported name is."""
         imports = self.module.imports
         if isinstance(node, ast.Import):
             for name in node.names:
