@@ -76,12 +76,12 @@ def moments_charts(view: IncidentView) -> list[Markup]:
                 scale=scale,
                 span=span,
                 inner=curve(found, scale, band=False) + rug(skipped, span, scale.height),
-                caption=note(", ".join(_legend(scale.logarithmic, len(good) < len(numbers)))),
+                caption=note(", ".join(_legend(logarithmic=scale.logarithmic, gaps=len(good) < len(numbers)))),
                 now=f"last finite {value(float(good[-1]), 4)}",
             )
         )
     return figures
 
 
-def _legend(logarithmic: bool, gaps: bool) -> list[str]:
+def _legend(*, logarithmic: bool, gaps: bool) -> list[str]:
     return [*(["log scale"] if logarithmic else []), *(["hatched: not finite"] if gaps else [])]

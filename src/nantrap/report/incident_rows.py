@@ -174,15 +174,15 @@ def _grew(points: tuple[Point, ...], limit: float) -> str:
 
 
 def stats_rows(incident: Incident) -> tuple[StatsRow, ...]:
-    rows = [_stats_row(finding, number == 0) for number, finding in enumerate(incident.findings)]
+    rows = [_stats_row(finding, origin=number == 0) for number, finding in enumerate(incident.findings)]
     rows += [
-        _stats_row(Finding("activation", f"probe {probe.name}", "forward", stats=probe.stats), False)
+        _stats_row(Finding("activation", f"probe {probe.name}", "forward", stats=probe.stats), origin=False)
         for probe in incident.probes
     ]
     return tuple(rows)
 
 
-def _stats_row(finding: Finding, origin: bool) -> StatsRow:
+def _stats_row(finding: Finding, *, origin: bool) -> StatsRow:
     """The statistics of one tensor as a row. A single number, such as a loss, has only its value."""
     stats = finding.stats
     kind = finding.kind.replace("_", " ")

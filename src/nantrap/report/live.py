@@ -133,7 +133,7 @@ def view_of(
         epoch=_epoch(run, series),
         speed=f"{1 / seconds:.3g} steps/s" if seconds and math.isfinite(1 / seconds) else "",
         remaining=left,
-        values=tuple(_values(run, series, width, window, log)),
+        values=tuple(_values(run, series, width, window, log=log)),
         applied=int((action == 0).sum()),
         skipped=int((action == 1).sum()),
         rollbacks=int((action == 2).sum()),
@@ -250,7 +250,7 @@ def _shown(series: Series) -> list[str]:
     return [*first, *(name for name in series.names if name not in first and name not in _HIDDEN)]
 
 
-def _values(run: Run, series: Series, width: int, window: int | None, log: bool) -> Iterator[Value]:
+def _values(run: Run, series: Series, width: int, window: int | None, *, log: bool) -> Iterator[Value]:
     """The rows of the live view: last value, sparkline, range and alarm of each curve and each evaluation result."""
     limits = run.info.get("watch")
     columns = [(name, series.get(name)) for name in _shown(series)]

@@ -21,13 +21,13 @@ _WORD_OUTCOME: Final = {"healthy": "pass", "doubtful": "warn", "sick": "fail", "
 def verdict_as_text(verdict: Verdict, *, color: bool = False) -> str:
     """The verdict for a terminal: one line per check, each with a sign and a word."""
     kind = _KINDS.get(verdict.kind, verdict.kind)
-    head = f"{_mark(_WORD_OUTCOME[verdict.word], verdict.word, color)}  {visible(verdict.run)}"
+    head = f"{_mark(_WORD_OUTCOME[verdict.word], verdict.word, color=color)}  {visible(verdict.run)}"
     lines = [f"{head}  ({kind}, {verdict.steps:,} rows, last step {verdict.last_step:,}, {visible(verdict.state)})"]
-    lines += _lines(verdict.findings, "  ", color)
+    lines += _lines(verdict.findings, "  ", color=color)
     for stage in verdict.stages:
         outcome = "unknown" if stage.state == "not reached" else stage.outcome
-        lines.append(_mark(outcome, f"stage: {visible(stage.name)} ({stage.span}, {stage.state})", color))
-        lines += _lines(stage.findings, "    ", color)
+        lines.append(_mark(outcome, f"stage: {visible(stage.name)} ({stage.span}, {stage.state})", color=color))
+        lines += _lines(stage.findings, "    ", color=color)
     if verdict.advice:
         lines.append(f"next: {visible(verdict.advice)}")
     return "\n".join(lines)
@@ -70,14 +70,14 @@ def verdict_as_github(verdict: Verdict) -> str:
     return "\n".join(lines)
 
 
-def _lines(findings: tuple[Finding, ...], indent: str, color: bool) -> Iterator[str]:
+def _lines(findings: tuple[Finding, ...], indent: str, *, color: bool) -> Iterator[str]:
     for finding in findings:
-        yield f"{indent}{_mark(finding.outcome, f'{finding.check:<12}', color)} {visible(finding.summary)}"
+        yield f"{indent}{_mark(finding.outcome, f'{finding.check:<12}', color=color)} {visible(finding.summary)}"
         if finding.help and finding.outcome in ("warn", "fail"):
             yield f"{indent}  help: {visible(finding.help)}"
 
 
-def _mark(outcome: str, words: str, color: bool) -> str:
+def _mark(outcome: str, words: str, *, color: bool) -> str:
     text = f"{_SIGNS[outcome]} {words}"
     return f"\x1b[{_COLOURS[outcome]}m{text}\x1b[0m" if color else text
 

@@ -129,7 +129,7 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
     terms = tuple(_drawn(series, name, name.partition(".")[2]) for name in series.names if name.startswith("terms."))
     drawn, left_out = _charts(series, run.info)
     spikes = tuple(i.step for i in incidents.values() if any(f.kind == "spike" for f in i.findings))
-    verdict = _verdict(len(stop_rows) > 0, len(skipped), len(events))
+    verdict = _verdict(stopped=len(stop_rows) > 0, skipped=len(skipped), events=len(events))
     names, rows = _evaluations(run.evaluations)
     return RunView(
         name=run.name,
@@ -139,7 +139,7 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
         span=_span(run),
         result=_result(loss, series, evaluation_loss),
         not_applied=_not_applied(action, attempted),
-        recovered=_recovered(rollbacks, len(stop_rows) > 0, run.info),
+        recovered=_recovered(rollbacks, run.info, stopped=len(stop_rows) > 0),
         first=_first(groups, len(skipped)),
         first_step=int(step.min()) if len(step) else 0,
         last_step=int(step.max()) if len(step) else 0,
@@ -174,7 +174,7 @@ def _counts(series: Series) -> tuple[int, int]:
     return int(rows.sum()), int((series.applied & rows).sum())
 
 
-def _verdict(stopped: bool, skipped: int, events: int) -> Verdict:
+def _verdict(*, stopped: bool, skipped: int, events: int) -> Verdict:
     if stopped:
         return Verdict("bad", "✖", "stopped by the guard")
     if skipped or events:
@@ -253,7 +253,9 @@ def _rollbacks(events: Sequence[Event]) -> tuple[tuple[int, int | None], ...]:
     return tuple((event.step, event.restored_step) for event in events if event.action == "rollback")
 
 
-def _recovered(rollbacks: Sequence[tuple[int, int | None]], stopped: bool, info: Mapping[str, Any]) -> tuple[str, str]:
+def _recovered(
+    rollbacks: Sequence[tuple[int, int | None]], info: Mapping[str, Any], *, stopped: bool
+) -> tuple[str, str]:
     """What was needed to go on: rollbacks, or a stop; and how much of the budget is used."""
     policy = info.get("policy")
     most = policy.get("max_rollbacks") if isinstance(policy, Mapping) else None

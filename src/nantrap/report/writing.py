@@ -109,12 +109,12 @@ def make_report(
         place = place.parent
     if (place / "incident.json").is_file():
         shown = read_incident_view(place)
-        return Report(_incident_report(shown, kind, beside), place / REPORT, f"step {shown.incident.step:,}")
+        return Report(_incident_report(shown, kind, links=beside), place / REPORT, f"step {shown.incident.step:,}")
     run = open_run(place)
     folder = place if place.is_dir() else place.parent
     name = REPORT if place.is_dir() else f"{place.name}.{REPORT}"
     view = view_run(run, expect=read_expectations(expect) if expect is not None else None)
-    return Report(_run_report(run, view, kind, beside and place.is_dir()), folder / name, run.name)
+    return Report(_run_report(run, view, kind, links=beside and place.is_dir()), folder / name, run.name)
 
 
 def save(report: Report, place: Path, *, force: bool = False) -> None:
@@ -146,7 +146,7 @@ def _run_incidents(run: Run) -> list[tuple[str, Incident]]:
     return [(folder.path.name, folder.incident) for folder in run.incidents if folder.incident is not None]
 
 
-def _incident_report(view: IncidentView, kind: str, links: bool) -> str:
+def _incident_report(view: IncidentView, kind: str, *, links: bool) -> str:
     if kind == "html":
         return incident_page(view, links=links)
     if kind == "md":
@@ -156,7 +156,7 @@ def _incident_report(view: IncidentView, kind: str, links: bool) -> str:
     return _problems(f"step {view.incident.step}", formats.problems_of_incident(view.incident), kind, ())
 
 
-def _run_report(run: Run, view: RunView, kind: str, links: bool) -> str:
+def _run_report(run: Run, view: RunView, kind: str, *, links: bool) -> str:
     if kind == "html":
         return run_page(view, links=links)
     if kind == "md":

@@ -159,13 +159,13 @@ class CheckpointStore:
         refuse_nonfinite(state, what=f"step {step:,}", step=step, allow=(*self.allow, *allow))
         packed = pack_state(state)
         if not (self.asynchronous if asynchronous is None else asynchronous):
-            return self._write(packed, step, pin).path
+            return self._write(packed, step, pin=pin).path
         copied = packed.copied()
         expected = free_path(self.folder, step)  # checked before the thread starts
-        self._background.start(lambda: self._write(copied, step, pin))
+        self._background.start(lambda: self._write(copied, step, pin=pin))
         return expected
 
-    def _write(self, packed: Packed, step: int, pin: bool) -> SavedCheckpoint:
+    def _write(self, packed: Packed, step: int, *, pin: bool) -> SavedCheckpoint:
         seconds = self._lock_seconds
         return write_checkpoint(self.folder, packed, step=step, pin=pin, keep=self.keep, lock_seconds=seconds)
 

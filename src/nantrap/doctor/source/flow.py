@@ -48,7 +48,7 @@ class Around(NamedTuple):
     loops: tuple[int, ...] = ()
     silent: bool = False
 
-    def in_arm(self, test: str, holds: bool) -> Around:
+    def in_arm(self, test: str, *, holds: bool) -> Around:
         """The same place where a test holds, or does not."""
         return self._replace(arms=(*self.arms, (test, holds)))
 
@@ -238,7 +238,7 @@ class _Tracer:
         elif isinstance(node, ast.Try):
             self.block(node.body, around)
             for index, handler in enumerate(node.handlers):
-                self.block(handler.body, around.in_arm(f"except {node.lineno} {index}", False))
+                self.block(handler.body, around.in_arm(f"except {node.lineno} {index}", holds=False))
             self.block(node.orelse, around)
             self.block(node.finalbody, around)
         elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
@@ -259,12 +259,12 @@ class _Tracer:
             self.add("test", node, around)
         for body, holds in ((node.body, arm), (node.orelse, not arm)):
             first = len(self.flow.events)
-            self.block(body, around.in_arm(key, holds))
+            self.block(body, around.in_arm(key, holds=holds))
             if leaves_block(body):
                 for event in self.flow.events[first:]:
                     event.end = min(event.end, self.position)
         if leaves_block(node.body) and not leaves_block(node.orelse):
-            return around.in_arm(key, not arm)
+            return around.in_arm(key, holds=not arm)
         return around
 
     def expression(self, top: ast.AST, around: Around) -> None:

@@ -64,7 +64,7 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
                         measure_records(batch, options, parts)
                         batch, held = [], 0
             except _DAMAGE as error:
-                made.problems.append(Problem(_damage(error, made.samples, _is_tar(source))))
+                made.problems.append(Problem(_damage(error, made.samples, is_tar=_is_tar(source))))
             measure_records(batch, options, parts)
         if source.changed():
             made.problems.append(Problem(CHANGED))
@@ -72,7 +72,7 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
     return made
 
 
-def _damage(error: Exception, samples: int, is_tar: bool) -> str:
+def _damage(error: Exception, samples: int, *, is_tar: bool) -> str:
     """What is wrong with an archive. Of the attempts to open it, tarfile names every one in a line of its own."""
     reason = str(error).partition("\n")[0].rstrip(":")
     if not samples and not is_tar:
