@@ -244,47 +244,16 @@ class Guard:
             rng = RngState.capture()
         else:
             rng = RngState.capture(parts.protected.note_program(fn, batch))
-        batches = (batch, *more)
         try:
             if self._evaluates_itself:
                 outcome = attempt_with_closure(parts, self._driver, fn, batch, rng, more)
                 if parts.recovery.acts_after_steps:
                     parts.recovery.after_step(outcome)
                 return outcome
-            refused: frozenset[int] = frozenset()
-            if self.policy.check_batch and self.policy.on_incident != "observe":
-                early, refused = check_batches(parts, self._driver, collector, batches)
-                if early is not None:
-                    return early
-            if parts.ranges is not None:
-                for index, micro_batch in enumerate(batches):
-                    if index not in refused:
-                        parts.ranges.check(micro_batch)
-            factor = 1.0 / len(batches)
-            size = 0
-            for index, micro_batch in enumerate(batches):
-                if index in refused:
-                    continue
-                if index:
-                    collector.before_micro()
-                before = RngState.capture(parts.protected.note_program(fn, micro_batch)) if index else rng
-                versions = {}
-                for path, tensor in _tensors(micro_batch):
-                    if not tensor.is_inference():
-                        versions[path] = version_of(tensor)
-                    size += tensor.nbytes
-                try:
-                    given = fn(micro_batch)
-                except Exception as error:
-                    micro = Micro(no_loss(), 1.0, micro_batch, fn, before, versions=versions, values=[])
-                    contained = contain_exception(parts, self._driver, collector, error, micro)
-                    if contained is None:
-                        raise
-                    return contained
-                plain = isinstance(given, Tensor) and given.requires_grad and given.numel() == 1
-                loss = Loss(given, NO_TERMS) if plain else as_loss(given)  # type: ignore[arg-type]
-                micro = Micro(loss, factor, micro_batch, fn, before, None, versions)
-                collector.add(micro, given=given)
+            batches = (batch, *more)
+            early, size = self._run_batches(fn, batches, rng)
+            if early is not None:
+                return early
             outcome = self.step()
             anchors = parts.recovery.anchors
             if anchors.keeps_attempts:
@@ -295,6 +264,50 @@ class Guard:
             collector.attempting = False
             if collector.begun:
                 collector.end()
+
+    def _run_batches(
+        self, fn: Callable[[Any], LossLike], batches: tuple[Any, ...], rng: RngState
+    ) -> tuple[Outcome | None, int]:
+        """Forward and backward pass of each micro-batch of an attempt, unless it is refused beforehand.
+
+        Returns:
+            The outcome of a step that ended before its gradients were complete, or `None`; the bytes of the batches.
+        """
+        collector, parts = self._collector, self._parts
+        refused: frozenset[int] = frozenset()
+        if self.policy.check_batch and self.policy.on_incident != "observe":
+            early, refused = check_batches(parts, self._driver, collector, batches)
+            if early is not None:
+                return early, 0
+        if parts.ranges is not None:
+            for index, batch in enumerate(batches):
+                if index not in refused:
+                    parts.ranges.check(batch)
+        factor = 1.0 / len(batches)
+        size = 0
+        for index, batch in enumerate(batches):
+            if index in refused:
+                continue
+            if index:
+                collector.before_micro()
+                rng = RngState.capture(parts.protected.note_program(fn, batch))
+            versions = {}
+            for path, tensor in _tensors(batch):
+                if not tensor.is_inference():
+                    versions[path] = version_of(tensor)
+                size += tensor.nbytes
+            try:
+                given = fn(batch)
+            except Exception as error:
+                micro = Micro(no_loss(), 1.0, batch, fn, rng, versions=versions, values=[])
+                contained = contain_exception(parts, self._driver, collector, error, micro)
+                if contained is None:
+                    raise
+                return contained, size
+            plain = isinstance(given, Tensor) and given.requires_grad and given.numel() == 1
+            loss = Loss(given, NO_TERMS) if plain else as_loss(given)  # type: ignore[arg-type]
+            collector.add(Micro(loss, factor, batch, fn, rng, None, versions), given=given)
+        return None, size
 
     # ---- position of the loop, and evaluation results
 
