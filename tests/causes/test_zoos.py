@@ -38,6 +38,8 @@ def benchmark(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
         ("zoo_blind_fourth", "two lines", 1),
         pytest.param("zoo_blind_fifth", "attempt", 0, marks=pytest.mark.slow),
         ("zoo_blind_fifth", "two lines", 1),
+        pytest.param("zoo_blind_sixth", "attempt", 1, marks=pytest.mark.slow),
+        ("zoo_blind_sixth", "two lines", 2),
     ],
 )
 def test_a_part_of_the_zoo(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -414,3 +415,31 @@ def test_a_sample_that_the_values_show_needs_no_run_of_its_own() -> None:
     assert incident is not None
     assert incident.samples == (9,)
     assert not any("cannot be found" in note for note in incident.notes)
+
+
+@dataclasses.dataclass
+class Rollout:
+    """A batch as a dataclass: taken from an iterator, not unpacked."""
+
+    x: Tensor
+    weights: Tensor
+    scale: float
+
+
+def test_a_batch_that_is_a_dataclass() -> None:
+    torch.manual_seed(0)
+    model = Model()
+    found: list[Incident] = []
+    taken = iter([Rollout(x, weights, 0.5) for x, weights in batches()])
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), quiet=True) as guard:
+        for _ in range(3):
+            batch = next(taken)
+            loss = (batch.scale * model(batch.x) / batch.weights).mean()
+            guard.backward(loss)
+            incident = guard.step().incident
+            found += [incident] if incident is not None else []
+    (incident,) = found
+    assert computed_again(incident)
+    assert (incident.module, incident.op, incident.cause is not None) == ("loss", "aten.div", True)
+    assert incident.cause is not None
+    assert (incident.cause.slug, incident.cause.proven) == ("division_by_zero", True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import functools
 import math
 import operator
@@ -305,11 +306,8 @@ def _is_given(value: Any, depth: int = 0) -> bool:
         return value.grad_fn is None
     if isinstance(value, (*_PLAIN, float)) or callable(value):
         return True
-    if isinstance(value, Mapping) and depth < _DEEPEST:
-        return all(_is_given(each, depth + 1) for each in value.values())
-    if isinstance(value, (list, tuple)) and depth < _DEEPEST:
-        return all(_is_given(each, depth + 1) for each in value)
-    return False
+    parts = _parts(value)
+    return parts is not None and depth < _DEEPEST and all(_is_given(each, depth + 1) for each in parts)
 
 
 def _is_bad(value: Any) -> bool:
@@ -319,9 +317,16 @@ def _is_bad(value: Any) -> bool:
 
 
 def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, Tensor) or any(map(_holds_tensors, _parts(value) or ()))
+
+
+def _parts(value: Any) -> Sequence[Any] | None:
+    """What a dictionary, a list, a tuple or a dataclass holds; `None` for any other value."""
     if isinstance(value, Mapping):
-        value = tuple(value.values())
-    return isinstance(value, Tensor) or (isinstance(value, (list, tuple)) and any(map(_holds_tensors, value)))
+        return tuple(value.values())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, each.name) for each in dataclasses.fields(value)]
+    return value if isinstance(value, (list, tuple)) else None
 
 
 # ---- running them

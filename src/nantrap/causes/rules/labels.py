@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from nantrap.causes.claim import Claim
+from nantrap.causes.claim import Claim, Has
 from nantrap.causes.facts import in_words, integer_valued
 from nantrap.causes.registry import rule
 from nantrap.causes.usual import were_shares
@@ -232,8 +232,11 @@ def _label(case: Case, call: Capture, target: Tensor, found: str, allowed: str, 
         return None
     if trial is None and not at_origin and not below_zero:
         return None  # targets a little outside train well; nothing ties them to this failure
+    has: Has = "tried" if case.failed.repeatable or not at_origin else "measured"
+    if trial is not None and trial.finite is None and not at_origin and not below_zero:
+        has = "hint"  # the failed step is as bad with clean targets; whether they led to it could not be tried
     return Claim(
-        "tried" if case.failed.repeatable or not at_origin else "measured",
+        has,
         f"targets lie in {found}, {call.op.name.removeprefix('aten.')} accepts {allowed}",
         (f"{call.op.name} was given {count:,.0f} target{'s' * (count > 1)} outside {allowed}: {found}",),
         history=(f"the loss had fallen to {losses[-1]:.4g}; {_NEVER_NEGATIVE}",)
