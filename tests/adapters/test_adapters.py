@@ -362,6 +362,45 @@ class OwnLoss(nn.Module):
         return (each * torch.log(y.abs().sum(dim=1))).mean()
 
 
+class Encoder(nn.Module):
+    """Takes the logarithm of its input."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = net()
+
+    def forward(self, positive: Tensor) -> Tensor:
+        return self.inside(positive.log())
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_fabric_names_the_users_modules(tmp_path: Path) -> None:
+    """Not those of the wrapper that Fabric puts around the model."""
+    fabric = guards.guard(
+        lightning.Fabric(accelerator="cpu", devices=1, precision="bf16-mixed"), run_dir=tmp_path, quiet=True
+    )
+    attachment = current()
+    assert attachment is not None
+    plain = nn.Sequential()
+    plain.add_module("encoder", Encoder())
+    model, optimizer = fabric.setup(plain, torch.optim.AdamW(plain.parameters(), lr=1e-2))
+    for index, (x, y) in enumerate(fabric.setup_dataloaders(loader(None))):
+        optimizer.zero_grad()
+        positive = x.abs() + 1.0
+        if index == 3:
+            positive[2, 1] = 0.0
+        fabric.backward(F.mse_loss(model(positive), y))
+        optimizer.step()
+    attachment.detach()
+    (incident,) = incidents_in(tmp_path)
+    assert (incident["module"], incident["op"], incident["causes"][0]["slug"]) == ("encoder", "aten.log", "log_of_zero")
+    assert {found["name"] for found in incident["findings"] if found["kind"] == "gradient"} <= {
+        f"encoder.inside.{name}"
+        for name, _ in plain.encoder.inside.named_parameters()  # type: ignore[union-attr]
+    }
+    assert [each["name"] for each in incident["inputs"]] == ["input"]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_fabric_with_a_marked_forward_method(tmp_path: Path) -> None:
     fabric = guards.guard(lightning.Fabric(accelerator="cpu", devices=1), run_dir=tmp_path, quiet=True)

@@ -7,13 +7,16 @@ from typing import Any
 
 from torch import nn
 
+_HELD_AS = {"DistributedDataParallel": "module", "DataParallel": "module", "_FabricModule": "_forward_module"}
+"""Wrappers by the name of their class, and what the module inside is called there."""
+
 
 def unwrap(model: nn.Module) -> nn.Module:
-    """The module the user wrote, inside `DistributedDataParallel`, `DataParallel` or `torch.compile`."""
+    """The module the user wrote, inside DistributedDataParallel, DataParallel, Fabric's wrapper or `torch.compile`."""
     while True:
         inner = getattr(model, "_orig_mod", None)
-        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel"):
-            inner = model.module
+        if inner is None and (held := _HELD_AS.get(type(model).__name__)) is not None:
+            inner = getattr(model, held)
         if not isinstance(inner, nn.Module):
             return model
         model = inner
