@@ -9,7 +9,8 @@ from typing import Final
 from nantrap.doctor.checks.handling import asks_if_good
 from nantrap.doctor.checks.registry import Found, source_check
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.flow import Event, Flow, expanded, follows, leaves_block, training_flows
+from nantrap.doctor.source.events import Event, Flow, follows
+from nantrap.doctor.source.flow import expanded, leaves_block, training_flows
 from nantrap.doctor.source.module import Function, Module
 from nantrap.doctor.source.wording import core, is_gradient, is_loss, is_norm, name_of
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from nantrap.doctor.checks.registry import Found, source_check
 from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.flow import Event, Flow, follows, tests_finite, training_flows
+from nantrap.doctor.source.events import Event, Flow, follows
+from nantrap.doctor.source.flow import tests_finite, training_flows
 from nantrap.doctor.source.module import Function, Module
 from nantrap.doctor.source.tensors import operation
 from nantrap.doctor.source.wording import computes_loss, core, is_gradient, is_loss, name_of

@@ -13,7 +13,8 @@ from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.configuration.setting import UNKNOWN, Source
 from nantrap.doctor.configuration.values import precision
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.flow import Flow, flow_of, follows
+from nantrap.doctor.source.events import Flow, follows
+from nantrap.doctor.source.flow import flow_of
 from nantrap.doctor.source.module import Function, Module, Place
 from nantrap.doctor.source.wording import is_loss, name_of
 

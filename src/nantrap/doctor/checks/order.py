@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from nantrap.doctor.checks.registry import Found, source_check
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.flow import Event, Flow, follows, is_optimizer, training_flows
+from nantrap.doctor.source.events import Event, Flow, follows
+from nantrap.doctor.source.flow import is_optimizer, training_flows
 from nantrap.doctor.source.module import Module
 
 

@@ -13,7 +13,8 @@ from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.configuration.names import plain
 from nantrap.doctor.configuration.values import number
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.flow import flow_of, follows, is_optimizer
+from nantrap.doctor.source.events import follows
+from nantrap.doctor.source.flow import flow_of, is_optimizer
 from nantrap.doctor.source.module import Function, Module
 from nantrap.doctor.source.wording import name_of
 

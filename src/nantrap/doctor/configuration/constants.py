@@ -62,6 +62,11 @@ def dotted(node: ast.AST) -> str:
     return ".".join([node.id, *reversed(parts)])
 
 
+def last_name(node: ast.AST) -> str:
+    """`lr` of `self.args.lr` and of `lr`; nothing of anything else."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
 def _unary(node: ast.UnaryOp, known: Mapping[str, Any] | None) -> Any:
     value = evaluate(node.operand, known)
     if isinstance(node.op, ast.Not) and isinstance(value, bool):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from nantrap.doctor.configuration.constants import dotted, evaluate
+from nantrap.doctor.configuration.constants import dotted, evaluate, last_name
 from nantrap.doctor.configuration.names import meaning, plain
 from nantrap.doctor.configuration.setting import UNKNOWN, Kind, Role, Setting, Source, Span
 from nantrap.doctor.configuration.values import scalar
@@ -181,7 +181,7 @@ class PythonSettings:
             if id(mapping) not in self._inner_dicts:
                 self._dict(mapping, scope)
         for call, scope, statement in parts.calls:
-            leaf = _leaf(call.func)
+            leaf = last_name(call.func)
             if leaf in ("add_argument", "option") or leaf.startswith("DEFINE_"):
                 arguments += self._argument(call, leaf)
             elif leaf in OPTIMIZERS or _CALLS.search(leaf) or _SCHEDULES.search(leaf):
@@ -243,7 +243,7 @@ class PythonSettings:
         by_scope: dict[int, list[Setting]] = {}
         known: dict[int, dict[str, Any]] = {}
         for call, scope, target in calls:
-            leaf = _leaf(call.func)
+            leaf = last_name(call.func)
             if id(scope) not in known:
                 known[id(scope)] = self.known(scope.node, scope.assigned)
             values = known[id(scope)]
@@ -274,7 +274,7 @@ class PythonSettings:
         """The settings that a schedule is made with, in the section of its optimizer."""
         first = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "optimizer"), None)
         section = dotted(first).rsplit(".", 1)[-1] if first is not None else "optimizer"
-        if _leaf(call.func) == "CosineAnnealingLR" and len(call.args) > 2:
+        if last_name(call.func) == "CosineAnnealingLR" and len(call.args) > 2:
             return [self._setting((section or "optimizer", "eta_min"), evaluate(call.args[2], values), call.args[2])]
         return [
             self._setting((section or "optimizer", keyword.arg), evaluate(keyword.value, values), keyword.value)
@@ -427,7 +427,3 @@ def _own_values(
             found = [evaluate(value, values) for _, value in steps]
             values[local] = found[0] if all(each == found[0] for each in found) else UNKNOWN
     return values
-
-
-def _leaf(node: ast.AST) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

@@ -9,26 +9,11 @@ from __future__ import annotations
 
 import ast
 import re
-from dataclasses import dataclass, field
-from typing import Final, Literal, NamedTuple
+from typing import Final
 
-from nantrap.doctor.configuration.constants import dotted
+from nantrap.doctor.configuration.constants import dotted, last_name
+from nantrap.doctor.source.events import END, Around, Event, Flow, Kind
 from nantrap.doctor.source.module import Function, Module
-
-Kind = Literal[
-    "backward",
-    "step",
-    "zero_grad",
-    "clip",
-    "unscale",
-    "test",
-    "zeroed",
-    "scaler",
-    "optimizer",
-    "autocast",
-    "load",
-    "set_lr",
-]
 
 _OPTIMIZER: Final = re.compile(
     r"(^|_|\.)(opt|optim|optimizer|optimiser|optims|optimizers|opts)(_|\d|\[|$)|optim|^opt|opt$|sgd$|adam",
@@ -38,69 +23,6 @@ _NOT_OPTIMIZER: Final = re.compile(r"sched|lr_|option|prof|env|ema", re.IGNORECA
 _MANAGED: Final = re.compile(r"accelerator|fabric|engine|strategy|booster", re.IGNORECASE)
 _NON_FINITE: Final = frozenset({"isnan", "isinf", "isfinite", "isneginf", "isposinf", "is_nan", "check_nan"})
 _DEEPEST: Final = 3
-_END: Final = 1 << 30
-
-
-class Around(NamedTuple):
-    """What is around a statement: the arms of conditions, the loops, and whether gradients are switched off."""
-
-    arms: tuple[tuple[str, bool], ...] = ()
-    loops: tuple[int, ...] = ()
-    silent: bool = False
-
-    def in_arm(self, test: str, *, holds: bool) -> Around:
-        """The same place where a test holds, or does not."""
-        return self._replace(arms=(*self.arms, (test, holds)))
-
-    def in_loop(self, loop: ast.AST) -> Around:
-        """Inside a loop."""
-        return self._replace(loops=(*self.loops, id(loop)))
-
-    def silenced(self) -> Around:
-        """Inside of `no_grad`."""
-        return self._replace(silent=True)
-
-
-@dataclass(slots=True, eq=False)
-class Event:
-    """Something that happens in a step. `receiver` is the optimizer (step, zero_grad) or the object that is called."""
-
-    kind: Kind
-    node: ast.AST
-    line: int
-    position: int
-    function: Function
-    around: Around
-    receiver: str = ""
-    scaled: bool = False
-    managed: bool = False
-    end: int = _END
-    """The last position that can be reached from here in the same pass through the loop."""
-
-
-@dataclass(slots=True)
-class Flow:
-    """The events of one function."""
-
-    function: Function
-    events: list[Event] = field(default_factory=list)
-
-    def of(self, *kinds: Kind) -> list[Event]:
-        """The events of some kinds, in order."""
-        return [event for event in self.events if event.kind in kinds and not event.around.silent]
-
-    @property
-    def trains(self) -> bool:
-        """Whether this is a training function: it calls backward and steps an optimizer."""
-        return bool(self.of("backward")) and bool(self.of("step"))
-
-
-def follows(first: Event, second: Event) -> bool:
-    """Whether the second event can come after the first in one pass."""
-    if not first.position < second.position <= first.end:
-        return False
-    arms = dict(first.around.arms)
-    return all(arms.get(test, arm) == arm for test, arm in second.around.arms)
 
 
 def flow_of(module: Module, function: Function) -> Flow:
@@ -153,7 +75,7 @@ def tests_finite(node: ast.AST) -> bool:
             and ast.dump(each.left) == ast.dump(each.comparators[0])
         ):
             return True
-    return any(isinstance(each, ast.Call) and _leaf(each.func) in _NON_FINITE for each in ast.walk(node))
+    return any(isinstance(each, ast.Call) and last_name(each.func) in _NON_FINITE for each in ast.walk(node))
 
 
 def expanded(test: ast.expr, function: Function) -> list[ast.expr]:
@@ -210,7 +132,7 @@ class _Tracer:
         self.block(function.node.body, around.silenced() if is_helper and function.silent else around)
         if is_helper:  # a return ends the helper, not its caller
             for event in self.flow.events[first:]:
-                event.end = _END
+                event.end = END
         self.active.pop()
 
     def block(self, body: list[ast.stmt], around: Around) -> None:
@@ -229,7 +151,7 @@ class _Tracer:
             inside = around
             for item in node.items:
                 self.expression(item.context_expr, around)
-                if isinstance(item.context_expr, ast.Call) and _leaf(item.context_expr.func) in (
+                if isinstance(item.context_expr, ast.Call) and last_name(item.context_expr.func) in (
                     "no_grad",
                     "inference_mode",
                 ):
@@ -276,7 +198,7 @@ class _Tracer:
         """Note a call that matters to training, or follow it into a function of the module."""
         module = self.module
         func = node.func
-        leaf = _leaf(func)
+        leaf = last_name(func)
         receiver = written(func.value) if isinstance(func, ast.Attribute) else ""
         if leaf in ("backward", "manual_backward"):
             scaled, managed = self.scaled(node)
@@ -332,7 +254,7 @@ class _Tracer:
         if isinstance(target, ast.Name):
             function = self.active[-1]
             target = function.latest(target.id, node.lineno) or target
-        if isinstance(target, ast.Call) and _leaf(target.func) in ("scale", "scale_loss"):
+        if isinstance(target, ast.Call) and last_name(target.func) in ("scale", "scale_loss"):
             return True, False
         name = dotted(func.value).lower()
         if "scaled" in name:
@@ -423,7 +345,3 @@ def _is_grad(node: ast.AST) -> bool:
 
 def _is_lr_key(node: ast.AST) -> bool:
     return isinstance(node, ast.Constant) and node.value in ("lr", "initial_lr")
-
-
-def _leaf(node: ast.AST) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""

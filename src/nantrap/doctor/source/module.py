@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from nantrap.doctor.configuration.constants import dotted, evaluate
+from nantrap.doctor.configuration.constants import dotted, evaluate, last_name
 from nantrap.doctor.configuration.python_file import OPTIMIZERS, Parts, PythonSettings
 from nantrap.doctor.configuration.setting import UNKNOWN
 
@@ -242,7 +242,7 @@ class _Walk:
             inside = around
             for item in node.items:
                 self.expression(item.context_expr, place)
-                if isinstance(item.context_expr, ast.Call) and _leaf(item.context_expr.func) in _NO_GRAD:
+                if isinstance(item.context_expr, ast.Call) and last_name(item.context_expr.func) in _NO_GRAD:
                     inside = around._replace(silent=True)
             self.block(node.body, inside)
         elif isinstance(node, ast.Try):
@@ -268,7 +268,7 @@ class _Walk:
         silent = silent or (parent.silent and not isinstance(parent.node, ast.Module))
         for decorator in node.decorator_list:
             target = decorator.func if isinstance(decorator, ast.Call) else decorator
-            if _leaf(target) in _NO_GRAD:
+            if last_name(target) in _NO_GRAD:
                 silent = True
         function = Function(node, node.name, owner, parent, silent)
         module.functions.append(function)
@@ -324,7 +324,7 @@ class _Walk:
         if name.startswith("self."):
             module.attributes.setdefault(name, []).append((line, value))
         if isinstance(value, ast.Call):
-            leaf = _leaf(value.func)
+            leaf = last_name(value.func)
             if leaf in OPTIMIZERS:
                 module.optimizer_names.add(name)
             elif leaf == "GradScaler":
@@ -362,7 +362,3 @@ class _Walk:
                     stack.extend(each for each in value if isinstance(each, ast.AST))
                 elif isinstance(value, ast.AST) and value.__class__ not in _LEAVES:
                     stack.append(value)
-
-
-def _leaf(node: ast.AST) -> str:
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
