@@ -9,7 +9,7 @@ from typing import Final
 
 from nantrap.doctor.checks.registry import Found, source_check
 from nantrap.doctor.checks.weights import HALF_EPS
-from nantrap.doctor.configuration.constants import dotted
+from nantrap.doctor.configuration.constants import defaults_of, dotted
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.flow import flow_of
 from nantrap.doctor.source.halved import halved_models
@@ -320,17 +320,9 @@ def _default_epsilons(module: Module) -> Iterator[_Epsilon]:
         node = function.node
         if function.silent or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
             continue
-        arguments = node.args
-        positional = [*arguments.posonlyargs, *arguments.args]
-        pairs = list(zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True))
-        pairs += [
-            (name, value)
-            for name, value in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-            if value is not None
-        ]
-        for name, default in pairs:
+        for name, default in defaults_of(node.args):
             body = module.lines[node.lineno - 1 : node.end_lineno]
-            if _called_eps(name.arg) and not _of_an_optimizer(function) and not any("np." in line for line in body):
+            if _called_eps(name) and not _of_an_optimizer(function) and not any("np." in line for line in body):
                 yield default, top, "argument"
 
 

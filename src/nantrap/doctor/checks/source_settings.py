@@ -13,7 +13,7 @@ from nantrap.doctor.checks.registry import Found, source_check
 from nantrap.doctor.checks.source_values import possible_values, resolved_value
 from nantrap.doctor.checks.update import WIDE_NORM
 from nantrap.doctor.checks.weights import HALF_EPS, SLOW_BETA, SMALL_RATE, TINY_RATE, second_beta
-from nantrap.doctor.configuration.constants import dotted
+from nantrap.doctor.configuration.constants import defaults_of, dotted
 from nantrap.doctor.configuration.precision import has_adapters
 from nantrap.doctor.configuration.setting import UNKNOWN, Source
 from nantrap.doctor.configuration.values import is_adam, number, says_no
@@ -178,13 +178,10 @@ def loss_temperature(module: Module, repository: Repository) -> Iterator[Found]:
                             yield _temperature(line, name, value)
         if not re.search(r"loss|nce|contrast|distill|criterion", owner + " " + node.name.lower()):
             continue
-        arguments = [*node.args.posonlyargs, *node.args.args]
-        pairs = list(zip(arguments[len(arguments) - len(node.args.defaults) :], node.args.defaults, strict=True))
-        pairs += [(a, d) for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is not None]
-        for argument, default in pairs:
-            value = number(module.value(default)) if argument.arg in words else None
+        for argument, default in defaults_of(node.args):
+            value = number(module.value(default)) if argument in words else None
             if value is not None and 0 <= value < LOW_TEMPERATURE:
-                yield _temperature(default.lineno, argument.arg, value)
+                yield _temperature(default.lineno, argument, value)
 
 
 def _bfloat16(module: Module, repository: Repository) -> Iterator[Halved]:

@@ -67,6 +67,15 @@ def last_name(node: ast.AST) -> str:
     return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
 
 
+def defaults_of(arguments: ast.arguments) -> list[tuple[str, ast.expr]]:
+    """The arguments of a function that have a default, with it."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    found = list(zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True))
+    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    found += [(argument, default) for argument, default in named if default is not None]
+    return [(argument.arg, default) for argument, default in found]
+
+
 def _unary(node: ast.UnaryOp, known: Mapping[str, Any] | None) -> Any:
     value = evaluate(node.operand, known)
     if isinstance(node.op, ast.Not) and isinstance(value, bool):

@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
-from nantrap.doctor.configuration.constants import dotted, evaluate, last_name
+from nantrap.doctor.configuration.constants import defaults_of, dotted, evaluate, last_name
 from nantrap.doctor.configuration.names import meaning, plain
 from nantrap.doctor.configuration.setting import UNKNOWN, Kind, Role, Setting, Source, Span
 from nantrap.doctor.configuration.values import scalar
@@ -415,13 +415,10 @@ def _own_values(
     """What is known inside a function: defaults of its arguments, and names that are always assigned the same value."""
     values: dict[str, Any] = dict(known)
     arguments = function.args
-    positional = [*arguments.posonlyargs, *arguments.args]
-    for name in [*positional, *arguments.kwonlyargs]:
+    for name in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
         values[name.arg] = UNKNOWN
-    for name, default in zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True):
-        values[name.arg] = evaluate(default, known)
-    for name, given in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True):
-        values[name.arg] = evaluate(given, known)
+    for argument, default in defaults_of(arguments):
+        values[argument] = evaluate(default, known)
     for local, steps in assigned.items():
         if "." not in local:
             found = [evaluate(value, values) for _, value in steps]
