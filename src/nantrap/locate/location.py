@@ -107,6 +107,7 @@ def _constant_read(replay: Replay, op: Op) -> tuple[str, Tensor] | None:
 
 
 def _constant_note(op: Op, constant: tuple[str, Tensor] | None) -> list[str]:
+    """The note about such a tensor, with its name if the program has one for it; none without one."""
     if constant is None:
         return []
     name, tensor = constant
