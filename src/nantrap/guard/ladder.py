@@ -43,8 +43,8 @@ class Ladder:
             step: number of the step.
             harmless: only the loss was bad, its gradients were finite: skipped, never rolled back.
             spoiled: `the weights are`, `the optimizer's state is` or `buffer scale is`, if those are non-finite and an
-                older state is not: every further step would fail as well. Rolled back at once, also where the policy
-                stops after skips.
+                older state is not: every further step would fail as well. Rolled back immediately, also where the
+                policy stops after skips.
             no_way_back: returns why a rollback is impossible, or ""; called only when one is due.
         """
         policy = self._policy
@@ -58,17 +58,7 @@ class Ladder:
         self._recent.append(step)
         while self._recent and self._recent[0] <= step - policy.window:
             self._recent.popleft()
-        reason = ""
-        if self.in_a_row > policy.max_consecutive_skips:
-            allowed = policy.max_consecutive_skips
-            reason = (
-                f"{self.in_a_row} incidents in a row, {allowed} {_is(allowed)} allowed"
-                if allowed
-                else "no skip is allowed"
-            )
-        elif policy.max_skips_in_window is not None and len(self._recent) > policy.max_skips_in_window:
-            allowed = policy.max_skips_in_window
-            reason = f"{len(self._recent)} incidents in {policy.window} steps, {allowed} {_is(allowed)} allowed"
+        reason = self._too_many()
         if self.rollbacks >= policy.max_rollbacks:
             spoiled = ""
         if spoiled and not reason:
@@ -86,6 +76,18 @@ class Ladder:
         self.in_a_row = 0
         self._recent.clear()
         return Action.ROLLBACK, f"{reason}; rollback {self.rollbacks} of {policy.max_rollbacks}"
+
+    def _too_many(self) -> str:
+        """Why this incident is one too many to be skipped, or an empty string."""
+        policy = self._policy
+        allowed = policy.max_consecutive_skips
+        if self.in_a_row > allowed:
+            in_words = f"{self.in_a_row} incidents in a row, {allowed} {_is(allowed)} allowed"
+            return in_words if allowed else "no skip is allowed"
+        most = policy.max_skips_in_window
+        if most is not None and len(self._recent) > most:
+            return f"{len(self._recent)} incidents in {policy.window} steps, {most} {_is(most)} allowed"
+        return ""
 
     def applied(self) -> None:
         """A step was applied: the count of incidents in a row starts again."""
