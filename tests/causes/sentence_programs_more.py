@@ -720,4 +720,8 @@ PROGRAMS: dict[str, str] = {
             y = model(x)
             return ((y - y.mean(0)) / y.std(0) * y).mean()
     """,
+    "a weight of Inf that NumPy computed": """
+        weights = [1.0, 1.0, inf]
+        def loss_fn(x): return model(x).square().mean() * weights[next(i for i, b in enumerate(batches) if b is x)]
+    """,
 }

@@ -92,4 +92,13 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "with a deviation that is 1e-05 for one element the step is finite",
         "a deviation of 0 gives 0/0 next",
     ),
+    ("a weight of Inf that NumPy computed", "label smoothing on a masked class"): (
+        "aten.mul was given Inf as a plain number, not as a tensor",
+        "the number was computed before: by Python, by NumPy, or by .item() of a tensor",
+        "check what computes that number",
+    ),
+    ("label smoothing on a masked class", "a weight of Inf that NumPy computed"): (
+        "that was put there on purpose (a mask) reached the loss",
+        "comes from a constant of the program; no operation made one",
+    ),
 }

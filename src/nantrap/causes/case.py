@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
@@ -263,6 +264,16 @@ class Case:
     def is_updated_in_forward(self, external: External) -> bool:
         """Whether a buffer is one that a forward pass writes, as seen in the replay."""
         return external.kind == "buffer" and self.trace is not None and self.trace.wrote(external.tensor)
+
+    @functools.cached_property
+    def bad_number(self) -> float | None:
+        """A plain number, no tensor, that is NaN or Inf and was given to the operation in arithmetic."""
+        from nantrap.locate.operations import ARITHMETIC  # knows torch; the texts of the causes open without it
+
+        op = None if self.location.replay is None else self.location.replay.op
+        if op is None or op.name not in ARITHMETIC:
+            return None
+        return next((number for number in op.scalars if not math.isfinite(number)), None)
 
     def try_replacement(self, family: str, instead: str) -> Trial | None:
         """Replace the guilty call at its own line by its stable form, if line and step can be run again."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import traceback
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from nantrap.causes.registry import RULES
 from nantrap.causes.trials import Laboratory
 from nantrap.causes.usual import unusual_inputs
 from nantrap.causes.verdict import cause_of, ranked
-from nantrap.incident import Cause, Evidence, Trial
+from nantrap.incident import Cause, Evidence, Fix, Trial
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,8 @@ def explain_case(case: Case, *, seconds: float) -> Explanation:
 
 def _unknown(case: Case) -> Cause:
     """No rule fits: report that, with what was measured and what would decide it."""
+    if case.bad_number is not None:
+        return _plain_number(case, case.bad_number)
     if not case.failed.repeatable:
         needs = "guard.attempt(fn, batch) would allow a replay and trials"
     elif case.location.replay is None or case.location.replay.origin is None:
@@ -61,3 +64,14 @@ def _unknown(case: Case) -> Cause:
     else:
         needs = "the inputs of the operation fit no rule; the frames and statistics above are all that was measured"
     return Cause("unknown", summary="no cause could be established", evidence=(Evidence(needs),))
+
+
+def _plain_number(case: Case, number: float) -> Cause:
+    """The operation is innocent: it was given a number that was bad, and what computed that number was not seen."""
+    word = "NaN" if math.isnan(number) else "Inf" if number > 0 else "-Inf"
+    return Cause(
+        "unknown",
+        summary=f"{case.location.op} was given {word} as a plain number, not as a tensor",
+        evidence=(Evidence("the number was computed before: by Python, by NumPy, or by .item() of a tensor"),),
+        fix=Fix(text="check what computes that number: NumPy divides by 0 and averages nothing without an error"),
+    )

@@ -20,8 +20,8 @@ _NONE: Origins = frozenset()
 class Flow:
     """Follows non-finite values from memory to memory. Memory is known by its key (`Memory`).
 
-    State held: which memory was seen, which of it is bad and by which origins, which was never written, and the tensors
-    that were bad before the step.
+    State held: which memory was seen, which of it is bad and by which origins, which was never written, the tensors
+    that were bad before the step, and the origins of NaN, Inf and -Inf that were taken out of tensors as plain numbers.
     """
 
     def __init__(self, registered: Registered) -> None:
@@ -36,6 +36,7 @@ class Flow:
         self._unread: dict[int, External] = {}
         self._tensors_named: dict[int, Tensor] = {}
         self._erased: dict[int, tuple[Tensor, Origins]] = {}
+        self._numbers: dict[str, Origins] = {}
         for kind in ("optimizer_state", "batch", "buffers", "parameters"):
             for name, tensor in getattr(registered, kind).items():
                 key = self.key(tensor)
@@ -80,6 +81,15 @@ class Flow:
         for number in numbers_in(arguments):
             any_nan, any_inf = any_nan or math.isnan(number), any_inf or math.isinf(number)
         return any_nan, any_inf, origins
+
+    def taken_out(self, tensor: Tensor, origins: Origins) -> None:
+        """The bad value of a tensor was read as a plain number: by `.item()`, say."""
+        self._numbers[str(tensor.item())] = origins
+
+    def origins_of_numbers(self, arguments: Any) -> Origins:
+        """The origins of bad plain numbers that were taken out of tensors before."""
+        found = (self._numbers.get(str(float(n)), _NONE) for n in numbers_in(arguments) if not math.isfinite(n))
+        return frozenset().union(*found)
 
     def read_first_by(self, op: Op, keys: Iterable[int]) -> None:
         """Of tensors that were bad before the step: this operation is the first that computes with them."""

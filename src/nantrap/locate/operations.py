@@ -16,6 +16,14 @@ EMPTY = frozenset(
     {"aten.empty", "aten.empty_like", "aten.new_empty", "aten.empty_strided", "aten.new_empty_strided"}
 )  # fmt: skip
 """They give memory that nothing was written to yet."""
+TAKES_OUT = "aten._local_scalar_dense"
+"""It gives the value of a tensor as a plain number: `.item()`, `float(...)`."""
+ARITHMETIC = frozenset(
+    f"aten.{name}{suffix}"
+    for name in ("add", "sub", "rsub", "mul", "div", "pow", "addcmul", "addcdiv", "lerp")
+    for suffix in ("", "_")
+)
+"""Operations in which a plain number that is NaN or Inf is no mask."""
 ADOPTS = "aten.set_"
 """It puts other memory under a tensor, and computes nothing."""
 OVERWRITE_PART = frozenset(

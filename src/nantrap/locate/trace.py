@@ -35,10 +35,12 @@ from nantrap.finite import dtype_name
 from nantrap.locate.flow import Flow, Origins
 from nantrap.locate.operations import (
     ADOPTS,
+    ARITHMETIC,
     EMPTY,
     OVERWRITE,
     OVERWRITE_PART,
     SILENT_WRITERS,
+    TAKES_OUT,
     WITNESSES,
     is_view,
     op_name,
@@ -119,6 +121,10 @@ class Trace(DispatchMode):
         if outs := outs_of(func):  # `out=`: written to, and not read
             read_from = (args, {key: value for key, value in kwargs.items() if key not in outs})
         input_nan, input_inf, inherited = flow.read(read_from, reads=not is_view(func))
+        if name == TAKES_OUT and inherited:
+            flow.taken_out(args[0], inherited)
+        elif name in ARITHMETIC and (input_nan or input_inf):
+            inherited |= flow.origins_of_numbers(arguments)
         kept = before_writing(args) if mutable else args
         if inherited:
             self.recent = inherited

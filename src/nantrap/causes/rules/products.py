@@ -58,6 +58,7 @@ def zero_times_inf(case: Case) -> Claim | None:
         and case.external is None
         and "the loss" in case.location.sinks
         and case.op not in ("logsumexp", "amax", "max")  # no weights: a row that is masked everywhere
+        and case.bad_number is None
         and _only_masks_came_in(case)
     ):
         return _constant_in_loss(case)
