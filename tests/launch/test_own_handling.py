@@ -221,3 +221,29 @@ def test_the_terms_that_a_statement_adds_up_are_shown(
     assert sorted(name for name, value in terms.items() if math.isfinite(value)) == sorted(good)
     assert [name for name, value in terms.items() if not math.isfinite(value)] == bad
     assert ("= terms:" in capsys.readouterr().err) == bool(good)
+
+
+def test_a_value_that_is_only_printed_is_no_loss_that_was_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary, incidents = run("printed_only", tmp_path)
+    assert (summary.steps, summary.applied, summary.left_out, incidents) == (4, 4, 0, [])
+    assert "entropy nan" in capsys.readouterr().out
+
+
+def test_a_state_that_the_script_loads_after_a_bad_loss_was_not_written_by_the_forward_pass(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary, incidents = run("goes_back", tmp_path)
+    assert [incident["dataset_indices"] for incident in incidents] == [[14], [14]]
+    assert "in the dataset below it the index is 30" in capsys.readouterr().err
+    assert all(incident["restored"] for incident in incidents)
+    assert (summary.steps, summary.applied, summary.given_up) == (8, 6, 2)
+
+
+def test_a_division_in_a_derivative_is_no_division_of_the_program(tmp_path: Path) -> None:
+    _, incidents = run("inner_gradient", tmp_path)
+    assert incidents[0]["step"] == 2
+    assert not any(cause["proven"] for cause in incidents[0]["causes"])  # type: ignore[attr-defined]
+    source = incidents[0]["source"]
+    assert source is None or source["line"] != line_of("inner_gradient", "/ 4")  # type: ignore[index]

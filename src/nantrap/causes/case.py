@@ -175,7 +175,10 @@ class Case:
         return ""
 
     def bad_model_input(self) -> tuple[str, Tensor] | None:
-        """An input of the model that holds NaN and was not made of finite data by the program: its name and itself."""
+        """An input of the model that holds NaN or +Inf and was not made of finite data: its name and itself.
+
+        -Inf alone is mostly a mask.
+        """
         from nantrap.locate import tensors_of
         from nantrap.locate.wrapping import arguments_by_name
 
@@ -184,7 +187,9 @@ class Case:
             called = self.failed.root if call.module is None else call.module
             given = arguments_by_name(called, call.args, call.kwargs)
             for path, tensor in () if call.made_from_finite else tensors_of(given):
-                if tensor.grad_fn is None and tensor.is_floating_point() and bool(tensor.isnan().any()):
+                if tensor.grad_fn is not None or not tensor.is_floating_point():
+                    continue
+                if bool((tensor.isnan() | tensor.isposinf()).any()):
                     return path, tensor
         return None
 

@@ -58,6 +58,7 @@ class Asked:
         self.output: Tensor | None = None
         """The sum of an output of the model that the script has tested, if it is not finite. There may be no loss."""
         self._trained: weakref.ref[Tensor] | None = None
+        self._copied: set[int] = set()
 
     def note_output(self, tensor: Tensor) -> None:
         """The script tests a tensor with a graph that is no scalar: an output of the model, before there is a loss."""
@@ -81,8 +82,15 @@ class Asked:
         if isinstance(loss, Tensor):
             self._trained = weakref.ref(loss)
 
-    def note(self, tensor: Any) -> None:
-        """The script reads or tests a tensor; only a scalar with a graph can be a loss."""
+    def note(self, tensor: Any, *, copies: bool = False) -> None:
+        """The script reads or tests a tensor; only a scalar with a graph can be a loss.
+
+        Args:
+            tensor: what it asks about.
+            copies: it takes a copy without a graph (`detach`), mostly to log it. That is no test.
+        """
+        if not copies:
+            self._copied.discard(id(tensor))
         if (
             tensor.grad_fn is not None
             and tensor.numel() == 1
@@ -90,6 +98,8 @@ class Asked:
             and (self._trained is None or self._trained() is not tensor)
         ):
             self.tensors.append(tensor)
+            if copies:
+                self._copied.add(id(tensor))
             if len(self.tensors) > _MOST:  # the last ones are kept: other values are printed before a loss is tested
                 del self.tensors[0]
             # here there is no device to wait for; what the loss was computed from is in the script's variables now
@@ -106,6 +116,8 @@ class Asked:
             wanted: says of one that is not finite whether it is asked for; the others stay in the list.
         """
         output, self.output = self.output, None
+        if instead_of is None:
+            self._copied = set()
         if not self.tensors:
             return [output] if output is not None and instead_of is None and wanted(output) else []
         tensors, self.tensors = self.tensors, []
@@ -118,6 +130,10 @@ class Asked:
         if not found and output is not None and instead_of is None and wanted(output):
             return [output]
         return found
+
+    def was_read(self, tensor: Tensor) -> bool:
+        """Whether the script read or tested a tensor that was just taken, and did not only copy it to log it."""
+        return id(tensor) not in self._copied
 
     def take_frames(self) -> list[KeptFrame]:
         """The frames in which the script read the bad scalar. They are given once; empty if they are not known."""

@@ -210,6 +210,7 @@ def _asking(loops: Loops, original: Any) -> Any:
     """A question about one tensor, or a way to read it. An optimizer asks for each of its parameters."""
     asked, guards = loops.asked, loops.guards
     warns = [True] if original.__name__ == "__float__" else []
+    copies = original.__name__ == "detach"
 
     @functools.wraps(original)
     def ask(tensor: Any, *args: Any, **kwargs: Any) -> Any:
@@ -217,7 +218,7 @@ def _asking(loops: Loops, original: Any) -> Any:
         if is_compiling():  # a traced tensor has no values yet
             return original(tensor, *args, **kwargs)
         if asked.open or not guards:
-            _look(loops, tensor)
+            _look(loops, tensor, copies=copies)
         if warns and isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
             warns.clear()
             return _with_its_warning(functools.partial(original, tensor, *args, **kwargs))
@@ -263,18 +264,18 @@ def _asking_data(loops: Loops, plain: Any) -> property:
 
     def get_data(tensor: Any) -> Any:
         if asked.open and not is_compiling():
-            _look(loops, tensor)
+            _look(loops, tensor, copies=True)
         return plain.__get__(tensor)
 
     return property(get_data, plain.__set__, doc=plain.__doc__)
 
 
-def _look(loops: Loops, tensor: Any) -> None:
+def _look(loops: Loops, tensor: Any, *, copies: bool) -> None:
     """The script asks about a tensor: a loss that it may abandon, or a value of plain tensors."""
     if not isinstance(tensor, Tensor) or not tensor.requires_grad or loops.is_own_call():
         return
     if loops.asked.open:
-        loops.asked.note(tensor)
+        loops.asked.note(tensor, copies=copies)
     else:
         loops.look(tensor)
 

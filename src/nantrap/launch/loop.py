@@ -244,8 +244,10 @@ class ScriptLoop:
                     self.abandoning.replaced(left_out[0], call)
                     run()
                     return
+                tested = [each for each in left_out if asked.was_read(each)] if left_out else ()
+                if tested:
+                    self._given_up.loss(window, micro, tested[0])
                 if left_out:
-                    self._given_up.loss(window, micro, left_out[0])
                     asked.frames = []
                 micro.evidence = note_loss_part(loss, call)
             else:

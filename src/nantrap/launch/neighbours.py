@@ -86,7 +86,7 @@ class ScriptNeighbours:
             if batch.original:
                 below = ", ".join(str(batch.original[i]) for i in samples[:_SHOWN])
                 kind = type(batch.dataset()).__name__
-                notes = (*notes, f"the dataset is a {kind}: in the dataset below it the index is {below}")
+                notes = (f"the dataset is a {kind}: in the dataset below it the index is {below}", *notes)
             found = tuple(indices[i] for i in samples)
             if self._samples is not None:
                 self._samples.see(batch.dataset(), found)

@@ -29,6 +29,8 @@ def install(patches: Patches, loops: Loops) -> None:
 
     def loaded_model(original: Any, self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """Loads the state into the module, and reports parameters that are not finite after it."""
+        if not loops.is_own_call():
+            loops.record_abandoned()  # the script goes back to another state: what it tested before belongs to this one
         result = original(self, *args, **kwargs)
         if not loops.is_own_call():
             bad = [name for name, p in self.named_parameters() if finite.any_nonfinite([p.detach()])]

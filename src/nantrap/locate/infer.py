@@ -116,6 +116,18 @@ def infer_source(operation: str, root: nn.Module, replayed: Collection[nn.Module
     return _chosen(*installed, parts) if installed is not None else None
 
 
+def is_written(operation: str, root: nn.Module) -> bool:
+    """Whether any expression in the calling code can have made `operation`; a derivative makes others as well."""
+    parts = _Parts.of(root, {id(root)})
+    frames: list[Frame] = []
+    for frame, _ in zip(callers(), range(_OUTWARDS), strict=False):
+        frames.append(frame)
+        if frame.f_code.co_name == "<module>":
+            break  # what runs the program did not compute its loss
+    units = [unit for frame in frames for unit in _units(frame, parts)]
+    return not frames or any(_matches(each, operation, unit) for unit in units for each in _expressions(unit.code))
+
+
 class _Candidate(NamedTuple):
     """An expression that can have made the operation."""
 
@@ -298,7 +310,9 @@ def _matches(expression: ast.Call | ast.BinOp | ast.AugAssign, operation: str, u
     """Whether an expression is written as this operation: by name, by operator, or as a module of that kind."""
     if isinstance(expression, (ast.BinOp, ast.AugAssign)):
         wanted = _OPERATORS.get(operation)
-        return wanted is not None and isinstance(expression.op, wanted) and not _is_plain_number(expression)
+        if wanted is None or not isinstance(expression.op, wanted):
+            return False
+        return not _is_plain_number(expression) and not _is_divided_by_a_number(expression)
     spellings = _SPELLINGS.get(operation, frozenset({operation}))
     function = expression.func
     if isinstance(function, ast.Call):  # `nn.MSELoss()(x, y)`
@@ -323,6 +337,13 @@ def _is_plain_number(expression: ast.BinOp | ast.AugAssign) -> bool:
     if isinstance(expression, ast.AugAssign):
         return False
     return isinstance(expression.left, ast.Constant) and isinstance(expression.right, ast.Constant)
+
+
+def _is_divided_by_a_number(expression: ast.BinOp | ast.AugAssign) -> bool:
+    """`loss / 4` makes nothing that is not finite."""
+    by = expression.right if isinstance(expression, ast.BinOp) else expression.value
+    number = by.value if isinstance(by, ast.Constant) else None
+    return isinstance(expression.op, ast.Div) and isinstance(number, (int, float)) and abs(number) >= 1
 
 
 def _source(code: types.CodeType, expression: ast.Call | ast.BinOp | ast.AugAssign) -> Source:

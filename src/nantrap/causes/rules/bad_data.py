@@ -56,7 +56,8 @@ def bad_input_data(case: Case) -> Claim | None:
         then be finite.
     """
     external = case.external
-    if external is None and case.capture is None and (given_bad := case.bad_model_input()) is not None:
+    seen_first = case.capture is None or (case.made == "nan" and not all(t.isfinite().all() for t in case.inputs))
+    if external is None and seen_first and (given_bad := case.bad_model_input()) is not None:
         name, tensor = given_bad
         return Claim(
             "hint",

@@ -80,6 +80,13 @@ def division_by_zero(case: Case) -> Claim | None:
     # a single 0/0 of the two-line form may as well be a mean over nothing: see empty_reduction
     sure = case.failed.repeatable or denominator.numel() > 1 or case.output.numel() > 1 or case.made != "nan"
     where = _users_backward(case) if own_backward else case.place
+    if _is_unwritten(case):
+        return Claim(
+            "hint",
+            f"a division by exactly zero in {where} that no line of it shows, such as one in a derivative",
+            (f"the denominator is exactly 0 at {share(zero)}{origin}{all_finite(case.inputs)}",),
+            help="with create_graph=True, look for a sqrt, a norm or a power at exactly 0: its derivative divides by 0",
+        )
     trial = case.try_replacement(family, "nantrap.ops.safe_divide")
     advice = "add an eps inside (x / (y + eps)), or nantrap.ops.safe_divide(x, y)"
     if trial is not None and trial.finite is False and family == "div":  # 0 there is no better: log(0), 1/0 come next
@@ -94,6 +101,15 @@ def division_by_zero(case: Case) -> Claim | None:
         help=f"{advice}; blank or constant inputs are the usual reason",
         patch=trial is not None and trial.name != "replaced:floor",  # the diff shows what was tried
     )
+
+
+def _is_unwritten(case: Case) -> bool:
+    """Whether only the graph shows a division, and nothing in the code that computed the loss is written as one."""
+    from nantrap.locate.infer import is_written
+
+    if case.failed.repeatable or case.location.source is not None or case.op not in ("div", "true_divide"):
+        return False
+    return case.phase == "forward" and case.location.module == "loss" and not is_written("div", case.failed.root)
 
 
 def _users_backward(case: Case) -> str:
