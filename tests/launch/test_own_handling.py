@@ -247,3 +247,11 @@ def test_a_division_in_a_derivative_is_no_division_of_the_program(tmp_path: Path
     assert not any(cause["proven"] for cause in incidents[0]["causes"])  # type: ignore[attr-defined]
     source = incidents[0]["source"]
     assert source is None or source["line"] != line_of("inner_gradient", "/ 4")  # type: ignore[index]
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")
+def test_what_hooks_collect_is_not_there_twice_after_a_replay(tmp_path: Path) -> None:
+    summary, incidents = run("sample_gradients", tmp_path)
+    assert (summary.steps, summary.applied) == (4, 3)
+    assert incidents[0]["dataset_indices"] == [17]
+    assert incidents[0]["trials"]  # so the hooks ran again

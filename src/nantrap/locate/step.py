@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nantrap.incident import Phase
+from nantrap.locate.held import as_found
 from nantrap.locate.kept import RootCall
 from nantrap.locate.rng import RngState
 from nantrap.locate.silence import silently
@@ -156,7 +157,7 @@ class FailedStep:
                 parameter.grad = None
             if state is not None:
                 state.restore()
-            with self.quiet(), silently():
+            with self.quiet(), silently(), as_found(self.root.modules(), self.parameters.values()):
                 yield
         finally:
             self.restore_buffers()
