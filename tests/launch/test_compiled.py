@@ -76,9 +76,9 @@ def test_no_graph_break_is_added(tmp_path: Path) -> None:
     )
     breaks, breaks_guarded, graphs, graphs_guarded, applied, alike = json.loads(done.stdout.splitlines()[-1])
     assert applied == 6
-    if VERSION >= (2, 9):  # with 2.6 there are two more, with 2.15 one: docs/limits.md
+    if VERSION >= (2, 9):  # with 2.6 there is one more: docs/limits.md
         assert alike
-        assert breaks_guarded <= breaks + (VERSION >= (2, 15))
+        assert breaks_guarded <= breaks
         assert graphs_guarded <= graphs
 
 

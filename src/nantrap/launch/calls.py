@@ -35,7 +35,7 @@ from nantrap.launch.patches import Patches
 from nantrap.launch.resuming import look_at_resume
 from nantrap.launch.roots import innermost
 from nantrap.launch.scalers import Scaled
-from nantrap.launch.torch_private import compiler_listens, not_traced
+from nantrap.launch.torch_private import compiler_listens, not_examined, not_traced
 from nantrap.locate.step import active_replays
 
 _QUESTIONS = ("isnan", "isinf", "isfinite")
@@ -117,7 +117,7 @@ def _backward(loops: Loops, scaled: Scaled, original: Any) -> Any:
         run()
 
     untraced = not_traced(backward)
-    return backward
+    return not_examined(backward)  # `Tensor.backward` is never traced, but calls this as any other Python function
 
 
 def _clip_grad_norm(loops: Loops, original: Any) -> Any:

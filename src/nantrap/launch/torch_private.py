@@ -1,4 +1,4 @@
-"""The private names of PyTorch that `nantrap run` relies on, and nothing else. Seen in torch 2.6 to 2.13."""
+"""The private names of PyTorch that `nantrap run` relies on, and nothing else. Seen in torch 2.6 to 2.15."""
 
 from __future__ import annotations
 
@@ -86,6 +86,21 @@ def not_traced(function: Any) -> Any:
     called."""
     disable = getattr(torch, "_disable_dynamo", None)
     return function if disable is None else disable(function)
+
+
+def not_examined(function: Any) -> Any:
+    """The function, which Dynamo does not compile when torch calls it between two graphs. What it calls is seen.
+
+    `torch.compiler.disable` cannot do that: it puts a function around it that Dynamo counts as a break of the graph.
+    Seen in torch 2.6 (`skip_code`) and 2.9 to 2.15; where there is neither, the function is as it was.
+    """
+    compiler: Any = torch._C._dynamo.eval_frame
+    if hasattr(compiler, "skip_code"):
+        compiler.skip_code(function.__code__)
+    elif hasattr(compiler, "set_code_exec_strategy"):
+        action = compiler._FrameAction
+        compiler.set_code_exec_strategy(function.__code__, compiler._FrameExecStrategy(action.SKIP, action.DEFAULT))
+    return function
 
 
 _eval_frame_callback: Any = torch._C._dynamo.eval_frame.get_eval_frame_callback
