@@ -27,7 +27,7 @@ def scale_rates(optimizer: Optimizer, scheduler: Any, factor: float) -> None:
 
 
 def scale_bases(scheduler: Any, factor: float) -> None:
-    """Multiply the rates from which a scheduler computes the next ones, and those of the schedulers inside it."""
+    """Multiply the learning rates from which a scheduler, or one inside it, computes the next ones."""
     for inner in _schedulers(scheduler):
         if hasattr(inner, "base_lrs"):
             inner.base_lrs = [rate * factor for rate in inner.base_lrs]
