@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 import subprocess
 import sys
@@ -37,6 +38,16 @@ def test_example(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     printed = capsys.readouterr().out
     for sentence in SHOWS[name]:
         assert sentence in printed
+
+
+def test_the_readme_shows_what_its_example_prints(capsys: pytest.CaptureFixture[str]) -> None:
+    """Numbers and columns depend on the machine and on Python; which lines there are does not."""
+    readme = (EXAMPLES.parent / "README.md").read_text(encoding="utf-8")
+    shown = readme.partition("$ python examples/masked_row.py\n")[2].partition("```")[0]
+    runpy.run_path(str(EXAMPLES / "masked_row.py"), run_name="__main__")
+    printed = capsys.readouterr().err
+    label = re.compile(r"^ *(= \w+:|help:|more:|error\[NT203\]:)", re.MULTILINE)
+    assert label.findall(shown) == label.findall(printed)
 
 
 @pytest.mark.filterwarnings("ignore")  # of the frameworks themselves
