@@ -100,3 +100,39 @@ def test_names_before_data_in_methods_that_run_while_training() -> None:
     assert reached_through_data([Quiet(), nn.LSTM(3, 2)]) == []
     loud = Loud()
     assert [p is loud.table.weight for p in reached_through_data([loud])] == [True]
+
+
+class Clamped(nn.Module):
+    """Clamps all of its weights before it computes. The bias is inside the bound at first, so nothing happens to it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 3)
+        nn.init.constant_(self.layer.weight, 0.5)
+        nn.init.zeros_(self.layer.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for parameter in self.parameters():
+            parameter.data.clamp_(-0.3, 0.3)
+        result: Tensor = self.layer(x).mean()
+        return result
+
+
+@pytest.mark.parametrize("form", ["attempt", "two lines"])
+def test_a_clamp_of_all_weights_is_put_back_where_it_begins_to_matter_later(form: str) -> None:
+    torch.manual_seed(0)
+    model = Clamped()
+    with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=1.0), quiet=True) as guard:
+        for step in range(3):
+            before = [p.detach().clone() for p in model.parameters()]
+            x = torch.full((2, 4), float("nan")) if step == 2 else torch.ones(2, 4)
+            if form == "attempt":
+                outcome = guard.attempt(model, x)
+            else:
+                guard.backward(model(x))
+                outcome = guard.step()
+    assert bool((before[1].abs() > 0.3).all())  # the clamp changed it in the refused step for the first time
+    assert not outcome.applied
+    assert outcome.incident is not None
+    assert outcome.incident.restored
+    assert all(torch.equal(p, kept) for p, kept in zip(model.parameters(), before, strict=True))

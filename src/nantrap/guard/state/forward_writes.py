@@ -4,7 +4,8 @@ A refused step must put those back too. Copying all parameters in every step wou
 first step learns which ones are written, by their version counters and by their bits (a write through `tensor.data` is
 not counted), and later steps copy only those. A forward pass that begins to write another parameter later is noticed
 if the write is counted, and the next step learns again. What the model's code reaches through `tensor.data` is always
-copied: a codebook is reset every thousand steps, and nothing counts it.
+copied: a codebook is reset every thousand steps, and nothing counts it. Where the bits show such a write to a parameter
+that the code does not name (`for p in model.parameters(): p.data.clamp_(...)`), all of them are copied from then on.
 """
 
 from __future__ import annotations
@@ -54,6 +55,8 @@ class ForwardWrites:
         if self._learning:
             self._uncounted = self._written_uncounted()
             self.writes_uncounted = bool(self._uncounted)
+            if self._uncounted - self._suspects:  # a loop over all of them, say, which changes another one later
+                self._suspects |= {id(parameter) for _, parameter, *_ in self._copies}
             self._copies = [e for e in self._copies if id(e[1]) in self._suspects or self._was_written(e)]
             self._learning = False
         elif changed and not self._accounted_for():
