@@ -724,4 +724,12 @@ PROGRAMS: dict[str, str] = {
         weights = [1.0, 1.0, inf]
         def loss_fn(x): return model(x).square().mean() * weights[next(i for i, b in enumerate(batches) if b is x)]
     """,
+    "a negative row of SparseAdam's second moment": """
+        model = nn.Embedding(9, 3, sparse=True)
+        optimizer = torch.optim.SparseAdam(model.parameters(), lr=0.01)
+        batches = [torch.arange(6), torch.arange(6), torch.arange(3, 9)]
+        def loss_fn(ids):
+            if ids is batches[1]: optimizer.state[model.weight]["exp_avg_sq"][8] = -0.5
+            return model(ids).square().mean()
+    """,
 }

@@ -101,4 +101,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "that was put there on purpose (a mask) reached the loss",
         "comes from a constant of the program; no operation made one",
     ),
+    ("a negative row of SparseAdam's second moment", "a negative second moment"): (
+        "rows of the second moment are negative at",
+    ),
 }

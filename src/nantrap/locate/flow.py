@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from nantrap.locate.operations import OVERWRITE, OVERWRITE_PART, SELECTS
@@ -135,11 +136,13 @@ class Flow:
         result = outputs[0] if len(outputs) == 1 else None
         if result is None or not result.is_floating_point() or result.numel() > CLONE_LIMIT or name in SELECTS:
             return _NONE
+        if result.layout != torch.strided:  # a sparse gradient has values at some places only
+            return _NONE
         gone: Tensor | None = None  # places at which a value had vanished before
         places: Tensor | None = None  # those, and places at which an input is bad now
         origins = _NONE
         for tensor in tensors_in(arguments):
-            if tensor.dim() > result.dim() or not _broadcasts(tensor.shape, result.shape):
+            if tensor.layout != torch.strided or not _broadcasts(tensor.shape, result.shape):
                 continue
             key = self.key(tensor)
             known, bad = self._erased.get(key), self._bad.get(key)

@@ -6,7 +6,7 @@ import platform
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import describe, made_so, share, was_computed
+from nantrap.causes.facts import SECOND_MOMENTS, describe, made_so, share, was_computed
 from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
@@ -237,14 +237,15 @@ def _negative_second_moment(case: Case) -> str:
     from nantrap.locate.optimizers import states_of
 
     below = case.inputs[0] < 0
-    memory = [
-        value
-        for _, state in states_of(case.failed.optimizer)
-        for key, value in state.items()
-        if key not in _SIGNED and getattr(value, "shape", None) == below.shape
-    ]
-    if not bool(below.any()) or not memory:
+    if not bool(below.any()):
         return ""
+    states = [
+        (key, v) for _, state in states_of(case.failed.optimizer) for key, v in state.items() if hasattr(v, "dim")
+    ]
+    memory = [value for key, value in states if key not in _SIGNED and value.shape == below.shape]
+    if not memory:  # a sparse gradient updates some rows only
+        moments = [v for key, v in states if key in SECOND_MOMENTS and v.dim() > 1 and v.shape[1:] == below.shape[1:]]
+        return "rows of the second moment are" if any(bool((v < 0).any()) for v in moments) else ""
     own = any(bool((value[below] < 0).all()) for value in memory)
     return "the second moment is" if own else "what the update computes from its moments is"
 
