@@ -21,6 +21,7 @@ import torch.multiprocessing as mp
 import sharding
 from nantrap.launch.attach import attached
 from nantrap.launch.settings import Settings
+from nantrap.launch.summary import Summary
 
 SCRIPT = Path(__file__).parent / "scripts" / "ranks.py"
 SHARDED = ("sharded", "mixed") if sharding.RUNS else ()
@@ -38,7 +39,12 @@ def worker(rank: int, folder: str) -> None:
     said = io.StringIO()
     with contextlib.redirect_stderr(said), attached(Settings(run_dir=f"{folder}/run")):
         guarded = ranks.run((*HEALTHY, *BAD))
-    result = {"plain": plain, "guarded": guarded, "said": said.getvalue()}
+    own_lines = {}
+    for scenario in ("join", "accumulated"):
+        with attached(Settings(run_dir=f"{folder}/{scenario}", quiet=True)) as attachment:
+            ranks.run((f"bad:{scenario}",))
+            own_lines[scenario] = Summary.of(attachment).own_lines()
+    result = {"plain": plain, "guarded": guarded, "said": said.getvalue(), "own_lines": own_lines}
     Path(folder, f"result-{rank}.json").write_text(json.dumps(result))
     dist.barrier()
     dist.destroy_process_group()
@@ -113,6 +119,12 @@ def test_a_fault_under_join(runs: Runs) -> None:
     assert (found["000001-r1"]["origin_rank"], found["000001-r1"]["phase"]) == (1, "data")
     assert found["000001-r0"]["origin_rank"] is None
     assert "so it may have begun on another rank" in found["000001-r0"]["notes"][-1]
+
+
+def test_what_rank_1_alone_knows_under_join_is_in_its_summary(runs: Runs) -> None:
+    _, one = runs.ranks
+    assert one["own_lines"]["join"] == ["on rank 1: 5 steps, 4 applied, 1 incident: 1 × bad_input_data"]
+    assert one["own_lines"]["accumulated"] == [], "rank 0 was told, and says it for all"
 
 
 def test_steps_of_one_rank_alone(runs: Runs) -> None:

@@ -49,7 +49,7 @@ class Summary:
         in_children: processes were started that guard themselves.
         rank: of this process.
         ranks: how many processes train together.
-        own_models: models of this rank alone, which no other rank trains.
+        own_models: models whose incidents this rank alone knows: no other one trains them, or none tells the others.
         own_weights: weights of this rank alone: its own models, or its shards of a common one.
         injected: injected faults that happened in this process, by kind.
     """
@@ -123,7 +123,7 @@ class Summary:
             in_children=attachment.loops.has_children,
             rank=loops[0].parts.ranks.rank if loops else 0,
             ranks=max([loop.parts.ranks.processes for loop in loops], default=1),
-            own_models=sum(not loop.parts.ranks.together for loop in loops),
+            own_models=sum(not loop.parts.ranks.acquainted for loop in loops),
             own_weights=not all(loop.parts.ranks.replicated for loop in loops),
             injected=dict(Counter(each.kind for each in attachment.injected)),
         )
