@@ -142,7 +142,9 @@ class Flow:
         places: Tensor | None = None  # those, and places at which an input is bad now
         origins = _NONE
         for tensor in tensors_in(arguments):
-            if tensor.layout != torch.strided or not _broadcasts(tensor.shape, result.shape):
+            if tensor.layout != torch.strided or tensor.dim() > result.dim():
+                continue
+            if not _broadcasts(tensor.shape, result.shape):
                 continue
             key = self.key(tensor)
             known, bad = self._erased.get(key), self._bad.get(key)
