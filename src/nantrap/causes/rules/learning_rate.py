@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from nantrap.causes.case import Case
 
 _GROWTH = 8.0
+_NOISE = 1.01
+_LOWER = {100: "a hundredth", 10_000: "a ten-thousandth"}
 _ABSURD_RATE = 1e9
 _SMALL_RATE = 1e-6
 
@@ -53,8 +55,10 @@ def lr_too_high(case: Case) -> Claim | None:
 
     Proof:
         The loss or the gradient norm grew over the last steps, and the same batches from an older state with a tenth
-        of the learning rate stay finite. If they do not, the cause is dropped and listed as refuted. A learning rate of
-        Inf or NaN: the same update with a small one is finite.
+        of the learning rate stay finite. If they do not, the cause is dropped and listed as refuted. With a lower
+        rate the loss must not end higher than without any update: where it does, a lower rate only delays a loss
+        of the wrong sign, `maximize=True` or a momentum above 1, and it is a guess. A learning rate of Inf or NaN: the
+        same update with a small one is finite.
     """
     if case.phase == "optimizer" and (beyond := _beyond_any_scale(case)) is not None:
         return beyond
@@ -73,24 +77,32 @@ def lr_too_high(case: Case) -> Claim | None:
         case.refute("lr_too_high", trial, "a tenth of the learning rate does not help")
         return None
     known = math.isfinite(rate)
+    delays = _only_delays(case, trial) if trial.finite else ""
     tried = (
         f" (the same steps stay finite at {rate / 10:.3g})" if trial.finite else f" (for example to {rate / 10:.3g})"
     )
     rose = case.loss_growth >= _GROWTH
     grew = ("the loss grew" if rose else "the gradients grew") + (" until it overflowed" if overflowed and rose else "")
     return Claim(
-        "tried",
+        "hint" if delays else "tried",
         f"a learning rate of {rate:.4g} is beyond the stability limit: {grew}"
-        if trial.finite
+        if trial.finite and not delays
         else f"the learning rate{f' of {rate:.4g}' if known else ''} may be too high: {grew}",
-        ("an earlier batch has a far larger loss now, with the same random numbers",)
-        if case.lab.weights_diverged()
-        else (),
+        (
+            *(
+                ("an earlier batch has a far larger loss now, with the same random numbers",)
+                * bool(case.lab.weights_diverged())
+            ),
+            *((delays,) if delays else ()),
+        ),
         history=(f"the loss went {shown} before the failure",),
         trial=trial,
         shows="the same batches with a tenth of the learning rate stay finite",
-        help=f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients",
-        verifies=_is_stable(case, trial),
+        help="check the direction first: the sign of the loss, maximize=True, a momentum of 1 or more; a lower rate "
+        "only delays it"
+        if delays
+        else f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients",
+        verifies=not delays and _is_stable(case, trial),
     )
 
 
@@ -115,6 +127,21 @@ def _beyond_any_scale(case: Case) -> Claim | None:
         "remaining length of 0 gives Inf or NaN",
         verifies=False,
     )
+
+
+def _only_delays(case: Case, tenth: Trial) -> str:
+    """In words, that a lower rate only delays it: the loss ends higher than without any update; empty if it helps."""
+    still = case.lab.rate("no_rate", "a learning rate of 0 from an older state on", lambda _, lr: 0.0 * lr)
+    if tenth.loss is None or still.loss is None or not math.isfinite(still.loss):
+        return ""  # nothing to compare: the update itself failed
+    if abs(tenth.loss) <= _NOISE * abs(still.loss):
+        return ""
+    for part, words in _LOWER.items():
+        change = f"{words} of the learning rate from an older state on"
+        lower = case.lab.rate(f"rate_by_{part}", change, lambda _, lr, part=part: lr / part)  # type: ignore[misc]
+        if lower.loss is None or abs(lower.loss) < abs(still.loss):
+            return ""
+    return "with a far lower learning rate the loss still ends higher than without any update"
 
 
 def _is_stable(case: Case, trial: Trial) -> bool:

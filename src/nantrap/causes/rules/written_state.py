@@ -57,27 +57,28 @@ def bn_buffers_poisoned(case: Case) -> Claim | None:
         buffers back when it skips a step.
 
     Proof:
-        A buffer is non-finite after the forward pass (or was before the step) while parameters, loss and gradients
-        are finite: a measurement.
+        A buffer is non-finite after the forward pass while parameters, loss and gradients are finite: a measurement.
+        One that was bad before the step is a guess: other code may have written it since the last one.
     """
     external = case.external
+    has: Has
     if (
         external is not None
         and external.kind == "buffer"
         and not case.first_step
         and case.is_updated_in_forward(external)
     ):
-        name = external.name
+        has, name = "hint", external.name  # by a pass that was not guarded, or by code between two steps
         text = f"{external.name} {describe(external.tensor)} before the step"
         done = "the buffer was bad before this step; reset it (module.reset_running_stats()), and keep it in float32"
     elif (bad := _bad_buffers(case)) and _only_buffers(case) and written_as(case, bad[0]) in ("average", "unseen"):
-        name = bad[0]
+        has, name = "measured", bad[0]
         text = f"the forward pass made {name} non-finite; loss and gradients are finite, so no check of them finds it"
         done = "keep the buffer in float32, and reset it (module.reset_running_stats()) where it is already bad"
     else:
         return None
     return Claim(
-        "measured",
+        has,
         f"{name}, updated in the forward pass, holds non-finite values",
         (text, "a skipped optimizer step does not undo what a forward pass wrote"),
         help=done,
@@ -127,16 +128,23 @@ def ema_poisoned(case: Case) -> Claim | None:
         weights into it and begin again.
 
     Proof:
-        The averaged copy is non-finite while the model is finite, and no gradient ever moves it: a measurement.
+        The averaged copy is non-finite while the model is finite, and no gradient ever moves it: a measurement, where
+        the average was given to the guard or was seen to be computed from the weights. A copy of the same shape and
+        name alone is a guess.
     """
     trained = _trained(case)
     averaged = [f for f in case.incident.findings if f.kind == "ema"]
-    averaged += [f for f in _written_beside_the_update(case) if _is_copy_of_trained(case, f.name, trained)]
+    copies = [f for f in _written_beside_the_update(case) if _is_copy_of_trained(case, f.name, trained)]
+    averaged += [f for f in copies if _is_computed_from(case, f.name, trained)]
+    known = bool(averaged)
+    averaged = averaged or copies
     if not averaged:
         return _average_beyond_its_range(case, trained) or _average_written_unseen(case, trained)
     return Claim(
-        "measured",
-        f"the averaged weights are non-finite: {averaged[0].name}",
+        "measured" if known else "hint",
+        f"the averaged weights are non-finite: {averaged[0].name}"
+        if known
+        else f"{averaged[0].name}, shaped and named like a trained weight, became non-finite in the update",
         (
             f"{averaged[0].name}: {averaged[0].stats.describe() if averaged[0].stats else averaged[0].note}",
             *(("what the optimizer trains is finite",) if _trained_is_finite(case, trained) else ()),
@@ -196,6 +204,16 @@ def _is_copy_of_trained(case: Case, name: str, trained: set[str]) -> bool:
     return tensor is not None and any(
         _last_word(one) == _last_word(name) and case.failed.parameters[one].shape == tensor.shape for one in trained
     )
+
+
+def _is_computed_from(case: Case, name: str, trained: set[str]) -> bool:
+    """Whether the update was seen to compute a copy of a trained weight from that weight, as an average is."""
+    tensor = {**dict(case.failed.root.named_buffers()), **case.failed.parameters}.get(name)
+    writer = None if case.trace is None or tensor is None else case.trace.writer_of(tensor)
+    if case.trace is None or writer is None:
+        return False
+    twins = [one for one in trained if _last_word(one) == _last_word(name)]
+    return any(case.trace.computes_from(writer, case.failed.parameters[one]) for one in twins)
 
 
 def _last_word(name: str) -> str:
