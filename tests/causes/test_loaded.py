@@ -104,10 +104,12 @@ def test_a_healthy_file_is_not_blamed_for_what_is_written_after_it() -> None:
 def test_a_running_average_that_the_program_writes_is_not_called_proven() -> None:
     """It is bad before the step: a pass that was not guarded wrote it, or other code."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
+    norm = nn.BatchNorm1d(4)
+    model = nn.Sequential(norm, nn.Linear(4, 1))
     with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), quiet=True) as guard:
         guard.attempt(lambda x: model(x).square().mean(), torch.randn(8, 4))
-        model[0].running_mean.fill_(math.nan)
+        assert norm.running_mean is not None
+        norm.running_mean.fill_(math.nan)
         outcome = guard.attempt(lambda x: model(x).square().mean(), torch.randn(8, 4))
     assert outcome.incident is not None
     assert not any(cause.proven for cause in outcome.incident.causes)
@@ -116,19 +118,20 @@ def test_a_running_average_that_the_program_writes_is_not_called_proven() -> Non
 def test_a_copy_that_is_no_average_is_not_called_one() -> None:
     """A target network that a hook of the update divides by 0."""
     torch.manual_seed(0)
-    model = nn.ModuleDict({"net": nn.Linear(4, 1), "target": nn.Linear(4, 1).requires_grad_(False)})
-    optimizer = torch.optim.SGD(model["net"].parameters(), lr=0.1)
+    net, target = nn.Linear(4, 1), nn.Linear(4, 1).requires_grad_(False)
+    model = nn.ModuleDict({"net": net, "target": target})
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     steps: list[int] = []
 
     def reset(*_: object) -> None:
         steps.append(1)
         if len(steps) == 2:
-            model["target"].weight.data.div_(torch.zeros(()))
+            target.weight.data.div_(torch.zeros(()))
 
     optimizer.register_step_post_hook(reset)
     with nantrap.Guard(model, optimizer, quiet=True) as guard:
         for _ in range(2):
-            outcome = guard.attempt(lambda x: model["net"](x).square().mean(), torch.randn(8, 4))
+            outcome = guard.attempt(lambda x: net(x).square().mean(), torch.randn(8, 4))
     assert outcome.incident is not None
     assert not any(cause.proven for cause in outcome.incident.causes)
     assert "averaged" not in outcome.incident.causes[0].summary
