@@ -255,3 +255,15 @@ def test_what_hooks_collect_is_not_there_twice_after_a_replay(tmp_path: Path) ->
     assert (summary.steps, summary.applied) == (4, 3)
     assert incidents[0]["dataset_indices"] == [17]
     assert incidents[0]["trials"]  # so the hooks ran again
+
+
+@pytest.mark.parametrize(("where", "is_input"), [("inf", True), ("bias", False)])
+def test_infinity_in_the_input_comes_before_what_a_product_makes_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, is_input: bool
+) -> None:
+    monkeypatch.setenv("SLICED_INPUT", where)
+    _, incidents = run("sliced_input", tmp_path)
+    assert incidents[0]["step"] == 2
+    causes = incidents[0]["causes"]
+    said = [cause["summary"] for cause in causes]  # type: ignore[attr-defined]
+    assert ("the model's input is non-finite before its forward pass: features" in said[:1]) == is_input
