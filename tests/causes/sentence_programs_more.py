@@ -732,4 +732,11 @@ PROGRAMS: dict[str, str] = {
             if ids is batches[1]: optimizer.state[model.weight]["exp_avg_sq"][8] = -0.5
             return model(ids).square().mean()
     """,
+    "a rate that jumps in the step that fails": """
+        form = "two lines"
+        batches = [*batches, batches[0] * 0.0]
+        def loss_fn(x):
+            if x is batches[3]: optimizer.param_groups[0]["lr"] *= 50
+            return (model(x).square().sum(-1) / x.abs().sum(-1)).mean()
+    """,
 }

@@ -224,7 +224,7 @@ def rate_jump(case: Case) -> tuple[int, float, float] | None:
     warm-up is no jump."""
     records = [record for record in case.history if record.lr and record.lr[0] > 0]
     rates = [(record.step, record.lr[0]) for record in records]
-    if case.incident.lr:
+    if case.incident.lr and case.phase == "optimizer":  # elsewhere this step failed before its learning rate was used
         rates.append((case.incident.step, case.incident.lr[0]))
     for i in range(len(rates) - 1, 1, -1):
         earlier, before, after = rates[i - 2][1], rates[i - 1][1], rates[i][1]
