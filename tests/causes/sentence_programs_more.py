@@ -734,7 +734,7 @@ PROGRAMS: dict[str, str] = {
     """,
     "a rate that jumps in the step that fails": """
         form = "two lines"
-        batches = [*batches, batches[0] * 0.0]
+        batches = [*batches[:3], batches[0] * 0.0]
         def loss_fn(x):
             if x is batches[3]: optimizer.param_groups[0]["lr"] *= 50
             return (model(x).square().sum(-1) / x.abs().sum(-1)).mean()
