@@ -79,5 +79,5 @@ def test_a_state_that_is_nan_everywhere_was_saved_too_late() -> None:
     assert incident.causes[0].slug == "corrupt_checkpoint"
     assert (
         incident.causes[0].evidence[1].text
-        == "more than half of all parameters are non-finite: a state that was saved after a bad step"
+        == "more than half of all parameters are non-finite, as in a state that was saved after a bad step"
     )
