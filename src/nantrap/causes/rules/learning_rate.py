@@ -56,9 +56,9 @@ def lr_too_high(case: Case) -> Claim | None:
     Proof:
         The loss or the gradient norm grew over the last steps, and the same batches from an older state with a tenth
         of the learning rate stay finite. If they do not, the cause is dropped and listed as refuted. With a lower
-        rate the loss must not end higher than without any update: where it does, a lower rate only delays a loss
-        of the wrong sign, `maximize=True` or a momentum above 1, and it is a guess. A learning rate of Inf or NaN: the
-        same update with a small one is finite.
+        learning rate the loss must not end higher than without any update: where it does, the lower one only delays a
+        loss of the wrong sign, `maximize=True` or a momentum above 1, and it is a guess. A learning rate of Inf or NaN:
+        the same update with a small one is finite.
     """
     if case.phase == "optimizer" and (beyond := _beyond_any_scale(case)) is not None:
         return beyond
@@ -98,8 +98,8 @@ def lr_too_high(case: Case) -> Claim | None:
         history=(f"the loss went {shown} before the failure",),
         trial=trial,
         shows="the same batches with a tenth of the learning rate stay finite",
-        help="check the direction first: the sign of the loss, maximize=True, a momentum of 1 or more; a lower rate "
-        "only delays it"
+        help="check the direction first: the sign of the loss, maximize=True, a momentum of 1 or more; a lower "
+        "learning rate only delays it"
         if delays
         else f"lower the learning rate{tried if known else ''}, warm it up, or clip the gradients",
         verifies=not delays and _is_stable(case, trial),
@@ -130,7 +130,8 @@ def _beyond_any_scale(case: Case) -> Claim | None:
 
 
 def _only_delays(case: Case, tenth: Trial) -> str:
-    """In words, that a lower rate only delays it: the loss ends higher than without any update; empty if it helps."""
+    """In words, that a lower learning rate only delays it: the loss ends higher than without any update. Empty if it
+    helps."""
     still = case.lab.rate("no_rate", "a learning rate of 0 from an older state on", lambda _, lr: 0.0 * lr)
     if tenth.loss is None or still.loss is None or not math.isfinite(still.loss):
         return ""  # nothing to compare: the update itself failed
