@@ -36,9 +36,16 @@ def version(tensor: Tensor | None) -> int:
     return 0 if tensor is None or tensor.is_inference() else int(tensor._version)
 
 
+_SETS_SEVERAL = "Sequence" in (torch._C._autograd._unsafe_set_version_counter.__doc__ or "")
+"""torch 2.6 takes one tensor and its count, 2.9 and later lists of both."""
+
+
 def set_version(tensor: Tensor, count: int) -> None:
     """Count as many writes as before: what was written since was put back, bit for bit."""
-    torch._C._autograd._unsafe_set_version_counter((tensor,), (count,))
+    if _SETS_SEVERAL:
+        torch._C._autograd._unsafe_set_version_counter((tensor,), (count,))
+    else:
+        torch._C._autograd._unsafe_set_version_counter(tensor, count)  # type: ignore[arg-type]
 
 
 def buffers_of(module: nn.Module) -> dict[str, Tensor | None]:

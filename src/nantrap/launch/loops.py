@@ -253,6 +253,15 @@ class Loops:
             loop.parts.armed.end()
         self.record_abandoned()
 
+    def let_go(self) -> None:
+        """Hold nothing of the script any more. A group of ranks ends with the last model that belongs to it; if that
+        happens only when Python itself ends, gloo can abort the process."""
+        self.known.clear()
+        self.guards.clear()
+        self.loose.clear()
+        self._beside.clear()
+        gc.collect()
+
     def test_gradient(self, tensor: Tensor) -> bool:
         """The script tests a tensor: is it a gradient of a step that is being made?"""
         return any(loop.abandoning.tests_gradient(tensor) for loop in self.guards if loop.collector.window is not None)

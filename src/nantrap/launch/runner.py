@@ -40,6 +40,7 @@ def run_program(program: Program, settings: Settings) -> int:
         code = NOT_FINITE
     if summary.optimizers or not attachment.is_forked:  # a copy of this process that trained nothing says nothing
         print_summary(summary, code, attachment.loops.settings)
+    attachment.loops.let_go()
     return code
 
 

@@ -66,6 +66,8 @@ def ranks_of_environment() -> Iterator[Ranks]:
         dist.init_process_group("gloo")
     try:
         yield Ranks(dist.get_rank(), dist.get_world_size())
+        if mine:
+            dist.barrier()  # gloo can wait for a rank that has left already
     finally:
         if mine:
             dist.destroy_process_group()
