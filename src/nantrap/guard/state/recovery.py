@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from nantrap import checkpoints, finite
 from nantrap.errors import NantrapError, UsageError
@@ -26,6 +26,7 @@ from nantrap.guard.state.anchors import Anchor, Anchors
 from nantrap.guard.state.protected import Protected
 from nantrap.guard.state.rates import current_rates, scale_bases, scale_rates
 from nantrap.guard.state.scaling import Scaling
+from nantrap.guard.torch_private import local_parts
 from nantrap.incident import Finding, Incident
 from nantrap.incident.wording import escaped
 from nantrap.locate import state_tensors
@@ -241,15 +242,18 @@ class Recovery:
         """
         if finite.any_nonfinite(self._protected.members.parameters):
             bad = "the weights are"
-        elif any(
-            bool(value.isnan().any()) for value in state_tensors(self._protected.optimizer) if value.is_floating_point()
-        ):
+        elif any(bool(part.isnan().any()) for part in self._own_state() if part.is_floating_point()):
             bad = "the optimizer's state is"
         elif incident.phase == "state" and (named := [f for f in incident.findings if _is_bad_buffer(f)]):
             bad = f"buffer {named[0].name} is"
         else:
             return ""
         return bad if self._unused_anchors() or self._unused_checkpoints() else ""
+
+    def _own_state(self) -> list[Tensor]:
+        """The tensors of the optimizer's state; of sharded ones the part of this rank, since a question about the
+        whole is answered by all ranks together."""
+        return local_parts(list(state_tensors(self._protected.optimizer)))
 
     @property
     def restored_step(self) -> int | None:
