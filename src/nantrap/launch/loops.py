@@ -259,7 +259,6 @@ class Loops:
         self.known.clear()
         self.guards.clear()
         self.loose.clear()
-        self._beside.clear()
         gc.collect()
 
     def test_gradient(self, tensor: Tensor) -> bool:

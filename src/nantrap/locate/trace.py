@@ -217,7 +217,7 @@ class Trace(DispatchMode):
 
         Args:
             starts: where to begin, by index; negative ones, which no operation of the trace made, are left out.
-            through: whether an operation belongs to it. Where it does not, its sources are not looked at.
+            through: whether an operation belongs to it. Where it does not, its sources are not followed.
             most: how many are given at most.
         """
         queue, seen = deque(starts), set[int]()
