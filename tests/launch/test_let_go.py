@@ -1,10 +1,18 @@
-"""At the end of `nantrap run` nothing of the script is held: a group of ranks ends with its last model."""
+"""At the end nothing of the script is held, and no function stays wrapped, whoever imported it and when."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 from pathlib import Path
+
+import safetensors.torch
+import torch
+from safetensors.torch import save_file
+from torch import nn
+
+from nantrap.launch.attach import Attachment, attached
+from nantrap.launch.settings import Settings
 
 SCRIPT = """
 import os, torch, torch.distributed as dist
@@ -43,3 +51,29 @@ def test_no_model_is_left_when_a_run_has_ended(tmp_path: Path) -> None:
     )
     assert "step 2 skipped" in ended.stderr
     assert ended.stdout.splitlines()[-1] == "left: 0 code: 0", ended.stderr
+
+
+def test_a_function_that_was_imported_before_is_as_before_once_detached(tmp_path: Path) -> None:
+    """`save_file` of this module is replaced while the attachment lives, and by `detach` alone it is put back."""
+    original = save_file
+    attachment = Attachment(Settings(run_dir=str(tmp_path / "run"), quiet=True))
+    attachment.enter_living()
+    assert save_file is not original
+    attachment.detach()
+    assert save_file is original
+    assert save_file is safetensors.torch.save_file
+
+
+def test_a_function_that_was_imported_meanwhile_saves_where_it_is_told_once_detached(tmp_path: Path) -> None:
+    bad = {"weight": torch.full((2, 4), torch.nan)}
+    with attached(Settings(run_dir=str(tmp_path / "run"), quiet=True)):
+        from safetensors.torch import save_file as imported_meanwhile
+
+        model = nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        imported_meanwhile(bad, tmp_path / "during.safetensors")
+    imported_meanwhile(bad, tmp_path / "after.safetensors")
+    names = sorted(file.name for file in tmp_path.glob("*.safetensors"))
+    assert names == ["after.safetensors", "during.nonfinite.safetensors"]

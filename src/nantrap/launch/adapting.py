@@ -16,7 +16,6 @@ from nantrap.errors import UsageError
 from nantrap.guard.policy import Policy
 from nantrap.incident import Incident
 from nantrap.launch.attach import Attachment, current
-from nantrap.launch.living import Reached, enter_living
 from nantrap.launch.loop import ScriptLoop
 from nantrap.launch.settings import Settings
 from nantrap.launch.summary import Summary, print_summary
@@ -70,7 +69,6 @@ class Adapter:
         self.summary: Summary | None = None
         """How the last training went."""
         self._attachment: Attachment | None = None
-        self._reached: Reached | None = None
         self._said = False
         self._undo: list[Callable[[], Any]] = []
 
@@ -89,7 +87,7 @@ class Adapter:
                 current().loops.say("this process is guarded already, so the framework's adapter does nothing")  # type: ignore[union-attr]
             return
         self._attachment = Attachment(self._settings)
-        self._reached = enter_living(self._attachment)
+        self._attachment.enter_living()
         atexit.register(self.end)
 
     def at_end(self, undo: Callable[[], Any]) -> None:
@@ -105,8 +103,6 @@ class Adapter:
         attachment.loops.record_abandoned()
         self.summary = Summary.of(attachment)
         attachment.detach()
-        if self._reached is not None:
-            self._reached.undo()
         while self._undo:
             self._undo.pop()()
         if self.summary.incidents or not self.summary.state_finite or self.summary.notes:

@@ -23,6 +23,7 @@ from nantrap.launch import (
     schedules,
     sharded_saving,
 )
+from nantrap.launch.living import Reached
 from nantrap.launch.loops import Loops
 from nantrap.launch.patches import Patches
 from nantrap.launch.settings import Settings
@@ -44,6 +45,7 @@ class Attachment:
         batches = loaders.Batches()
         self.loops = Loops(settings, batches)
         self._patches = Patches()
+        self._reached = Reached()
         scaled = scalers.Scaled()
         optimizers.install(self._patches, self.loops)
         calls.install(self._patches, self.loops, scaled)
@@ -64,6 +66,10 @@ class Attachment:
         self._owner = os.getpid()
         _living.append(self)
         multiprocessing.util.register_after_fork(self, _end_with_process)
+
+    def enter_living(self) -> None:
+        """Guard also what exists already: optimizers that were made before, functions that were imported before."""
+        self._reached.reach(self.loops)
 
     def begin_in_child(self, settings: Settings | None = None) -> None:
         """This process was forked from one that is attached: it is attached as well, and records separately.
@@ -98,6 +104,7 @@ class Attachment:
         if self._faults is not None:
             self._faults.close()
         self.loops.close()
+        self._reached.undo()
         self._patches.undo()
         forget_entry()
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch.optim import Optimizer
 
-from nantrap.launch.attach import Attachment
+from nantrap.launch.loops import Loops
 from nantrap.launch.torch_private import is_scheduled, mark_scheduled, mark_stepped
 
 
@@ -20,6 +20,16 @@ class Reached:
     def __init__(self) -> None:
         self._own_steps: list[tuple[weakref.ref[Optimizer], Any]] = []
         self._imported: list[tuple[ModuleType, str, Any]] = []
+
+    def reach(self, loops: Loops) -> None:
+        """Guard every optimizer that was made before, and the functions that were imported before."""
+        loops.enter_living()
+        for entry in loops.entries():
+            self.reach_through_schedule(entry.optimizer)
+        import safetensors.torch
+
+        self.replace_imported(safetensors.torch.save_file)
+        self.replace_imported(torch.nn.utils.clip_grad_norm_)
 
     def undo(self) -> None:
         """Everything as before."""
@@ -60,16 +70,3 @@ class Reached:
                 if value is original:
                     self._imported.append((module, name, value))
                     setattr(module, name, wrapped)
-
-
-def enter_living(attachment: Attachment) -> Reached:
-    """Guard every optimizer that was made before, and reach the functions that were imported before."""
-    reached = Reached()
-    attachment.loops.enter_living()
-    for entry in attachment.loops.entries():
-        reached.reach_through_schedule(entry.optimizer)
-    import safetensors.torch
-
-    reached.replace_imported(safetensors.torch.save_file)
-    reached.replace_imported(torch.nn.utils.clip_grad_norm_)
-    return reached

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from nantrap.launch.attach import Attachment
-from nantrap.launch.living import Reached, enter_living
 from nantrap.launch.settings import Settings, read_settings
 from nantrap.launch.summary import Summary, print_summary
 from nantrap.report.notebook import magic
 
-_attached: list[tuple[Attachment, Settings, Reached]] = []
+_attached: list[tuple[Attachment, Settings]] = []
 
 
 def load(shell: Any) -> None:
@@ -23,8 +22,8 @@ def load(shell: Any) -> None:
         return
     settings = read_settings({"name": "notebook"}, environment=os.environ, folder=Path.cwd())
     attachment = Attachment(settings)
-    reached = enter_living(attachment)
-    _attached.append((attachment, settings, reached))
+    attachment.enter_living()
+    _attached.append((attachment, settings))
     attachment.loops.say(
         f"every optimizer of this notebook is guarded from here on (policy {settings.policy_name}); reports go to "
         f"{settings.run_dir or 'runs/'}; %unload_ext nantrap ends it"
@@ -34,9 +33,8 @@ def load(shell: Any) -> None:
 def unload(shell: Any) -> None:
     """Sum up and detach."""
     if _attached:
-        attachment, settings, reached = _attached.pop()
+        attachment, settings = _attached.pop()
         attachment.loops.record_abandoned()
         summary = Summary.of(attachment)
         attachment.detach()
-        reached.undo()
         print_summary(summary, 0, settings)

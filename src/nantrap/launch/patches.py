@@ -20,6 +20,7 @@ class Patches:
         self._before: list[tuple[Any, str, Any]] = []
         self._added: list[tuple[list[Any], Any]] = []
         self._wrappers: set[Any] = set()
+        self._is_undone = False
 
     def put(self, owner: Any, name: str, value: Any) -> None:
         """`owner.name = value`, until `undo`."""
@@ -45,12 +46,15 @@ class Patches:
         plain = compiled == "plain"
 
         def make(original: Any) -> Any:
-            """The wrapped function, which steps aside while the compiler traces."""
+            """The wrapped function, which steps aside while the compiler traces and once everything was undone."""
 
             @functools.wraps(original)
             def wrapped(*args: Any, **kwargs: Any) -> Any:
                 if is_compiling():
-                    return original(*args, **kwargs) if plain else untraced(original, *args, **kwargs)
+                    aside = plain or self._is_undone
+                    return original(*args, **kwargs) if aside else untraced(original, *args, **kwargs)
+                if self._is_undone:  # a module that was imported meanwhile kept the wrapper
+                    return original(*args, **kwargs)
                 if compiler_listens():  # between two graphs of a compiled function: what is called now would be traced
                     return untraced(original, *args, **kwargs)
                 return wrapper(original, *args, **kwargs)
@@ -82,7 +86,8 @@ class Patches:
                 self.wrap(cls, name, wrapper)
 
     def undo(self) -> None:
-        """Everything as before."""
+        """Everything as before. A wrapper that somebody still holds calls the original alone."""
+        self._is_undone = True
         for owner, value in self._added:
             if value in owner:
                 owner.remove(value)

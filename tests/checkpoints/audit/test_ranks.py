@@ -78,7 +78,7 @@ def test_two_processes(tmp_path: Path) -> None:
     assert isinstance(report, dict)
     checkpoint = report["checkpoints"][0]
     assert (checkpoint["healthy"], checkpoint["tensors"]) == (False, 4)
-    assert [(p["tensor"], p.get("first_index")) for p in checkpoint["problems"]] == [("layer.3.weight", [3, 0])], report
+    assert [(p["tensor"], p["first_index"]) for p in checkpoint["problems"]] == [("layer.3.weight", [3, 0])]
     size = sum(file.stat().st_size for file in tmp_path.iterdir())
     assert first[2] + second[2] == size  # type: ignore[operator]
 
