@@ -1,4 +1,4 @@
-"""Every test runs on one thread, or on NANTRAP_TEST_THREADS, from the same seed, and leaves torch's defaults alone."""
+"""Every test runs on one thread, or on NANTRAP_TEST_THREADS, from the same seed, and leaves torch as it was."""
 
 from __future__ import annotations
 
@@ -39,14 +39,34 @@ hypothesis.settings.load_profile("nantrap")
 
 
 @pytest.fixture(autouse=True)
-def _same_seed() -> Iterator[None]:
+def _same_start_and_end() -> Iterator[None]:
     torch.manual_seed(0)
+    folder, settings = os.getcwd(), dict(os.environ)
     yield
     torch.set_default_dtype(torch.float32)
     if _get_current_dispatch_mode_stack():  # of a guard that was not closed: it ends when the guard is collected
         gc.collect()
         importlib.import_module("nantrap.guard.diagnosis.armed").end_unfinished()
     assert not _get_current_dispatch_mode_stack(), "this test leaves a trace running, which the next ones would meet"
+    assert not list(_still_wrapped()), "this test leaves functions of PyTorch wrapped, which the next ones would call"
+    assert os.getcwd() == folder
+    assert {name for name, value in settings.items() if os.environ.get(name) != value} <= _SET_BY_PYTEST
+
+
+_SET_BY_PYTEST = {"PYTEST_CURRENT_TEST"}
+_REPLACED = {torch: ("save", "load"), torch.nn.utils: ("clip_grad_norm_",), torch.Tensor: ("backward",)}
+
+
+def _still_wrapped() -> Iterator[str]:
+    """The functions of PyTorch that an attachment replaced and did not put back, also where a test imported them."""
+    owners = [(owner, name) for owner, names in _REPLACED.items() for name in names]
+    owners += [
+        (module, "save_file") for module in list(sys.modules.values()) if "save_file" in getattr(module, "__dict__", ())
+    ]
+    for owner, name in owners:
+        code = getattr(getattr(owner, name), "__code__", None)
+        if code is not None and str(Path("nantrap", "launch")) in code.co_filename:
+            yield f"{owner!r}.{name}"
 
 
 @pytest.fixture(scope="session")

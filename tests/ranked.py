@@ -48,10 +48,16 @@ def join(rank: int, folder: str | Path, name: str = "group", *, world: int = 2, 
 def joined(rank: int, folder: str | Path, name: str = "group") -> Iterator[None]:
     """This process is one of two ranks for a while."""
     join(rank, folder, name)
+    _ended.append(dist.group.WORLD)
     try:
         yield
     finally:
         dist.destroy_process_group()
+
+
+_ended: list[object] = []
+"""Groups of scenarios, held until the process ends: with torch 2.6 the destructor of a gloo group can wait forever for
+a thread that needs the GIL, with or without nantrap."""
 
 
 def run_scenarios(train: Train, scenarios: Mapping[str, Mapping[str, Any]], folder: Path) -> Ranks:
