@@ -352,6 +352,17 @@ PROGRAMS: dict[str, str] = {
         batches = Loader()
         def loss_fn(x): return model(x).square().mean()
     """,
+    "a teacher written between two steps": """
+        model = nn.ModuleList([nn.Linear(4, 3), nn.Linear(4, 3).requires_grad_(False)])
+        every = batches
+        class Loader:
+            def __iter__(self):
+                for i, x in enumerate(every[:5]):
+                    if i == 3: nn.init.constant_(model[1].weight, inf)
+                    yield x
+        batches = Loader()
+        def loss_fn(x): return model[0](x).square().mean()
+    """,
     "a running average that swallowed Inf": """
         class Average(nn.Module):
             def __init__(self):

@@ -72,6 +72,11 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "it was finite after the last step",
         "by the program itself",
     ),
+    ("a teacher written between two steps", "a row written between two steps"): (
+        "it was finite after the last good step, and was written since",
+        "the non-finite values that the program wrote into 1.weight were replaced by the last finite ones",
+    ),
+    ("a teacher written between two steps", "a codebook replaced by 0/0"): ("it was finite after the last good step",),
     ("a buffer of NaN by design, and an exp that overflows", "a row written between two steps"): ("exp of ",),
     ("targets that are all NaN, through nanmean", "closed gates over their sum"): ("a quotient over a count of zero",),
     ("a bit of an exponent that flipped", "a rate too high"): (

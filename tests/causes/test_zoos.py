@@ -29,7 +29,7 @@ def benchmark(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
         ("zoo_traps", "two lines", 2),
         ("zoo_blind", "two lines", 0),
         pytest.param("zoo_blind_models", "attempt", 0, marks=pytest.mark.slow),
-        ("zoo_blind_models", "two lines", 1),
+        ("zoo_blind_models", "two lines", 0),
         pytest.param("zoo_blind_real", "attempt", 0, marks=pytest.mark.slow),
         ("zoo_blind_real", "two lines", 0),
         ("zoo_blind_traps", "attempt", 1),

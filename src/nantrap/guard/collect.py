@@ -104,10 +104,13 @@ class Collector:
         missing keys does not say what was written."""
         if is_replaying():  # what a replay loads is put back after it
             return
+        protected = self.parts.protected
+        if not self.begun:  # what was loaded is the script's, finite or not
+            protected.buffers.release_written()
+            protected.buffers.script_writes.take_over()
         if keys.missing_keys:
             self.parts.progress.loaded = None
             return
-        protected = self.parts.protected
         named = [*protected.members.named(), *protected.root.named_buffers()]
         self.parts.progress.loaded = frozenset(name for name, tensor in named if finite.any_nonfinite([tensor]))
 
@@ -253,7 +256,7 @@ class Collector:
         largest = protected.buffers.largest() if protected.has_buffers else None
         if largest is None or math.isfinite(finite.value_of(largest)):
             return False
-        return bool(protected.buffers.names_of_bad())
+        return protected.buffers.any_bad()
 
     def _keeps_graphs(self, total: Tensor) -> bool:
         """Whether graphs are kept until the step is judged, so that its terms can be run backward one by one.

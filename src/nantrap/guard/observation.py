@@ -62,6 +62,8 @@ class Observation:
         forward = {f.kind for f in self.findings if f.phase == "forward"}
         if self.raised or forward & {"loss", "term", "buffer", "parameter", "spike"}:
             return "forward"
+        if self.findings and all((f.kind, f.phase) == ("parameter", "state") for f in self.findings):
+            return "state"
         return "backward"
 
 
@@ -85,7 +87,7 @@ def observe(
         micro: the micro-batch at fault, or the last one.
         norm: the gradient norm as read.
         verdict: what the ranks found.
-        buffers_bad: whether the forward pass made buffers non-finite.
+        buffers_bad: whether the forward pass made buffers non-finite, or the script a parameter without a gradient.
         update: what the update made non-finite; it was undone.
         spike: the value that is far outside its recent range.
         harmless: only the loss is bad.
@@ -104,6 +106,7 @@ def observe(
         found += _bad_gradients(protected, norm, alone=not found)
     if buffers_bad:
         found += protected.buffers.findings("forward")
+        found += [finding("parameter", *bad, "state") for bad in protected.buffers.script_writes.find_bad()]
     gradients = {name: p.grad.detach() for name, p in protected.members.known() if p.grad is not None}
     return Observation(
         micro,

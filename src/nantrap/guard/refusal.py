@@ -28,6 +28,7 @@ from nantrap.guard.reading import Reading
 from nantrap.guard.state.rates import current_rates
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding, Incident
+from nantrap.incident.wording import some_of
 
 
 def observe_step(
@@ -126,10 +127,12 @@ def put_back_buffers(parts: Parts, window: Window, reading: Reading) -> None:
     verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
     micro = reading.guilty or window.micros[-1]
     observation = observe(parts.protected, micro, reading.norm, verdict=verdict, buffers_bad=True, copy_gradients=True)
-    names = ", ".join(found.name for found in observation.findings if found.kind == "buffer")
+    kinds = ("buffer", "parameter")
+    names = ", ".join(dict.fromkeys(found.name for found in observation.findings if found.kind in kinds))
     with parts.protected.kept():
         draft = parts.diagnosis.draft(observation)
     parts.protected.buffers.restore()
+    parts.protected.put_back_script_writes()
     words = f"the step was applied, because this rank cannot inform the others here; put back on this rank: {names}"
     window.drafts.append((draft, words))
 
@@ -147,8 +150,11 @@ def refuse(
 ) -> Outcome:
     """The end of a refused step, which is contained and drafted by now: act, then record."""
     parts.protected.restore()  # a replay may have left buffers at the beginning of a later micro-batch
+    replaced = parts.protected.put_back_script_writes()
     acted = act(parts, driver, decision, incident=draft.incident, blocked=blocked)
     went_back = acted.action is Action.ROLLBACK
+    if replaced and not went_back:
+        draft.notes.append(replaced_in_words(replaced))
     if went_back:
         draft.incident = replace(draft.incident, restored_step=parts.recovery.restored_step)
     incident = parts.recorder.finish(
@@ -159,6 +165,13 @@ def refuse(
         message = stop_message(incident, words + acted.reason, parts.recovery.where_to_restart())
         raise NonFiniteError(message, incident=incident)
     return outcome
+
+
+def replaced_in_words(names: Sequence[str]) -> str:
+    """What was done with non-finite values that the script wrote between steps."""
+    return (
+        f"the non-finite values that the program wrote into {some_of(names, 3)} were replaced by the last finite ones"
+    )
 
 
 def refuse_dropped(parts: Parts, driver: Driver, window: Window) -> Outcome:

@@ -91,7 +91,7 @@ def read(parts: Parts, driver: Driver, window: Window) -> Reading:
     groups = protected.optimizer.param_groups
     rates = (float(groups[0]["lr"]),) if len(groups) == 1 else current_rates(protected.optimizer)
     buffers_judged = window.judged and window.separate and not window.buffers_unjudged
-    largest = protected.buffers.largest() if protected.has_buffers and not buffers_judged else None
+    largest = protected.buffers.largest(buffers=not buffers_judged) if protected.has_buffers else None
     micros = window.micros
     loss_is_read = len(micros) == 1 and micros[0].values is not None and not window.judged
     nothing_else = parts.watch is None and not driver.scaling.enabled
@@ -103,7 +103,7 @@ def read(parts: Parts, driver: Driver, window: Window) -> Reading:
         value, buffers_bad = finite.value_of(norm), False
     else:
         value, largest_value = finite.values_of(torch.stack((norm, largest)))
-        buffers_bad = not math.isfinite(largest_value) and bool(protected.buffers.names_of_bad())
+        buffers_bad = not math.isfinite(largest_value) and protected.buffers.any_bad()
     if not math.isfinite(value):
         value = confirmed_norm(parts, driver, value)
     micro = micros[0]
@@ -138,7 +138,7 @@ def _read_all(
     if scale is not None:
         scaling.note(next(values))
     buffers_bad = largest is not None and not math.isfinite(next(values))
-    buffers_bad = buffers_bad and bool(parts.protected.buffers.names_of_bad())
+    buffers_bad = buffers_bad and parts.protected.buffers.any_bad()
     for micro in unread:
         micro.values = [next(values) for _ in micro.loss.scalars()]
     separate = window.separate

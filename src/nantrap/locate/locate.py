@@ -1,5 +1,6 @@
 """Where it began: the questions in order, cheapest first, and one answer.
 
+0.  Is only a parameter bad that the program wrote between two steps? Then no operation of the step made it.
 1.  Did the update make it? Then the optimizer's step is run again under a trace.
 2.  Did finite gradients have a norm that is not? Then the norm is taken again under a trace.
 3.  Otherwise forward and backward are run again under a trace (`attempt`), or the root module's call and the live
@@ -17,7 +18,7 @@ from typing import Any
 
 from nantrap.locate.autopsy import Evidence
 from nantrap.locate.batch import may_be_listed_image, tensors_of
-from nantrap.locate.location import Location, evidence_location, location_of
+from nantrap.locate.location import Location, evidence_location, location_of, owner_of
 from nantrap.locate.origin import Replay, judge_tape
 from nantrap.locate.probes import clear_probes, probes_kept, read_probes
 from nantrap.locate.program import cannot_rewind
@@ -71,6 +72,8 @@ def _locate(failed: FailedStep, seconds: float) -> Location:
     """Choose how to search: the update, the norm, a replay of the step, its source, a tape, or the graph alone."""
     if failed.symptom == "optimizer" and failed.run_update is not None:
         return location_of(replay_update(failed), fallback="optimizer")
+    if failed.symptom == "state" and failed.written_between:
+        return Location(phase="state", module=owner_of(failed.written_between[0]))
     if failed.norm_overflowed and math.isfinite(failed.loss_value):
         location = location_of(replay_norm(failed), fallback="backward")
         if location.source is not None:  # the guard computes the norm when this line is called

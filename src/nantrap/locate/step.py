@@ -95,6 +95,8 @@ class FailedStep:
         restore_update: puts parameters and optimizer state as before the update; set where an update was undone.
         run_update: the update itself, on the gradients of the failed step.
         bad_buffers: names of buffers, and of parameters without a gradient, that the forward pass made non-finite.
+        written_between: names of parameters without a gradient that were finite after the last good step and that the
+            program wrote since with non-finite values.
         deliberate: names of buffers that were non-finite before the first step and are left so.
         norm_overflowed: every gradient is finite, but their norm is not.
         evidence: findings of a walk through the live graph, in the two-line form.
@@ -122,6 +124,7 @@ class FailedStep:
     restore_update: Callable[[], None] | None = None
     run_update: Callable[[], None] | None = None
     bad_buffers: tuple[str, ...] = ()
+    written_between: tuple[str, ...] = ()
     deliberate: tuple[str, ...] = ()
     norm_overflowed: bool = False
     evidence: Any = None

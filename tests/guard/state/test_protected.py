@@ -178,6 +178,7 @@ def test_a_teacher_that_the_loop_writes_belongs_to_the_loop(form: str) -> None:
         if step == 3:
             assert run.outcomes[-1].incident is not None
             assert run.outcomes[-1].incident.restored is True
+            assert not any("replaced by the last finite ones" in note for note in run.outcomes[-1].incident.notes)
         assert torch.equal(run.model.frozen, torch.full((3,), 1.0 + step))  # type: ignore[arg-type]
         with torch.no_grad():
             run.model.frozen.add_(1.0)  # type: ignore[operator, union-attr]

@@ -282,6 +282,11 @@ def state_overwritten(case: Case) -> Claim | None:
         who = "the code around the model" if replaced.get(written[0].name) == "outside" else "the forward pass"
         text = f"{who} wrote {written[0].name}: {said}; loss and gradients are finite"
         return _overwritten(written[0].name, "measured", text)
+    between = [f for f in case.incident.findings if f.kind == "parameter" and f.name in case.failed.written_between]
+    if between and external is None and case.phase == "state":
+        said = between[0].stats.describe() if between[0].stats else "it is non-finite"
+        text = f"{between[0].name}: {said}; it was finite after the last good step, and was written since"
+        return _overwritten(between[0].name, "measured", text)
     beside = [f for f in _written_beside_the_update(case) if not _is_copy_of_trained(case, f.name, _trained(case))]
     if beside:
         said = beside[0].stats.describe() if beside[0].stats else "it is non-finite"
@@ -316,8 +321,10 @@ def state_overwritten(case: Case) -> Claim | None:
         return None  # no assignment writes such bits: see hardware_fault
     if (written_by := _written_by(case, external)) is not None:
         return _overwritten(name, "measured", f"{name} {describe(external.tensor)}: {written_by}")
-    sure = case.state_untouched
+    sure = case.state_untouched or name in case.failed.written_between
     since = "it was finite after the last step" if case.state_untouched else "the last step was applied"
+    if name in case.failed.written_between:
+        since = "it was finite after the last good step"
     return _overwritten(
         name, "measured" if sure else "hint", f"{name} {describe(external.tensor)} before this step; {since}"
     )

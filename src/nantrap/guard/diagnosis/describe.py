@@ -158,6 +158,7 @@ class Describer:
                 for f in observation.findings
                 if f.kind == "buffer" or (f.kind, f.phase) == ("parameter", "forward")
             ),
+            written_between=tuple(f.name for f in observation.findings if (f.kind, f.phase) == ("parameter", "state")),
             norm_overflowed=any(f.kind == "grad_norm" for f in observation.findings),
             evidence=micro.evidence,
             quiet=self._alone.running,

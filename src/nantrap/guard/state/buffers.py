@@ -8,7 +8,7 @@ The first steps compare their bits, and one that a forward pass writes uncounted
 
 A parameter that takes no gradient (a codebook) can be written by a forward pass like a buffer: see `frozen`. The first
 write in a forward pass makes it one of the buffers here. If the training script writes it between steps it is the
-script's.
+script's: see `script_writes`.
 
 In the usual step only the small buffers are written, and no buffer is replaced. For it a `_Plan` is kept: lists for one
 `foreach` call, instead of a Python call for each buffer.
@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from nantrap import finite
 from nantrap.guard.state.forward_writes import differs
 from nantrap.guard.state.frozen import FrozenParameters, frozen_in
+from nantrap.guard.state.script_writes import ScriptWrites
 from nantrap.guard.torch_private import (
     NormalisationLayer,
     buffers_of,
@@ -93,10 +94,11 @@ class BufferShadow:
         self._lost: list[str] = []
         self._compared = 0
         self._frozen = FrozenParameters()
+        self.script_writes = ScriptWrites()
         self.released: list[Any] = []
         """Parameters without a gradient that something other than a forward pass writes: not followed here."""
         self._plan: _Plan | None = None
-        self.adopt()
+        self.adopt(begins=True)
         self._frozen = FrozenParameters(frozen_in(root))
 
     def __bool__(self) -> bool:
@@ -142,11 +144,17 @@ class BufferShadow:
                 small = buffer is not None and (buffer.numel() <= _SMALL or buffer.is_inference())
                 self._uncounted.append(small or isinstance(module, NormalisationLayer))
 
-    def adopt(self) -> None:
-        """Accept the buffers as they are now: the user may write them between steps."""
-        if self._frozen.entries and self._frozen.any_written():
-            # the script writes it, or a hook of the optimizer: an average of the weights, say. Not a forward pass
-            self.released += [entry.parameter for entry in self._frozen.release_written()]
+    def adopt(self, *, begins: bool = False) -> None:
+        """Accept the buffers as they are now: the user may write them between steps.
+
+        Args:
+            begins: a step begins, which will judge what the script wrote into parameters without a gradient.
+        """
+        self.release_written()
+        if begins:
+            self.script_writes.begin()
+        else:
+            self.script_writes.settle()
         if not self._slots:
             return
         self._mark = None
@@ -177,6 +185,13 @@ class BufferShadow:
             self._copy(self._changed(current), current)
         self._plan = self._make_plan()
 
+    def release_written(self) -> None:
+        """The script wrote a parameter without a gradient, or a hook of the optimizer did: an average, say."""
+        if self._frozen.entries and self._frozen.any_written():
+            written = self._frozen.release_written()
+            self.released += [entry.parameter for entry in written]
+            self.script_writes.follow(written)
+
     def _make_plan(self) -> _Plan | None:
         """The lists of the usual step, from the copies that were just made; `None` if a buffer is of a rare kind."""
         sources: list[Tensor] = []
@@ -201,21 +216,29 @@ class BufferShadow:
         shapes = list(map(_shape_of, sources))
         return _Plan(sources, copies, shapes, judged, counted, list(map(version_of, counted)))
 
-    def largest(self) -> Tensor | None:
+    def largest(self, *, buffers: bool = True) -> Tensor | None:
         """A scalar that is finite only if every buffer written since the copy is: the largest magnitude, or 0 or NaN.
 
         Stays on the device. `None` if there is nothing to check. Buffers that held infinities from the start are
-        left out; one that was created since the copy may be a mask, which `names_of_bad` finds out.
+        left out; one that was created since the copy may be a mask, which `names_of_bad` finds out. What the script
+        wrote into parameters without a gradient is checked, too.
+
+        Args:
+            buffers: whether the buffers were not judged yet in this step.
         """
+        by_script = self.script_writes.written() if self.script_writes.entries else []
+        if not buffers:
+            return finite.nan_if_any_bad(by_script) if by_script else None
         plan = self._plan
         if (
             plan is not None
+            and not by_script
             and all(map(is_, map(dict.get, self._holders, self._names), self._tensors))
             and list(map(version_of, plan.counted)) == plan.versions
             and not (self._frozen.entries and self._frozen.any_written())
         ):
             return finite.largest_value(plan.judged) if plan.judged else None
-        suspects = self.suspects()
+        suspects = [*self.suspects(), *by_script]
         return finite.nan_if_any_bad(suspects) if suspects else None
 
     def followed(self) -> set[int]:
@@ -271,8 +294,13 @@ class BufferShadow:
                 bad.append((self._slots[i][2], tensor))
         return bad
 
+    def any_bad(self) -> bool:
+        """Whether a buffer, or what the script wrote into a parameter without a gradient, is bad. Reads the device."""
+        by_script = self.script_writes.find_bad() if self.script_writes.entries else []
+        return bool(by_script) or bool(self.names_of_bad())
+
     def findings(self, phase: Phase) -> list[Finding]:
-        """The same with statistics; a parameter that is treated as a buffer is called a parameter."""
+        """The bad buffers with statistics; a parameter that is treated as a buffer is called a parameter."""
         return [
             finding("parameter" if isinstance(tensor, nn.Parameter) else "buffer", name, tensor, phase)
             for name, tensor in self.names_of_bad()

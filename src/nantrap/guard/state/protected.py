@@ -118,7 +118,7 @@ class Protected:
     def begin(self) -> None:
         """Before the first forward pass of a step: what is there now is what a refused step goes back to."""
         if self.has_buffers:
-            self.buffers.adopt()  # whatever was written since the last step was written by the training script
+            self.buffers.adopt(begins=True)  # what was written since the last step was written by the script
         writes = self.forward_writes
         writes.writes_at_begin = sum(map(version_of, self._others))
         if writes.copies_something:
@@ -227,6 +227,11 @@ class Protected:
             self._not_restored = [] if whole else ["a parameter that the forward pass writes"]
             self._restore_program()
             self._sums = self._checksums()
+
+    def put_back_script_writes(self) -> list[str]:
+        """After the diagnosis, which needs them: the non-finite values that the script wrote make way for the last good
+        ones. Returns the names."""
+        return self.buffers.script_writes.put_back()
 
     def _restore_program(self) -> None:
         """Put back what the program keeps itself.
@@ -360,7 +365,9 @@ class Protected:
 
     def _checksums(self) -> list[int]:
         """A number for each tensor that the diagnosis could touch: equal contents give equal numbers."""
-        tensors = [*self._everything(), *(t for module in self.averages for t in module.parameters())]
+        put_back_later = self.buffers.script_writes.is_bad
+        tensors = [tensor for tensor in self._everything() if not put_back_later(tensor)]
+        tensors += [tensor for module in self.averages for tensor in module.parameters()]
         return [checksum(tensor) for tensor in tensors]
 
 
