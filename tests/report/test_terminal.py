@@ -235,7 +235,7 @@ def test_epoch_and_batch_are_shown_where_they_are_known() -> None:
 def test_the_guilty_rank_comes_from_its_field() -> None:
     incident = Incident.from_dict({**Incident(step=4, rank=0, phase="backward").to_dict(), "origin_rank": 3})
     assert one_line(incident) == "step 4 skipped: it began on rank 3, in backward"
-    assert "= where: step 4, rank 0 (it began on rank 3), backward\n" in render_incident(incident)
+    assert "= where: step 4, it began on rank 3, backward\n" in render_incident(incident)
 
 
 def test_what_the_guilty_rank_found_is_said_on_the_others() -> None:
@@ -244,6 +244,24 @@ def test_what_the_guilty_rank_found_is_said_on_the_others() -> None:
     assert one_line(incident) == (
         "step 4 skipped: it began on rank 1, backward: gradient 0.weight: 1 of 48 values is NaN"
     )
+
+
+def test_the_rank_of_a_known_cause_is_said_on_the_others_alone() -> None:
+    cause = Cause("bad_input_data", proven=True, confidence=1.0, summary="the batch is non-finite: x")
+    incident = Incident(step=4, rank=1, origin_rank=1, bad_ranks=(1,), phase="data", causes=(cause,))
+    assert one_line(incident) == "step 4 skipped: data: [NT101] the batch is non-finite: x"
+    assert one_line(replace(incident, rank=0)) == (
+        "step 4 skipped: it began on rank 1, data: [NT101] the batch is non-finite: x"
+    )
+    assert "= where: step 4, it began on rank 1, data\n" in render_incident(replace(incident, rank=0))
+    both = replace(incident, origin_rank=0, bad_ranks=(0, 1))
+    assert "began" not in one_line(both), "it began here too"
+    assert "= where: step 4, rank 1, data, bad on ranks 0, 1\n" in render_incident(both)
+
+
+def test_the_same_rate_of_several_groups_is_said_once() -> None:
+    assert one_line(Incident(step=4, lr=(0.01, 0.01))).endswith("; lr 0.01")
+    assert one_line(Incident(step=4, lr=(0.01, 0.01, 0.5))).endswith("; lr 0.01, 0.5")
 
 
 def test_a_norm_that_overflowed_is_said_instead_of_a_finite_loss() -> None:

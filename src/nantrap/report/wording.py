@@ -146,7 +146,8 @@ def one_line(incident: Incident, reason: str = "") -> str:
     if progress := progress_text(incident):
         parts.append(progress)
     if incident.lr:
-        parts.append("lr " + ", ".join(f"{rate:.4g}" for rate in incident.lr[:3]))
+        rates = dict.fromkeys(f"{rate:.4g}" for rate in incident.lr)  # groups with the same one are common
+        parts.append("lr " + ", ".join(list(rates)[:3]))
     if reason:
         parts.append(visible(reason))
     if incident.same_as is not None:
@@ -166,12 +167,11 @@ def what(incident: Incident) -> str:
     module = visible(incident.module) if incident.module and incident.phase != "data" else None
     where = f" in {module}" if module else ""
     cause = incident.causes[0] if incident.causes else None
+    elsewhere = f"it began on rank {origin_rank(incident)}, " if _began_elsewhere(incident) else ""
     if cause is not None and cause.slug != "unknown":
         summary = visible(cause.summary or cause.title)
         said = module is None or module == "loss" or module in summary  # the summary names the place already
-        return f"{incident.phase}: [{cause.code}] {summary}{'' if said else where}"
-    origin = origin_rank(incident)
-    elsewhere = f"it began on rank {origin}, " if origin is not None and origin != incident.rank else ""
+        return f"{elsewhere}{incident.phase}: [{cause.code}] {summary}{'' if said else where}"
     if seen := _seen(incident, where):
         return elsewhere + seen
     if elsewhere:
@@ -282,6 +282,12 @@ def origin_rank(incident: Incident) -> int | None:
     return _whole(incident, "origin_rank")
 
 
+def _began_elsewhere(incident: Incident) -> bool:
+    """Whether nothing began on the rank of this incident: it tells what another one found."""
+    origin = origin_rank(incident)
+    return origin is not None and origin != incident.rank and incident.rank not in incident.bad_ranks
+
+
 def progress_text(incident: Incident) -> str:
     """`epoch 3, batch 118`, as far as it is known."""
     known = ((name, _whole(incident, name)) for name in ("epoch", "batch"))
@@ -309,9 +315,8 @@ def _where(incident: Incident) -> str:
     parts = [f"step {incident.step:,}"]
     if progress := progress_text(incident):
         parts.append(progress)
-    origin = origin_rank(incident)
-    elsewhere = f" (it began on rank {origin})" if origin is not None and origin != incident.rank else ""
-    parts += [f"rank {incident.rank}{elsewhere}", incident.phase]
+    began = f"it began on rank {origin_rank(incident)}" if _began_elsewhere(incident) else f"rank {incident.rank}"
+    parts += [began, incident.phase]
     if len(incident.bad_ranks) > 1:
         parts.append("bad on ranks " + some_of([str(rank) for rank in incident.bad_ranks], 8))
     if incident.module and incident.module != incident.phase:  # "data", not "data, data"

@@ -52,7 +52,7 @@ def exchange_incidents(draft: Draft, verdict: Verdict, ranks: Ranks, *, writes: 
     if origin is not None and ranks.rank not in bad_ranks:
         sent = reports[origin].incident
         guilty = own if sent is None else Incident.from_dict(sent)
-        notes = (began_elsewhere(origin), *(guilty.notes if sent is not None else ()))
+        notes = guilty.notes if sent is not None else (began_elsewhere(origin),)
         # one rank may have made more steps than another, so each keeps its own number
         own = replace(guilty, step=own.step, rank=own.rank, notes=notes, epoch=own.epoch, batch=own.batch)
         draft.worth_a_bundle, draft.material, draft.notes = False, None, []
