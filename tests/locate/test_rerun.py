@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call, grad, vmap
 from torch.nn import functional as F
 
 import nantrap
@@ -153,9 +154,21 @@ def in_half_precision(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return (out.float() / batch[1]).mean()
 
 
+def through_transforms(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    weights: dict[str, Tensor] = {name: parameter for name, parameter in model.named_parameters()}  # noqa: C416
+
+    def value(x: Tensor) -> Tensor:
+        out: Tensor = functional_call(model, weights, (x[None],))
+        return out.squeeze()
+
+    slopes = vmap(grad(value))(batch[0])
+    return (slopes.square().sum(1) / batch[1]).mean() + model(batch[0]).mean()
+
+
 @pytest.mark.parametrize(
     "compute",
     [
+        through_transforms,
         through_a_module, through_a_lambda, through_a_partial, in_a_loop, as_terms, with_noise, in_half_precision,
     ],
 )  # fmt: skip
@@ -291,6 +304,32 @@ def _opens_a_file(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     with open("/dev/null") as file:
         file.read()
     return (model(batch[0]) / batch[1]).mean()
+
+
+_seen: dict[str, int] = {"points": 0}
+
+
+def _counted(x: Tensor) -> Tensor:
+    _seen["points"] += 1
+    return x.square().sum()
+
+
+_slope_of_counted = grad(_counted)
+
+
+def _transforms_what_counts(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return (model(batch[0]) / batch[1]).mean() + 0 * grad(_counted)(batch[0]).sum()
+
+
+def _holds_a_transform_of_what_counts(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    return (model(batch[0]) / batch[1]).mean() + 0 * _slope_of_counted(batch[0]).sum()
+
+
+@pytest.mark.parametrize("compute", [_transforms_what_counts, _holds_a_transform_of_what_counts])
+def test_what_a_transform_calls_has_no_effect_either(compute: Callable[[nn.Module, Any], Any]) -> None:
+    _seen["points"] = 0
+    two_lines(compute)
+    assert _seen["points"] == 3
 
 
 @pytest.mark.parametrize(

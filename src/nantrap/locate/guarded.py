@@ -49,6 +49,7 @@ _IMPURE_TORCH = (
     "torch.optim", "torch.distributed", "torch.utils.data", "torch.utils.tensorboard", "torch.nn.init", "torch.random",
     "torch.serialization", "torch.hub", "torch.onnx", "torch.jit", "torch.multiprocessing", "torch.profiler",
 )  # fmt: skip
+_TRANSFORMS = ("torch._functorch.", "torch.func")
 _IMPURE_NAMES = frozenset(
     {"backward", "save", "load", "manual_seed", "seed", "register_hook", "register_backward_hook",
      "register_forward_hook", "step", "zero_grad", "load_state_dict", "register_buffer", "register_parameter",
@@ -133,6 +134,8 @@ class Guarded:
             return function(*args, **kwargs)  # put back with the rest of the step
         if name == "requires_grad_" and isinstance(owner, Tensor) and (owner.requires_grad or self._fresh.made(owner)):
             return function(*args, **kwargs)
+        if _is_transform(function):
+            return self._new(function(*args, **kwargs))
         drawn = any(isinstance(value, torch.Generator) for value in (*args, *kwargs.values()))
         if drawn or not _is_pure(function, name, owner):
             raise NotRepeatable(f"a call of {name or type(function).__name__}")
@@ -249,9 +252,6 @@ def _given(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Iterator
             yield kwargs[argument.name], argument
 
 
-# ---- from source to code
-
-
 # ---- what may be called
 
 
@@ -288,6 +288,18 @@ def _is_library(function: types.FunctionType) -> bool:
 def _is_wrapper(module: nn.Module, parts: set[int]) -> bool:
     inner = getattr(module, "module", None)
     return isinstance(inner, nn.Module) and id(inner) in parts
+
+
+def _is_transform(function: Any) -> bool:
+    """Whether a function is what `torch.func.grad`, `vmap` and their kind made of one whose calls are checked.
+
+    It bears the name and the module of that function; its own code is torch's.
+    """
+    while isinstance(function, types.FunctionType) and function.__globals__.get("__name__", "").startswith(_TRANSFORMS):
+        function = getattr(function, "__wrapped__", None)
+        if isinstance(function, types.FunctionType) and CALL in function.__globals__:
+            return True
+    return False
 
 
 def _is_pure(function: Any, name: str, owner: Any) -> bool:
