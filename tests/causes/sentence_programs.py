@@ -188,6 +188,15 @@ PROGRAMS: dict[str, str] = {
             for _ in range(rounds): state = model(state)
             return state.square().mean()
     """,
+    "a recurrence that the updates made grow": """
+        model = nn.Linear(4, 4, bias=False)
+        nn.init.eye_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, maximize=True)
+        def loss_fn(x):
+            state = x
+            for _ in range(100): state = model(state)
+            return state.square().mean()
+    """,
     # ---- the backward pass
     "where after log": """
         model = nn.Linear(4, 3, bias=False)

@@ -72,6 +72,9 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "it was finite after the last step",
         "by the program itself",
     ),
+    ("a recurrence and a loss that grows", "a recurrence that the updates made grow"): (
+        "with the weights of step 0 the step fails at the same operation",
+    ),
     ("a teacher written between two steps", "a row written between two steps"): (
         "it was finite after the last good step, and was written since",
         "the non-finite values that the program wrote into 1.weight were replaced by the last finite ones",

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from nantrap.record import History
 
 HALF = ("float16", "bfloat16")
+RECENT = 64
+"""So many steps before the failure are looked at for a growth."""
 _MEASURES = {"linalg_vector_norm": "norm", "norm": "norm", "sum": "sum", "mean": "mean", "amax": "largest value",
              "max": "largest value", "dot": "product", "vdot": "product"}  # fmt: skip
 
@@ -305,13 +307,13 @@ class Case:
     @functools.cached_property
     def growth(self) -> float:
         """How many times larger |loss| or the gradient norm is now than at its smallest in the recent steps."""
-        applied = self.history.applied()[-64:]
+        applied = self.history.applied()[-RECENT:]
         return max(self.loss_growth, _growth([record.grad_norm for record in applied]))
 
     @functools.cached_property
     def loss_growth(self) -> float:
         """How many times larger |loss| is now than in the first half of the recent steps."""
-        return _growth([abs(record.loss) for record in self.history.applied()[-64:]])
+        return _growth([abs(record.loss) for record in self.history.applied()[-RECENT:]])
 
     def calls_of(self, *names: str) -> Iterator[Capture]:
         """The recorded forward calls of these operations: the guilty one, and those kept as witnesses."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from nantrap.causes.case import RECENT
 from nantrap.causes.harness import Result
 from nantrap.finite import any_nonfinite, clip_with_norm, gradient_norm
 from nantrap.locate.part import forward_and_backward
@@ -37,6 +38,25 @@ def drift(case: Case) -> float | None:
         return None
     now = sum(losses) / len(losses)
     return abs(now) / abs(recorded[earlier.step]) if math.isfinite(now) else math.inf
+
+
+def older_weights(case: Case) -> tuple[int, Callable[[], None]] | None:
+    """The step of a state that is older than all recent steps, and what writes its weights; `None` if none is kept."""
+    recent = case.history.applied()[-RECENT:]
+    anchors = [] if case.anchors is None or not recent else case.anchors.candidates()
+    anchor = next((anchor for anchor in reversed(anchors) if anchor.step <= recent[0].step), None)
+    if anchor is None:
+        return None
+    trained = [parameter for parameter in case.failed.parameters.values() if parameter.requires_grad]
+    pairs = [(parameter, anchor.snapshot.value_of(parameter)) for parameter in trained]
+    if any(value is None or value.shape != parameter.shape for parameter, value in pairs):
+        return None
+
+    def write() -> None:
+        for parameter, value in pairs:
+            parameter.copy_(value)
+
+    return anchor.step, write
 
 
 def driven(case: Case, rate_of: Callable[[int, float], float], alter: Callable[[Any], Any] | None = None) -> Result:

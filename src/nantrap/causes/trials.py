@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nantrap.causes.earlier_steps import drift, drive, driven
+from nantrap.causes.earlier_steps import drift, drive, driven, older_weights
 from nantrap.causes.facts import listed
 from nantrap.causes.harness import Result, control_trial, run_step, update_in_float32, update_is_finite, update_rewound
 from nantrap.causes.logspace import LogSpace
@@ -247,23 +247,44 @@ class Laboratory:
     def with_weights(self, name: str, change: str, alter: Callable[[], None]) -> Trial:
         """Other weights for one run; `alter` may write the parameters, which are put back."""
 
-        @contextlib.contextmanager
-        def altered() -> Iterator[None]:  # inside the rewound step: rewinding puts the parameters back, too
-            """The changed weights, while the step runs."""
-            kept = [(p, p.detach().clone()) for p in self._case.failed.parameters.values()]
-            try:
-                with torch.no_grad():
-                    alter()
-                yield
-            finally:
-                with torch.no_grad():
-                    for parameter, values in kept:
-                        parameter.copy_(values)
-
         def experiment() -> Result:
-            return run_step(self._case, around=altered())
+            return run_step(self._case, around=self._altered(alter))
 
         return self.run(name, change, experiment, harness="step")
+
+    def older_weights(self) -> Trial | None:
+        """The step with the weights from before the recent steps; `None` if they are not kept.
+
+        It is not finite only if it fails at the same operation and line. Then what the updates since did to the weights
+        is not needed for the failure.
+        """
+        failed, before = self._case.failed, self._case.capture
+        older = older_weights(self._case) if failed.repeatable and failed.crew is None else None
+        if older is None or before is None:
+            return None
+        since, write = older
+
+        def experiment() -> Result:
+            replay = replay_step(failed, around=self._altered(write))
+            op = replay.op
+            if replay.failed and (op is None or (op.name, op.place) != (before.op.name, before.op.place)):
+                raise LookupError("it fails at another operation")
+            return Result(not replay.failed, replay.loss)
+
+        return self.run("older_weights", f"the weights of step {since:,}", experiment, harness="step")
+
+    @contextlib.contextmanager
+    def _altered(self, alter: Callable[[], None]) -> Iterator[None]:
+        """Changed weights, while the step runs. Inside the rewound step: rewinding puts the parameters back, too."""
+        kept = [(p, p.detach().clone()) for p in self._case.failed.parameters.values()]
+        try:
+            with torch.no_grad():
+                alter()
+            yield
+        finally:
+            with torch.no_grad():
+                for parameter, values in kept:
+                    parameter.copy_(values)
 
     def writes_again(self, name: str, tensor: Tensor) -> bool:
         """Whether the step itself writes the bad values of a parameter or buffer: they are set to 0 before it."""

@@ -162,7 +162,8 @@ def exploding_recurrence(case: Case) -> Claim | None:
 
     Proof:
         The results of one and the same operation, at one line, grow by a steady factor within the failed forward pass
-        until Inf: the series is measured and shown.
+        until Inf: the series is measured and shown. If the loss or the gradients grew between the steps as well, it is
+        a guess, unless the same step fails at the same operation with the weights from before those steps.
     """
     if case.trace is None or case.capture is None or case.phase != "forward" or case.half:
         return None
@@ -174,13 +175,16 @@ def exploding_recurrence(case: Case) -> Claim | None:
     if rounds is None:
         return None
     shown = " -> ".join(f"{value:.3g}" for value in rounds.values[-5:])
+    older = None if case.growth < 10 else case.lab.older_weights()
+    older = older if older is not None and older.finite is False else None
     return Claim(
-        "measured" if case.growth < 10 else "hint",
+        "measured" if case.growth < 10 or older is not None else "hint",
         f"{case.place} multiplied its values by about {rounds.factor:.3g} in each of {len(rounds.values) + 1} rounds",
         (
             f"{rounds.op.name} at the same line gave {shown} -> Inf within one forward pass",
             f"the factor per round is {rounds.factor:.3g}: growth inside the step"
             + (", not between steps" if case.growth < 10 else ""),
+            *(() if older is None else (f"with {older.change} the step fails at the same operation",)),
         ),
         help="normalise or gate the state in each round (LayerNorm, a spectral bound below 1, tanh), or run fewer "
         "rounds",

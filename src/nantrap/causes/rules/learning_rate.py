@@ -55,7 +55,8 @@ def lr_too_high(case: Case) -> Claim | None:
 
     Proof:
         The loss or the gradient norm grew over the last steps, and the same batches from an older state with a tenth
-        of the learning rate stay finite. If they do not, the cause is dropped and listed as refuted. With a lower
+        of the learning rate stay finite. If they do not, the cause is dropped and listed as refuted; so it is where the
+        steps cannot be run again and the failed one fails with the weights from before them. With a lower
         learning rate the loss must not end higher than without any update: where it does, the lower one only delays a
         loss of the wrong sign, `maximize=True` or a momentum above 1, and it is a guess. A learning rate of Inf or NaN:
         the same update with a small one is finite.
@@ -75,6 +76,9 @@ def lr_too_high(case: Case) -> Claim | None:
     trial = case.lab.rate("tenth_of_rate", "a tenth of the learning rate from an older state on", lambda _, lr: lr / 10)
     if trial.finite is False:
         case.refute("lr_too_high", trial, "a tenth of the learning rate does not help")
+        return None
+    if trial.finite is None and (older := case.lab.older_weights()) is not None and older.finite is False:
+        case.refute("lr_too_high", older, f"with {older.change} the step fails at the same operation")
         return None
     known = math.isfinite(rate)
     delays = _only_delays(case, trial) if trial.finite else ""

@@ -108,6 +108,11 @@ class UpdateSnapshot:
                 return not finite.any_nonfinite([copied])
         return True
 
+    def value_of(self, tensor: Tensor) -> Tensor | None:
+        """The copy of `tensor` (by identity) at `take`; `None` if it is not among them."""
+        found = zip(self._originals, self._copies, strict=True)
+        return next((copied for original, copied in found if original is tensor), None)
+
     @property
     def copies(self) -> list[Tensor]:
         """The copies of parameters and optimizer state."""
