@@ -14,9 +14,14 @@ if TYPE_CHECKING:
     from nantrap.causes.case import Case
 
 
-_NOT_ZERO = (
-    "drop_last=True in the DataLoader, or divide by nantrap.ops.safe_std(x) + eps: a deviation of 0 gives 0/0 next"
-)
+_BOUNDED = {
+    **dict.fromkeys(("acos", "asin", "atanh", "erfinv"), "x.clamp(-1 + 1e-6, 1 - 1e-6)"),
+    **dict.fromkeys(("log1p", "special_xlog1py"), "x.clamp(min=-1 + 1e-6)"),
+    "acosh": "x.clamp(min=1 + 1e-6)",
+    "logit": "x.clamp(1e-6, 1 - 1e-6)",
+}
+"""Where the domain does not begin at 0: what keeps an argument inside it in float32."""
+_NOT_ZERO = "drop_last=True in the DataLoader, or divide by nantrap.ops.{safe}(x) + eps: a {kind} of 0 gives 0/0 next"
 
 
 @rule("std_of_one_element")
@@ -62,24 +67,22 @@ def std_of_one_element(case: Case) -> Claim | None:
     if case.op not in ("std", "var", "var_mean", "std_mean") or case.made != "nan" or case.output is None:
         return None
     count = case.inputs[0].numel() // max(1, case.output.numel())
-    if count > 1:
-        return None
-    trial = case.try_replacement("std", "nantrap.ops.safe_std")
+    if count != 1:
+        return None  # of no element at all: see empty_reduction
+    kind, safe = ("variance", "safe_var") if case.op.startswith("var") else ("deviation", "safe_std")
+    trial = case.try_replacement("std", f"nantrap.ops.{safe}")
     divides = trial is not None and trial.finite is False
     if divides:  # by a deviation of 0
-        trial = case.try_replacement("std_above_zero", f"nantrap.ops.safe_std plus {USUAL_EPS:g}")
+        trial = case.try_replacement("std_above_zero", f"nantrap.ops.{safe} plus {USUAL_EPS:g}")
     return Claim(
         "measured",
-        "an unbiased standard deviation over one element is 0/0",
-        (
-            (
-                f"each group holds {count} element{'s' * (count != 1)}: the unbiased estimate divides by "
-                f"{count} - 1 = {count - 1}"
-            ),
-        ),
+        f"an unbiased {'standard ' * (kind == 'deviation')}{kind} over one element is 0/0",
+        ("each group holds 1 element: the unbiased estimate divides by 1 - 1 = 0",),
         trial=trial,
-        shows=f"with a deviation that is {f'{USUAL_EPS:g}' if divides else '0'} for one element the step is finite",
-        help=_NOT_ZERO if divides else "correction=0, drop_last=True in the DataLoader, or nantrap.ops.safe_std(x)",
+        shows=f"with a {kind} that is {f'{USUAL_EPS:g}' if divides else '0'} for one element the step is finite",
+        help=_NOT_ZERO.format(safe=safe, kind=kind)
+        if divides
+        else f"correction=0, drop_last=True in the DataLoader, or nantrap.ops.{safe}(x)",
         patch=not divides,
     )
 
@@ -153,8 +156,7 @@ def domain_error(case: Case) -> Claim | None:
         trial=None if in_update else case.try_replacement("domain", "an argument kept inside the domain"),
         shows="with the argument kept inside the domain the step is finite",
         help="compute the argument in a form that cannot leave the domain (var instead of E[x²] - E[x]²), or bound "
-        "it a "
-        "little inside: x.clamp(min=1e-12)",
+        f"it a little inside: {_BOUNDED.get(case.op, 'x.clamp(min=1e-12)')}",
     )
 
 

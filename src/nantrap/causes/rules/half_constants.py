@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from nantrap.causes.claim import Claim
 from nantrap.causes.facts import absmax, limit, rounded, share
 from nantrap.causes.registry import rule
+from nantrap.causes.singular import family_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 
 _PRODUCTS = ("addmm", "mm", "bmm", "baddbmm", "convolution", "einsum", "embedding", "scaled_dot", "native_")
 _FILLS = frozenset(("masked_fill", "where", "full", "full_like", "fill", "triu", "tril", "mul", "rsub", "scatter"))
-_SLOPES = ("Sqrt", "Pow", "Rsqrt", "Log", "Div", "Reciprocal", "LinalgVectorNorm")
+_SLOPES = ("Sqrt", "Pow", "Rsqrt", "Log", "Log2", "Log10", "Div", "Reciprocal", "LinalgVectorNorm")
+_MOST_BEFORE = 30
 _GUARDS = ("aten.add", "aten.clamp", "aten.clamp_min", "aten.maximum", "aten.sub")
 _ZERO_POLES = ("div", "true_divide", "log", "log2", "log10", "log1p", "rsqrt", "reciprocal", "pow")
 _END_POLES = {"logit": (0.0, 1.0), "atanh": (-1.0, 1.0), "erfinv": (-1.0, 1.0)}
@@ -79,7 +81,7 @@ def mask_overflow(case: Case) -> Claim | None:
     also = ((case.lab.single_precision(), "in float32 the step is finite"),) if case.half else ()
     return Claim(
         "measured",
-        f"a mask of finfo.min plus something is -Inf in {case.dtype}",
+        f"a mask of {'finfo.min' if value == top else f'-{value:.4g}'} plus something is -Inf in {case.dtype}",
         (
             (
                 f"{case.location.op} adds to a mask of -{value:.4g}; the limit of {case.dtype} is {top:.4g}, so the "
@@ -176,7 +178,7 @@ def _held(dtype: str, pole: float) -> str:
 
 def _swallowed_before_the_slope(case: Case) -> Claim | None:
     """`sqrt(x + 1e-8)` in float16: the value is 0 and fine, the slope is infinite."""
-    if case.capture is None or case.trace is None or not case.node.startswith(_SLOPES):
+    if case.capture is None or case.trace is None or family_of(case.node)[0] not in _SLOPES:
         return None
     forward = case.trace.op_of_node(case.capture.op.sequence)
     constant = _swallowed(case, forward, 0) if forward is not None else None
@@ -239,12 +241,14 @@ def _was_filled_in(case: Case, tensor: Tensor, argument: int) -> bool:
 
 
 def _tiny_constants(case: Case) -> list[float]:
-    """Constants near the origin that the dtype rounds to 0 or to 1."""
+    """Constants that went into the argument of the origin and that the dtype rounds to 0 or to 1."""
     if case.trace is None or case.capture is None or case.output is None:
         return []
-    before = case.trace.ops[max(0, case.capture.op.index - 30) : case.capture.op.index + 1]
+    sources = case.capture.op.sources
+    into = sources[-1:] if case.op in ("div", "true_divide") else sources[:1]
+    behind = case.trace.behind(into, lambda op: op.phase == "forward", most=_MOST_BEFORE)
     found = []
-    for op in before:
+    for op in sorted(behind, key=lambda op: op.index):
         for number in op.scalars:
             nearest = rounded(number, case.output)
             if number != nearest and nearest in (0.0, 1.0):

@@ -8,7 +8,7 @@ from nantrap.causes.amplifier import find_amplifier
 from nantrap.causes.claim import Claim
 from nantrap.causes.facts import USUAL_EPS, epsilon, share
 from nantrap.causes.registry import rule
-from nantrap.causes.singular import SINGULAR, family_of
+from nantrap.causes.singular import family_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,8 +24,15 @@ _INSIDE = {
     "div": ("a / (b + 1e-6)", "a / b + eps"),
     "norm": ("sqrt(x.square().sum() + 1e-12)", "x.norm() + eps"),
     "std": ("sqrt(x.var() + 1e-12)", "x.std() + eps"),
+    "Log1P": ("log1p(x.clamp(min=-1 + 1e-6))", "log1p(x) + eps"),
 }
-"""Where an eps helps, and where it does not."""
+"""Where an eps helps, and where it does not: by family, or by the node whose pole is not at 0."""
+_ENDS = {
+    "AcosBackward0": ("acos", "±1", "1/√(1 - x²)"),
+    "AsinBackward0": ("asin", "±1", "1/√(1 - x²)"),
+    "AcoshBackward0": ("acosh", "1", "1/√(x² - 1)"),
+}
+"""Calls whose slope is infinite at the ends of their domain: where that is, and the slope."""
 _NEXT_TO_ZERO = 1e-4
 _ROUNDINGS = 64
 """The rounding error of a cosine of long vectors, at most, in units of the last digit that its dtype holds."""
@@ -36,7 +43,8 @@ def arccos_boundary(case: Case) -> Claim | None:
     """The derivative of acos or asin is infinite at ±1.
 
     The angle between two equal (or opposite) directions was computed by acos, or an Euler angle by asin at the pole.
-    The value, 0 or π, is right. The slope there is infinite, and the gradient becomes Inf or NaN.
+    The value, 0 or π, is right. The slope there is infinite, and the gradient becomes Inf or NaN. The slope of acosh is
+    infinite at 1: the distance from a point to itself, in hyperbolic embeddings.
 
     Example:
         import torch
@@ -62,27 +70,44 @@ def arccos_boundary(case: Case) -> Claim | None:
         or bound the slope with `nantrap.ops.safe_acos(x)`. `x.clamp(-1, 1)` is the common fix, and it repairs only the
         value: at exactly ±1 clamp passes the gradient on, and the slope is as infinite as before. (torch 2.15 gives
         clamp a slope of 0 at its bound, so that it helps there.) `x.clamp(-1 + 1e-6, 1 - 1e-6)` works in float32; in
-        half precision 1 - 1e-6 is 1 (NT404).
+        half precision 1 - 1e-6 is 1 (NT404). For acosh, `x.clamp(min=1 + 1e-6)`.
 
     Proof:
-        The bad values are exactly where the saved argument is ±1, in AcosBackward0 or AsinBackward0: a measurement.
-        The call is then replaced at its own line by one with a bounded slope, and the step must be finite.
+        In AcosBackward0, AsinBackward0 or AcoshBackward0 the bad values are exactly where what stands under the root is
+        0: a measurement. A gradient that only is too large for the slope next to the end is no such case. The call is
+        then replaced at its own line by one with a bounded slope, and the step must be finite.
     """
     if case.phase == "forward":
         return _just_outside(case)
-    if case.phase != "backward" or not case.node.startswith(("Acos", "Asin")) or case.output is None:
+    if case.phase != "backward" or case.node not in _ENDS or not _root_of_zero(case):
         return None
-    call = "acos" if case.node.startswith("Acos") else "asin"
+    assert case.output is not None
+    call, end, slope = _ENDS[case.node]
+    summary = f"the derivative of {call} is infinite at {end}"
+    fact = f"{case.node} computes {slope}, and x is exactly {end} at {share(~case.output.isfinite())}"
+    shows = "with a bounded slope the step is finite"
+    if call == "acosh":
+        trial = case.try_replacement("domain", "an argument above 1")
+        return Claim(
+            "measured", summary, (fact,), trial=trial, shows=shows, help="keep it above 1: x.clamp(min=1 + 1e-6)"
+        )
     return Claim(
         "measured",
-        f"the derivative of {call} is infinite at ±1",
-        (f"{case.node} computes 1/√(1 - x²), and x is exactly ±1 at {share(~case.output.isfinite())}",),
+        summary,
+        (fact,),
         trial=case.try_replacement("acos", f"nantrap.ops.safe_{call}"),
-        shows="with a bounded slope the step is finite",
+        shows=shows,
         help=f"nantrap.ops.safe_{call}(x), atan2, or clamp to ±(1 - 1e-6) "
         "(before torch 2.15, to [-1, 1] is not enough)",
         patch=True,
     )
+
+
+def _root_of_zero(case: Case) -> bool:
+    """Whether the slope divides by a root that is exactly 0 at all bad places."""
+    if case.op != "rsqrt" or not case.inputs or case.output is None or case.inputs[0].shape != case.output.shape:
+        return False
+    return bool((case.inputs[0][~case.output.isfinite()] == 0).all())
 
 
 @rule("singular_gradient_at_zero")
@@ -131,14 +156,12 @@ def singular_gradient_at_zero(case: Case) -> Claim | None:
         return None
     if case.dtype == "float16" and case.made == "inf" and (steep := find_amplifier(case)) is not None:
         return _too_steep_for_half(case, steep)
-    if case.half and case.any_half and not case.node.startswith(tuple(SINGULAR)):
-        return None
     name, (family, call, safe) = family_of(case.node)
-    if not name or name in ("Acos", "Asin", "Exp"):
+    if not name or family in ("acos", "exp"):
         return None
     if case.made == "inf" and case.op in ("mm", "bmm", "addmm", "convolution_backward"):
         return None
-    inside, outside = _INSIDE[family]
+    inside, outside = _INSIDE.get(name) or _INSIDE[family]
     nearest = _nearest_to_zero(case)
     if nearest is None:
         return None
@@ -146,6 +169,8 @@ def singular_gradient_at_zero(case: Case) -> Claim | None:
     if not exact and (case.made != "inf" or nearest > _NEXT_TO_ZERO):
         return None
     where = "at exactly zero" if exact else f"next to zero, at {nearest:.3g}"
+    if name == "Log1P":
+        where = "at exactly -1" if exact else f"next to -1, {nearest:.3g} from it"
     grows = "is infinite" if exact else "leaves the range of the dtype"
     return Claim(
         "tried" if case.failed.repeatable and family != "norm" else "measured",
@@ -222,14 +247,15 @@ def _just_outside(case: Case) -> Claim | None:
     """acos of 1.0000001: rounding moved a cosine just outside the domain, and the value itself is NaN."""
     if case.op not in ("acos", "asin") or case.made != "nan" or not case.inputs:
         return None
-    beyond = case.inputs[0].abs().double() - 1
-    worst = float(beyond.max())
+    given = case.inputs[0].double()
+    beyond = given.abs() - 1
+    worst, furthest = float(beyond.max()), float(given.flatten()[beyond.argmax()])
     if not 0 < worst <= 1e-3:
         return None
     how = "rounding moved it" if worst <= _ROUNDINGS * epsilon(case.inputs[0]) else "it lies"
     return Claim(
         "measured",
-        f"{case.op} was given {1 + worst:.9g}: {how} beyond ±1",
+        f"{case.op} was given {furthest:.9g}: {how} beyond ±1",
         (f"{case.location.op} was given values beyond ±1 at {share(beyond > 0)}, by {worst:.3g} at most",),
         trial=case.try_replacement("domain", f"nantrap.ops.safe_{case.op}"),
         shows="with its argument kept within ±(1 - 1e-6) the step is finite",
