@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import in_words, listed
+from nantrap.causes.facts import in_words, listed, without
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,12 +63,12 @@ def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim
     trial = None
     shows = ""
     if samples.guilty and samples.rest_is_finite:
-        which = listed(samples.guilty)
-        plural = "s" * (len(samples.guilty) > 1)
-        if _holds_extreme(found, samples):
-            facts[0] = f"|{found.name}| reaches {found.value:.4g} in sample{plural} {which}, though it is finite"
+        extreme = _extreme_samples(found, samples)
+        if extreme:
+            which = f"sample{'s' * (len(extreme) > 1)} {listed(extreme)}"
+            facts[0] = f"|{found.name}| reaches {found.value:.4g} in {which}, though it is finite"
         trial = case.lab.without_samples(samples.guilty, samples.size or 0)
-        shows = f"without {'those samples' if plural else 'that sample'} the step is finite"
+        shows = f"{without(samples.guilty, extreme)} the step is finite"
     if trial is None or not trial.finite:
         trial = case.lab.with_batch("rescaled_batch", "the batch in the usual scale", rescaled(case.failed.batch))
         shows = "with the batch brought to the usual scale the step is finite"
@@ -92,11 +92,12 @@ def rescaled(batch: Any) -> Any:
     return map_leaves(batch, scale)
 
 
-def _holds_extreme(found: Extreme, samples: Samples) -> bool:
-    """Whether the largest value lies in the guilty samples, where the tensor has samples."""
+def _extreme_samples(found: Extreme, samples: Samples) -> list[int]:
+    """The guilty samples that hold a value as absurd as the largest one; none if that one lies elsewhere."""
     if found.tensor.dim() == 0 or found.tensor.shape[0] != samples.size:
-        return False
-    return float(found.tensor[list(samples.guilty)].abs().max()) == found.value
+        return []
+    sizes = {i: float(found.tensor[i].abs().max()) for i in samples.guilty}
+    return [i for i, size in sizes.items() if size >= _ABSURD] if max(sizes.values()) == found.value else []
 
 
 def _is_added_mask(tensor: Tensor) -> bool:

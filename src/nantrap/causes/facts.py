@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from nantrap.locate.samples import Samples
+
 EXPONENTIALS = ("exp", "expm1", "exp2", "cosh", "sinh")
 IN_LOG_SPACE = "softplus(x) instead of log(1 + exp(x)), log space instead of log of exp"
 SECOND_MOMENTS = ("exp_avg_sq", "square_avg", "sum", "max_exp_avg_sq")
@@ -27,6 +29,22 @@ def listed(samples: Sequence[int], most: int = 6) -> str:
     shown = ", ".join(map(str, samples[:most]))
     rest = len(samples) - most
     return shown if rest <= 0 else f"{shown} and {rest:,} other{'s' * (rest > 1)}"
+
+
+def among_samples(mask: Tensor, samples: Samples) -> list[int]:
+    """Which of the guilty samples a mask marks; empty if it marks others too, or has no dimension of samples."""
+    if not samples.guilty or not samples.size or not mask.dim() or not mask.numel() or mask.shape[0] % samples.size:
+        return []
+    marked = mask.reshape(samples.size, -1).any(1).nonzero().flatten().tolist()
+    return marked if set(marked) <= set(samples.guilty) else []
+
+
+def without(left_out: Sequence[int], named: Sequence[int]) -> str:
+    """`without those samples`, where they were named before; else `without samples 1, 4`."""
+    plural = "s" * (len(left_out) > 1)
+    if set(left_out) == set(named):
+        return f"without {'those samples' if plural else 'that sample'}"
+    return f"without sample{plural} {listed(left_out)}"
 
 
 def share(mask: Tensor) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -21,11 +22,24 @@ _RISING = 0.6
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """One operation of a loop: its largest magnitudes round by round, and the typical factor between two of them."""
+    """One operation of a loop: its largest magnitudes in the rounds that grew, and the typical factor between two."""
 
     op: Op
     values: tuple[float, ...]
     factor: float
+    accelerates: bool = False
+
+    @property
+    def growth(self) -> str:
+        """`about 2`, or `more and more`."""
+        return "more and more" if self.accelerates else f"about {self.factor:.3g}"
+
+    @property
+    def size(self) -> str:
+        """`2`, or `30 at first and 1e+08 at last`."""
+        if not self.accelerates:
+            return f"{self.factor:.3g}"
+        return f"{self.values[1] / self.values[0]:.3g} at first and {self.values[-1] / self.values[-2]:.3g} at last"
 
 
 def growing_rounds(trace: Trace, origin: Op) -> Rounds | None:
@@ -57,7 +71,22 @@ def _rounds(trace: Trace, like: Op, among: range | list[int]) -> Rounds | None:
     rising = sum(ratio > 1 for ratio in ratios) / len(ratios)
     fast = typical >= _STEADY and values[-1] / values[max(0, len(values) - 8)] >= _TENFOLD
     slow = total >= _MILLIONFOLD and mean >= _SLOW and rising >= _RISING
-    return Rounds(like, tuple(values), typical if fast else mean) if fast or slow else None
+    if fast:
+        return Rounds(like, tuple(_since_it_grows(values, ratios, typical)), typical, _accelerates(ratios))
+    return Rounds(like, tuple(values), mean) if slow else None
+
+
+def _since_it_grows(values: list[float], ratios: list[float], typical: float) -> list[float]:
+    """The values of the last rounds, from where they began to grow as the last ones do; single rounds may differ."""
+    if _accelerates(ratios):
+        return values
+    start, least = len(ratios), math.sqrt(typical)
+    for index in reversed(range(len(ratios))):
+        if ratios[index] >= least:
+            start = index
+        elif index + 1 != start:  # a second round in a row
+            break
+    return values[start:]
 
 
 def _accelerates(ratios: list[float]) -> bool:

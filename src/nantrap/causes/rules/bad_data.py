@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
 from nantrap.causes.extremes import is_sentinel, largest_input, out_of_range
-from nantrap.causes.facts import describe, listed
+from nantrap.causes.facts import describe, listed, without
 from nantrap.causes.registry import rule
 from nantrap.incident import Trial
 
@@ -80,8 +80,9 @@ def bad_input_data(case: Case) -> Claim | None:
     noun = "sample" if len(samples) == 1 else "samples"
     which = f", {noun} {listed(samples)}" if samples else ""
     trial: Trial | None = None
+    guilty = case.location.samples.guilty
     if case.location.samples.rest_is_finite:
-        trial = case.lab.without_samples(case.location.samples.guilty, case.location.samples.size or 0)
+        trial = case.lab.without_samples(guilty, case.location.samples.size or 0)
     given = case.was_given(external.tensor)
     if (given == "argument" and case.loop_is_finite) or case.made_from_finite(external.tensor):
         case.location.notes.append(
@@ -99,7 +100,7 @@ def bad_input_data(case: Case) -> Claim | None:
         what,
         (f"{external.name} {describe(external.tensor)}{' before the forward pass' if given else ''}{which}",),
         trial=trial,
-        shows="without those samples the step is finite",
+        shows=f"{without(guilty, samples)} the step is finite",
         help=f"clean or drop the sample where {external.name} is made",
     )
 

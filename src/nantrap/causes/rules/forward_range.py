@@ -6,11 +6,13 @@ import math
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import EXPONENTIALS, IN_LOG_SPACE, absmax, all_finite, limit, listed
+from nantrap.causes.facts import EXPONENTIALS, IN_LOG_SPACE, absmax, all_finite, among_samples, limit, listed
 from nantrap.causes.registry import rule
 from nantrap.causes.rounds import growing_rounds
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nantrap.causes.case import Case
 
 _MANY_FACTORS = 8
@@ -64,11 +66,14 @@ def exp_overflow(case: Case) -> Claim | None:
     x = case.inputs[0]
     top = absmax(x) if case.op in ("cosh", "sinh") else float(x.max())
     bound = math.log(limit(case.output)) / (math.log(2) if case.op == "exp2" else 1.0)
+    bound += math.log(2) if case.op in ("cosh", "sinh") else 0.0  # (e^x + e^-x) / 2
     facts = [f"{case.location.op} was given {top:.4g}; in {case.dtype} it overflows above {bound:.4g}"]
     samples = case.location.samples
-    if samples.guilty and samples.rest_is_finite:
-        which, one = listed(samples.guilty), len(samples.guilty) == 1
-        facts.append(f"only sample {which} reaches it" if one else f"only samples {which} reach it")
+    reach = among_samples(~case.output.isfinite(), samples)
+    if reach and samples.rest_is_finite:
+        facts.append(
+            f"only sample {reach[0]} reaches it" if len(reach) == 1 else f"only samples {listed(reach)} reach it"
+        )
     advice = "bound the argument (log-variances to [-30, 20]), or stay in log space with logsumexp"
     trial = None
     if case.failed.repeatable and case.feeds_a_logarithm:
@@ -100,8 +105,8 @@ def _power_overflow(case: Case) -> Claim | None:
         return None
     bad = ~case.output.isfinite()
     powers = exponent.detach().double().expand_as(bad)[bad]
-    bases = (base.detach().double().expand_as(bad)[bad] if hasattr(base, "isfinite") else powers * 0 + base).abs()
-    needed = powers * bases.log()
+    bases = base.detach().double().expand_as(bad)[bad] if hasattr(base, "isfinite") else powers * 0 + base
+    needed = powers * bases.abs().log()
     bound = math.log(limit(case.output))
     if not bool((needed.isfinite() & (needed >= 0.999 * bound)).all()):
         return None
@@ -112,7 +117,7 @@ def _power_overflow(case: Case) -> Claim | None:
         f"{case.place}",
         (
             (
-                f"{case.location.op}: at all {int(bad.sum()):,} bad places power · log(base) is above {bound:.4g}, "
+                f"{case.location.op}: at all {int(bad.sum()):,} bad places power · log|base| is above {bound:.4g}, "
                 f"where {case.dtype} ends"
             ),
         ),
@@ -179,10 +184,10 @@ def exploding_recurrence(case: Case) -> Claim | None:
     older = older if older is not None and older.finite is False else None
     return Claim(
         "measured" if case.growth < 10 or older is not None else "hint",
-        f"{case.place} multiplied its values by about {rounds.factor:.3g} in each of {len(rounds.values) + 1} rounds",
+        f"{case.place} multiplied its values by {rounds.growth} in each of {len(rounds.values)} rounds",
         (
             f"{rounds.op.name} at the same line gave {shown} -> Inf within one forward pass",
-            f"the factor per round is {rounds.factor:.3g}: growth inside the step"
+            f"the factor per round is {rounds.size}: growth inside the step"
             + (", not between steps" if case.growth < 10 else ""),
             *(() if older is None else (f"with {older.change} the step fails at the same operation",)),
         ),
@@ -195,8 +200,7 @@ def _long_product(case: Case) -> Claim | None:
     """A product over many factors of more than 1."""
     if case.made != "inf" or case.output is None or not case.inputs:
         return None
-    factors = case.inputs[0].abs().double()
-    above = factors[factors > 1]
+    above = _factors_above_one(case, case.output)
     if above.numel() < _MANY_FACTORS or float(above.max()) > _LARGE_FACTOR:
         return None  # a few huge factors: it is their size, not their number
     typical = float(above.log().mean().exp())
@@ -205,9 +209,24 @@ def _long_product(case: Case) -> Claim | None:
         f"{case.op} multiplies {above.numel():,} factors above 1 with each other in {case.place}",
         (
             (
-                f"{case.location.op} was given factors of {typical:.3g} on average, {float(above.max()):.3g} at most, "
+                f"these factors are {typical:.3g} on average, {float(above.max()):.3g} at most, "
                 f"and {case.dtype} ends at {limit(case.output):.3g}{all_finite(case.inputs)}"
             ),
         ),
         help="add logarithms instead of multiplying (x.log().sum()), or keep the factors below 1",
     )
+
+
+def _factors_above_one(case: Case, output: Tensor) -> Tensor:
+    """The magnitudes above 1 that are multiplied with each other in one product: of those that overflowed, the one with
+    the most of them."""
+    assert case.capture is not None
+    factors, dim = case.inputs[0].abs().double(), case.capture.args[1] if len(case.capture.args) > 1 else None
+    if not isinstance(dim, int) or not factors.dim():
+        return factors[factors > 1]
+    rows = factors.movedim(dim, -1).reshape(-1, factors.shape[dim])
+    bad = ~output.isfinite()
+    whole = bad.movedim(dim, -1).reshape(rows.shape).any(1) if bad.shape == factors.shape else bad.reshape(-1)
+    overflowed = rows[whole]
+    row = overflowed[(overflowed > 1).sum(1).argmax()]
+    return row[row > 1]

@@ -190,7 +190,7 @@ def _through_a_loop(case: Case) -> Claim | None:
         facts.append(f"the values at that line stay below {max(forward):.3g} in the forward pass: only the slope grows")
     return Claim(
         "measured",
-        f"the gradient was multiplied by about {rounds.factor:.3g} in each of {len(rounds.values)} rounds of a loop",
+        f"the gradient was multiplied by {rounds.growth} in each of {len(rounds.values)} rounds of a loop",
         tuple(facts),
         help="bound the factor of a round (tanh, a norm, a spectral bound), run fewer rounds, or cut the unroll "
         "(state.detach() every few rounds); clipping cannot help once a gradient is Inf",

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import listed, masked_rows_of
+from nantrap.causes.facts import among_samples, listed, masked_rows_of
 from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def softmax_fully_masked_row(case: Case) -> Claim | None:
     if bad_rows is None or not bool(masked_rows.any()) or not bool((bad_rows == masked_rows).all()):
         return _reduced(case)
     count = int(masked_rows.sum())
-    samples = case.location.samples
-    which = f", from sample {listed(samples.guilty)}" if samples.guilty else ""
+    samples = among_samples(masked_rows, case.location.samples)
+    which = f", from sample {listed(samples)}" if samples else ""
     return Claim(
         "measured",
         "softmax over a row in which every position is masked gave NaN" + which,

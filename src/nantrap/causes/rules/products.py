@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
-from nantrap.causes.facts import share
+from nantrap.causes.facts import in_words, share
 from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from nantrap.causes.case import Case
 
 
@@ -73,7 +75,7 @@ def zero_times_inf(case: Case) -> Claim | None:
     elif case.op == "mul" and 0.0 in case.capture.op.scalars and bool(case.inputs[0].isinf().any()):
         text = f"a plain number that is exactly 0 was multiplied by Inf at {share(case.inputs[0].isinf())}"
     elif case.op in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "matmul") and len(case.inputs) > 1:
-        if not any(bool(t.isinf().any()) for t in case.inputs) or not any(bool((t == 0).any()) for t in case.inputs):
+        if not _meet_in_each(*case.inputs[-2:], bad):
             return None
         text = "one matrix holds Inf where the other holds 0"
     else:
@@ -88,6 +90,17 @@ def zero_times_inf(case: Case) -> Claim | None:
     )
 
 
+def _meet_in_each(a: Tensor, b: Tensor, bad: Tensor) -> bool:
+    """Whether a 0 of one matrix meets an Inf of the other in each bad place of their product."""
+    import torch
+
+    def meet(left: Tensor, right: Tensor) -> Tensor:
+        return torch.matmul(left.double(), right.double()) > 0
+
+    found = meet(a == 0, b.isinf()) | meet(a.isinf(), b == 0)
+    return found.shape == bad.shape and bool(found[bad].all())
+
+
 def _where_inf_came_from(case: Case) -> tuple[str, ...]:
     """Said only where the whole step was traced: no operation before this one made a non-finite value."""
     trace, capture = case.trace, case.capture
@@ -95,7 +108,15 @@ def _where_inf_came_from(case: Case) -> tuple[str, ...]:
         return ()
     if any(op.made is not None for op in trace.ops[: capture.op.index]):
         return ()
-    return ("no operation before it made an Inf: it came in with a constant of the program (a mask)",)
+    return (f"no operation before it made an Inf: it came in with {_from_outside(case)} (a mask)",)
+
+
+def _from_outside(case: Case) -> str:
+    """Where an Inf that no operation made can have come from."""
+    from nantrap.locate import tensors_of
+
+    of_batch = [in_words(path) for path, t in tensors_of(case.failed.batch) if bool(t.isinf().any())]
+    return f"{of_batch[0]} or a constant of the program" if of_batch else "a constant of the program"
 
 
 def _only_masks_came_in(case: Case) -> bool:
@@ -110,7 +131,7 @@ def _constant_in_loss(case: Case) -> Claim:
         "hint",
         f"an Inf that was put there on purpose (a mask) reached the loss through {case.location.op}",
         (
-            "every Inf in the step comes from a constant of the program; no operation made one",
+            f"every Inf in the step comes from {_from_outside(case)}; no operation made one",
             "label smoothing and soft targets give masked classes a weight, and any weight times Inf is Inf or NaN",
         ),
         help="leave masked classes out of the sum (torch.where(mask, 0, term)), or mask with a large finite value",

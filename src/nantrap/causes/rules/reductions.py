@@ -87,7 +87,8 @@ def empty_reduction(case: Case) -> Claim | None:
             summary = "every label of the batch is ignored"
             text = f"all {target.numel():,} targets are {ignored} (ignored): the mean is 0/0"
             if bool((target != ignored).any()):
-                summary = "every label of the batch has a class weight of 0"
+                also = "is ignored or " * bool((target == ignored).any())
+                summary = f"every label of the batch {also}has a class weight of 0"
                 text = "the weights of all classes that occur are 0: the mean is 0/0"
             trial = case.try_replacement("cross_entropy", "nantrap.ops.cross_entropy")
             return _empty(case, summary, text, "nantrap.ops.cross_entropy(logits, labels)", trial)
