@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 _GAIN = 3e3
 """A layer multiplies a gradient by its weights and its width; one that normalises with an eps of 1e-6, by 1,000."""
+_ALMOST_ZERO = 1e-3
+"""Each of these calls has a slope or a value of `_GAIN` below this argument only; above it, another factor is large."""
 _STEEP = {
     "aten.rsqrt": "rsqrt",
     "aten.sqrt": "sqrt",
@@ -80,7 +82,19 @@ def find_amplifier(case: Case) -> Amplifier | None:
     if steepest is None or largest < _GAIN or case.output is None or given / largest >= limit(case.output):
         return None
     forward = _steep_call(case, steepest, carrying)
-    return None if forward is None else Amplifier(steepest, forward, _STEEP[forward.name], largest)
+    if forward is None or not _next_to_zero(case, forward):
+        return None
+    return Amplifier(steepest, forward, _STEEP[forward.name], largest)
+
+
+def _next_to_zero(case: Case, forward: Op) -> bool:
+    """Whether a call was computed next to its pole. A cube of 1,000 and 1e6 / 1 are steep as well, and no eps helps."""
+    kept = case.operands_of(forward.index)
+    given = [] if kept is None else kept.inputs()
+    if forward.name in _FUSED or not given:
+        return forward.name in _FUSED
+    argument = given[-1 if forward.name == "aten.div" else 0].detach().abs()
+    return bool((argument < _ALMOST_ZERO).any())
 
 
 def _carrying(trace: Trace) -> set[int]:

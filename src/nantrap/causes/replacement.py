@@ -233,7 +233,9 @@ def _xlog1py(x: Tensor | float, y: Tensor) -> Tensor:
 
 
 def _cross_entropy(logits: Tensor, target: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-    known = {key: kwargs[key] for key in ("ignore_index",) if key in kwargs}
+    names = ("weight", "size_average", "ignore_index", "reduce", "reduction", "label_smoothing")
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    known = {key: given[key] for key in ("weight", "ignore_index", "reduction", "label_smoothing") if key in given}
     return ops.cross_entropy(logits, target, **known)
 
 
@@ -321,7 +323,7 @@ FAMILIES: dict[str, dict[str, Callable[..., Any]]] = {
         **{name: _inside(getattr(torch, name), -1 + 1e-6, 1 - 1e-6) for name in ("acos", "asin", "atanh", "erfinv")},
         "arccos": _inside(torch.acos, -1 + 1e-6, 1 - 1e-6),
         "arcsin": _inside(torch.asin, -1 + 1e-6, 1 - 1e-6),
-        "acosh": _inside(torch.acosh, 1 + 1e-6, None),
+        **dict.fromkeys(("acosh", "arccosh"), _inside(torch.acosh, 1 + 1e-6, None)),
         "logit": _inside(torch.logit, 1e-6, 1 - 1e-6),
         "pow": _inside(torch.pow, 1e-12, None),
         "__pow__": _inside(torch.pow, 1e-12, None),

@@ -32,6 +32,7 @@ from nantrap.locate.step import Part
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
+    from nantrap.locate.trace import Op
 
 _MOST_LINES = 4
 _DIVERGED = 2.0
@@ -145,6 +146,8 @@ class Laboratory:
         """The steps since an older state at their own learning rates must reach this failure, and not another one
         before."""
         result = self._driven(lambda _, rate: rate)
+        if result.finite and self._case.failed.symptom == "optimizer":
+            return "the steps before this one are finite again, and its update is not among them", result
         if result.finite:
             return "the same steps at the same learning rate do not fail when they are run again", result
         if result.loss is None:
@@ -164,16 +167,15 @@ class Laboratory:
             "fp32", "every operation in float32", lambda: run_step(self._case, around=SinglePrecision()), harness="step"
         )
 
-    def fails_next_in_float32(self) -> str | None:
-        """Where the step fails with every operation in float32, in words; `None` if that is where it failed before."""
+    def fails_next_in_float32(self) -> Op | None:
+        """What fails with every operation in float32; `None` if that failed before."""
         if self._case.failed.crew is not None:  # no second trace by all ranks
             return None
         op = replay_step(self._case.failed, around=SinglePrecision()).op
         before = self._case.capture
         if op is None or (before is not None and (op.name, op.place) == (before.op.name, before.op.place)):
             return None
-        line = "" if op.place is None else f" in line {op.place.line}"
-        return f"{op.phase}, {op.name}{line}"
+        return op
 
     def in_log_space(self, what: str) -> Trial:
         """Logarithms of softmax, sigmoid and exp computed without leaving log space."""

@@ -98,7 +98,7 @@ def infer_source(operation: str, root: nn.Module, replayed: Collection[nn.Module
     """
     parts = _Parts.of(root, {id(root), *map(id, replayed)})
     installed: tuple[list[_Candidate], Frame] | None = None
-    for frame, _ in zip(callers(), range(_OUTWARDS), strict=False):
+    for frame in _searched():
         found: dict[tuple[str, int, int], _Candidate] = {}
         for unit in _units(frame, parts):
             for expression in _expressions(unit.code):
@@ -119,13 +119,17 @@ def infer_source(operation: str, root: nn.Module, replayed: Collection[nn.Module
 def is_written(operation: str, root: nn.Module) -> bool:
     """Whether any expression in the calling code can have made `operation`; a derivative makes others as well."""
     parts = _Parts.of(root, {id(root)})
-    frames: list[Frame] = []
-    for frame, _ in zip(callers(), range(_OUTWARDS), strict=False):
-        frames.append(frame)
-        if frame.f_code.co_name == "<module>":
-            break  # what runs the program did not compute its loss
+    frames = list(_searched())
     units = [unit for frame in frames for unit in _units(frame, parts)]
     return not frames or any(_matches(each, operation, unit) for unit in units for each in _expressions(unit.code))
+
+
+def _searched() -> Iterator[Frame]:
+    """The callers that may have computed the loss, from the inside: up to a module. What runs that did not."""
+    for frame, _ in zip(callers(), range(_OUTWARDS), strict=False):
+        yield frame
+        if frame.f_code.co_name == "<module>":
+            return
 
 
 class _Candidate(NamedTuple):

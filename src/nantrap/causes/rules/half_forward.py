@@ -11,6 +11,7 @@ from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
+    from nantrap.locate.trace import Op
 
 _REDUCING_LOSSES = (
     "sum", "mean", "nll_loss_forward", "nll_loss2d_forward", "mse_loss", "l1_loss", "smooth_l1_loss",
@@ -161,13 +162,24 @@ def _not_enough(case: Case, wide: float, loss: float | None) -> Claim:
     further on."""
     facts = [f"the float32 result of {case.location.op} is {wide:.5g}, above float16's limit of 65504"]
     help_ = f"run {case.place} in float32 (torch.autocast(enabled=False) around it) or train in bfloat16"
-    if loss is not None and math.isfinite(loss):
+    further = case.lab.fails_next_in_float32()
+    finite = loss is not None and math.isfinite(loss)
+    if finite and further is not None and _is_cast_of_a_gradient(further):
         facts.append(f"computed in float32 the loss is {loss:.5g}; the gradients of float16 weights overflow even then")
         help_ = "keep the weights in float32 (autocast instead of model.half()), or train in bfloat16"
-    elif (further := case.lab.fails_next_in_float32()) is not None:
-        facts.append(f"in float32 it is finite, and the step fails further on: {further}")
+    elif further is not None:
+        line = "" if further.place is None else f" in line {further.place.line}"
+        where = f"{further.phase}, {further.name}{line}"
+        facts.append(f"in float32 it is finite, and the step fails further on: {where}")
         help_ += "; what fails after it must be mended too"
+    elif finite:
+        facts.append(f"computed in float32 the loss is {loss:.5g}, and the gradients are not finite")
     return Claim("hint", f"{_what(case)} exceeded the range of float16: {wide:.5g} > 65504", tuple(facts), help=help_)
+
+
+def _is_cast_of_a_gradient(op: Op) -> bool:
+    """Whether a gradient that was computed in float32 overflowed when it was brought to the dtype of its weight."""
+    return (op.phase, op.name, op.dtype) == ("backward", "aten._to_copy", "float16")
 
 
 def _what(case: Case) -> str:
