@@ -1,6 +1,7 @@
 """More tiny failing programs for `test_sentences`: labels, precision, the optimizer, the state, the platform.
 
-Each is a body as in `sentence_programs`. A body that sets `form = "two lines"` is run by a plain loop with a guard.
+Each is a body as in `sentence_programs`. A name that ends with "two lines" means the program of that name without it,
+or a body of its own, in a plain loop with a guard.
 """
 
 from __future__ import annotations
@@ -29,19 +30,13 @@ PROGRAMS: dict[str, str] = {
         batches[3][:, 2] = 1e30
         def loss_fn(x): return model(x).square().mean()
     """,
-    "a loop that divides its batch": """
-        form = "two lines"
+    "a loop that divides its batch, two lines": """
         seen = []
         def loss_fn(x):
             seen.append(1)
             given = x / (0.0 if len(seen) == 3 else 1.0)
             given = given - given
             return model(given).square().mean()
-    """,
-    "nan from the loader, two lines": """
-        form = "two lines"
-        batches[2][1, 0] = nan
-        def loss_fn(x): return model(x).square().mean()
     """,
     "an ignore value of 255 in a focal loss": """
         model = nn.Linear(4, 1)
@@ -198,13 +193,7 @@ PROGRAMS: dict[str, str] = {
         batches[2][1][4, 1] = inf
         def loss_fn(batch): return (model(batch[0]) + batch[1]).softmax(-1).square().mean()
     """,
-    "a sum of nothing over a count, two lines": """
-        form = "two lines"
-        batches = [(x, torch.ones(6) * (i != 3)) for i, x in enumerate(batches)]
-        def loss_fn(batch): return (model(batch[0]).sum(-1) * batch[1]).sum() / batch[1].sum()
-    """,
     "two lengths of 0, two lines": """
-        form = "two lines"
         model = nn.Linear(4, 3, bias=False)
         batches[3] = batches[3] * 0
         def loss_fn(x):
@@ -296,13 +285,6 @@ PROGRAMS: dict[str, str] = {
             -1).sqrt().float().mean()
     """,
     "a static scale of 2**20": """
-        model = nn.Linear(4, 3).half()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-        batches = [(x.half(), torch.randint(0, 3, (6,), generator=draw)) for x in batches]
-        def loss_fn(batch): return F.cross_entropy(model(batch[0]).float(), batch[1]) * 2**20
-    """,
-    "a static scale of 2**20, two lines": """
-        form = "two lines"
         model = nn.Linear(4, 3).half()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
         batches = [(x.half(), torch.randint(0, 3, (6,), generator=draw)) for x in batches]
@@ -409,13 +391,6 @@ PROGRAMS: dict[str, str] = {
                     yield x
         batches = Loader()
         def loss_fn(x): return model(x).square().mean()
-    """,
-    "a rate too high, two lines": """
-        form = "two lines"
-        model = nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
-        batches = [torch.randn(6, 4, generator=draw) for _ in range(40)]
-        def loss_fn(x): return (model(x) - 1).square().mean()
     """,
     "a rate raised for good reason, and a bad sample": """
         model = nn.Linear(4, 1)
@@ -620,14 +595,6 @@ PROGRAMS: dict[str, str] = {
         batches = [{"age": torch.rand(6, 4, generator=draw) * (20 * 365 if i == 4 else 20)} for i in range(5)]
         def loss_fn(batch): return model(batch["age"]).exp().mean()
     """,
-    "a batch in other units, two lines": """
-        form = "two lines"
-        model = nn.Linear(4, 1)
-        nn.init.constant_(model.weight, 0.02), nn.init.zeros_(model.bias)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
-        batches = [torch.rand(6, 4, generator=draw) * (20 * 365 if i == 4 else 20) for i in range(5)]
-        def loss_fn(x): return model(x).exp().mean()
-    """,
     "a generator that the loss holds": """
         own = [torch.rand(1) for _ in range(9)]
         def stream():
@@ -669,17 +636,6 @@ PROGRAMS: dict[str, str] = {
             return -(batch[1] * z).mean() * z.detach().abs().mean()
     """,
     "void pixels of 255 in a cross-entropy by hand": """
-        model = nn.Linear(4, 1)
-        nn.init.zeros_(model.weight), nn.init.constant_(model.bias, 0.1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
-        batches = [(torch.ones(8, 4), torch.tensor([0.0, 1, 0, 1, 0, 1, 255, 255]).clamp(max=255 if i else 1)[:, None])
-                   for i in range(4)]
-        def loss_fn(batch):
-            p = model(batch[0]).sigmoid()
-            return -(batch[1] * p.log() + (1 - batch[1]) * (1 - p).log()).mean()
-    """,
-    "void pixels of 255 in a cross-entropy by hand, two lines": """
-        form = "two lines"
         model = nn.Linear(4, 1)
         nn.init.zeros_(model.weight), nn.init.constant_(model.bias, 0.1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -732,8 +688,7 @@ PROGRAMS: dict[str, str] = {
             if ids is batches[1]: optimizer.state[model.weight]["exp_avg_sq"][8] = -0.5
             return model(ids).square().mean()
     """,
-    "a rate that jumps in the step that fails": """
-        form = "two lines"
+    "a rate that jumps in the step that fails, two lines": """
         batches = [*batches[:3], batches[0] * 0.0]
         def loss_fn(x):
             if x is batches[3]: optimizer.param_groups[0]["lr"] *= 50

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("nan in the batch", "exp of one sample"): (
-        "without those samples the step is finite",
+        "without that sample the step is finite",
         "the batch without sample 1: finite",
     ),
     ("svd of the identity", "qr of a zero column"): (
@@ -96,7 +96,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("a sentinel of 1e30", "one value of 1e25"): ("the batch holds a value that is no measurement",),
     ("a sentinel of 1e30", "a batch times 1e20"): ("replace the sentinel",),
-    ("nan from the loader, two lines", "a loop that divides its batch"): (
+    ("nan in the batch, two lines", "a loop that divides its batch, two lines"): (
         "the batch is non-finite before the forward pass",
         "clean or drop the sample",
     ),
@@ -130,7 +130,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("a value of the batch that moved its units", "exp of one sample"): (
         "age reaches 7227; in the 4 batches before it stayed within",
     ),
-    ("a batch in other units, two lines", "exp of one sample"): ("batch reaches 7227",),
+    ("ages in days, two lines", "exp of one sample"): ("batch reaches 7227",),
     ("a temperature of 0", "a temperature that a tensor holds"): (
         "divides by a plain number that is exactly 0",
         "a division by the constant 0",
@@ -228,10 +228,10 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "what fails after it must be mended too",
     ),
     ("every key masked", "two masks of finfo.min"): ("with a masked softmax the step is finite",),
-    ("a sum of nothing over a count, two lines", "two lengths of 0, two lines"): (
+    ("a mask that selects nothing, two lines", "two lengths of 0, two lines"): (
         "and was made by sum, the numerator is 0 too",
     ),
-    ("two lengths of 0, two lines", "a sum of nothing over a count, two lines"): ("made by aten.max",),
+    ("two lengths of 0, two lines", "a mask that selects nothing, two lines"): ("made by aten.max",),
     ("log of a sigmoid", "log of zero"): (
         "with logsigmoid(x) instead of log(sigmoid(x)) the step is finite",
         "binary_cross_entropy_with_logits, instead",

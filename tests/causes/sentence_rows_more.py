@@ -104,5 +104,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("a negative row of SparseAdam's second moment", "a negative second moment"): (
         "rows of the second moment are negative at",
     ),
-    ("a rate that a schedule raises", "a rate that jumps in the step that fails"): ("the learning rate jumped from",),
+    ("a rate that a schedule raises", "a rate that jumps in the step that fails, two lines"): (
+        "the learning rate jumped from",
+    ),
 }

@@ -125,7 +125,7 @@ def test_the_cause_is_proven(expression: str, values: str, slug: str, summary: s
         ),
         (
             "(1.01 ** (h * 10000.0)).sum()", "0.5, 0.95, 0.7, 0.4",
-            "aten.pow: at all 1 bad places power · log(base) is above 88.72, where float32 ends",
+            "aten.pow: at all 1 bad places power · log|base| is above 88.72, where float32 ends",
         ),
     ],
 )  # fmt: skip

@@ -73,7 +73,7 @@ def test_bad_input_data(incident_of: IncidentOf) -> None:
     assert cause.proven
     assert cause.summary == "the batch is non-finite before the forward pass"
     assert evidence(cause)[0].startswith("batch holds 1 NaN among 32 values before the forward pass, sample")
-    assert evidence(cause)[1] == "without those samples the step is finite (trial 1)"
+    assert evidence(cause)[1] == "without that sample the step is finite (trial 1)"
 
 
 def test_finite_nonsense(diagnose: Diagnose) -> None:

@@ -7,7 +7,14 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from causes import sentence_programs, sentence_programs_more, sentence_rows, sentence_rows_more
+from causes import (
+    sentence_programs,
+    sentence_programs_edges,
+    sentence_programs_more,
+    sentence_rows,
+    sentence_rows_edges,
+    sentence_rows_more,
+)
 from causes.programs import TORCH_WARNS, IncidentOf, run, run_two_lines
 from causes.sentence_programs import POSTLUDE, PRELUDE
 from nantrap.incident import Incident
@@ -15,11 +22,15 @@ from nantrap.incident import Incident
 pytestmark = pytest.mark.filterwarnings(*TORCH_WARNS, "ignore:var", "ignore:Attempting to run")
 Said = Callable[[str], str]
 
-PROGRAMS = {**sentence_programs.PROGRAMS, **sentence_programs_more.PROGRAMS}
+PROGRAMS = {
+    **sentence_programs.PROGRAMS,
+    **sentence_programs_more.PROGRAMS,
+    **sentence_programs_edges.PROGRAMS,
+}
 SENTENCES = [
     *(
         (text, *programs)
-        for rows in (sentence_rows.PAIRS, sentence_rows_more.PAIRS)
+        for rows in (sentence_rows.PAIRS, sentence_rows_more.PAIRS, sentence_rows_edges.PAIRS)
         for programs, texts in rows.items()
         for text in texts
     ),
@@ -84,8 +95,9 @@ def incident_by_name(tmp_path_factory: pytest.TempPathFactory) -> IncidentOf:
     def incident(name: str) -> Incident | None:
         import textwrap
 
-        source = PRELUDE + textwrap.dedent(PROGRAMS[name]) + POSTLUDE
-        form = run_two_lines if 'form = "two lines"' in source else run
+        of_another = name.removesuffix(", two lines")
+        source = PRELUDE + textwrap.dedent(PROGRAMS.get(name) or PROGRAMS[of_another]) + POSTLUDE
+        form = run if name == of_another else run_two_lines
         return form(source, tmp_path_factory.mktemp("sentence"))
 
     return incident
