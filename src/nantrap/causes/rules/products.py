@@ -75,7 +75,7 @@ def zero_times_inf(case: Case) -> Claim | None:
     elif case.op == "mul" and 0.0 in case.capture.op.scalars and bool(case.inputs[0].isinf().any()):
         text = f"a plain number that is exactly 0 was multiplied by Inf at {share(case.inputs[0].isinf())}"
     elif case.op in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "matmul") and len(case.inputs) > 1:
-        if not _meet_in_each(*case.inputs[-2:], bad):
+        if not _meet_in_each(case.inputs[-2], case.inputs[-1], bad):
             return None
         text = "one matrix holds Inf where the other holds 0"
     else:
