@@ -123,6 +123,19 @@ def test_unknown_says_that_nothing_fits(ask_only: AskOnly) -> None:
     assert text == f"the inputs of the operation fit no rule; {rest}"
 
 
+def test_unknown_says_that_a_table_was_bad_before_it_was_read() -> None:
+    class Kept:
+        tables = (torch.tensor([1.0, float("inf")]),)  # no variable of a running function leads to it
+
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with nantrap.Guard(model, optimizer, max_grad_norm=None, quiet=True) as guard:
+        incident = guard.attempt(lambda batch: (model(batch) * Kept.tables[0]).mean(), torch.randn(4, 3)).incident
+    assert incident is not None
+    words = "the place is known; the tensor that was read there was bad before, and what made it is not known"
+    assert _unknown(incident) == words
+
+
 def test_unknown_asks_for_attempt_in_the_two_line_form(graph_only: None) -> None:
     model = torch.nn.Linear(3, 1)
     guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), max_grad_norm=None, quiet=True)

@@ -182,7 +182,10 @@ def test_a_value_that_the_loop_keeps_is_not_called_the_batch(
     assert "skipped: forward: [NT101] perhaps the batch holds values" in capsys.readouterr().err  # looks like step 3
 
 
-@pytest.mark.parametrize(("name", "called", "step"), [("episodes", "returns", 3), ("master_weights", "images", 2)])
+@pytest.mark.parametrize(
+    ("name", "called", "step"),
+    [("episodes", "returns", 3), ("master_weights", "images", 2), ("schedule_table", "schedule.weights", 2)],
+)
 def test_a_tensor_has_the_name_of_the_program(tmp_path: Path, name: str, called: str, step: int) -> None:
     _, incidents = run(name, tmp_path)
     assert incidents[0]["step"] == step

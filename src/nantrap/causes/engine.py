@@ -59,6 +59,8 @@ def _unknown(case: Case) -> Cause:
         needs = "guard.attempt(fn, batch) would allow a replay and trials"
     elif case.location.replay is None or case.location.replay.origin is None:
         needs = "the failure did not repeat, so nothing could be tried on it"
+    elif case.location.constant is not None:
+        needs = "the place is known; the tensor that was read there was bad before, and what made it is not known"
     elif case.capture is None:
         needs = "the place is known, but the inputs of the operation are not"
     else:

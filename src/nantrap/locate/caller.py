@@ -10,7 +10,7 @@ import linecache
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import CodeType, FrameType
+from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -214,8 +214,8 @@ def find_in_batch(tensor: Tensor | None) -> tuple[str, Tensor] | None:
 def name_in_program(tensor: Tensor) -> str:
     """What the program calls a bad tensor, by the variables of the functions that are running; empty if nothing.
 
-    Either the tensor is one of theirs, or it is bad at just the places of one: a batch that was noised on the way, or
-    a list of numbers from which the tensor was made.
+    Either the tensor is one of theirs, or an object of theirs holds it (a table of a noise schedule), or it is bad at
+    just the places of one: a batch that was noised on the way, or a list of numbers from which the tensor was made.
     """
     bad = ~tensor.detach().isfinite()
     if not bool(bad.any()):
@@ -227,6 +227,11 @@ def name_in_program(tensor: Tensor) -> str:
                 return path
     for frame in frames:
         for name, value in names_in(frame).items():
+            for attribute, candidate in _attributes(value):
+                if share_memory(candidate, tensor):
+                    return f"{name}.{attribute}"
+    for frame in frames:
+        for name, value in names_in(frame).items():
             if any(_is_bad_at(candidate, bad) for candidate in (_as_tensor(value), value)):
                 return name
     return ""
@@ -234,6 +239,14 @@ def name_in_program(tensor: Tensor) -> str:
 
 _MOST_NAMED = 4
 _LONGEST_LIST = 65_536
+
+
+def _attributes(value: Any) -> list[tuple[str, Tensor]]:
+    """The tensors that an object holds under names of its own."""
+    held = getattr(value, "__dict__", None)
+    if not isinstance(held, dict) or isinstance(value, (Tensor, type, ModuleType)):
+        return []
+    return [(name, each) for name, each in list(held.items()) if isinstance(name, str) and isinstance(each, Tensor)]
 
 
 def _is_bad_at(value: Any, bad: Tensor) -> bool:
