@@ -70,6 +70,23 @@ def test_the_fault_needs_the_whole_batch(attempt: Any) -> None:
     assert note in incident.notes
 
 
+def test_a_batch_in_which_every_sample_fails_names_none_of_them(attempt: Any) -> None:
+    model = nn.Linear(2, 1)
+    incident = attempt(model, lambda b: model(b.log()).mean(), [torch.zeros(64, 2)])
+    assert incident.samples == ()
+    assert "each of the 16 samples that were run alone fails, so no single one is the reason" in incident.notes
+
+
+@pytest.mark.parametrize("bad", [range(8), range(10), [*range(8), *range(40, 48)]], ids=["eight", "ten", "two blocks"])
+def test_the_first_samples_of_a_batch_may_be_the_guilty_ones(bad: Any, attempt: Any) -> None:
+    model = nn.Linear(2, 1)
+    batch = torch.full((64, 2), 0.5)
+    batch[list(bad)] = 0.0
+    incident = attempt(model, lambda b: model(b.log()).mean(), [batch])
+    assert incident.samples == tuple(bad)
+    assert not any("single one" in note for note in incident.notes)
+
+
 def test_batch_norm_takes_no_single_sample(attempt: Any) -> None:
     model = nn.Sequential(nn.BatchNorm1d(2), nn.Linear(2, 1))
     batch = torch.randn(4, 2)

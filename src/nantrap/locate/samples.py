@@ -45,6 +45,14 @@ class _Enough(Exception):
     """The budget is used up."""
 
 
+class _Everyone(Exception):
+    """Samples from all over the batch were run alone, and each of them fails: no single one is the reason."""
+
+
+_FIRST_FOUND = 8
+"""Samples found one after the other, without an innocent one between them, after which others are looked at."""
+
+
 def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 64) -> Samples:
     """Bisect the batch. Stops after `seconds` or `max_runs` and returns what it knows by then."""
     if not failed.repeatable:
@@ -70,6 +78,9 @@ def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 6
         guilty = search.descend(everything) or search.leave_out(everything) or search.one_by_one(everything)
     except _Enough:
         guilty, note = search.found, "the search for the samples was cut short by its budget"
+    except _Everyone:
+        guilty = []
+        note = f"each of the {search.alone} samples that were run alone fails, so no single one is the reason"
     if not guilty:
         return Samples(size=size, note=note or _nobody_alone(failed, search), runs=search.runs)
     rest = [i for i in everything if i not in set(guilty)]
@@ -145,6 +156,7 @@ class _Search:
         self.refused = False
         self.reason = ""
         self.alone = 0
+        self.innocent = False
 
     def try_fails(self, samples: Sequence[int]) -> bool | None:
         """Like `fails`; `None` where the function does not take such a part (BatchNorm and a single sample)."""
@@ -159,12 +171,16 @@ class _Search:
     def fails(self, samples: Sequence[int]) -> bool:
         if self.runs >= self.max_runs or time.monotonic() > self.deadline:
             raise _Enough
-        return bool(self.try_fails(samples))
+        failing = bool(self.try_fails(samples))
+        self.innocent |= not failing
+        return failing
 
     def descend(self, samples: list[int]) -> list[int]:
         """The guilty ones among samples that fail together; empty if they fail only together."""
         if len(samples) == 1:
             self.found.append(samples[0])
+            if len(self.found) == _FIRST_FOUND and not self.innocent:
+                self._look_elsewhere()
             return samples
         middle = len(samples) // 2
         guilty: list[int] = []
@@ -174,6 +190,14 @@ class _Search:
         if not guilty:
             self.smallest = samples
         return guilty
+
+    def _look_elsewhere(self) -> None:
+        """Every part so far fails: run as many samples again, spread over the rest. Ends the search if each fails."""
+        rest = [i for i in range(self.size) if i not in set(self.found)]
+        spread = rest[len(rest) // _FIRST_FOUND - 1 :: max(len(rest) // _FIRST_FOUND, 1)][:_FIRST_FOUND]
+        if len(rest) >= 2 * _FIRST_FOUND and all(self.fails([sample]) for sample in spread):
+            self.alone = len(self.found) + len(spread)
+            raise _Everyone
 
     def one_by_one(self, everything: list[int]) -> list[int]:
         """Where no half fails: the samples that fail alone."""
