@@ -103,7 +103,7 @@ def run_jointly(failed: FailedStep, ranks: Ranks, *, wanted: bool) -> Joint | No
         return Joint(None, f"run again by all ranks together, and nothing began {where}", chosen)
     words = "run again by all ranks together"
     if not chosen and not failed.repeatable:
-        words += "; no cause was tried, since the two-line form cannot compute the loss again; guard.attempt can"
+        words += "; no cause was tried, since the loss could not be computed again on every rank; guard.attempt can"
     elif not chosen:
         words += "; no cause was tried, since FSDP before torch 2.13 cannot be reset after a trial that ends early"
     elif from_source and ranks.rank in chosen:
