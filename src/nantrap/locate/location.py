@@ -70,8 +70,8 @@ def location_of(replay: Replay, *, fallback: Phase, batch: object = None) -> Loc
     if held > _MUCH_BYTES:
         location.notes.append(f"the diagnosis held {held / 2**20:,.0f} MB of tensors in addition to those of the step")
     if replay.error is not None:
-        kind = type(replay.error).__name__
-        location.notes.append(f"the replay ended with {kind}: {str(replay.error).splitlines()[0]}")
+        said = "".join(f": {line}" for line in str(replay.error).splitlines()[:1])  # some errors say nothing
+        location.notes.append(f"the replay ended with {type(replay.error).__name__}{said}")
     if replay.origin is None:
         if not replay.failed and replay.error is None:
             how = "without compilation " if compiled_code_ran() else ""
