@@ -148,11 +148,12 @@ class Case:
 
     @functools.cached_property
     def divisor_measures(self) -> str:
-        """`norm`, `sum`: what the divisor of the guilty division measures of a tensor; empty for anything else."""
+        """`norm`, `sum`: what the divisor of the guilty division measures of a tensor, and that is 0; else empty."""
         sources = () if self.capture is None else self.capture.op.sources
         for op in self.source_ops(self.capture.op, len(sources) - 1)[:3] if self.capture is not None else ():
-            if (found := _MEASURES.get(op.name.removeprefix("aten.").removeprefix("_foreach_"))) is not None:
-                return found
+            found = _MEASURES.get(op.name.removeprefix("aten.").removeprefix("_foreach_"))
+            if found is not None:  # what is 0 after it only (a factor of 0) is another matter
+                return found if not op.absmax else ""
         return ""
 
     def was_given(self, tensor: Tensor) -> Literal["loader", "argument", ""]:

@@ -292,6 +292,7 @@ FAMILIES: dict[str, dict[str, Callable[..., Any]]] = {
         "log10": _log10,
         **dict.fromkeys(("xlogy", "special_xlogy"), _xlogy),
         "special_xlog1py": _xlog1py,
+        "special_entr": lambda x: -ops.xlogx(x),
     },
     "div": {
         "div": _divide,
@@ -333,7 +334,8 @@ FAMILIES: dict[str, dict[str, Callable[..., Any]]] = {
     "floor": {
         "sqrt": _floored(torch.sqrt),
         "rsqrt": _floored(torch.rsqrt),
-        "log": _floored(torch.log),
+        **{name: _floored(getattr(torch, name)) for name in ("log", "log2", "log10")},
+        "log1p": _floored(torch.log1p, -1 + USUAL_EPS),
         "pow": _floored(torch.pow),
         "__pow__": _floored(torch.pow),
         "reciprocal": _floored(torch.reciprocal, USUAL_EPS**0.5),

@@ -6,14 +6,14 @@ import re
 
 SINGULAR = {
     "Sqrt": ("sqrt", "sqrt", "nantrap.ops.safe_sqrt(x)"),
-    "Rsqrt": ("sqrt", "rsqrt", "nantrap.ops.safe_sqrt(x)"),
+    "Rsqrt": ("sqrt", "rsqrt", "nantrap.ops.safe_divide(1, nantrap.ops.safe_sqrt(x))"),
     "Pow": ("pow", "x ** a with a < 1", "nantrap.ops.safe_pow(x, a)"),
     "Log": ("log", "log", "nantrap.ops.safe_log(x)"),
     "Log2": ("log", "log2", "nantrap.ops.safe_log(x)"),
     "Log10": ("log", "log10", "nantrap.ops.safe_log(x)"),
     "Log1P": ("log", "log1p", "nantrap.ops.safe_log(1 + x)"),
-    "Xlogy": ("log", "x log y", "nantrap.ops.xlogx(x)"),
-    "SpecialEntr": ("log", "entr", "nantrap.ops.xlogx(x)"),
+    "Xlogy": ("log", "x log y", "x * nantrap.ops.safe_log(y)"),
+    "SpecialEntr": ("log", "entr", "-nantrap.ops.xlogx(x)"),
     "Div": ("div", "a / b", "nantrap.ops.safe_divide(a, b)"),
     "Reciprocal": ("div", "1 / x", "nantrap.ops.safe_divide(1, x)"),
     "Exp": ("exp", "exp", "an argument bounded before exp"),

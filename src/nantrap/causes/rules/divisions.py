@@ -186,7 +186,7 @@ def _division_in_the_update(case: Case) -> Claim | None:
         return None  # perhaps a constant: see optimizer_constant_rounding
     return Claim(
         "measured",
-        f"the update divides by {f'the {measure} of something that is all zeros' if measure else 'exactly zero'}",
+        f"the update divides by {f'the {measure} of something, which is exactly 0' if measure else 'exactly zero'}",
         (f"the denominator is exactly 0 at {share(denominator == 0)}{all_finite(case.inputs)}",),
         help="add an eps to what the optimizer divides by; a parameter whose gradient is exactly 0 is the usual reason",
     )

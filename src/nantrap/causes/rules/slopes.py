@@ -168,17 +168,26 @@ def singular_gradient_at_zero(case: Case) -> Claim | None:
     exact = nearest == 0.0
     if not exact and (case.made != "inf" or nearest > _NEXT_TO_ZERO):
         return None
-    where = "at exactly zero" if exact else f"next to zero, at {nearest:.3g}"
-    if name == "Log1P":
-        where = "at exactly -1" if exact else f"next to -1, {nearest:.3g} from it"
+    pole = "-1" if name == "Log1P" else "zero"
+    where = f"at exactly {pole}" if exact else f"next to {pole}"
     grows = "is infinite" if exact else "leaves the range of the dtype"
     return Claim(
         "tried" if case.failed.repeatable and family != "norm" else "measured",
         f"the derivative of {call} {grows} {where}",
         (f"{case.node}: the derivative of {call} {grows} {where}; {_zeros(case)}",),
-        trial=case.try_replacement(family if exact else "floor", safe) if family != "norm" else None,
+        trial=case.try_replacement(
+            *((family, safe) if exact else ("floor", f"the argument of {call} kept from {pole}"))
+        )
+        if family != "norm"
+        else None,
         shows="with a bounded slope the step is finite",
-        help=f"{safe}, or an eps inside: {inside} (an eps outside, {outside}, changes nothing)",
+        help=(
+            f"{safe}, or an eps inside: {inside}"
+            if exact
+            else f"keep the argument of {call} further from {pole}, by a floor or an eps inside such as {USUAL_EPS:g}"
+        )
+        + f" (an eps outside, {outside}, changes nothing)",
+        verifies=exact or family != "div",
         patch=exact,
     )
 

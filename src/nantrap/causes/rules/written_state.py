@@ -172,7 +172,9 @@ def _average_written_unseen(case: Case, trained: set[str]) -> Claim | None:
     """A copy of a trained weight became bad in this step, and the operation that failed was not seen."""
     if case.failed.repeatable or case.location.op is not None or not _trained_is_finite(case, trained):
         return None
-    name = next((name for name in _bad_buffers(case) if _is_copy_of_trained(case, name, trained)), None)
+    before = case.external.name if case.external is not None and not case.external.during else None
+    bad = [name for name in _bad_buffers(case) if name != before]  # that one was bad when the forward pass began
+    name = next((name for name in bad if _is_copy_of_trained(case, name, trained)), None)
     if name is None:
         return None
     return Claim(
