@@ -215,4 +215,102 @@ PROGRAMS: dict[str, str] = {
             (slope,) = torch.autograd.grad(out, x, create_graph=True)
             return out / 6 + slope.square().sum()
     """,
+    # ---- the update
+    "an update divided by 0 times a norm": """
+        class Trust(torch.optim.Optimizer):
+            def __init__(self, params): super().__init__(params, {"lr": 0.1, "weight": 0.0})
+            @torch.no_grad()
+            def step(self, closure=None):
+                for group in self.param_groups:
+                    for p in group["params"]: p.sub_(group["lr"] * p.grad / (group["weight"] * p.norm()))
+        optimizer = Trust(model.parameters())
+        def loss_fn(x): return model(x).square().mean()
+    """,
+    "an update that fails at every rate": """
+        class Own(torch.optim.Optimizer):
+            def __init__(self, params): super().__init__(params, {"lr": 0.1})
+            @torch.no_grad()
+            def step(self, closure=None):
+                for p in self.param_groups[0]["params"]: p.sub_(p.grad / (0.0 if bad else 1.0))
+        bad, optimizer = [], Own(model.parameters())
+        def loss_fn(x):
+            if x is batches[2]:
+                bad.append(1)
+                optimizer.param_groups[0]["lr"] = 1e12
+            return model(x).square().mean()
+    """,
+    # ---- slopes, by the call
+    **{
+        f"the slope of {call} at zero": f"""
+        model = nn.Linear(4, 2, bias=False)
+        batches[2][1] = 0.0
+        def loss_fn(x):
+            z = model(x)
+            return {expression}.mean()
+    """
+        for call, expression in {
+            "a power": "z.square().sum(-1).pow(0.5)",
+            "hypot": "torch.hypot(z[:, 0], z[:, 1])",
+            "a quotient": "torch.where(z.square().sum(-1) > 0, x.sum(-1) / z.square().sum(-1), 0.0)",
+            "entr": "torch.special.entr(z.square())",
+            "xlogy": "torch.xlogy(x[:, :2].abs(), z.square())",
+            "a selected power": "torch.where(z.square() > 0, z.square() ** 0.25, 0.0)",
+        }.items()
+    },
+    "a slope of log1p next to -1": """
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)
+        def loss_fn(x):
+            z = model(x) * 0 + (-1 + 6e-8 if x is batches[2] else 0.0)
+            return (z.log1p() * (1e33 if x is batches[2] else 1.0)).sum()
+    """,
+    "a logarithm that a floor does not help": """
+        def loss_fn(x):
+            p = x.abs().sum(-1) * (0.0 if x is batches[2] else 1.0)
+            return (1 / (1 / (p.log().abs() + 1) * p)).mean() * model(x).mean()
+    """,
+    "logit beyond one": """
+        def loss_fn(x): return (model(x) * 0 + (1.5 if x is batches[2] else 0.5)).logit().mean()
+    """,
+    # ---- the two-line form, with a loss that cannot be computed again
+    **{
+        f"{what}, two lines": f"""
+        turn = iter([1.0, 1.0, 0.0, 1.0])
+        model.register_buffer("slow_weight", torch.zeros(3, 4))
+        def copy(): model.slow_weight.copy_(model.weight.detach() / next(turn))
+        def loss_fn(x):
+            {body}
+    """
+        for what, body in {
+            "a mean over a mask of the loop": "m = torch.ones(3) * next(turn); return (model(x) * m).sum() / m.sum()",
+            "a row over a mask of the loop": "m = torch.ones(3) * next(turn); return (model(x) * m / m).mean()",
+            "an input that the loop made": "return model(x / next(turn)).square().mean()",
+            "a target that the loop made": "return F.mse_loss(model(x), torch.zeros(6, 3) / next(turn))",
+            "a copy written before the model ran": "copy(); return model(x).square().mean()",
+            "a copy written after the model ran": "y = model(x); copy(); return y.square().mean()",
+        }.items()
+    },
+    "a target with a hole, two lines": """
+        targets = [torch.rand(6, 3) for _ in range(6)]
+        targets[2][1, 1] = nan
+        turn = iter(targets)
+        def loss_fn(x): return F.mse_loss(model(x), next(turn))
+    """,
+    "a factor of 2**17 before a square in half, two lines": """
+        model = nn.Linear(4, 3, bias=False).half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        turn = iter([1.0, 1.0, 2.0**17, 1.0])
+        batches = [x.half() for x in batches]
+        nn.init.constant_(model.weight, 1e-3)
+        def loss_fn(x): return (model(x.abs()) * next(turn)).float().square().mean()
+    """,
+    "a model whose replay ends without a word, two lines": """
+        class Net(nn.Linear):
+            def forward(self, x):
+                self.slow_weight.copy_(self.weight.detach() / next(turn))
+                return super().forward(x)
+        turn = iter([1.0, 1.0, 0.0])
+        model = Net(4, 3)
+        model.register_buffer("slow_weight", torch.zeros(3, 4))
+        def loss_fn(x): return model(x).square().mean()
+    """,
 }

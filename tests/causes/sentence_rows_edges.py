@@ -288,4 +288,76 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ),
     ("nothing was learned for long", "nan in the batch"): ("look for a detach, a frozen layer",),
     ("nan in a cached table", "a counter outside the model"): ("the place is known, but the inputs of the operation",),
+    # ---- the update
+    ("an update divided by a norm of 0", "an update divided by 0 times a norm"): (
+        "the update divides by the norm of something, which is exactly 0",
+    ),
+    ("an update divided by 0 times a norm", "an update divided by a norm of 0"): (
+        "the update divides by a single value that is exactly 0",
+    ),
+    ("an update that fails at every rate", "a rate of Inf"): (
+        "a small learning rate does not help",
+        "the same steps at the same learning rate fail earlier when they are run again",
+    ),
+    # ---- slopes, by the call
+    ("the slope of a power at zero", "root of zero"): (
+        "the derivative of x ** a with a < 1 is infinite at exactly zero",
+        "an eps inside: (x + 1e-12) ** a (an eps outside, x ** a + eps, changes nothing)",
+    ),
+    ("the slope of hypot at zero", "root of zero"): ("nantrap.ops.safe_sqrt(a * a + b * b) in line",),
+    ("the slope of a quotient at zero", "root of zero"): (
+        "an eps inside: a / (b + 1e-6) (an eps outside, a / b + eps, changes nothing)",
+    ),
+    ("the slope of entr at zero", "the slope of xlogy at zero"): ("-nantrap.ops.xlogx(x) in line",),
+    ("the slope of xlogy at zero", "the slope of entr at zero"): ("x * nantrap.ops.safe_log(y) in line",),
+    ("the slope of xlogy at zero", "root of zero"): ("an eps inside: log(x + 1e-12)",),
+    ("the slope of a selected power at zero", "the slope of a power at zero"): (
+        "the branch of x ** a with a < 1 that was not selected",
+        "torch.where(ok, x, 1.0) ** a, then",
+    ),
+    ("a root next to zero", "root of zero"): (
+        "the argument of sqrt kept from zero in line",
+        "keep the argument of sqrt further from zero, by a floor or an eps inside such as 1e-05",
+    ),
+    ("root of zero", "a root next to zero"): ("nantrap.ops.safe_sqrt(x) in line",),
+    ("a slope of log1p next to -1", "where after log1p"): (
+        "the derivative of log1p leaves the range of the dtype next to -1",
+        "the argument of log1p kept from -1 in line",
+    ),
+    ("a logarithm that a floor does not help", "targets a little outside, and a log of zero"): (
+        "keep the argument from 0 where it is made; a floor under the logarithm alone does not help",
+    ),
+    ("logit beyond one", "root of a negative number"): ("a little inside: x.clamp(1e-6, 1 - 1e-6)",),
+    # ---- the two-line form, with a loss that cannot be computed again
+    ("a mean over a mask of the loop, two lines", "a row over a mask of the loop, two lines"): (
+        "0 divided by 0: perhaps a sum over a count, and nothing was selected",
+        "numerator and denominator are single numbers, both exactly 0; what made them was not seen",
+    ),
+    ("an input that the loop made, two lines", "nan in the batch, two lines"): (
+        "though what the loop took from its loader is finite: the code between the two made it",
+        "guard.attempt(fn, batch) would allow a replay and trials",
+    ),
+    ("a target with a hole, two lines", "a target that the loop made, two lines"): (
+        "a tensor that the loss reads without a gradient is non-finite: targets[2]",
+        "clean or drop the sample where targets[2] is made",
+    ),
+    ("a copy written after the model ran, two lines", "a copy written before the model ran, two lines"): (
+        "slow_weight, shaped and named like a trained weight, became non-finite in this step",
+        "slow_weight was finite before the step",
+        "the code around the model wrote slow_weight",
+        "look at what writes slow_weight: an average needs float32 and a divisor that is not 0",
+    ),
+    ("a copy written before the model ran, two lines", "a copy written after the model ran, two lines"): (
+        "before this step; it was finite after the last step",
+    ),
+    ("a factor of 2**17 before a square in half, two lines", "a factor of 1e5 before a square in half"): (
+        ": the loss is probably scaled too high",
+        "the two-line form cannot compute the loss again; guard.attempt can",
+    ),
+    ("a model whose replay ends without a word, two lines", "a copy written after the model ran, two lines"): (
+        "the replay ended with StopIteration",
+    ),
+    ("a rate too high, two lines", "a rate too high"): (
+        "no older state is kept from which the steps could be run again",
+    ),
 }

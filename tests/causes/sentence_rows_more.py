@@ -38,7 +38,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("svd of the identity", "root of zero"): ("of its largest value",),
     ("qr of a zero column", "root of zero"): ("of the largest",),
     ("division by zero", "log of zero"): ("; blank or constant inputs are the usual reason",),
-    ("an update divided by a norm of 0", "Adam's eps in half"): ("of something that is all zeros",),
+    ("an update divided by a norm of 0", "Adam's eps in half"): ("of something, which is exactly 0",),
     ("a recurrence", "exp overflows"): (
         "multiplied its values by about",
         "at the same line gave",
@@ -71,7 +71,7 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "the failure does not repeat in it",
     ),
     ("a kernel of another library", "exp overflows"): ("with a plain PyTorch version on these inputs",),
-    ("a root next to zero", "root of zero"): ("next to zero, at",),
+    ("a root next to zero", "root of zero"): ("next to zero; what it divides by is as small as",),
     ("root of zero", "the end of acos"): (", changes nothing)",),
     ("a cosine rounded beyond 1", "the end of acos"): ("was given values beyond ±1 at",),
     ("where after log", "root of zero"): (", and so it is where it leaves", "the local derivative of"),

@@ -185,7 +185,7 @@ UPDATE = """
     [
         (
             "p.sub_(p.grad * (p.norm() / p.grad.norm()))",
-            "the update divides by the norm of something that is all zeros",
+            "the update divides by the norm of something, which is exactly 0",
         ),
         ("p.sub_(p.grad / p.grad.abs())", "the update divides by exactly zero"),
     ],
