@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,9 +11,6 @@ from torch import Tensor, nn
 
 import nantrap
 from nantrap import Outcome
-from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
-from nantrap.record import open_run
 
 UNIT = 1e13
 
@@ -53,67 +48,6 @@ def test_where_something_clips_the_step_is_refused(prepare: Any, guarded: dict[s
     assert not outcome.applied
     assert outcome.incident is not None
     assert outcome.incident.causes[0].slug == "grad_norm_overflow"
-
-
-def train(form: str, folder: Path, *, clips_from: int, steps: int = 5) -> tuple[nn.Linear, list[bool]]:
-    """Train with a hook that clips from some step on. Returns the model and which steps were applied."""
-    torch.manual_seed(0)
-    model = nn.Linear(4, 1)
-    data = [torch.randn(8, 4) for _ in range(steps)]
-    calls = 0
-
-    def clip(*_: Any) -> None:
-        nonlocal calls
-        calls += 1
-        if calls > clips_from:
-            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-
-    def loss_of(batch: Tensor) -> Tensor:
-        loss: Tensor = (model(batch) * UNIT).square().mean()
-        return loss
-
-    def optimizer() -> torch.optim.Optimizer:
-        made = torch.optim.SGD(model.parameters(), lr=1e-30, momentum=0.9)
-        made.register_step_pre_hook(clip)
-        return made
-
-    if form in ("plain", "run"):
-        with attached(Settings(run_dir=str(folder), quiet=True)) if form == "run" else contextlib.nullcontext():
-            own = optimizer()
-            for batch in data:
-                own.zero_grad()
-                loss_of(batch).backward()
-                own.step()
-        return model, open_run(folder).series[0].applied.tolist() if form == "run" else [True] * steps
-    applied = []
-    with nantrap.Guard(model, optimizer(), max_grad_norm=None, quiet=True) as guard:
-        for batch in data:
-            if form == "attempt":
-                applied.append(guard.attempt(loss_of, batch).applied)
-            else:
-                guard.backward(loss_of(batch))
-                applied.append(guard.step().applied)
-    return model, applied
-
-
-@pytest.mark.parametrize("form", ["attempt", "two lines", "run"])
-def test_a_hook_that_does_not_clip_changes_nothing(form: str, tmp_path: Path) -> None:
-    model, applied = train(form, tmp_path, clips_from=10**6)
-    assert all(applied)
-    assert torch.equal(model.weight, train("plain", tmp_path, clips_from=10**6)[0].weight)
-
-
-@pytest.mark.parametrize("form", ["attempt", "two lines", "run"])
-def test_a_hook_that_clips_to_zero_is_refused_when_it_does(form: str, tmp_path: Path) -> None:
-    model, applied = train(form, tmp_path, clips_from=2)
-    assert applied == [True, True, False, False, False]
-    assert torch.equal(model.weight, train("plain", tmp_path, clips_from=10**6, steps=2)[0].weight)
-
-
-def test_without_an_undo_a_hook_that_may_clip_is_not_tried() -> None:
-    prepare: Any = lambda optimizer: optimizer.register_step_pre_hook(lambda *_: None)  # noqa: E731
-    assert step(prepare, max_grad_norm=None).applied
-    assert not step(prepare, max_grad_norm=None, policy=nantrap.Policy(undo="never")).applied
 
 
 def test_a_gradient_that_is_infinite_is_not_about_the_norm() -> None:

@@ -35,11 +35,8 @@ class Driver(Protocol):
     def norm(self) -> Tensor:
         """The total norm of the gradients as they are, unscaled, before `clip`. Stays on the device."""
 
-    def clips_by_norm(self) -> bool:
-        """Whether the gradients are clipped by the norm: then one that overflows would zero the update."""
-
     def norm_is_used(self) -> bool:
-        """Whether they are, or a hook of the optimizer may clip them."""
+        """Whether anything clips by the norm: then one that overflows would zero the update."""
 
     def clip(self, norm: float) -> None:
         """Clip the gradients, whose norm is known by now."""
@@ -100,10 +97,6 @@ class OwnLoop:
             return finite.flag_norm(gradients)
         self._norm = norm = finite.gradient_norm(gradients)
         return norm
-
-    def clips_by_norm(self) -> bool:
-        """The guard does."""
-        return self.max_grad_norm is not None
 
     def norm_is_used(self) -> bool:
         """The guard clips by it, or a hook of the optimizer may."""

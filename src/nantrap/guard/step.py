@@ -22,7 +22,6 @@ from torch import Tensor
 from nantrap import finite
 from nantrap.guard.driver import Driver
 from nantrap.guard.heads import drop_bad_heads, left_out_in_words
-from nantrap.guard.hook_clipping import ZeroedByHook
 from nantrap.guard.judge import APPLY, APPLY_CAREFULLY, Decision, Flags, Kind, Verdict, judge
 from nantrap.guard.known import dropped_terms, rank_divergence
 from nantrap.guard.micro_batches import judge_micro_batch, merge
@@ -56,8 +55,6 @@ def run_step(parts: Parts, driver: Driver, window: Window) -> Outcome:
         if verdict is None:
             return accept(parts, driver, window, reading)
         decision = judge(verdict, parts.policy)
-        if not undone:
-            reading = reading._replace(norm=math.inf)  # by which a hook clipped
     elif decision.kind is Kind.PROBE:
         return probe(parts, driver, window, reading)
     else:
@@ -167,10 +164,9 @@ def without_bad_heads(parts: Parts, driver: Driver, window: Window, reading: Rea
 def confirmed_norm(parts: Parts, driver: Driver, norm: float) -> float:
     """The norm in float64 where nothing clips by it.
 
-    A sum of squares that overflows harms nothing while every gradient is finite. Whether a hook of the optimizer clips
-    is seen in the update, where that can be undone.
+    A sum of squares that overflows harms nothing while every gradient is finite.
     """
-    if driver.clips_by_norm() or (parts.policy.undo == "never" and driver.norm_is_used()):
+    if driver.norm_is_used():
         return norm
     exact = finite.exact_norm(parts.protected.members.gradients())
     return exact if math.isfinite(exact) else norm
@@ -302,30 +298,25 @@ def make_update(
     """Clip and step. If that made anything non-finite on any rank, it is undone on all of them.
 
     Returns:
-        What it made non-finite here, or nothing if a hook clipped it to 0; the verdict of the ranks, `None` if the
-        update is good.
+        What it made non-finite here, and the verdict of the ranks; `None` if the update is good.
     """
     if driver.max_grad_norm is not None:
         driver.clip(reading.norm)
     protected = parts.protected
+    undone = protected.update(driver.take_update, careful=careful)
     if not careful:
-        return protected.update(driver.take_update, careful=False), None
-    with ZeroedByHook(protected.optimizer, protected.members.parameters, reading.norm) as zeroed:
-        undone = protected.update(driver.take_update, careful=True)
-    bad = bool(undone) or zeroed.found
+        return undone, None
+    bad = bool(undone)
     ranks, verdict = parts.ranks, Verdict()
     silent = ranks.together and ranks.silent
     if silent and bad:
         ranks.wait_for_all()
     if bad or not silent:
-        own = zeroed.found or (bad and protected.is_own(undone))
+        own = bad and protected.is_own(undone)
         verdict = ranks.agree(Flags(origin=own, symptom=bad, harmful=bad, stop=_cannot_go_back(parts)))
     if verdict.bad:
         if not undone:
             protected.undo()
-            if zeroed.found:
-                zeroed.put_back()
-                return [], verdict
             undone = [Finding("parameter", f"rank {verdict.origin_rank}", "optimizer", note="on another rank")]
         return undone, verdict
     protected.release()

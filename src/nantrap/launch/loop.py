@@ -89,13 +89,10 @@ class ScriptDriver:
             self._own_norm = norm
         return norm
 
-    def clips_by_norm(self) -> bool:
-        """The script clipped, or `--clip` does."""
-        return self.clipped_norm is not None or self.max_grad_norm is not None
-
     def norm_is_used(self) -> bool:
         """The script clipped by it, or `--clip` does, or a hook of the optimizer may."""
-        return self.clips_by_norm() or has_pre_hooks(self._protected.optimizer)
+        own = self.clipped_norm is not None or self.max_grad_norm is not None
+        return own or has_pre_hooks(self._protected.optimizer)
 
     def clip(self, norm: float) -> None:
         """As `clip_grad_norm_` does; the script may have clipped before, and then the norm is taken again."""
