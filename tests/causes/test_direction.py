@@ -45,3 +45,57 @@ def test_a_rate_that_is_too_high_is_still_proven() -> None:
     incident = incident_of("rate")
     assert (incident.causes[0].slug, incident.causes[0].proven) == ("lr_too_high", True)
     assert DELAYS not in [evidence.text for evidence in incident.causes[0].evidence]
+
+
+def incident_of_groups(*, rates: tuple[float, float], jump: float | None = None, sign: float = 1.0) -> Incident:
+    """Two parameter groups: the head's learning rate is the second one, and rises to `jump` before step 4."""
+    torch.manual_seed(0)
+    body, head = nn.Linear(4, 4), nn.Linear(4, 1)
+    model = nn.Sequential(body, nn.Tanh(), head)
+    optimizer = torch.optim.SGD(
+        [{"params": body.parameters(), "lr": rates[0]}, {"params": head.parameters(), "lr": rates[1]}]
+    )
+
+    def loss_fn(x: Tensor) -> Tensor:
+        loss: Tensor = sign * (model(x) - 1).square().mean()
+        return loss
+
+    with nantrap.Guard(model, optimizer, quiet=True) as guard:
+        for step in range(40):
+            if jump is not None and step == 4:
+                optimizer.param_groups[1]["lr"] = jump
+            incident = guard.attempt(loss_fn, torch.randn(8, 4)).incident
+            if incident is not None:
+                return incident
+    raise AssertionError("no incident")
+
+
+def test_the_highest_rate_of_all_groups_is_named() -> None:
+    cause = incident_of_groups(rates=(0.0, 30.0)).causes[0]
+    assert (cause.slug, cause.proven) == ("lr_too_high", True)
+    assert cause.summary.startswith("a learning rate of 30, the highest of 2 parameter groups, is beyond")
+    assert cause.fix is not None
+    assert "(the same steps stay finite at 3)" in cause.fix.text
+
+
+def test_one_rate_for_all_groups_is_named_alone() -> None:
+    cause = incident_of_groups(rates=(30.0, 30.0)).causes[0]
+    assert cause.summary.startswith("a learning rate of 30 is beyond")
+
+
+def test_a_rate_that_no_tenth_can_save_is_tried_with_a_usual_one() -> None:
+    cause = incident_of_groups(rates=(0.0, 1e12)).causes[0]
+    assert (cause.slug, cause.proven) == ("lr_too_high", True)
+    assert "the same batches with a learning rate of at most 0.001 stay finite" in str(cause.evidence)
+
+
+def test_such_a_rate_in_the_wrong_direction_is_a_guess() -> None:
+    incident = incident_of_groups(rates=(0.0, 1e12), sign=-1.0)
+    assert not any(cause.proven for cause in incident.causes)
+    assert DELAYS in [evidence.text for evidence in incident.causes[0].evidence]
+
+
+def test_a_jump_of_the_second_group_is_found() -> None:
+    cause = incident_of_groups(rates=(0.01, 0.01), jump=200.0).causes[0]
+    assert (cause.slug, cause.proven) == ("resume_lr_jump", True)
+    assert cause.summary == "the learning rate jumped from 0.01 to 200 at step 4"

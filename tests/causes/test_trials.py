@@ -90,7 +90,7 @@ TRIALS: dict[str, tuple[str, Callable[[Case], Trial], bool | None]] = {
     "replaced_elsewhere": (FORWARD, lambda case: case.lab.replaced(_line(case), "acos", "safe_acos"), None),
     "weights": (FORWARD, lambda case: case.lab.with_weights("zero", "weights of 0", zero_weights(case)), False),
     "raises": (FORWARD, lambda case: case.lab.with_weights("bad", "nothing", break_in_the_middle(case)), None),
-    "rate": (FORWARD, lambda case: case.lab.rate("tenth", "a tenth", lambda _, rate: rate / 10), False),
+    "rate": (FORWARD, lambda case: case.lab.rate("tenth", "a tenth", lambda _step, _group, rate: rate / 10), False),
     "fresh_state": (UPDATE, lambda case: case.lab.fresh_optimizer_state(), False),
     "update_fp32": (UPDATE, lambda case: case.lab.update_in_single_precision(), True),
 }
@@ -140,7 +140,7 @@ def test_the_control_of_each_harness_is_recorded(inspect_case: InspectCase) -> N
         assert (control.number, control.name, control.harness) == (0, "control:step", "step")
         assert (control.change, control.note) == ("nothing: the step as it was", "fails as it did: the trials count")
         assert (control.finite, control.loss) == (False, float("-inf"))
-        trial = case.lab.rate("tenth", "a tenth", lambda _, rate: rate / 10)
+        trial = case.lab.rate("tenth", "a tenth", lambda _step, _group, rate: rate / 10)
         assert trial.harness == "steps"
         assert [one.name for one in case.lab.controls] == ["control:step", "control:steps"]
 
@@ -207,7 +207,7 @@ def test_the_two_line_form_cannot_be_run_again(inspect_case: InspectCase) -> Non
         assert case.lab.again().note == (
             "LookupError: the two-line form cannot compute the loss again; guard.attempt can"
         )
-        assert case.lab.rate("tenth", "a tenth", lambda _, rate: rate).note == (
+        assert case.lab.rate("tenth", "a tenth", lambda _step, _group, rate: rate).note == (
             "LookupError: the two-line form cannot run earlier steps again"
         )
 
@@ -231,13 +231,13 @@ def test_another_learning_rate_from_an_older_state(inspect_case: InspectCase) ->
         before = state(case)
         rates: list[tuple[int, float]] = []
 
-        def same(step: int, rate: float) -> float:
+        def same(step: int, _group: int, rate: float) -> float:
             rates.append((step, rate))
             return rate
 
         assert case.lab.rate("same", "nothing", same).finite is False
         assert rates == [(step, 50.0) for step in range(case.failed.step)]
-        assert case.lab.rate("tenth", "a tenth", lambda _, rate: rate / 1000).finite is True
+        assert case.lab.rate("tenth", "a tenth", lambda _step, _group, rate: rate / 1000).finite is True
         assert state(case) == before
 
     inspect_case(page("lr_too_high").example, look)
@@ -257,7 +257,7 @@ def test_earlier_steps_are_driven_exactly(inspect_case: InspectCase) -> None:
             return forward(batch)
 
         case.failed.forward = watching
-        case.lab.rate("same", "nothing", lambda _, rate: rate)
+        case.lab.rate("same", "nothing", lambda _step, _group, rate: rate)
         assert reached[-1] == wanted
 
     inspect_case(FORWARD, look)

@@ -40,6 +40,10 @@ def drift(case: Case) -> float | None:
     return abs(now) / abs(recorded[earlier.step]) if math.isfinite(now) else math.inf
 
 
+RateOf = Callable[[int, int, float], float]
+"""The learning rate of a step in a trial: `rate_of(step, group, rate)`, with the number of the parameter group."""
+
+
 def older_weights(case: Case) -> tuple[int, Callable[[], None]] | None:
     """The step of a state that is older than all recent steps, and what writes its weights; `None` if none is kept."""
     recent = case.history.applied()[-RECENT:]
@@ -59,7 +63,7 @@ def older_weights(case: Case) -> tuple[int, Callable[[], None]] | None:
     return anchor.step, write
 
 
-def driven(case: Case, rate_of: Callable[[int, float], float], alter: Callable[[Any], Any] | None = None) -> Result:
+def driven(case: Case, rate_of: RateOf, alter: Callable[[Any], Any] | None = None) -> Result:
     """The steps from an older state up to the failed one, which is run last. Everything is put back."""
     failed = case.failed
     if not failed.repeatable or failed.rng is None:
@@ -76,7 +80,7 @@ def driven(case: Case, rate_of: Callable[[int, float], float], alter: Callable[[
     for attempt in attempts:
         known = recorded.get(attempt.step, ())
         before = [known[i] if i < len(known) else float(group["lr"]) for i, group in enumerate(groups)]
-        rates[attempt.step] = tuple(rate_of(attempt.step, rate) for rate in before)
+        rates[attempt.step] = tuple(rate_of(attempt.step, group, rate) for group, rate in enumerate(before))
     if failed.crew is None:
         return Result(*drive(case, anchor.step, rates, alter=alter))
     if alter is not None:

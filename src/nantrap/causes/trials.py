@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nantrap.causes.earlier_steps import drift, drive, driven, older_weights
+from nantrap.causes.earlier_steps import RateOf, drift, drive, driven, older_weights
 from nantrap.causes.facts import listed
 from nantrap.causes.harness import Result, control_trial, run_step, update_in_float32, update_is_finite, update_rewound
 from nantrap.causes.logspace import LogSpace
@@ -145,9 +145,7 @@ class Laboratory:
     def _steps_again(self) -> tuple[str, Result]:
         """The steps since an older state at their own learning rates must reach this failure, and not another one
         before."""
-        result = self._driven(lambda _, rate: rate)
-        if result.finite and self._case.failed.symptom == "optimizer":
-            return "the steps before this one are finite again, and its update is not among them", result
+        result = self._driven(lambda _step, _group, rate: rate)
         if result.finite:
             return "the same steps at the same learning rate do not fail when they are run again", result
         if result.loss is None:
@@ -358,13 +356,18 @@ class Laboratory:
 
     # ---- the steps before, with one thing changed
 
-    def rate(self, name: str, change: str, rate_of: Callable[[int, float], float]) -> Trial:
-        """The steps since an older state again, with other learning rates. `rate_of(step, rate)` gives the new one."""
+    def rate(self, name: str, change: str, rate_of: RateOf) -> Trial:
+        """The steps since an older state again, with other learning rates."""
         return self.run(name, change, lambda: self._driven(rate_of), harness="steps")
+
+    def tenth_of_rate(self) -> Trial:
+        """The steps since an older state again, with a tenth of every learning rate."""
+        change = "a tenth of the learning rate from an older state on"
+        return self.rate("tenth_of_rate", change, lambda _step, _group, rate: rate / 10)
 
     def steps_with(self, name: str, change: str, alter: Callable[[Any], Any]) -> Trial:
         """The steps since an older state again, each with `alter(batch)` instead of its batch."""
-        return self.run(name, change, lambda: self._driven(lambda _, rate: rate, alter), harness="steps")
+        return self.run(name, change, lambda: self._driven(lambda _step, _group, rate: rate, alter), harness="steps")
 
     def weights_diverged(self) -> bool | None:
         """Whether an earlier batch has a much larger loss with the weights of now; `None` if that is not known."""
@@ -378,7 +381,7 @@ class Laboratory:
         """Make the steps since an older state again, and the failed one: see `earlier_steps.drive`."""
         return drive(self._case, since, rates, average=average)
 
-    def _driven(self, rate_of: Callable[[int, float], float], alter: Callable[[Any], Any] | None = None) -> Result:
+    def _driven(self, rate_of: RateOf, alter: Callable[[Any], Any] | None = None) -> Result:
         """The steps from an older state up to the failed one; notes where only all ranks together could make them."""
         failed = self._case.failed
         self.wants_others = self.wants_others or (

@@ -64,9 +64,7 @@ def grad_norm_overflow(case: Case) -> Claim | None:
     squared = None if finding is not None else _largest_squared(case)
     if finding is None and squared is None:
         return None
-    slower = case.lab.rate(
-        "tenth_of_rate", "a tenth of the learning rate from an older state on", lambda _, lr: lr / 10
-    )
+    slower = case.lab.tenth_of_rate()
     messenger = case.growth >= _GROWTH and case.lab.weights_diverged() and slower.finite
     if squared is not None:
         name, largest, limit = squared
@@ -204,7 +202,7 @@ def _over_the_steps(case: Case) -> Claim | None:
         return None
     shown = " -> ".join(f"{value:.3g}" for value in norms[-5:])
     losses = [record.loss for record in case.history.applied()[-8:]]
-    trial = case.lab.rate("tenth_of_rate", "a tenth of the learning rate from an older state on", lambda _, lr: lr / 10)
+    trial = case.lab.tenth_of_rate()
     facts = ("a tenth of the learning rate does not help",) if trial.finite is False else ()
     bounded = case.loss_growth < _GROWTH
     return Claim(

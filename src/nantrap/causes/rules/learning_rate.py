@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from nantrap.causes.claim import Claim
 from nantrap.causes.registry import rule
@@ -17,6 +17,9 @@ _NOISE = 1.01
 _LOWER = {100: "a hundredth", 10_000: "a ten-thousandth"}
 _ABSURD_RATE = 1e9
 _SMALL_RATE = 1e-6
+_NEVER_MEANT = 1e3
+_USUAL, _USUAL_RATE = "usual_rate", 1e-3
+_DELAYS = "with a far lower learning rate the loss still ends higher than without any update"
 
 
 @rule("lr_too_high")
@@ -55,11 +58,11 @@ def lr_too_high(case: Case) -> Claim | None:
 
     Proof:
         The loss or the gradient norm grew over the last steps, and the same batches from an older state with a tenth
-        of the learning rate stay finite. If they do not, the cause is dropped and listed as refuted; so it is where the
-        steps cannot be run again and the failed one fails with the weights from before them. With a lower
-        learning rate the loss must not end higher than without any update: where it does, the lower one only delays a
-        loss of the wrong sign, `maximize=True` or a momentum above 1, and it is a guess. A learning rate of Inf or NaN:
-        the same update with a small one is finite.
+        of the learning rate stay finite (of one above 1000 that no tenth can save, with at most 0.001 instead). If they
+        do not, the cause is dropped and listed as refuted; so it is where the steps cannot be run again and the failed
+        one fails with the weights from before them. With a lower learning rate the loss must not end higher than
+        without any update: where it does, the lower one only delays a loss of the wrong sign, `maximize=True` or a
+        momentum above 1, and it is a guess. A learning rate of Inf or NaN: the same update with a small one is finite.
     """
     if case.phase == "optimizer" and (beyond := _beyond_any_scale(case)) is not None:
         return beyond
@@ -72,26 +75,29 @@ def lr_too_high(case: Case) -> Claim | None:
         return None  # the loss of an earlier batch has not risen: the batches differ, the weights did not get worse
     records = case.history.applied()[-6:]
     shown = " -> ".join(f"{record.loss:.3g}" for record in records)
-    rate = records[-1].lr[0] if records and records[-1].lr else math.nan
-    trial = case.lab.rate("tenth_of_rate", "a tenth of the learning rate from an older state on", lambda _, lr: lr / 10)
+    rates = records[-1].lr if records else ()
+    rate = max(rates, default=math.nan)
+    trial, part, lower = case.lab.tenth_of_rate(), "a tenth of the learning rate", rate / 10
+    if trial.finite is not True and rate > _NEVER_MEANT:
+        part, lower = f"a learning rate of at most {_USUAL_RATE:g}", _USUAL_RATE
+        trial = case.lab.rate(_USUAL, f"{part} from an older state on", lambda _s, _g, lr: min(lr, _USUAL_RATE))
     if trial.finite is False:
-        case.refute("lr_too_high", trial, "a tenth of the learning rate does not help")
+        case.refute("lr_too_high", trial, f"{part} does not help")
         return None
     if trial.finite is None and (older := case.lab.older_weights()) is not None and older.finite is False:
         case.refute("lr_too_high", older, f"with {older.change} the step fails at the same operation")
         return None
     known = math.isfinite(rate)
     delays = _only_delays(case, trial) if trial.finite else ""
-    tried = (
-        f" (the same steps stay finite at {rate / 10:.3g})" if trial.finite else f" (for example to {rate / 10:.3g})"
-    )
+    tried = f" (the same steps stay finite at {lower:.3g})" if trial.finite else f" (for example to {lower:.3g})"
+    of = f" of {rate:.4g}" + (f", the highest of {len(rates)} parameter groups," if len(set(rates)) > 1 else "")
     rose = case.loss_growth >= _GROWTH
     grew = ("the loss grew" if rose else "the gradients grew") + (" until it overflowed" if overflowed and rose else "")
     return Claim(
         "hint" if delays else "tried",
-        f"a learning rate of {rate:.4g} is beyond the stability limit: {grew}"
+        f"a learning rate{of} is beyond the stability limit: {grew}"
         if trial.finite and not delays
-        else f"the learning rate{f' of {rate:.4g}' if known else ''} may be too high: {grew}",
+        else f"the learning rate{of if known else ''} may be too high: {grew}",
         (
             *(
                 ("an earlier batch has a far larger loss now, with the same random numbers",)
@@ -101,7 +107,7 @@ def lr_too_high(case: Case) -> Claim | None:
         ),
         history=(f"the loss went {shown} before the failure",),
         trial=trial,
-        shows="the same batches with a tenth of the learning rate stay finite",
+        shows=f"the same batches with {part} stay finite",
         help="check the direction first: the sign of the loss, maximize=True, a momentum of 1 or more; a lower "
         "learning rate only delays it"
         if delays
@@ -133,20 +139,22 @@ def _beyond_any_scale(case: Case) -> Claim | None:
     )
 
 
-def _only_delays(case: Case, tenth: Trial) -> str:
+def _only_delays(case: Case, slower: Trial) -> str:
     """In words, that a lower learning rate only delays it: the loss ends higher than without any update. Empty if it
     helps."""
-    still = case.lab.rate("no_rate", "a learning rate of 0 from an older state on", lambda _, lr: 0.0 * lr)
-    if tenth.loss is None or still.loss is None or not math.isfinite(still.loss):
+    still = case.lab.rate("no_rate", "a learning rate of 0 from an older state on", lambda _step, _group, lr: 0.0 * lr)
+    if slower.loss is None or still.loss is None or not math.isfinite(still.loss):
         return ""  # nothing to compare: the update itself failed
-    if abs(tenth.loss) <= _NOISE * abs(still.loss):
+    if slower.name == _USUAL:  # so small that a loss which rises at all shows the direction
+        return _DELAYS if abs(slower.loss) > abs(still.loss) else ""
+    if abs(slower.loss) <= _NOISE * abs(still.loss):
         return ""
     for part, words in _LOWER.items():
         change = f"{words} of the learning rate from an older state on"
-        lower = case.lab.rate(f"rate_by_{part}", change, lambda _, lr, part=part: lr / part)  # type: ignore[misc]
+        lower = case.lab.rate(f"rate_by_{part}", change, lambda _s, _g, lr, part=part: lr / part)  # type: ignore[misc]
         if lower.loss is None or abs(lower.loss) < abs(still.loss):
             return ""
-    return "with a far lower learning rate the loss still ends higher than without any update"
+    return _DELAYS
 
 
 def _is_stable(case: Case, trial: Trial) -> bool:
@@ -207,8 +215,12 @@ def resume_lr_jump(case: Case) -> Claim | None:
     jump = rate_jump(case)
     if jump is None:
         return None
-    step, before, after = jump
-    trial = case.lab.rate("rate_before", "the learning rate before the jump", lambda s, lr: before if s >= step else lr)
+    step, before, after = jump.step, jump.before, jump.after
+    trial = case.lab.rate(
+        "rate_before",
+        "the learning rate before the jump",
+        lambda s, group, lr: jump.rates.get(group, lr) if s >= step else lr,
+    )
     if trial.finite is False:
         case.refute("resume_lr_jump", trial, "the learning rate before the jump does not help")
         return None
@@ -224,13 +236,36 @@ def resume_lr_jump(case: Case) -> Claim | None:
     )
 
 
-def rate_jump(case: Case) -> tuple[int, float, float] | None:
-    """The step at which the learning rate rose fivefold in one step among the recent ones, and both learning rates. A
-    warm-up is no jump."""
-    records = [record for record in case.history if record.lr and record.lr[0] > 0]
-    rates = [(record.step, record.lr[0]) for record in records]
-    if case.incident.lr and case.phase == "optimizer":  # elsewhere this step failed before its learning rate was used
-        rates.append((case.incident.step, case.incident.lr[0]))
+class Jump(NamedTuple):
+    """A learning rate that rose in one step. `rates` has those before it, by the number of each group that jumped."""
+
+    step: int
+    before: float
+    after: float
+    rates: dict[int, float]
+
+
+def rate_jump(case: Case) -> Jump | None:
+    """The last step among the recent ones in which the learning rate of a group rose fivefold. A warm-up is none."""
+    records = [(record.step, record.lr) for record in case.history]
+    if case.phase == "optimizer":  # elsewhere this step failed before its learning rate was used
+        records.append((case.incident.step, case.incident.lr))
+    groups = max((len(rates) for _, rates in records), default=0)
+    jumps: dict[int, dict[int, tuple[float, float]]] = {}
+    for group in range(groups):
+        positive = [(step, rates[group]) for step, rates in records if group < len(rates) and rates[group] > 0]
+        if (found := _last_jump(positive)) is not None:
+            step, before, after = found
+            jumps.setdefault(step, {})[group] = (before, after)
+    if not jumps:
+        return None
+    step = max(jumps)
+    before, after = max(jumps[step].values(), key=lambda rise: rise[1])
+    return Jump(step, before, after, {group: earlier for group, (earlier, _) in jumps[step].items()})
+
+
+def _last_jump(rates: list[tuple[int, float]]) -> tuple[int, float, float] | None:
+    """The step of the last jump of one group, and the learning rates before and after."""
     for i in range(len(rates) - 1, 1, -1):
         earlier, before, after = rates[i - 2][1], rates[i - 1][1], rates[i][1]
         rising = earlier < before or (i + 1 < len(rates) and rates[i + 1][1] > after)  # a warm-up keeps rising

@@ -49,7 +49,7 @@ def repeated_magnitudes(case: Case, *, seconds: float) -> Magnitudes | None:
 
     try:
         with watched:
-            result = driven(case, lambda _, rate: rate, begins)
+            result = driven(case, lambda _step, _group, rate: rate, begins)
     except Exception:  # a history is worth less than the incident: what cannot be repeated is not shown
         return None
     if result.finite or result.loss is None or not fails_alike(failed, result.loss, result.bad):
