@@ -235,6 +235,7 @@ def main() -> None:
     parts = (
         "zoo", "zoo_more", "zoo_third", "zoo_traps", "zoo_blind", "zoo_blind_models", "zoo_blind_real",
         "zoo_blind_traps", "zoo_blind_fourth", "zoo_blind_fifth", "zoo_blind_sixth", "zoo_blind_seventh",
+        "zoo_blind_eighth",
         "zoo_held_back",
     )  # fmt: skip
     defaults = [ROOT / "tests" / name for name in parts]

@@ -42,6 +42,8 @@ def benchmark(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
         ("zoo_blind_sixth", "two lines", 1),
         pytest.param("zoo_blind_seventh", "attempt", 0, marks=pytest.mark.slow),
         ("zoo_blind_seventh", "two lines", 0),
+        pytest.param("zoo_blind_eighth", "attempt", 0, marks=pytest.mark.slow),
+        ("zoo_blind_eighth", "two lines", 0),
     ],
 )
 def test_a_part_of_the_zoo(

@@ -453,3 +453,24 @@ def test_the_backward_of_a_custom_function_is_placed_at_its_own_line(repeatable:
     assert (incident.phase, incident.op) == ("backward", "aten.exp")
     assert incident.source is not None
     assert (incident.source.function, incident.source.text.strip()) == ("_OwnGate.backward", "e = torch.exp(-x)")
+
+
+@pytest.mark.parametrize("form", ["attempt", "two lines"])
+def test_an_infinite_slope_that_relu_erases_is_not_blamed_for_another_one(form: str) -> None:
+    """Both powers have an infinite slope at 0. After relu it is dropped; a matrix product of the same shape follows."""
+    first, second = Part(lambda x: (x * (x > 0)).pow(0.3)), Part(lambda x: torch.relu(x) ** 0.3)
+    model = nn.Sequential(first, nn.Linear(4, 4), second)
+    with torch.no_grad():
+        model[1].weight.copy_(torch.tensor([[-1.0] * 4, [-1.0] * 4, [1.0] * 4, [1.0] * 4]))  # type: ignore[operator]
+        model[1].bias.zero_()  # type: ignore[operator]
+    x = torch.ones(3, 4)
+    x[1] = -1.0
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with nantrap.Guard(model, optimizer, quiet=True) as guard:
+        if form == "attempt":
+            outcome = guard.attempt(lambda batch: model(batch).sum(), x)
+        else:
+            guard.backward(model(x).sum())
+            outcome = guard.step()
+    assert outcome.incident is not None
+    assert place(outcome.incident) == (0, "backward", "0", "aten.pow")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nantrap.locate.operations import OVERWRITE, OVERWRITE_PART, SELECTS
+from nantrap.locate.operations import MIXES, OVERWRITE, OVERWRITE_PART, SELECTS
 from nantrap.locate.storage import Memory, covers_storage, extremes, looks_like_mask, numbers_in, tensors_in
 from nantrap.locate.traced import CLONE_LIMIT, External, Op, Registered
 
@@ -134,7 +134,9 @@ class Flow:
             made: it made a bad value of inputs that were finite.
         """
         result = outputs[0] if len(outputs) == 1 else None
-        if result is None or not result.is_floating_point() or result.numel() > CLONE_LIMIT or name in SELECTS:
+        if result is None or not result.is_floating_point() or result.numel() > CLONE_LIMIT:
+            return _NONE
+        if name in SELECTS or name in MIXES:
             return _NONE
         if result.layout != torch.strided:  # a sparse gradient has values at some places only
             return _NONE

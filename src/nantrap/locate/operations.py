@@ -40,10 +40,16 @@ OVERWRITE = frozenset(
 SELECTS = frozenset(
     {"aten.where", "aten.masked_fill", "aten.masked_fill_", "aten.nan_to_num", "aten.nan_to_num_", "aten.clamp",
      "aten.clamp_", "aten.clamp_min", "aten.clamp_max", "aten.minimum", "aten.maximum", "aten.relu", "aten.relu_",
-     "aten.threshold", "aten.hardtanh", "aten.masked_scatter", "aten.index_put", "aten.index_put_", "aten.copy_",
-     "aten.isfinite", "aten.isnan", "aten.isinf"}
+     "aten.threshold", "aten.threshold_backward", "aten.hardtanh", "aten.hardtanh_backward", "aten.masked_scatter",
+     "aten.index_put", "aten.index_put_", "aten.copy_", "aten.isfinite", "aten.isnan", "aten.isinf"}
 )  # fmt: skip
 """They drop a value on purpose: what they erased does not come back."""
+MIXES = frozenset(
+    {"aten.mm", "aten.bmm", "aten.addmm", "aten.baddbmm", "aten.mv", "aten.addmv", "aten.convolution",
+     "aten.convolution_backward", "aten.mkldnn_convolution", "aten.mkldnn_linear", "aten._fft_r2c", "aten._fft_c2c",
+     "aten._fft_c2r", "aten._cdist_forward", "aten._cdist_backward"}
+)  # fmt: skip
+"""A value of their result comes from many places of an operand, and not from its own."""
 SILENT_WRITERS = frozenset({"aten.native_batch_norm", "aten.cudnn_batch_norm", "aten.miopen_batch_norm"})
 """They update the running statistics among their arguments, and their schema does not show it."""
 
