@@ -300,6 +300,16 @@ def _overflow_in_half_backward(case: Case) -> Claim | None:
     )
 
 
+def _single_factor(case: Case, product: Op) -> float | None:
+    """The one number of at least 100 that a product of tensors multiplies by; `None` where its values differ."""
+    kept = case.operands_of(product.index)
+    for factor in [] if kept is None else kept.inputs():
+        values = factor.detach().flatten()
+        if values.numel() and float(values[0]) >= 100 and bool((values == values[0]).all()):
+            return float(values[0])
+    return None
+
+
 _SMALLER = 1 << 16
 """By what a loss is divided to see whether its gradients are only too large."""
 _NO_ARITHMETIC = frozenset({"aten.detach", "aten.alias", "aten.ones_like", "aten._local_scalar_dense"})
@@ -322,10 +332,9 @@ def _scale_by_hand(case: Case) -> float | None:
             large = [number for number in op.scalars if number >= 100]
             if large:
                 return large[0]
-            for source in op.sources:  # either factor may be the scale, and a tensor of the program's is not traced
-                before = case.trace.ops[source].absmax if source >= 0 else None
-                if op.absmax is not None and before and op.absmax / before >= 100:
-                    return op.absmax / before
+            before = [case.trace.ops[source].absmax for source in op.sources if source >= 0]
+            if any(op.absmax and size and op.absmax / size >= 100 for size in before):
+                return _single_factor(case, op)  # weights that differ are no scale
         if op.name.removeprefix("aten.") not in _LINEAR:
             return None
     return None

@@ -189,9 +189,9 @@ def _selector(case: Case, incoming: Incoming) -> tuple[str, bool] | None:
         selects = op.node is not None and op.node.startswith(_SELECTING)
         selects = selects or (op.node is not None and op.node.startswith("Mul") and _is_mask_product(case, op))
         leaves_zero = _leaves_zero(case, op, incoming) if selects else False
-        if leaves_zero is not False:
+        if leaves_zero is not False and not _enters_zero(case, op, incoming):
             return str(op.node), bool(leaves_zero)
-        if selects:
+        if selects and leaves_zero is False:
             rejected.add(op.sequence)
         queue += op.sources
     return None
@@ -211,6 +211,18 @@ def _leaves_zero(case: Case, op: Op, incoming: Incoming) -> bool | None:
         return bool((leaving.expand_as(incoming.bad)[incoming.bad] == 0).all())
     except RuntimeError:
         return True
+
+
+def _enters_zero(case: Case, op: Op, incoming: Incoming) -> bool:
+    """Whether the gradient was exactly 0 at all bad places before the selecting operation: then another one made it."""
+    kept, trace = case.operands_of(op.index), case.trace
+    if kept is None or trace is None or incoming.bad is None:
+        return False
+    for source, given in zip(op.sources, kept.inputs(), strict=False):
+        gradient = source >= 0 and trace.ops[source].phase == "backward" and given.shape == incoming.bad.shape
+        if gradient and given.is_floating_point() and bool((given[incoming.bad] == 0).all()):
+            return True
+    return False
 
 
 def _is_mask_product(case: Case, op: Op) -> bool:
