@@ -215,6 +215,29 @@ PROGRAMS: dict[str, str] = {
             (slope,) = torch.autograd.grad(out, x, create_graph=True)
             return out / 6 + slope.square().sum()
     """,
+    "a weight of 0 after a where that selects all": """
+        model = nn.Linear(4, 3, bias=False)
+        batches = [(x, torch.ones(6)) for x in batches]
+        batches[2][0][1], batches[2][1][1] = 0.0, 0.0
+        def loss_fn(batch):
+            root = model(batch[0]).square().sum(-1).sqrt()
+            kept = torch.where(batch[0].abs().sum(-1) > -1, root, torch.zeros_like(root))
+            return (kept * batch[1]).mean()
+    """,
+    # ---- by what a loss is multiplied
+    **{
+        name: f"""
+        model = nn.Linear(4, 3).half()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        factor = torch.tensor({factor})
+        batches = [(x.half(), factor if i == 2 else torch.ones(())) for i, x in enumerate(batches)]
+        def loss_fn(batch): return (model(batch[0]).float().square().sum(-1) * batch[1]).mean()
+    """
+        for name, factor in {
+            "a scale of 2**20 in a tensor": "2.0**20",
+            "a weight of 1,000,000 for one sample": "[1.0, 1, 1, 1, 1, 1e6]",
+        }.items()
+    },
     # ---- the update
     "an update divided by 0 times a norm": """
         class Trust(torch.optim.Optimizer):

@@ -287,7 +287,21 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
         "nothing: the same step once more: finite",
     ),
     ("nothing was learned for long", "nan in the batch"): ("look for a detach, a frozen layer",),
-    ("nan in a cached table", "a counter outside the model"): ("the place is known, but the inputs of the operation",),
+    ("nan in a cached table", "a counter outside the model"): (
+        "the place is known; the tensor that was read there was bad before",
+    ),
+    # ---- what made a zero, and by what a loss is multiplied
+    ("a weight of 0 after a where that selects all", "where after log"): ("and so it is where it leaves MulBackward0",),
+    ("where after log", "a weight of 0 after a where that selects all"): (
+        "and so it is where it leaves WhereBackward0",
+    ),
+    ("a scale of 2**20 in a tensor", "a weight of 1,000,000 for one sample"): (
+        "a loss scale of 1.04858e+06 overflows the gradients",
+        "the loss is multiplied by 1.04858e+06 before backward",
+    ),
+    ("a weight of 1,000,000 for one sample", "a scale of 2**20 in a tensor"): (
+        "a gradient exceeds the range of float16 in the backward pass",
+    ),
     # ---- the update
     ("an update divided by a norm of 0", "an update divided by 0 times a norm"): (
         "the update divides by the norm of something, which is exactly 0",
