@@ -146,6 +146,8 @@ class Laboratory:
         """The steps since an older state at their own learning rates must reach this failure, and not another one
         before."""
         result = self._driven(lambda _step, _group, rate: rate)
+        if result.finite and self._case.failed.symptom == "optimizer":
+            return "the steps before this one are finite again, and its update is not among them", result
         if result.finite:
             return "the same steps at the same learning rate do not fail when they are run again", result
         if result.loss is None:

@@ -52,7 +52,8 @@ def zero_times_inf(case: Case) -> Claim | None:
         the result has the same gradient problem.
 
     Proof:
-        At every bad place one factor is 0 and the other Inf, and that Inf was there before: a measurement.
+        At every bad place one factor is 0 and the other Inf, and that Inf was there before: a measurement. In a product
+        of matrices no other term of the entry may give NaN as well, as Inf and -Inf would.
     """
     if (
         case.phase == "forward"
@@ -71,17 +72,21 @@ def zero_times_inf(case: Case) -> Claim | None:
         a, b = case.inputs[-2].expand_as(bad)[bad], case.inputs[-1].expand_as(bad)[bad]
         if not bool((((a == 0) & b.isinf()) | ((b == 0) & a.isinf())).all()):
             return None
-        text = f"at all {int(bad.sum()):,} bad places one factor is 0 and the other Inf"
+        text, alone = f"at all {int(bad.sum()):,} bad places one factor is 0 and the other Inf", True
     elif case.op == "mul" and 0.0 in case.capture.op.scalars and bool(case.inputs[0].isinf().any()):
         text = f"a plain number that is exactly 0 was multiplied by Inf at {share(case.inputs[0].isinf())}"
+        alone = bool((case.inputs[0].isinf() == bad).all())
     elif case.op in ("mm", "bmm", "addmm", "baddbmm", "mv", "dot", "matmul") and len(case.inputs) > 1:
         if not _meet_in_each(case.inputs[-2], case.inputs[-1], bad):
             return None
-        text = "one matrix holds Inf where the other holds 0"
+        alone = not _other_terms_are_nan(case.inputs[-2], case.inputs[-1], bad)
+        text = "one matrix holds Inf where the other holds 0" + (
+            "; without those terms no entry is NaN" if alone else ""
+        )
     else:
         return None
     return Claim(
-        "measured" if case.op in ("mul", "addcmul") else "hint",
+        "measured" if alone else "hint",
         "zero times infinity gave NaN: a product with 0 does not remove an Inf",
         (text, *_where_inf_came_from(case)),
         help="select instead of multiplying: torch.where(mask, x, 0) before the product, or leave out a term whose "
@@ -92,13 +97,30 @@ def zero_times_inf(case: Case) -> Claim | None:
 
 def _meet_in_each(a: Tensor, b: Tensor, bad: Tensor) -> bool:
     """Whether a 0 of one matrix meets an Inf of the other in each bad place of their product."""
+    found = _meet(a == 0, b.isinf()) | _meet(a.isinf(), b == 0)
+    return found.shape == bad.shape and bool(found[bad].all())
+
+
+def _other_terms_are_nan(a: Tensor, b: Tensor, bad: Tensor) -> bool:
+    """Whether a bad place of the product would be NaN without its terms 0 · Inf too: it adds Inf and -Inf."""
+    return bool((_adds_inf(a, b) & _adds_inf(a, -b))[bad].any())
+
+
+def _adds_inf(a: Tensor, b: Tensor) -> Tensor:
+    """The places of the product of two matrices to which a term adds +Inf."""
+    return (
+        _meet(a.isposinf(), b > 0)
+        | _meet(a > 0, b.isposinf())
+        | _meet(a.isneginf(), b < 0)
+        | _meet(a < 0, b.isneginf())
+    )
+
+
+def _meet(left: Tensor, right: Tensor) -> Tensor:
+    """The places of a product of two matrices to which a marked value of both contributes in one term."""
     import torch
 
-    def meet(left: Tensor, right: Tensor) -> Tensor:
-        return torch.matmul(left.double(), right.double()) > 0
-
-    found = meet(a == 0, b.isinf()) | meet(a.isinf(), b == 0)
-    return found.shape == bad.shape and bool(found[bad].all())
+    return torch.matmul(left.double(), right.double()) > 0
 
 
 def _where_inf_came_from(case: Case) -> tuple[str, ...]:
