@@ -224,6 +224,13 @@ PROGRAMS: dict[str, str] = {
             kept = torch.where(batch[0].abs().sum(-1) > -1, root, torch.zeros_like(root))
             return (kept * batch[1]).mean()
     """,
+    "a diagonal that an index leaves out": """
+        row, column = torch.triu_indices(6, 6, offset=1)
+        def loss_fn(x):
+            z = model(x)
+            distance = (z[:, None] - z[None]).square().sum(-1).sqrt()
+            return distance[row, column].mean()
+    """,
     # ---- by what a loss is multiplied
     **{
         name: f"""

@@ -295,6 +295,9 @@ PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
     ("where after log", "a weight of 0 after a where that selects all"): (
         "and so it is where it leaves WhereBackward0",
     ),
+    ("a diagonal that an index leaves out", "a weight of 0 after a where that selects all"): (
+        "and so it is where it leaves IndexBackward0: they were not selected",
+    ),
     ("a scale of 2**20 in a tensor", "a weight of 1,000,000 for one sample"): (
         "a loss scale of 1.04858e+06 overflows the gradients",
         "the loss is multiplied by 1.04858e+06 before backward",

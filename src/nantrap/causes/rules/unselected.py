@@ -219,8 +219,10 @@ def _enters_zero(case: Case, op: Op, incoming: Incoming) -> bool:
     if kept is None or trace is None or incoming.bad is None:
         return False
     for source, given in zip(op.sources, kept.inputs(), strict=False):
-        gradient = source >= 0 and trace.ops[source].phase == "backward" and given.shape == incoming.bad.shape
-        if gradient and given.is_floating_point() and bool((given[incoming.bad] == 0).all()):
+        maker = trace.ops[source] if source >= 0 else None
+        if maker is None or maker.phase != "backward" or maker.name.removeprefix("aten.") in _FILLS:
+            continue  # no gradient: a mask, or the zeros that an index puts a gradient into
+        if given.shape == incoming.bad.shape and given.is_floating_point() and bool((given[incoming.bad] == 0).all()):
             return True
     return False
 
