@@ -60,6 +60,26 @@ _ended: list[object] = []
 a thread that needs the GIL, with or without nantrap."""
 
 
+def start(worker: Callable[..., None], *args: Any, world: int = 2) -> None:
+    """Run `worker(rank, *args)` in a process per rank, and wait for all of them.
+
+    Args:
+        worker: a function of a test's module.
+        args: what each rank is given.
+        world: how many ranks there are.
+    """
+    mp.spawn(_run_and_leave, args=(worker, args), nprocs=world, join=True)  # type: ignore[no-untyped-call]
+
+
+def _run_and_leave(rank: int, worker: Callable[..., None], args: tuple[Any, ...]) -> None:
+    """The process ends at once: where a group's threads end only together with Python, gloo can abort it, with or
+    without nantrap."""
+    worker(rank, *args)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def run_scenarios(train: Train, scenarios: Mapping[str, Mapping[str, Any]], folder: Path) -> Ranks:
     """Run `train(rank, folder, **options)` for the options of every scenario, on two ranks.
 
@@ -68,7 +88,7 @@ def run_scenarios(train: Train, scenarios: Mapping[str, Mapping[str, Any]], fold
         scenarios: the options by name.
         folder: for the results, and one folder below it for each scenario.
     """
-    mp.spawn(_run_all, args=(train, scenarios, str(folder)), nprocs=2, join=True)  # type: ignore[no-untyped-call]
+    start(_run_all, train, scenarios, str(folder))
 
     def results(name: str) -> list[dict[str, Any]]:
         read = [json.loads((folder / f"{name}-{rank}.json").read_text()) for rank in range(2)]
@@ -87,8 +107,3 @@ def _run_all(rank: int, train: Train, scenarios: Mapping[str, Mapping[str, Any]]
         except Exception as error:
             result = {"failed": f"{type(error).__name__}: {error}"}
         Path(folder, f"{name}-{rank}.json").write_text(json.dumps(result))
-    # Everything is written. Where a group's threads end only together with Python, gloo can abort the process, with or
-    # without nantrap.
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(0)

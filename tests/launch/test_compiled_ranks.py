@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nantrap.launch.attach import attached
 from nantrap.launch.settings import Settings
-from ranked import join
+from ranked import join, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")]
 FORMS = ("step", "outside", "inside")
@@ -84,7 +83,7 @@ def worker(rank: int, folder: str) -> None:
 @pytest.fixture(scope="module")
 def compiled(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("compiled")
-    mp.spawn(worker, args=(str(folder),), nprocs=2, join=True)  # type: ignore[no-untyped-call]
+    start(worker, str(folder))
     return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
 
 

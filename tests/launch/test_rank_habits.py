@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
-import torch.multiprocessing as mp
 
 import sharding
 from nantrap.launch.attach import attached
 from nantrap.launch.settings import Settings
 from nantrap.launch.summary import Summary
+from ranked import start
 
 SCRIPT = Path(__file__).parent / "scripts" / "ranks.py"
 SHARDED = ("sharded", "mixed") if sharding.RUNS else ()
@@ -81,7 +81,7 @@ def actions_of(journal: Path) -> list[str]:
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
     folder = tmp_path_factory.mktemp("habits")
-    mp.spawn(worker, args=(str(folder),), nprocs=2, join=True)  # type: ignore[no-untyped-call]
+    start(worker, str(folder))
     return Runs(folder)
 
 

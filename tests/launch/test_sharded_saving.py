@@ -12,13 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 import nantrap
 from nantrap.launch.attach import attached
 from nantrap.launch.settings import Settings
-from ranked import join
+from ranked import join, start
 from sharding import needs_sharding
 
 pytestmark = [pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file"), needs_sharding]
@@ -99,7 +98,7 @@ def worker(rank: int, folder: str) -> None:
 def saved(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, Any]]]:
     """Every policy in turn, in two processes; and what each rank said and raised."""
     folder = tmp_path_factory.mktemp("saving")
-    mp.spawn(worker, args=(str(folder),), nprocs=2, join=True)  # type: ignore[no-untyped-call]
+    start(worker, str(folder))
     return folder, [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2)]
 
 

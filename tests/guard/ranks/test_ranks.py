@@ -16,14 +16,13 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
 from nantrap import Policy
 from nantrap.report import one_line
-from ranked import join
+from ranked import join, start
 from sharding import needs_sharding
 
 NAN = float("nan")
@@ -48,7 +47,7 @@ def _worker(rank: int, folder: str) -> None:
     for name, (scenario, options) in SCENARIOS.items():
         place = Path(folder, name)
         place.mkdir(exist_ok=True)
-        join(rank, folder, name, world=WORLD)
+        join(rank, folder, name)
         try:
             result = scenario(rank, str(place), **options)
             dist.barrier()
@@ -63,7 +62,7 @@ def _worker(rank: int, folder: str) -> None:
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[dict[str, Any]]]:
     """The results of a scenario on both ranks. Starting processes is slow, so all scenarios share two."""
     folder = tmp_path_factory.mktemp("ranks")
-    mp.spawn(_worker, args=(str(folder),), nprocs=WORLD, join=True)  # type: ignore[no-untyped-call]
+    start(_worker, str(folder))
 
     def results(name: str) -> list[dict[str, Any]]:
         read = [json.loads((folder / name / f"result-{rank}.json").read_text()) for rank in range(WORLD)]

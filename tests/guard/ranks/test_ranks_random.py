@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import Tensor, nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.parallel import DistributedDataParallel
@@ -19,7 +18,7 @@ import nantrap
 from guard.ranks import ways
 from nantrap import Outcome, Policy
 from nantrap.faults import Injector
-from ranked import join
+from ranked import join, start
 from sharding import RUNS
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
@@ -61,7 +60,7 @@ def worker(rank: int, world: int, steps: int, faults: str, folder: str) -> None:
 
 
 def run(folder: Path, *, world: int, steps: int, faults: str) -> list[dict[str, Any]]:
-    mp.spawn(worker, args=(world, steps, faults, str(folder)), nprocs=world, join=True)  # type: ignore[no-untyped-call]
+    start(worker, world, steps, faults, str(folder), world=world)
     return [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(world)]
 
 
@@ -125,7 +124,7 @@ def ways_worker(rank: int, steps: int, faults: str, folder: str) -> None:
 def by_way(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("by_way")
     faults = f"{plan(0.04)};optimizer:0.03,seed=7"
-    mp.spawn(ways_worker, args=(40, faults, str(folder)), nprocs=2, join=True)  # type: ignore[no-untyped-call]
+    start(ways_worker, 40, faults, str(folder))
     return folder
 
 
@@ -170,7 +169,7 @@ def join_worker(rank: int, steps: int, faults: str, folder: str) -> None:
 
 
 def join_faults(folder: Path, *, steps: int, rate: float, least: int) -> None:
-    mp.spawn(join_worker, args=(steps, plan(rate), str(folder)), nprocs=2, join=True)  # type: ignore[no-untyped-call]
+    start(join_worker, steps, plan(rate), str(folder))
     zero, one = (json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(2))
     assert zero["injected"] + one["injected"] >= least
     assert (len(zero["actions"]), len(one["actions"])) == (steps, steps + 10)

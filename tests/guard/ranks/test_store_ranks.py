@@ -11,13 +11,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from torch import nn
 
 import nantrap
 from nantrap import Policy
 from nantrap.checkpoints import CheckpointStore
-from ranked import join
+from ranked import join, start
 
 WORLD = 2
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
@@ -57,7 +56,7 @@ def worker(rank: int, folder: str) -> None:
 
 
 def test_both_ranks_go_back_to_the_same_checkpoint_and_stop_together(tmp_path: Path) -> None:
-    mp.spawn(worker, args=(str(tmp_path),), nprocs=WORLD, join=True)  # type: ignore[no-untyped-call]
+    start(worker, str(tmp_path))
     first, second = (json.loads((tmp_path / f"result-{rank}.json").read_text()) for rank in range(WORLD))
     assert first["actions"] == second["actions"] == ["apply"] * 5 + ["rollback"]
     assert first["sums"] == second["sums"]
