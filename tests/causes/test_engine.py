@@ -48,12 +48,13 @@ AskOnly = Callable[[dict[str, Ask]], Incident]
 
 def test_a_rule_that_raises_is_noted_and_skipped(ask_only: AskOnly) -> None:
     def broken(case: Case) -> Claim | None:
-        raise ZeroDivisionError("by design")
+        raise ZeroDivisionError("by design\nand a page that says no more")
 
     incident = ask_only({"log_of_zero": broken, "exp_overflow": lambda _: Claim("hint", "perhaps", ("it is",))})
     assert [cause.slug for cause in incident.causes] == ["exp_overflow"]
     (note,) = [note for note in incident.notes if note.startswith("the rule for")]
     assert note.startswith("the rule for log_of_zero failed: ZeroDivisionError: by design (broken, line ")
+    assert "page" not in note, "the first line is enough"
 
 
 def test_proven_comes_first_then_what_was_measured_then_hints(ask_only: AskOnly) -> None:
@@ -104,6 +105,24 @@ def test_rules_without_torch_are_all_there() -> None:
 
     assert set(RULES) == set(BY_SLUG) - {"unknown"}
     assert next(iter(RULES)) == "uninitialised_memory", "the state is asked first: it is the cheapest"
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+@pytest.mark.parametrize("bad", ["nan", "inf"])
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_sparse_part_of_the_batch_is_read_like_a_dense_one(layout: torch.layout, bad: str) -> None:
+    model = torch.nn.Linear(3, 2)
+    graph = torch.eye(5)
+    graph[1, 3] = float(bad)
+    batch = {"x": torch.randn(5, 3), "graph": graph.to_sparse(layout=layout)}
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with nantrap.Guard(model, optimizer, max_grad_norm=None, quiet=True) as guard:
+        incident = guard.attempt(lambda b: (b["graph"] @ model(b["x"])).relu().mean(), batch).incident
+    assert incident is not None
+    assert (incident.causes[0].slug, incident.causes[0].proven) == ("bad_input_data", True)
+    assert incident.causes[0].summary == "the batch is non-finite before the forward pass: graph"
+    assert incident.samples == (), "a row of a graph is no sample"
+    assert not any("failed" in note for note in incident.notes)
 
 
 # ---- nothing fits

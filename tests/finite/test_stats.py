@@ -99,3 +99,13 @@ def test_what_it_says() -> None:
     assert says([1.0, math.inf, -math.inf, -math.inf]) == "of 4 values 1 +Inf, 2 -Inf"
     assert says([1.0, -2.5]) == "2 finite values, absmax 2.5"
     assert says([]) == "0 values"
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_the_memory_of_a_sparse_tensor_is_that_of_its_stored_values() -> None:
+    dense = torch.zeros(100, 100)
+    dense[3, 4] = dense[5, 6] = 1.0
+    assert finite.size_in_bytes(dense) == 40_000
+    assert finite.size_in_bytes(dense.to_sparse()) == 2 * 4 + 2 * 2 * 8
+    assert finite.size_in_bytes(dense.to_sparse_csr()) < 100
+    assert finite.size_in_bytes(torch.zeros(0)) == 0

@@ -270,3 +270,30 @@ def test_infinity_in_the_input_comes_before_what_a_product_makes_of_it(
     causes = incidents[0]["causes"]
     said = [cause["summary"] for cause in causes]  # type: ignore[attr-defined]
     assert ("the model's input is non-finite before its forward pass: features" in said[:1]) == is_input
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_healthy_network_over_a_sparse_graph_is_left_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    runpy.run_path(str(SCRIPTS / "sparse_graph.py"), run_name="__main__")
+    plain = capsys.readouterr().out
+    summary, incidents = run("sparse_graph", tmp_path)
+    assert capsys.readouterr().out == plain
+    assert (summary.steps, summary.applied, incidents) == (4, 4, [])
+
+
+@pytest.mark.filterwarnings("ignore:Sparse")
+def test_a_bad_weight_of_a_sparse_graph_is_the_input_and_no_mask(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["sparse_graph.py", "bad"])
+    summary, incidents = run("sparse_graph", tmp_path)
+    assert (summary.steps, summary.applied) == (4, 0)
+    cause = incidents[0]["causes"][0]  # type: ignore[index]
+    assert (cause["slug"], cause["proven"]) == ("bad_input_data", False)
+    assert cause["summary"] == "the model's input is non-finite before its forward pass: adjacency"
+    assert cause["evidence"][0]["text"] == "adjacency holds 1 +Inf among 40 values"
+    err = capsys.readouterr().err
+    assert "a mask" not in err
+    assert "the rule for" not in err

@@ -182,6 +182,7 @@ class Case:
 
         -Inf alone is mostly a mask.
         """
+        from nantrap.finite import readable
         from nantrap.locate import tensors_of
         from nantrap.locate.wrapping import arguments_by_name
 
@@ -192,7 +193,8 @@ class Case:
             for path, tensor in () if call.made_from_finite else tensors_of(given):
                 if tensor.grad_fn is not None or not tensor.is_floating_point():
                     continue
-                if bool((tensor.isnan() | tensor.isposinf()).any()):
+                values = readable(tensor)  # those that a sparse one holds
+                if values is not None and bool((values.isnan() | values.isposinf()).any()):
                     return path, tensor
         return None
 

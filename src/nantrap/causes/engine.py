@@ -15,6 +15,8 @@ from nantrap.causes.usual import unusual_inputs
 from nantrap.causes.verdict import cause_of, ranked
 from nantrap.incident import Cause, Evidence, Fix, Trial
 
+_LONGEST_ERROR = 200
+
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
@@ -40,8 +42,9 @@ def explain_case(case: Case, *, seconds: float) -> Explanation:
                 causes.append((cause_of(case, slug, claim), claim))
         except Exception as error:
             last = traceback.extract_tb(error.__traceback__)[-1]
+            said = (str(error).splitlines() or [""])[0][:_LONGEST_ERROR]  # some of torch's take pages
             notes.append(
-                f"the rule for {slug} failed: {type(error).__name__}: {error} ({last.name}, line {last.lineno})"
+                f"the rule for {slug} failed: {type(error).__name__}: {said} ({last.name}, line {last.lineno})"
             )
     notes += case.lab.notes
     if not {cause.slug for cause, _ in causes} & {"bad_input_data", "input_out_of_scale"}:

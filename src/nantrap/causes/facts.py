@@ -58,7 +58,11 @@ def all_finite(tensors: Sequence[Tensor]) -> str:
 
 
 def describe(tensor: Tensor) -> str:
-    """`holds 3 NaN among 128 values`."""
+    """`holds 3 NaN among 128 values`; of a sparse tensor, those that it stores."""
+    from nantrap.finite import readable
+
+    values = readable(tensor)
+    tensor = tensor if values is None else values
     parts = []
     for count, word in (
         (int(tensor.isnan().sum()), "NaN"),

@@ -25,6 +25,7 @@ from nantrap.finite.stats import (
     has_nan_payload,
     headroom_bits,
     limit_of,
+    size_in_bytes,
     tensor_stats,
 )
 
@@ -46,6 +47,7 @@ __all__ = [
     "norm_of_alike",
     "read",
     "readable",
+    "size_in_bytes",
     "tensor_stats",
     "value_of",
     "values_of",

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from nantrap.finite.check import readable
+from nantrap.finite.torch_private import stored_values
 from nantrap.incident import TensorStats
 
 _CHUNK = 1 << 22
@@ -138,3 +139,15 @@ def has_nan_payload(tensor: Tensor) -> bool:
     payload = values.contiguous().view(kind) & mask
     of_gpu = (payload == mask) & ~values.signbit()
     return bool(((payload != 0) & ~of_gpu).any())
+
+
+def size_in_bytes(tensor: Tensor) -> int:
+    """The memory that a tensor takes, of any layout: a sparse one has its stored values and their places."""
+    if tensor.layout not in _SPARSE:
+        return tensor.nbytes
+    stored = stored_values(tensor) if tensor.layout == torch.sparse_coo else tensor.values()
+    places = tensor.sparse_dim() if tensor.layout == torch.sparse_coo else 1
+    return stored.nbytes + 8 * places * stored.shape[0]
+
+
+_SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)

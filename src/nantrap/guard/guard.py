@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nantrap.errors import UsageError
+from nantrap.finite import size_in_bytes
 from nantrap.guard.arguments import as_metrics, as_modules, check_arguments, check_listeners, checked_position
 from nantrap.guard.batch_check import check_batches
 from nantrap.guard.closure import attempt_with_closure
@@ -295,7 +296,7 @@ class Guard:
             for path, tensor in _tensors(batch):
                 if not tensor.is_inference():
                     versions[path] = version_of(tensor)
-                size += tensor.nbytes
+                size += size_in_bytes(tensor)
             try:
                 given = fn(batch)
             except Exception as error:

@@ -29,6 +29,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from nantrap.finite import size_in_bytes
 from nantrap.locate.python_private import PYTHON_GENERATOR
 from nantrap.locate.rewriting import AUGMENTED, CALL, CONTEXT, NEW, REFUSE, WRITABLE, NotRepeatable, compiled_again
 from nantrap.locate.source import is_user_code
@@ -173,7 +174,7 @@ class Guarded:
             (part, name, buffer) for part in module.modules() for name, buffer in part.named_buffers(recurse=False)
         ]
         new = [(part, name, buffer) for part, name, buffer in found if (id(part), name) not in self._buffers]
-        if sum(buffer.nbytes for _, _, buffer in new) > _MOST_BUFFER_BYTES:
+        if sum(size_in_bytes(buffer) for _, _, buffer in new) > _MOST_BUFFER_BYTES:
             raise NotRepeatable(f"the buffers of {type(module).__name__}")
         for part, name, buffer in new:
             self._buffers[id(part), name] = part, buffer

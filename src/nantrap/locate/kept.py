@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from nantrap.finite import size_in_bytes
 from nantrap.locate.batch import tensors_of
 from nantrap.locate.entry import Entry
 from nantrap.locate.nodes import tensor_names
@@ -154,7 +155,7 @@ class RootCall:
             node = tensor.grad_fn
             if node is None:
                 continue
-            number, size = tensor.output_nr, tensor.nbytes
+            number, size = tensor.output_nr, size_in_bytes(tensor)
             value = detached(tensor)
             gradient: list[Any] = [None]
             if size <= _COTANGENT_BYTES:
@@ -278,4 +279,4 @@ def _reference(node: Any, name: str) -> Any:
         value = raw_tensor(node, name)
     except (RuntimeError, AttributeError):
         return None
-    return None if isinstance(value, Tensor) and value.nbytes > _LARGEST_BYTES else value
+    return None if isinstance(value, Tensor) and size_in_bytes(value) > _LARGEST_BYTES else value

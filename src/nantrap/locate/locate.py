@@ -32,6 +32,8 @@ from nantrap.locate.torch_private import version_of
 from nantrap.locate.trace import Trace
 from nantrap.locate.twoline import locate_without_function
 
+_LONGEST_ERROR = 200
+
 
 def locate(failed: FailedStep, *, seconds: float = 60.0) -> Location:
     """Find where the failure began. Never raises: what goes wrong while locating is written to `notes`."""
@@ -40,7 +42,8 @@ def locate(failed: FailedStep, *, seconds: float = 60.0) -> Location:
             return _with_entries(_locate(failed, seconds), failed)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
-        note = f"locating failed with {type(error).__name__}: {error} ({last.name}, line {last.lineno})"
+        said = (str(error).splitlines() or [""])[0][:_LONGEST_ERROR]  # some of torch's take pages
+        note = f"locating failed with {type(error).__name__}: {said} ({last.name}, line {last.lineno})"
         return Location(phase=failed.symptom, notes=[note])
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import ParametrizationList
 
-from nantrap.finite import any_nonfinite, first_nonfinite_index, tensor_stats
+from nantrap.finite import any_nonfinite, first_nonfinite_index, size_in_bytes, tensor_stats
 from nantrap.incident import Finding, Frame, Phase, Probe, Source
 from nantrap.locate.autopsy import Evidence
 from nantrap.locate.batch import samples_in, tensors_of
@@ -126,7 +126,7 @@ def captured_bytes(trace: Trace) -> int:
     seen = {}
     for capture in (*trace.captures.values(), *trace.witnesses.values()):
         for tensor in (*capture.inputs(), *capture.outputs):
-            seen[id(tensor)] = tensor.nbytes if tensor.layout == torch.strided else 0
+            seen[id(tensor)] = size_in_bytes(tensor)
     return sum(seen.values())
 
 
@@ -287,7 +287,7 @@ def finding(kind: str, name: str, tensor: Tensor, phase: Phase, *, batch: object
         batch: what the tensor came with, if it is part of a batch and that is known.
     """
     samples: tuple[int, ...] = ()
-    if kind == "batch":
+    if kind == "batch" and tensor.layout == torch.strided:  # a sparse one is mostly a graph between the samples
         samples = samples_in(tensor if batch is None else batch, tensor, ~tensor.detach().isfinite())
     return Finding(
         kind=kind,  # type: ignore[arg-type]

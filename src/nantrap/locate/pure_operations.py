@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
 from nantrap.errors import FormatError
+from nantrap.finite import size_in_bytes
 from nantrap.incident.wording import escaped
 
 MOST_BYTES: Final = 1 << 30
@@ -136,7 +137,7 @@ def pure_operation(name: str, arguments: Any) -> Callable[..., Any]:
 
 def _refuse_large(operation: Callable[..., Any], arguments: Any, shown: str) -> None:
     """Try the operation on tensors without memory first: their shapes show how large the result would be."""
-    given = sum(leaf.nbytes for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor))
+    given = sum(size_in_bytes(leaf) for leaf in tree_leaves(arguments) if isinstance(leaf, Tensor))
     args, kwargs = tree_map(lambda leaf: leaf.to("meta") if isinstance(leaf, Tensor) else leaf, arguments)
     try:
         with torch.no_grad():

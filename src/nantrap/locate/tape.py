@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from nantrap.finite import size_in_bytes
 from nantrap.locate.storage import Memory, instances_in, map_leaves, tensors_in
 from nantrap.locate.torch_private import is_in_backward, schema_of
 from nantrap.locate.trace import Op
@@ -117,7 +118,7 @@ class Tape:
                 self._give_up(f"{func} draws random numbers inside a differentiable operation")
                 return
             drawn = tuple(tensor.detach().clone() for tensor in tensors_in(result))
-            self._drawn_bytes += sum(tensor.nbytes for tensor in drawn)
+            self._drawn_bytes += sum(size_in_bytes(tensor) for tensor in drawn)
             if self._drawn_bytes > _MOST_DRAWN_BYTES:
                 self._give_up("the step draws more random numbers than are kept")
                 return

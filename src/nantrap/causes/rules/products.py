@@ -85,6 +85,8 @@ def zero_times_inf(case: Case) -> Claim | None:
         )
     else:
         return None
+    if _no_operation_made_one(case) and case.bad_model_input() is not None:
+        return None  # it would come to a NaN somewhere: the input is the reason
     return Claim(
         "measured" if alone else "hint",
         "zero times infinity gave NaN: a product with 0 does not remove an Inf",
@@ -124,20 +126,27 @@ def _meet(left: Tensor, right: Tensor) -> Tensor:
 
 
 def _where_inf_came_from(case: Case) -> tuple[str, ...]:
-    """Said only where the whole step was traced: no operation before this one made a non-finite value."""
+    """Said only where no operation before this one made a non-finite value."""
+    if not _no_operation_made_one(case):
+        return ()
+    mask = " (a mask)" if _only_masks_came_in(case) else ""
+    return (f"no operation before it made an Inf: it came in with {_from_outside(case)}{mask}",)
+
+
+def _no_operation_made_one(case: Case) -> bool:
+    """Whether the whole step was traced, and no operation before the guilty one made a non-finite value."""
     trace, capture = case.trace, case.capture
     if trace is None or capture is None or trace.captures.get(capture.op.index) is not capture:
-        return ()
-    if any(op.made is not None for op in trace.ops[: capture.op.index]):
-        return ()
-    return (f"no operation before it made an Inf: it came in with {_from_outside(case)} (a mask)",)
+        return False
+    return all(op.made is None for op in trace.ops[: capture.op.index])
 
 
 def _from_outside(case: Case) -> str:
     """Where an Inf that no operation made can have come from."""
+    from nantrap.finite import any_infinite
     from nantrap.locate import tensors_of
 
-    of_batch = [in_words(path) for path, t in tensors_of(case.failed.batch) if bool(t.isinf().any())]
+    of_batch = [in_words(path) for path, t in tensors_of(case.failed.batch) if any_infinite([t])]
     return f"{of_batch[0]} or a constant of the program" if of_batch else "a constant of the program"
 
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from nantrap import finite
+from nantrap.finite import size_in_bytes
 from nantrap.guard.torch_private import copy_parts
 from nantrap.locate import layers_of, state_tensors
 
@@ -121,12 +122,12 @@ class UpdateSnapshot:
     @property
     def nbytes(self) -> int:
         """Memory the copies take."""
-        return sum(tensor.nbytes for tensor in self._copies)
+        return sum(map(size_in_bytes, self._copies))
 
 
 def state_bytes(parameters: list[torch.nn.Parameter], optimizer: Optimizer) -> int:
     """Memory that one snapshot would take."""
-    return sum(tensor.nbytes for tensor in [*parameters, *state_tensors(optimizer)])
+    return sum(map(size_in_bytes, [*parameters, *state_tensors(optimizer)]))
 
 
 def _same(tensors: list[Tensor], others: list[Tensor]) -> bool:
