@@ -47,7 +47,7 @@ class Guard(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Attach to the optimizer, which exists by now."""
-        self._adapter.begin()
+        self._adapter.begin(alone=True)
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Note where the loop is."""

@@ -475,6 +475,28 @@ def test_transformers_contains_a_bad_batch_and_holds_its_schedule(tmp_path: Path
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_transformers_guards_again_after_training_that_was_interrupted(tmp_path: Path) -> None:
+    """As in a notebook: Ctrl-C, then the same cell again, with new objects."""
+    transformers = pytest.importorskip("transformers")
+
+    class Interrupted(transformers.Trainer):  # type: ignore[misc, name-defined]
+        def compute_loss(self, *args: Any, **options: Any) -> Any:
+            if self.state.global_step == 2:
+                raise KeyboardInterrupt
+            return super().compute_loss(*args, **options)
+
+    guards = importlib.import_module("nantrap.transformers")
+    first, second = (guards.Guard(run_dir=tmp_path / name, quiet=True) for name in ("first", "second"))
+    with pytest.raises(KeyboardInterrupt):
+        transformers_trainer(None, tmp_path, first, trainer=Interrupted)
+    trainer = transformers_trainer(BAD, tmp_path, second)
+    assert is_finite(trainer.model)
+    assert (first.summary.steps, first.summary.applied) == (2, 2)
+    assert (second.summary.steps, second.summary.applied, second.summary.incidents) == (8, 7, 1)
+    assert current() is None
+
+
+@pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("micros", [1, 2])
 def test_transformers_proves_a_cause_in_its_own_compute_loss(micros: int, tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")

@@ -37,6 +37,10 @@ class Options(TypedDict, total=False):
     quiet: bool
 
 
+_guarding: list[Adapter] = []
+"""The adapters that guard this process: one, as a rule."""
+
+
 class Adapter:
     """Guards this process between `begin` and `end`. Holds the attachment in between, and the last summary.
 
@@ -59,6 +63,7 @@ class Adapter:
     ) -> None:
         if policy is not None and not isinstance(policy, Policy):
             raise UsageError(f"Guard(policy={policy!r}): expected a nantrap.Policy, such as nantrap.Policy.strict()")
+        self.name = name
         self._settings = Settings(
             name=name,
             own_policy=policy or Policy(max_consecutive_skips=5, then="stop", rollback_rng="continue"),
@@ -77,10 +82,18 @@ class Adapter:
         """Whether this adapter guards the process now."""
         return self._attachment is not None
 
-    def begin(self) -> None:
-        """Guard every optimizer of this process, also those that exist already. May be called again."""
+    def begin(self, *, alone: bool = False) -> None:
+        """Guard every optimizer of this process, also those that exist already. May be called again.
+
+        Args:
+            alone: the framework trains once at a time and does not tell of an exception: another adapter of it was left
+                behind by one, and ends now.
+        """
         if self.active:
             return
+        for other in list(_guarding) if alone else ():
+            if other.name == self.name:
+                other.end()
         if current() is not None:
             if not self._said:
                 self._said = True
@@ -88,6 +101,7 @@ class Adapter:
             return
         self._attachment = Attachment(self._settings)
         self._attachment.enter_living()
+        _guarding.append(self)
         atexit.register(self.end)
 
     def at_end(self, undo: Callable[[], Any]) -> None:
@@ -99,6 +113,7 @@ class Adapter:
         attachment, self._attachment = self._attachment, None
         if attachment is None:
             return
+        _guarding.remove(self)
         atexit.unregister(self.end)
         attachment.loops.record_abandoned()
         self.summary = Summary.of(attachment)
