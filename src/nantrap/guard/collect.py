@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from torch.compiler import is_compiling
 
 from nantrap import finite
-from nantrap.finite import size_in_bytes
 from nantrap.guard.driver import Driver
 from nantrap.guard.heads import drop_bad_terms, heads_of, left_out
 from nantrap.guard.loss import LossLike
@@ -280,11 +279,9 @@ class Collector:
                     inputs: list[Tensor] = []
                     self.inputs.append(inputs)
                     for value in (*call.args, *call.kwargs.values()):
-                        if (
-                            isinstance(value, Tensor)
-                            and value.is_floating_point()
-                            and size_in_bytes(value) <= _INPUT_BYTES
-                        ):
+                        if not isinstance(value, Tensor) or value.layout is not torch.strided:
+                            continue  # a sparse tensor does not tell its size
+                        if value.is_floating_point() and value.nbytes <= _INPUT_BYTES:
                             inputs += () if value.requires_grad else (value,)  # a graph must not be kept
         if self.parts.sampler.running:
             for words in self.parts.sampler.end():

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -296,7 +297,7 @@ class Guard:
             for path, tensor in _tensors(batch):
                 if not tensor.is_inference():
                     versions[path] = version_of(tensor)
-                size += size_in_bytes(tensor)
+                size += tensor.nbytes if tensor.layout is torch.strided else size_in_bytes(tensor)
             try:
                 given = fn(batch)
             except Exception as error:

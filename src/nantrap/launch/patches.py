@@ -50,12 +50,9 @@ class Patches:
 
             @functools.wraps(original)
             def wrapped(*args: Any, **kwargs: Any) -> Any:
-                if is_compiling():
-                    aside = plain or self._is_undone
-                    return original(*args, **kwargs) if aside else untraced(original, *args, **kwargs)
-                if self._is_undone:  # a module that was imported meanwhile kept the wrapper
+                if (plain and is_compiling()) or self._is_undone:  # a module imported meanwhile kept the wrapper
                     return original(*args, **kwargs)
-                if compiler_listens():  # between two graphs of a compiled function: what is called now would be traced
+                if is_compiling() or compiler_listens():  # between two graphs, what is called now would be traced
                     return untraced(original, *args, **kwargs)
                 return wrapper(original, *args, **kwargs)
 

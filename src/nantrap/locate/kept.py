@@ -155,7 +155,8 @@ class RootCall:
             node = tensor.grad_fn
             if node is None:
                 continue
-            number, size = tensor.output_nr, size_in_bytes(tensor)
+            number = tensor.output_nr
+            size = tensor.nbytes if tensor.layout is torch.strided else size_in_bytes(tensor)
             value = detached(tensor)
             gradient: list[Any] = [None]
             if size <= _COTANGENT_BYTES:

@@ -150,11 +150,8 @@ class BufferShadow:
         Args:
             begins: a step begins, which will judge what the script wrote into parameters without a gradient.
         """
-        self.release_written()
-        if begins:
-            self.script_writes.begin()
-        else:
-            self.script_writes.settle()
+        if self._frozen.entries or self.script_writes.entries:
+            self._judge_script_writes(begins)
         if not self._slots:
             return
         self._mark = None
@@ -184,6 +181,14 @@ class BufferShadow:
                     self._uncounted[i] = True
             self._copy(self._changed(current), current)
         self._plan = self._make_plan()
+
+    def _judge_script_writes(self, begins: bool) -> None:
+        """Take over what the script wrote into parameters without a gradient."""
+        self.release_written()
+        if begins:
+            self.script_writes.begin()
+        else:
+            self.script_writes.settle()
 
     def release_written(self) -> None:
         """The script wrote a parameter without a gradient, or a hook of the optimizer did: an average, say."""
