@@ -78,7 +78,8 @@ def test_a_script_that_spawns_its_ranks(tmp_path: Path) -> None:
         tmp_path, sys.executable, "-m", "nantrap", "run", "--run-dir", "run", SCRIPT, "--spawn", "--bad", str(BAD)
     )
     assert check(tmp_path, ended) == tmp_path / "run"
-    assert ended.stdout == "both are done\n"
+    own = [line for line in ended.stdout.splitlines() if not line.startswith("[Gloo]")]  # torch 2.9 prints its peers
+    assert own == ["both are done"]
     last = ended.stderr.splitlines()[-1]
     assert last == "nantrap: the training ran in other processes, each of which prints its own summary"
 

@@ -117,7 +117,7 @@ def test_a_bad_checkpoint_is_renamed_on_all_ranks(saved: Saved) -> None:
     assert "the last good checkpoint of that name stays" in said
     assert "/later would hold non-finite values (2.weight): saved as later.nonfinite instead, nothing of that" in said
     assert not results[0]["skip"]["raised"]
-    assert not results[1]["skip"]["said"], "all ranks write one checkpoint, and one says so"
+    assert "non-finite" not in results[1]["skip"]["said"], "all ranks write one checkpoint, and one says so"
 
 
 def test_strict_saves_nothing_on_any_rank(saved: Saved) -> None:
