@@ -42,22 +42,22 @@ def join(rank: int, folder: str | Path, name: str = "group", *, world: int = 2, 
         world_size=world,
         timeout=datetime.timedelta(seconds=seconds),
     )
+    _groups.append(dist.group.WORLD)
+
+
+_groups: list[object] = []
+"""Every group that this process joined, held until it leaves: the destructor of a gloo group can keep the GIL and wait
+for a thread that needs it, with or without nantrap."""
 
 
 @contextlib.contextmanager
 def joined(rank: int, folder: str | Path, name: str = "group") -> Iterator[None]:
     """This process is one of two ranks for a while."""
     join(rank, folder, name)
-    _ended.append(dist.group.WORLD)
     try:
         yield
     finally:
         dist.destroy_process_group()
-
-
-_ended: list[object] = []
-"""Groups of scenarios, held until the process ends: with torch 2.6 the destructor of a gloo group can wait forever for
-a thread that needs the GIL, with or without nantrap."""
 
 
 def start(worker: Callable[..., None], *args: Any, world: int = 2) -> None:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
+import pytest
 import safetensors.torch
 import torch
+import torch.distributed as dist
 from safetensors.torch import save_file
 from torch import nn
 
@@ -77,3 +80,30 @@ def test_a_function_that_was_imported_meanwhile_saves_where_it_is_told_once_deta
     imported_meanwhile(bad, tmp_path / "after.safetensors")
     names = sorted(file.name for file in tmp_path.glob("*.safetensors"))
     assert names == ["after.safetensors", "during.nonfinite.safetensors"]
+
+
+def test_a_group_ends_only_after_its_thread_could_let_go_of_tensors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another thread needs the GIL, and this one would not give it away by itself."""
+    done: list[str] = []
+    may_go = threading.Lock()
+    may_go.acquire()
+
+    def let_go() -> None:
+        with may_go:
+            done.append("the tensors are let go of")
+
+    monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("the group has ended"))
+    thread = threading.Thread(target=let_go)
+    before = sys.getswitchinterval()
+    with attached(Settings(run_dir=str(tmp_path), quiet=True)):
+        thread.start()
+        try:
+            sys.setswitchinterval(100.0)
+            may_go.release()
+            dist.destroy_process_group()
+        finally:
+            sys.setswitchinterval(before)
+    thread.join(60)
+    assert done == ["the tensors are let go of", "the group has ended"]

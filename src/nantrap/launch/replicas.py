@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Sequence
@@ -31,6 +32,9 @@ from nantrap.locate.hooks import Hook
 
 _OFTEN = 3
 _SHOWN = 3
+_LET_GO = 0.02
+"""Seconds before a group of ranks ends. The thread of gloo takes the GIL to let go of the tensors of the last exchange,
+which is ours. A group that ends meanwhile keeps the GIL and waits for that thread: both would wait for ever."""
 
 
 class Replicas:
@@ -222,7 +226,7 @@ class Comparison:
 
 
 def install(patches: Patches, replicas: Replicas, reduces: Callable[[], None]) -> None:
-    """Know every wrapper, and whether the script averages by hand.
+    """Know every wrapper, and whether the script averages by hand; let a group of ranks end without waiting for ever.
 
     Args:
         patches: where replaced functions are kept.
@@ -239,9 +243,14 @@ def install(patches: Patches, replicas: Replicas, reduces: Callable[[], None]) -
         reduces()
         return original(*args, **kwargs)
 
+    def ended(original: Any, *args: Any, **kwargs: Any) -> Any:
+        time.sleep(_LET_GO)
+        return original(*args, **kwargs)
+
     patches.wrap(DistributedDataParallel, "__init__", made)
     if dist.is_available():
         patches.wrap(dist, "all_reduce", reduced, compiled="plain")
+        patches.wrap(dist, "destroy_process_group", ended)
 
 
 def several_ranks() -> bool:
