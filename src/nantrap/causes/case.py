@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 HALF = ("float16", "bfloat16")
 RECENT = 64
-"""So many steps before the failure are looked at for a growth."""
+"""How many of the last steps are searched for growth."""
 _MEASURES = {"linalg_vector_norm": "norm", "norm": "norm", "sum": "sum", "mean": "mean", "amax": "largest value",
              "max": "largest value", "dot": "product", "vdot": "product"}  # fmt: skip
 

@@ -15,6 +15,14 @@ from nantrap.locate.step import Part
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
 
+RateOf = Callable[[int, int, float], float]
+"""The learning rate of a step in a trial: `rate_of(step, group, rate)`, with the number of the parameter group."""
+
+
+def own_rate(_step: int, _group: int, rate: float) -> float:
+    """The learning rate that the step had: nothing is changed."""
+    return rate
+
 
 def drift(case: Case) -> float | None:
     """How many times larger the loss of an earlier batch is with the weights of now; `None` if that is not known.
@@ -38,10 +46,6 @@ def drift(case: Case) -> float | None:
         return None
     now = sum(losses) / len(losses)
     return abs(now) / abs(recorded[earlier.step]) if math.isfinite(now) else math.inf
-
-
-RateOf = Callable[[int, int, float], float]
-"""The learning rate of a step in a trial: `rate_of(step, group, rate)`, with the number of the parameter group."""
 
 
 def older_weights(case: Case) -> tuple[int, Callable[[], None]] | None:

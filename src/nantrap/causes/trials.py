@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nantrap.causes.earlier_steps import RateOf, drift, drive, driven, older_weights
+from nantrap.causes.earlier_steps import RateOf, drift, drive, driven, older_weights, own_rate
 from nantrap.causes.facts import listed
 from nantrap.causes.harness import Result, control_trial, run_step, update_in_float32, update_is_finite, update_rewound
 from nantrap.causes.logspace import LogSpace
@@ -145,7 +145,7 @@ class Laboratory:
     def _steps_again(self) -> tuple[str, Result]:
         """The steps since an older state at their own learning rates must reach this failure, and not another one
         before."""
-        result = self._driven(lambda _step, _group, rate: rate)
+        result = self._driven(own_rate)
         if result.finite and self._case.failed.symptom == "optimizer":
             return "the steps before this one are finite again, and its update is not among them", result
         if result.finite:
@@ -369,7 +369,7 @@ class Laboratory:
 
     def steps_with(self, name: str, change: str, alter: Callable[[Any], Any]) -> Trial:
         """The steps since an older state again, each with `alter(batch)` instead of its batch."""
-        return self.run(name, change, lambda: self._driven(lambda _step, _group, rate: rate, alter), harness="steps")
+        return self.run(name, change, lambda: self._driven(own_rate, alter), harness="steps")
 
     def weights_diverged(self) -> bool | None:
         """Whether an earlier batch has a much larger loss with the weights of now; `None` if that is not known."""

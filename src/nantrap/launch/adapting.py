@@ -63,7 +63,6 @@ class Adapter:
     ) -> None:
         if policy is not None and not isinstance(policy, Policy):
             raise UsageError(f"Guard(policy={policy!r}): expected a nantrap.Policy, such as nantrap.Policy.strict()")
-        self.name = name
         self._settings = Settings(
             name=name,
             own_policy=policy or Policy(max_consecutive_skips=5, then="stop", rollback_rng="continue"),
@@ -76,6 +75,11 @@ class Adapter:
         self._attachment: Attachment | None = None
         self._said = False
         self._undo: list[Callable[[], Any]] = []
+
+    @property
+    def name(self) -> str:
+        """The framework's."""
+        return self._settings.name
 
     @property
     def active(self) -> bool:

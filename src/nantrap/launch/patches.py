@@ -83,7 +83,7 @@ class Patches:
                 self.wrap(cls, name, wrapper)
 
     def undo(self) -> None:
-        """Everything as before. A wrapper that somebody still holds calls the original alone."""
+        """Restore everything. A wrapper that another module still holds only calls the original function."""
         self._is_undone = True
         for owner, value in self._added:
             if value in owner:

@@ -34,7 +34,7 @@ _OFTEN = 3
 _SHOWN = 3
 _LET_GO = 0.02
 """Seconds before a group of ranks ends. The thread of gloo takes the GIL to let go of the tensors of the last exchange,
-which is ours. A group that ends meanwhile keeps the GIL and waits for that thread: both would wait for ever."""
+which is ours. A group that ends meanwhile keeps the GIL and waits for that thread: a deadlock."""
 
 
 class Replicas:
@@ -226,7 +226,7 @@ class Comparison:
 
 
 def install(patches: Patches, replicas: Replicas, reduces: Callable[[], None]) -> None:
-    """Know every wrapper, and whether the script averages by hand; let a group of ranks end without waiting for ever.
+    """Know every wrapper, and whether the script averages by hand; let a group of ranks end without a deadlock.
 
     Args:
         patches: where replaced functions are kept.

@@ -50,7 +50,7 @@ class _Everyone(Exception):
 
 
 _FIRST_FOUND = 8
-"""Samples found one after the other, without an innocent one between them, after which others are looked at."""
+"""So many guilty samples in a row, and no part that is finite: then samples from the rest of the batch are tried."""
 
 
 def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 64) -> Samples:

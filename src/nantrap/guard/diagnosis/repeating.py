@@ -34,7 +34,7 @@ def repeated_magnitudes(case: Case, *, seconds: float) -> Magnitudes | None:
     op = replay.op if replay is not None else None
     if op is None or op.phase not in ("forward", "backward") or not failed.repeatable or failed.crew is not None:
         return None
-    from nantrap.causes.earlier_steps import drivable, driven
+    from nantrap.causes.earlier_steps import drivable, driven, own_rate
 
     known = drivable(case.anchors, failed.step)
     if failed.averaged or known is None:
@@ -49,7 +49,7 @@ def repeated_magnitudes(case: Case, *, seconds: float) -> Magnitudes | None:
 
     try:
         with watched:
-            result = driven(case, lambda _step, _group, rate: rate, begins)
+            result = driven(case, own_rate, begins)
     except Exception:  # a history is worth less than the incident: what cannot be repeated is not shown
         return None
     if result.finite or result.loss is None or not fails_alike(failed, result.loss, result.bad):
