@@ -8,7 +8,7 @@ STAMP  := $(VENV)/.installed
 TOOLS  := $(VENV)/.tools
 PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10
 
-.PHONY: demo test test-all test-portable test-shuffled matrix coverage lint format bench docs outputs pictures tables fuzz clean
+.PHONY: demo test test-all test-portable test-shuffled matrix coverage lint format bench baseline baseline-compare docs outputs pictures tables fuzz clean
 
 # pip and not uv: torch is pinned here so that the small CPU build is taken; the package itself declares a range.
 $(STAMP): pyproject.toml
@@ -68,6 +68,14 @@ fuzz: $(TOOLS)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/overhead.py
+
+# What nantrap says about every program of the zoo and about fixed inputs: `make baseline` on the code before a change,
+# `make baseline-compare` after it. Takes about half an hour on two cores.
+baseline: $(STAMP)
+	$(BIN)/python benchmarks/baseline.py
+
+baseline-compare: $(STAMP)
+	$(BIN)/python benchmarks/baseline.py --compare
 
 # A site that needs no network to be read: build/site/index.html. A broken link fails it.
 docs: $(TOOLS)
