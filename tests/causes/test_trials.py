@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,7 @@ def test_loss_is_reported(inspect_case: InspectCase) -> None:
 
 def test_the_two_line_form_cannot_be_run_again(inspect_case: InspectCase) -> None:
     def look(case: Case) -> None:
-        case.failed.forward = None
+        case.failed = replace(case.failed, forward=None)
         assert case.lab.again().note == (
             "LookupError: the two-line form cannot compute the loss again; guard.attempt can"
         )
@@ -256,7 +257,7 @@ def test_earlier_steps_are_driven_exactly(inspect_case: InspectCase) -> None:
             reached.append({name: _bits(p) for name, p in case.failed.parameters.items()})
             return forward(batch)
 
-        case.failed.forward = watching
+        case.failed = replace(case.failed, forward=watching)
         case.lab.rate("same", "nothing", lambda _step, _group, rate: rate)
         assert reached[-1] == wanted
 

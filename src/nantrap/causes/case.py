@@ -45,6 +45,8 @@ class Case:
     bad_before: Mapping[str, int] = field(default_factory=dict)
     checksums: tuple[float, ...] = ()
     refuted: list[Cause] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What rules saw that is worth a sentence, though it is no cause."""
     _kept: dict[int, Capture | None] = field(default_factory=dict)
 
     # ---- the origin

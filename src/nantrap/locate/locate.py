@@ -35,16 +35,22 @@ from nantrap.locate.twoline import locate_without_function
 _LONGEST_ERROR = 200
 
 
-def locate(failed: FailedStep, *, seconds: float = 60.0) -> Location:
-    """Find where the failure began. Never raises: what goes wrong while locating is written to `notes`."""
+def locate(failed: FailedStep, *, seconds: float = 60.0) -> tuple[FailedStep, Location]:
+    """Find where the failure began. Never raises: what goes wrong while locating is written to `notes`.
+
+    Returns:
+        The step as it is known afterwards, and where it began. Where a way was found to run a step again that had
+        none, that way is in the step.
+    """
     try:
         with probes_kept():
-            return _with_entries(_locate(failed, seconds), failed)
+            known, location = _locate(failed, seconds)
+            return known, _with_entries(location, failed)
     except Exception as error:
         last = traceback.extract_tb(error.__traceback__)[-1]
         said = (str(error).splitlines() or [""])[0][:_LONGEST_ERROR]  # some of torch's take pages
         note = f"locating failed with {type(error).__name__}: {said} ({last.name}, line {last.lineno})"
-        return Location(phase=failed.symptom, notes=[note])
+        return failed, Location(phase=failed.symptom, notes=(note,))
 
 
 def _with_entries(location: Location, failed: FailedStep) -> Location:
@@ -63,38 +69,43 @@ def _with_entries(location: Location, failed: FailedStep) -> Location:
             found = (entry,)
         elif found is None and may_be_listed_image((call.args, call.kwargs), external.tensor):
             found = ()
-    if found is not None:
-        location.findings = [
-            replace(finding, samples=found) if finding.kind == "batch" and finding.name == external.name else finding
-            for finding in location.findings
-        ]
-    return location
+    if found is None:
+        return location
+    findings = (
+        replace(finding, samples=found) if finding.kind == "batch" and finding.name == external.name else finding
+        for finding in location.findings
+    )
+    return replace(location, findings=tuple(findings))
 
 
-def _locate(failed: FailedStep, seconds: float) -> Location:
+def _locate(failed: FailedStep, seconds: float) -> tuple[FailedStep, Location]:
     """Choose how to search: the update, the norm, a replay of the step, its source, a tape, or the graph alone."""
     if failed.symptom == "optimizer" and failed.run_update is not None:
-        return location_of(replay_update(failed), fallback="optimizer")
+        return failed, location_of(replay_update(failed), fallback="optimizer")
     if failed.symptom == "state" and failed.written_between:
-        return Location(phase="state", module=owner_of(failed.written_between[0]))
+        return failed, Location(phase="state", module=owner_of(failed.written_between[0]))
     if failed.norm_overflowed and math.isfinite(failed.loss_value):
-        location = location_of(replay_norm(failed), fallback="backward")
-        if location.source is not None:  # the guard computes the norm when this line is called
-            location.source = replace(location.source, column=None, end_column=None, inferred=True)
-        if failed.repeatable and not _is_used_up(failed.batch):
-            location.witnesses = tuple(replay_step(failed).trace.witnesses.values())
-        return location
+        return failed, _from_norm(failed)
     if not failed.repeatable:
-        return _from_source(failed, seconds) or _from_tape(failed) or locate_without_function(failed)
+        found = _from_source(failed, seconds) or _from_tape(failed)
+        return found or (failed, locate_without_function(failed))
     if _is_used_up(failed.batch):
         note = "the batch is an iterator and used up, so the step cannot be run again; pass what it yields instead"
         if isinstance(failed.evidence, Evidence):
-            location = evidence_location(failed.evidence, failed)
-            location.notes.append(note)
-            return location
-        return Location(phase=failed.symptom, notes=[note])
+            return failed, evidence_location(failed.evidence, failed).noting(note)
+        return failed, Location(phase=failed.symptom, notes=(note,))
     clear_probes()
-    return _from_replay(failed, replay_step(failed), seconds)
+    return failed, _from_replay(failed, replay_step(failed), seconds)
+
+
+def _from_norm(failed: FailedStep) -> Location:
+    """What the norm of the gradients shows when it is taken again."""
+    location = location_of(replay_norm(failed), fallback="backward")
+    if location.source is not None:  # the guard computes the norm when this line is called
+        location = replace(location, source=replace(location.source, column=None, end_column=None, inferred=True))
+    if failed.repeatable and not _is_used_up(failed.batch):
+        location = replace(location, witnesses=tuple(replay_step(failed).trace.witnesses.values()))
+    return location
 
 
 def _from_replay(failed: FailedStep, replay: Replay, seconds: float) -> Location:
@@ -103,53 +114,46 @@ def _from_replay(failed: FailedStep, replay: Replay, seconds: float) -> Location
     location = location_of(replay, fallback=failed.symptom, batch=failed.batch)
     if replay.origin is None and isinstance(failed.evidence, Evidence):
         shown = evidence_location(failed.evidence, failed, replay=replay)
-        shown.exact, shown.sinks, shown.notes = location.exact, location.sinks, location.notes + shown.notes
-        shown.notes.append("the place is read from the graph of the failed pass, since its replay does not show it")
-        location = shown
+        location = replace(
+            shown, exact=location.exact, sinks=location.sinks, notes=(*location.notes, *shown.notes)
+        ).noting("the place is read from the graph of the failed pass, since its replay does not show it")
     if not replay.failed and replay.error is None and (hidden := cannot_rewind(failed.forward, failed.batch)):
-        location.notes.append(f"the step reads what a replay cannot put back: {', '.join(hidden[:3])}")
-    location.notes += changed
-    location.probes = read_probes()
+        location = location.noting(f"the step reads what a replay cannot put back: {', '.join(hidden[:3])}")
+    location = replace(location, notes=(*location.notes, *changed), probes=read_probes())
     clear_probes()
-    if replay.failed:
-        location.samples = find_samples(failed, seconds=seconds / 3)
-    if location.phase == "data" and not location.samples.guilty:
+    samples = find_samples(failed, seconds=seconds / 3) if replay.failed else location.samples
+    if location.phase == "data" and not samples.guilty:
         guilty = sorted({i for found in location.findings for i in found.samples})
-        location.samples = replace(location.samples, guilty=tuple(guilty), note="")
-    if location.samples.note:
-        location.notes.append(location.samples.note)
-    return location
+        samples = replace(samples, guilty=tuple(guilty), note="")
+    return replace(location, samples=samples).noting(*([samples.note] if samples.note else []))
 
 
-def _from_source(failed: FailedStep, seconds: float) -> Location | None:
+def _from_source(failed: FailedStep, seconds: float) -> tuple[FailedStep, Location] | None:
     """The loss computed again from its own source lines; `None` if that cannot be done, or does not fail as it did."""
     again = compute_again(failed)
     if again is None:
         return None
-    failed.forward, failed.batch, failed.rng = again.forward, again.batch, again.rng
+    known = failed.repeated_by(again.forward, again.batch, again.rng)
     probes = read_probes()
     clear_probes()
-    replay = replay_step(failed)
+    replay = replay_step(known)
     if not (replay.failed and replay.alike and replay.error is None):
-        failed.forward, failed.batch, failed.rng = None, None, None
         return None
     if not replay.exact:  # gradients of several micro-batches were added up: the values cannot be compared
         replay.exact, replay.differences = None, ()
-    location = _from_replay(failed, replay, seconds)
-    location.probes = location.probes or probes
+    location = _from_replay(known, replay, seconds)
+    location = replace(location, probes=location.probes or probes)
     if again.lines is None:
-        location.notes.append("the loss was computed again by the model, which computes it itself")
-        return location
+        return known, location.noting("the loss was computed again by the model, which computes it itself")
     file, first, last = again.lines
     lines = f"line {first}" if first == last else f"lines {first} to {last}"
-    location.notes.append(
+    return known, location.noting(
         f"the loss was computed again from its source ({lines} of {cell_name(file) or os.path.basename(file)}), "
         "without side effects"
     )
-    return location
 
 
-def _from_tape(failed: FailedStep) -> Location | None:
+def _from_tape(failed: FailedStep) -> tuple[FailedStep, Location] | None:
     """The location from the trace of the step itself; `None` if it did not run under a trace, or its trace does not
     show it."""
     if not isinstance(failed.tape, Trace):
@@ -158,32 +162,32 @@ def _from_tape(failed: FailedStep) -> Location | None:
     if replay.origin is None:
         return None
     location = location_of(replay, fallback=failed.symptom, batch=failed.batch)
-    location.probes = read_probes()
-    location.notes.append("the step ran under a trace (armed), so place and operands are those of the failure itself")
-    reason = _run_from_tape(failed, replay)
-    if reason:
-        location.notes.append(f"no trial was run on the recorded operations: {reason}")
-    return location
+    location = replace(location, probes=read_probes()).noting(
+        "the step ran under a trace (armed), so place and operands are those of the failure itself"
+    )
+    known, reason = _repeated_by_tape(failed, replay)
+    if known is None:
+        return failed, location.noting(f"no trial was run on the recorded operations: {reason}")
+    return known, location
 
 
-def _run_from_tape(failed: FailedStep, then: Replay) -> str:
-    """Make the step repeatable by its recorded operations, if they fail as it did. Otherwise: why not."""
+def _repeated_by_tape(failed: FailedStep, then: Replay) -> tuple[FailedStep | None, str]:
+    """The step, repeatable by its recorded operations, if they fail as it did. Otherwise `None`, and why not."""
     tape = getattr(failed.tape, "tape", None)
     if not isinstance(tape, Tape) or failed.loss is None or failed.root_call is None:
-        return "the loss is not known"
+        return None, "the loss is not known"
     forward = tape.forward(failed.loss)
     if forward is None:
-        return tape.reason or "the loss is not among their results"
-    failed.forward, failed.batch, failed.rng = forward, (), failed.root_call.chain()[0].rng
-    now = replay_step(failed)
+        return None, tape.reason or "the loss is not among their results"
+    known = failed.repeated_by(forward, (), failed.root_call.chain()[0].rng)
+    now = replay_step(known)
     guilty = (then.op.name, then.op.phase) if then.op is not None else None
     again = (now.op.name, now.op.phase) if now.op is not None else None
     if now.failed and now.alike and now.error is None and again == guilty:
-        return ""
-    failed.forward, failed.batch, failed.rng = None, None, None
+        return known, ""
     if now.error is not None:
-        return f"they ended with {type(now.error).__name__}"
-    return "they do not fail as the step did" if now.failed else "they are finite when they are run again"
+        return None, f"they ended with {type(now.error).__name__}"
+    return None, "they do not fail as the step did" if now.failed else "they are finite when they are run again"
 
 
 def _is_used_up(batch: Any) -> bool:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +26,7 @@ _LONGEST_PATH = 256
 _MUCH_BYTES = 256 * 2**20
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Location:
     """Where a failure began, and the live material from which causes are derived."""
 
@@ -35,13 +36,13 @@ class Location:
     node: str | None = None
     source: Source | None = None
     call: int | None = None
-    findings: list[Finding] = field(default_factory=list)
+    findings: tuple[Finding, ...] = ()
     frames: tuple[Frame, ...] = ()
     path: tuple[Frame, ...] = ()
     probes: tuple[Probe, ...] = ()
     samples: Samples = field(default_factory=Samples)
     exact: bool | None = None
-    notes: list[str] = field(default_factory=list)
+    notes: tuple[str, ...] = ()
     sinks: tuple[str, ...] = ()
     capture: Capture | None = None
     external: External | None = None
@@ -49,6 +50,10 @@ class Location:
     """A bad tensor that only the program knows and that the guilty operation read, with its name, if that is known."""
     replay: Replay | None = None
     witnesses: tuple[Capture, ...] = ()
+
+    def noting(self, *notes: str) -> Location:
+        """The same place with more notes, after those that it has."""
+        return replace(self, notes=(*self.notes, *notes))
 
 
 FINITE_REPLAY = "the replay is finite"
@@ -63,39 +68,59 @@ def location_of(replay: Replay, *, fallback: Phase, batch: object = None) -> Loc
         fallback: the phase, if the replay shows none.
         batch: what the step was given, if that is known.
     """
-    location = Location(phase=fallback, replay=replay, exact=replay.exact, sinks=replay.sinks)
-    shown = replay.differences if replay.failed else replay.differences[:1]
-    location.notes += [f"the replay differs: {text}" for text in shown]
-    held = captured_bytes(replay.trace)
-    if held > _MUCH_BYTES:
-        location.notes.append(f"the diagnosis held {held / 2**20:,.0f} MB of tensors in addition to those of the step")
-    if replay.error is not None:
-        said = "".join(f": {line}" for line in str(replay.error).splitlines()[:1])  # some errors say nothing
-        location.notes.append(f"the replay ended with {type(replay.error).__name__}{said}")
+    location = Location(
+        phase=fallback, replay=replay, exact=replay.exact, sinks=replay.sinks, notes=tuple(_notes_on(replay))
+    )
     if replay.origin is None:
-        if not replay.failed and replay.error is None:
-            how = "without compilation " if compiled_code_ran() else ""
-            location.notes.append(f"{FINITE_REPLAY}: {how}the failure does not repeat in it")
         return location
     if replay.origin < 0:
         external = replay.trace.externals[replay.origin]
+        path: tuple[Frame, ...] = ()
         if external.first_reader is not None and external.first_reader < len(replay.trace.ops):
-            location.path = frames_after(replay, replay.trace.ops[external.first_reader], included=True)
-        return external_location(location, external, replay.trace, batch=batch)
-    op = replay.trace.ops[replay.origin]
-    location.phase, location.module, location.call = op.phase, op.module, op.call
-    location.op, location.node = op.name, op.node
-    location.source = op.place.source() if op.place else None
-    location.capture = replay.trace.captures.get(op.index)
-    location.constant = _constant_read(replay, op)
-    location.notes += _constant_note(op, location.constant)
-    location.frames = frames_before(replay.trace, op)
-    location.path = frames_after(replay, op)
-    if location.capture is not None:
-        for output in location.capture.outputs:
-            if output.is_floating_point() and any_nonfinite([output]):
-                location.findings.append(finding("activation", op.name, output, op.phase))
-    return location
+            path = frames_after(replay, replay.trace.ops[external.first_reader], included=True)
+        return _external_location(replace(location, path=path), external, replay.trace, batch=batch)
+    return _operation_location(location, replay, replay.trace.ops[replay.origin])
+
+
+def _notes_on(replay: Replay) -> Iterator[str]:
+    """How a replay differed from the step, what it held, and how it ended."""
+    shown = replay.differences if replay.failed else replay.differences[:1]
+    yield from (f"the replay differs: {text}" for text in shown)
+    held = captured_bytes(replay.trace)
+    if held > _MUCH_BYTES:
+        yield f"the diagnosis held {held / 2**20:,.0f} MB of tensors in addition to those of the step"
+    if replay.error is not None:
+        said = "".join(f": {line}" for line in str(replay.error).splitlines()[:1])  # some errors say nothing
+        yield f"the replay ended with {type(replay.error).__name__}{said}"
+    elif replay.origin is None and not replay.failed:
+        how = "without compilation " if compiled_code_ran() else ""
+        yield f"{FINITE_REPLAY}: {how}the failure does not repeat in it"
+
+
+def _operation_location(location: Location, replay: Replay, op: Op) -> Location:
+    """The operation that made it, with its operands and the operations around it."""
+    capture = replay.trace.captures.get(op.index)
+    constant = _constant_read(replay, op)
+    outputs = capture.outputs if capture is not None else []
+    return replace(
+        location,
+        phase=op.phase,
+        module=op.module,
+        call=op.call,
+        op=op.name,
+        node=op.node,
+        source=op.place.source() if op.place else None,
+        capture=capture,
+        constant=constant,
+        notes=(*location.notes, *_constant_note(op, constant)),
+        frames=frames_before(replay.trace, op),
+        path=frames_after(replay, op),
+        findings=tuple(
+            finding("activation", op.name, output, op.phase)
+            for output in outputs
+            if output.is_floating_point() and any_nonfinite([output])
+        ),
+    )
 
 
 def _constant_read(replay: Replay, op: Op) -> tuple[str, Tensor] | None:
@@ -133,8 +158,9 @@ def captured_bytes(trace: Trace) -> int:
 def evidence_location(evidence: Evidence, failed: FailedStep, *, replay: Replay | None = None) -> Location:
     """What the live graph showed. Modules and lines come from a finite replay of the same step, node by node."""
     op = evidence.op
-    location = Location(phase=op.phase, module=op.module or None, op=op.name, node=op.node, replay=replay)
-    location.notes += evidence.notes
+    location = Location(
+        phase=op.phase, module=op.module or None, op=op.name, node=op.node, replay=replay, notes=tuple(evidence.notes)
+    )
     names = {id(parameter): name for name, parameter in failed.parameters.items()}
     if evidence.external is not None:
         return _outside_the_graph(location, evidence, names, repeatable=failed.repeatable)
@@ -142,18 +168,18 @@ def evidence_location(evidence: Evidence, failed: FailedStep, *, replay: Replay 
         last = evidence.last_sequence if failed.repeatable else evidence.model_last_sequence
         twin = replay.trace.op_of_node(op.sequence - last + replay.last_sequence)
         if twin is not None and twin.name == op.name:
-            location.module, location.call = twin.module, twin.call
-            location.source = twin.place.source() if twin.place else None
-        elif replay.error is None:
-            location.module = location.module or OUTSIDE  # the model's calls do not hold it: the code around them does
+            source = twin.place.source() if twin.place else None
+            location = replace(location, module=twin.module, call=twin.call, source=source)
+        elif replay.error is None:  # the model's calls do not hold it: the code around them does
+            location = replace(location, module=location.module or OUTSIDE)
     if evidence.inside or failed.root_call is None:
         owners = [_reader_of(names[id(p)], failed.root) for p in evidence.parameters if id(p) in names]
         if owners and location.module in (None, OUTSIDE):
-            location.module = owners[0]
-    location.capture = evidence.capture
-    if evidence.capture is not None:
-        location.findings += [finding("activation", op.name, t, op.phase) for t in evidence.capture.outputs]
-    return location
+            location = replace(location, module=owners[0])
+    if evidence.capture is None:
+        return location
+    found = tuple(finding("activation", op.name, t, op.phase) for t in evidence.capture.outputs)
+    return replace(location, capture=evidence.capture, findings=found)
 
 
 def _reader_of(name: str, root: nn.Module) -> str:
@@ -168,54 +194,50 @@ def _outside_the_graph(location: Location, evidence: Evidence, names: dict[int, 
     external = evidence.external
     assert external is not None
     if external.kind == "parameter":
-        external.name = names.get(id(external.tensor), "")
-        location.module, location.external = owner_of(external.name), external
-        location.findings.append(finding("parameter", external.name, external.tensor, "state"))
-        return location
-    reader, location.node = location.op, None
+        external = replace(external, name=names.get(id(external.tensor), ""))
+        found = finding("parameter", external.name, external.tensor, "state")
+        return replace(location, module=owner_of(external.name), external=external, findings=(found,))
+    location = replace(location, node=None)
     known = find_in_batch(external.tensor if evidence.seen else None)
     if known is not None:
-        external.name, external.tensor = known
+        external = replace(external, name=known[0], tensor=known[1])
     elif evidence.seen and (name := name_in_program(external.tensor)):
-        external.name = name
+        external = replace(external, name=name)
     elif not evidence.seen or batch_of_caller():
         # everything the caller holds is finite: the loss function made it, without a graph that could show how
-        location.op = None
-        location.notes.append(
-            f"an operand of {reader} ({external.name}) is not finite and needs no gradient. It was computed outside "
-            "the graph, so the operation that made it is not known"
+        return replace(location, op=None).noting(
+            f"an operand of {location.op} ({external.name}) is not finite and needs no gradient. It was computed "
+            "outside the graph, so the operation that made it is not known"
             + ("" if repeatable else "; guard.attempt(fn, batch) would show it")
         )
-        return location
-    location.phase, location.module, location.external = "data", "data", external
-    location.findings.append(finding("batch", external.name, external.tensor, "data"))
-    return location
+    found = finding("batch", external.name, external.tensor, "data")
+    return replace(location, phase="data", module="data", external=external, findings=(found,))
 
 
-def external_location(location: Location, external: External, trace: Trace, *, batch: object = None) -> Location:
+def _external_location(location: Location, external: External, trace: Trace, *, batch: object) -> Location:
     """A tensor that was bad before the step; `op` is the first operation that read it."""
+    name, tensor = external.name, external.tensor
     reader = external.first_reader
-    if reader is not None and reader < len(trace.ops):
-        op = trace.ops[reader]
-        location.op, location.source = op.name, op.place.source() if op.place else None
-    location.external = external
+    op = trace.ops[reader] if reader is not None and reader < len(trace.ops) else None
+    location = replace(location, external=external)
+    if op is not None:
+        location = replace(location, op=op.name, source=op.place.source() if op.place else None)
     if external.kind == "batch":
-        location.phase, location.module = "data", "data"
-        location.findings.append(finding("batch", external.name, external.tensor, "data", batch=batch))
-    elif external.kind == "optimizer_state":
-        location.phase, location.module = "state", "optimizer"
-        location.findings.append(finding("optimizer_state", external.name, external.tensor, "state"))
-    elif external.kind == "overwritten":
-        location.phase = "forward"
-        if reader is not None:
-            location.phase, location.module = trace.ops[reader].phase, trace.ops[reader].module
-        location.findings.append(finding("activation", "a value written by no operation", external.tensor, "forward"))
-    else:
-        location.phase, location.module = "state", owner_of(external.name)
-        kind = "buffer" if external.kind == "buffer" else "parameter"
-        if any_nonfinite([external.tensor]):  # what was written inside the step is put back by now
-            location.findings.append(finding(kind, external.name, external.tensor, "state"))
-    return location
+        found = finding("batch", name, tensor, "data", batch=batch)
+        return replace(location, phase="data", module="data", findings=(found,))
+    if external.kind == "optimizer_state":
+        found = finding("optimizer_state", name, tensor, "state")
+        return replace(location, phase="state", module="optimizer", findings=(found,))
+    if external.kind == "overwritten":
+        found = finding("activation", "a value written by no operation", tensor, "forward")
+        if op is None:
+            return replace(location, phase="forward", findings=(found,))
+        return replace(location, phase=op.phase, module=op.module, findings=(found,))
+    location = replace(location, phase="state", module=owner_of(name))
+    if not any_nonfinite([tensor]):  # what was written inside the step is put back by now
+        return location
+    kind = "buffer" if external.kind == "buffer" else "parameter"
+    return replace(location, findings=(finding(kind, name, tensor, "state"),))
 
 
 def frames_before(trace: Trace, origin: Op) -> tuple[Frame, ...]:

@@ -1,5 +1,6 @@
 """`FailedStep`: what the guard passes on when a step has failed, and how to run it again.
 
+It is frozen: what is found out later, such as a way to compute the loss again, makes another one (`repeated_by`).
 Everything is held by reference. `rewound` restores everything to just before the step, and afterwards to just after it:
 parameters, buffers, optimizer state, gradients, random streams, and the generators and attributes of the program end as
 they were found, whatever happened between. `fn` may have side effects of other kinds (a log line, an iterator that it
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor, nn
@@ -72,7 +73,7 @@ class Crew(Protocol):
         """The steps since an older state, and the failed one, by all ranks with these learning rates."""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class FailedStep:
     """A step that went wrong, with the means to run it again.
 
@@ -137,6 +138,16 @@ class FailedStep:
     def repeatable(self) -> bool:
         """Whether the whole step, loss included, can be run again."""
         return self.forward is not None and self.rng is not None
+
+    def repeated_by(self, forward: Callable[[Any], Tensor], batch: Any, rng: RngState) -> FailedStep:
+        """This step with a way to run it again.
+
+        Args:
+            forward: computes the loss of a batch.
+            batch: the batch of the step.
+            rng: the random streams at which `forward` begins.
+        """
+        return replace(self, forward=forward, batch=batch, rng=rng)
 
     def bad_state(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors of `bad_buffers` as they are now, each with its kind and name: `buffer norm.running_var`."""

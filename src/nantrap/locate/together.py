@@ -114,10 +114,10 @@ def can_run_together(failed: FailedStep) -> str:
     return ""
 
 
-def compute_again_together(failed: FailedStep, same: Callable[[int], bool]) -> bool:
-    """In the two-line form: whether this rank's loss can be computed again from its source. Every rank calls it.
+def compute_again_together(failed: FailedStep, same: Callable[[int], bool]) -> FailedStep:
+    """In the two-line form: the step with a way to compute this rank's loss again from its source. Every rank calls it.
 
-    If it can, the step is repeatable from here on. Where ranks try different statements, all of them stop.
+    Where there is no such way, the step is returned as it is. Where ranks try different statements, all of them stop.
     """
     lockstep = Lockstep(same)
     again = None
@@ -126,9 +126,7 @@ def compute_again_together(failed: FailedStep, same: Callable[[int], bool]) -> b
             again = compute_again(failed)
     _reset_sharded(failed)
     lockstep.end(failed=again is None and not failed.repeatable)
-    if again is not None:
-        failed.forward, failed.batch, failed.rng = again.forward, again.batch, again.rng
-    return failed.repeatable
+    return failed if again is None else failed.repeated_by(again.forward, again.batch, again.rng)
 
 
 def replay_together(failed: FailedStep, same: Callable[[int], bool]) -> tuple[Replay, str]:

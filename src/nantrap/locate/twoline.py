@@ -9,6 +9,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from nantrap.finite import any_nonfinite
 from nantrap.locate.autopsy import Evidence
@@ -32,13 +33,10 @@ _NO_CALL = (
 def locate_without_function(failed: FailedStep) -> Location:
     """Find where a failure began without the loss function."""
     probes = read_probes()
-    location = _search(failed)
-    location.probes = probes
+    location = replace(_search(failed), probes=probes)
     if isinstance(failed.evidence, Evidence):
-        location.witnesses = failed.evidence.witnesses
-    if failed.root_call is None:
-        location.notes.append(_NO_CALL)
-    return location
+        location = replace(location, witnesses=failed.evidence.witnesses)
+    return location.noting(_NO_CALL) if failed.root_call is None else location
 
 
 def _search(failed: FailedStep) -> Location:
@@ -59,17 +57,20 @@ def _search(failed: FailedStep) -> Location:
     replay = replay_calls(failed)
     location = location_of(replay, fallback=failed.symptom, batch=failed.batch)
     if location.source is None and location.op is not None and failed.root_call.place is not None:
-        location.source = failed.root_call.place.source()  # a layer of torch's own, called by the user's line
+        # a layer of torch's own, called by the user's line
+        location = replace(location, source=failed.root_call.place.source())
     if replay.origin is None:
         if isinstance(evidence, Evidence):
             location = evidence_location(evidence, failed, replay=replay)
         if not replay.failed and replay.error is None:
             # the graph, or the rest being finite, says that the cause is in the model; yet it is finite in the replay
             model_failed = isinstance(evidence, Evidence) or not _bad_cotangent(failed)
-            location.exact = False if model_failed and evidence is not None else None
             general = f"{FINITE_REPLAY}:"  # the same in fewer words
-            location.notes = [note for note in location.notes if not note.startswith(general)]
-            location.notes.append(_finite_model(failed))
+            location = replace(
+                location,
+                exact=False if model_failed and evidence is not None else None,
+                notes=tuple(note for note in location.notes if not note.startswith(general)),
+            ).noting(_finite_model(failed))
     return location
 
 
@@ -81,18 +82,18 @@ def _in_loss(location: Location, failed: FailedStep) -> Location:
         replayed = [call.module for call in calls if call.module is not None]
         inferred = infer_source(forward or location.op.removeprefix("aten."), failed.root, replayed)
         if inferred is not None:
-            location.source, location.module = inferred.source, inferred.module or location.module
-            location.notes.append("the line is inferred: the only one of its kind in the code that called the guard")
+            location = replace(location, source=inferred.source, module=inferred.module or location.module)
+            return location.noting("the line is inferred: the only one of its kind in the code that called the guard")
     return location
 
 
 def _by_elimination(replay: Replay, failed: FailedStep) -> Location:
     node = replay.unknown[0]
     name = operation_name(node.name())
-    location = Location(phase="backward", module=OUTSIDE, node=node.name(), replay=replay)
-    location.op = f"aten.{name}" if name else node.name()
-    location.notes.append(f"found by elimination: the backward of {node.name()} could not be run again")
-    return _in_loss(location, failed)
+    op = f"aten.{name}" if name else node.name()
+    location = Location(phase="backward", module=OUTSIDE, op=op, node=node.name(), replay=replay)
+    note = f"found by elimination: the backward of {node.name()} could not be run again"
+    return _in_loss(location.noting(note), failed)
 
 
 def _bad_cotangent(failed: FailedStep) -> bool:

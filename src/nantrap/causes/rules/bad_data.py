@@ -85,7 +85,7 @@ def bad_input_data(case: Case) -> Claim | None:
         trial = case.lab.without_samples(guilty, case.location.samples.size or 0)
     given = case.was_given(external.tensor)
     if (given == "argument" and case.loop_is_finite) or case.made_from_finite(external.tensor):
-        case.location.notes.append(
+        case.notes.append(
             f"{external.name} of the model is non-finite, though what the loop took from its loader is finite: the "
             "code between the two made it"
         )

@@ -30,10 +30,8 @@ def with_location(incident: Incident, location: Location) -> Incident:
         indices = indices if len(indices) == len(batch) else ()
     elif all_fail:  # a list of all of them would say nothing
         batch, indices = (), ()
-        notes = [
-            *notes,
-            f"each of the {samples.size:,} samples of the batch fails alone, so no single one is the reason",
-        ]
+        words = f"each of the {samples.size:,} samples of the batch fails alone, so no single one is the reason"
+        notes = (*notes, words)
     return replace(
         incident,
         phase=location.phase,

@@ -132,7 +132,7 @@ class Diagnosis:
         untouched = self._protected.untouched()
         failed = self._describer.failed_step(observation)
         try:
-            location = locate(failed, seconds=self._policy.diagnose_seconds)
+            failed, location = locate(failed, seconds=self._policy.diagnose_seconds)
         except Exception:  # a failing diagnosis must not hide the exception itself
             return None
         if location.op is None and location.phase not in ("data", "state"):
@@ -205,7 +205,7 @@ class Diagnosis:
                 words = f"looks like the incident of step {known.step:,} {alike}"
                 draft.incident = like_known(draft.incident, known, words)
                 return False
-            location = locate(failed, seconds=policy.diagnose_seconds)
+            failed, location = locate(failed, seconds=policy.diagnose_seconds)
             if observation.micros:
                 observation, failed, location = self._among_micros(draft, observation, failed, location)
             self._explain(draft, observation, failed, location, untouched=untouched)
@@ -233,7 +233,7 @@ class Diagnosis:
             if micro is not observation.micro:
                 own = replace(observation, micro=micro, values=micro.values or [])
                 other = self._describer.failed_step(own)
-                found = locate(other, seconds=self._policy.diagnose_seconds / len(micros))
+                other, found = locate(other, seconds=self._policy.diagnose_seconds / len(micros))
                 if found.op is None:
                     continue
                 observation, failed, location = own, other, found
@@ -252,7 +252,7 @@ class Diagnosis:
         """
         if not known:
             return None
-        location = locate(failed, seconds=0.0)
+        failed, location = locate(failed, seconds=0.0)
         place = (location.phase, location.module, location.op, location.node, incident.rank)
         here = [k for k in known if (k.phase, k.module, k.op, k.node, k.rank) == place]
         if not here or self._policy.diagnose != "full":
@@ -277,13 +277,12 @@ class Diagnosis:
             from nantrap.causes import explain_case
 
             case = self._describer.case(failed, location, incident, untouched=untouched)
-            before = len(location.notes)
             explanation = explain_case(case, seconds=policy.diagnose_seconds)
             self._wants_others = explanation.wants_others
             explained = with_explanation(incident, explanation)
             if (repeated := repeated_magnitudes(case, seconds=policy.diagnose_seconds / 10)) is not None:
                 explained = replace(explained, magnitudes=(repeated, *explained.magnitudes))
-            draft.incident = replace(explained, notes=(*location.notes[before:], *explained.notes))
+            draft.incident = replace(explained, notes=(*case.notes, *explained.notes))
         if self._keeps_bundles and policy.bundle == "full":
             draft.material, note = material_of(
                 failed,

@@ -64,7 +64,7 @@ class JointDiagnosis:
         if joint is None:
             return False
         alone = draft.incident if draft.incident.op is not None else None  # what this rank found without the others
-        incident, location = draft.incident, joint.location
+        incident, failed, location = draft.incident, joint.failed, joint.location
         if wanted and location is not None:
             incident = self._placed(observation, location)
             incident = replace(incident, notes=(*incident.notes, joint.words))
@@ -105,9 +105,9 @@ class JointDiagnosis:
         own = replace(failed, quiet=self._alone.running, crew=leader)
         try:
             seconds = self._policy.diagnose_seconds
-            location.samples = find_samples(own, seconds=seconds / 3)
+            location = replace(location, samples=find_samples(own, seconds=seconds / 3))
             if location.samples.note:
-                location.notes.append(location.samples.note)
+                location = location.noting(location.samples.note)
             words = incident.notes
             incident = self._placed(observation, location)
             incident = replace(incident, notes=tuple(dict.fromkeys((*incident.notes, *words))))
@@ -149,7 +149,8 @@ def explore_graph(describer: Describer, draft: Draft, observation: Observation, 
     if isinstance(evidence, GraphEvidence):
         try:
             location = evidence_location(evidence, describer.failed_step(observation))
-            location.notes = [each.partition("; guard.attempt")[0] for each in location.notes]  # it would not help
+            notes = (each.partition("; guard.attempt")[0] for each in location.notes)  # it would not help
+            location = replace(location, notes=tuple(notes))
             incident = describer.with_run_facts(with_location(incident, location), observation)
         except Exception as error:  # a diagnosis is worth less than the run
             incident = replace(incident, notes=(*incident.notes, f"the graph could not be read: {error}"))

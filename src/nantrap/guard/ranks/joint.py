@@ -46,11 +46,13 @@ class Joint:
     """What a common replay showed on this rank.
 
     Attributes:
+        failed: this rank's part of the step, as it is known now.
         location: where it began, if it began on this rank.
         words: what was done, or why it was not.
         leaders: the ranks that may try causes with the others, one after the other.
     """
 
+    failed: FailedStep
     location: Location | None
     words: str
     leaders: tuple[int, ...] = ()
@@ -72,15 +74,15 @@ def run_jointly(failed: FailedStep, ranks: Ranks, *, wanted: bool) -> Joint | No
         return None
     for rank, (_, reason, _) in said.items():
         if reason:
-            return Joint(None, f"not run again: all ranks would have to run it at once, and on rank {rank} {reason}")
-    given = failed.repeatable
-    from_source = not all(can_try for *_, can_try in said.values()) and _computed_again(failed, ranks)
-    replay, trouble = replay_together(failed, ranks.same)
-    if from_source and not all(ranks.share(replay.alike is not False and not trouble).values()):
-        if not given:
-            failed.forward, failed.batch, failed.rng = None, None, None
-        from_source = False
+            words = f"not run again: all ranks would have to run it at once, and on rank {rank} {reason}"
+            return Joint(failed, None, words)
+    all_can_try = all(can_try for *_, can_try in said.values())
+    again = None if all_can_try else _computed_again(failed, ranks)
+    replay, trouble = replay_together(again or failed, ranks.same)
+    if again is not None and not all(ranks.share(replay.alike is not False and not trouble).values()):
+        again = None
         replay, trouble = replay_together(failed, ranks.same)
+    failed = again or failed
     location = (
         None if trouble or replay.origin is None else location_of(replay, fallback=failed.symptom, batch=failed.batch)
     )
@@ -90,39 +92,37 @@ def run_jointly(failed: FailedStep, ranks: Ranks, *, wanted: bool) -> Joint | No
         place = (location.phase, location.op, location.module, line)
     places = ranks.share((place, bool(trouble)))
     leaders: dict[Any, int] = {}
-    tries = from_source or all(can_try for *_, can_try in said.values())
-    if tries and not any(broken for _, broken in places.values()):
+    if (again is not None or all_can_try) and not any(broken for _, broken in places.values()):
         for rank, (where, _) in places.items():
             if where is not None and len(leaders) < MOST_LEADERS:
                 leaders.setdefault(where, rank)
     chosen = tuple(leaders.values())
     if trouble:
-        return Joint(None, f"run again by all ranks together; the trace on this rank ended early: {trouble}")
+        words = f"run again by all ranks together; the trace on this rank ended early: {trouble}"
+        return Joint(failed, None, words)
     if location is None:
         where = "on this rank" if failed.repeatable else "in the calls of the model on this rank"
-        return Joint(None, f"run again by all ranks together, and nothing began {where}", chosen)
+        return Joint(failed, None, f"run again by all ranks together, and nothing began {where}", chosen)
     words = "run again by all ranks together"
     if not chosen and not failed.repeatable:
         words += "; no cause was tried, since the loss could not be computed again on every rank; guard.attempt can"
     elif not chosen:
         words += "; no cause was tried, since FSDP before torch 2.13 cannot be reset after a trial that ends early"
-    elif from_source and ranks.rank in chosen:
+    elif again is not None and ranks.rank in chosen:
         words += "; the loss was computed again from its source, without side effects"
     elif ranks.rank not in chosen:
         who = " and ".join(map(str, chosen))
         words += f"; causes were tried by rank {who}"
-    return Joint(location, words, chosen)
+    return Joint(failed, location, words, chosen)
 
 
-def _computed_again(failed: FailedStep, ranks: Ranks) -> bool:
-    """In the two-line form: whether every rank can compute its loss again from its source. Each rank calls it."""
+def _computed_again(failed: FailedStep, ranks: Ranks) -> FailedStep | None:
+    """In the two-line form: the step as it can be run again; `None` if a rank cannot compute its loss again from its
+    source. Each rank calls it."""
     if not all(ranks.share(can_end_early(failed)).values()):
-        return False
-    given = failed.repeatable
-    everywhere = all(ranks.share(compute_again_together(failed, ranks.same)).values())
-    if not everywhere and not given:
-        failed.forward, failed.batch, failed.rng = None, None, None
-    return everywhere
+        return None
+    again = compute_again_together(failed, ranks.same)
+    return again if all(ranks.share(again.repeatable).values()) else None
 
 
 class Leader:
