@@ -27,7 +27,7 @@ from overhead import CASES, ratio
 from torch import nn
 
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 
 Step = Callable[[], object]
 
@@ -65,7 +65,7 @@ def measure(make: Any, pairs: int, *, block: int = 1) -> dict[str, dict[str, flo
         return step
 
     base, other = plain(), plain()
-    with tempfile.TemporaryDirectory() as folder, attached(Settings(run_dir=folder, quiet=True)):
+    with tempfile.TemporaryDirectory() as folder, attached(RunSettings(run_dir=folder, quiet=True)):
         contestants = {"A/A (plain)": other, "nantrap run": guarded()}
         for step in (base, *contestants.values()):
             for _ in range(5):

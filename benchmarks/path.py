@@ -24,7 +24,7 @@ from torch import nn
 
 import nantrap
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 
 FOLDER = os.path.dirname(nantrap.__file__) + os.sep
 WARM = 40
@@ -85,7 +85,7 @@ def ways(make: Any, folder: str) -> dict[str, Calls]:
         return counted(lambda: guard.attempt(lambda b: loss_of(model, b), batch))
 
     def script() -> Calls:
-        with attached(Settings(run_dir=os.path.join(folder, "c"), quiet=True)):
+        with attached(RunSettings(run_dir=os.path.join(folder, "c"), quiet=True)):
             model, optimizer, batch, loss_of = fresh()
 
             def step() -> None:

@@ -89,12 +89,12 @@ __getattr__ = lazy_names(
 
 def load_ipython_extension(shell: Any) -> None:
     """`%load_ext nantrap` in a notebook: every optimizer is guarded from here on."""
-    importlib.import_module("nantrap.launch.notebook").load(shell)
+    importlib.import_module("nantrap.launch.runner").load(shell)
 
 
 def unload_ipython_extension(shell: Any) -> None:
     """`%unload_ext nantrap`: the notebook as it was, and a summary."""
-    importlib.import_module("nantrap.launch.notebook").unload(shell)
+    importlib.import_module("nantrap.launch.runner").unload(shell)
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from nantrap.launch.adapting import Options
-    from nantrap.launch.summary import Summary
+    from nantrap.launch.summary import RunSummary
 
 FabricLike = TypeVar("FabricLike")
 
@@ -50,7 +50,7 @@ class Guard(Callback):
         self._totals = {"steps": 0, "applied": 0, "incidents": 0}
 
     @property
-    def summary(self) -> Summary | None:
+    def summary(self) -> RunSummary | None:
         """How the last `fit` went; `None` before its end."""
         return self._adapter.summary
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from nantrap.launch.adapting import Options
-    from nantrap.launch.summary import Summary
+    from nantrap.launch.summary import RunSummary
 
 
 class Guard(TrainerCallback):
@@ -39,7 +39,7 @@ class Guard(TrainerCallback):
         self._adapter = Adapter("transformers", **options)
 
     @property
-    def summary(self) -> Summary | None:
+    def summary(self) -> RunSummary | None:
         """How the last training went; `None` before its end."""
         return self._adapter.summary
 

@@ -341,7 +341,7 @@ def test_fabric(tmp_path: Path) -> None:
         optimizer.zero_grad()
         fabric.backward(F.mse_loss(model(x), y))
         optimizer.step()
-    (loop,) = attachment.loops
+    (loop,) = attachment.registry
     assert (loop.tally.attempted, loop.tally.applied) == (8, 7)
     assert is_finite(plain)
     attachment.detach()

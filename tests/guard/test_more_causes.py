@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from nantrap import Guard, Incident
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 from nantrap.record import open_run
 
 FORMS = ("attempt", "two_line", "run")
@@ -26,7 +26,7 @@ def incidents_of(
     """Train in one of three forms; what is on disk afterwards."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     if form == "run":
-        with attached(Settings(run_dir=str(run_dir), quiet=True)):
+        with attached(RunSettings(run_dir=str(run_dir), quiet=True)):
             optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
             for window in windows:
                 optimizer.zero_grad()

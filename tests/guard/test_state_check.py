@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import nantrap
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 
 
 def guarded(*, quiet: bool = False) -> tuple[nn.Module, nantrap.Guard]:
@@ -58,7 +58,7 @@ def test_each_epoch_of_an_unchanged_loop(asked: str, tmp_path: Path, capsys: pyt
     samples = torch.randn(8, 2)
     samples[0] = math.nan  # the first batch of each epoch is bad, and the buffers are so during its forward pass
     loader = DataLoader(TensorDataset(samples), batch_size=4)
-    with attached(Settings(run_dir=str(tmp_path), check_state=asked, diagnose="off")):
+    with attached(RunSettings(run_dir=str(tmp_path), check_state=asked, diagnose="off")):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for epoch in range(3):
             for (batch,) in loader:
@@ -79,4 +79,4 @@ def test_each_epoch_of_an_unchanged_loop(asked: str, tmp_path: Path, capsys: pyt
 
 def test_a_wrong_word_is_refused() -> None:
     with pytest.raises(nantrap.UsageError, match="check_state is 'batch': choose off, epoch"):
-        Settings(check_state="batch")
+        RunSettings(check_state="batch")

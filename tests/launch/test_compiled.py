@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 from nantrap.launch.torch_private import compiler_listens
 from torch_habits import VERSION
 
@@ -63,9 +63,9 @@ def compare(run_dir: str) -> None:
     """
     breaks, graphs, plain = train()
     *_, uncompiled = train(compiled=False)
-    with attached(Settings(run_dir=run_dir, quiet=True)) as attachment:
+    with attached(RunSettings(run_dir=run_dir, quiet=True)) as attachment:
         breaks_guarded, graphs_guarded, guarded = train()
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
         applied = loop.tally.applied
     alike = any(
         all(torch.equal(one, other) for one, other in zip(model.parameters(), guarded.parameters(), strict=True))
@@ -91,9 +91,9 @@ def test_no_graph_break_is_added(tmp_path: Path) -> None:
 
 
 def test_a_bad_compiled_step_is_contained(tmp_path: Path) -> None:
-    with attached(Settings(run_dir=str(tmp_path), quiet=True)) as attachment:
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True)) as attachment:
         _, _, model = train(bad=3)
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
         assert (loop.tally.attempted, loop.tally.applied) == (6, 5)
         assert loop.last_incident is not None
         assert loop.last_incident.step == 3
@@ -149,6 +149,6 @@ def test_a_compiled_model_is_compiled_once(how: str, tmp_path: Path) -> None:
         return int(counters["stats"]["unique_graphs"])
 
     plain = compile_and_train()
-    with attached(Settings(run_dir=str(tmp_path), quiet=True)) as attachment:
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True)) as attachment:
         assert compile_and_train() == plain
-        assert [loop.tally.applied for loop in attachment.loops] == [4]
+        assert [loop.tally.applied for loop in attachment.registry] == [4]

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 from ranked import join, start
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")]
@@ -70,9 +70,9 @@ def worker(rank: int, folder: str) -> None:
     for form in FORMS:
         results[form] = {"plain": train(form, rank, bad=False)}
         for name in ("guarded", "bad"):
-            with attached(Settings(run_dir=f"{folder}/{form}-{name}", quiet=True)) as attachment:
+            with attached(RunSettings(run_dir=f"{folder}/{form}-{name}", quiet=True)) as attachment:
                 results[form][name] = train(form, rank, bad=name == "bad")
-                (loop,) = attachment.loops
+                (loop,) = attachment.registry
                 results[form][name]["steps"] = [loop.tally.attempted, loop.tally.applied]
                 results[form][name]["notes"] = loop.parts.ranks.stands_down
     Path(folder, f"result-{rank}.json").write_text(json.dumps(results))

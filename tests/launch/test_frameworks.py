@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from nantrap.incident import Incident
 from nantrap.launch.attach import attached
-from nantrap.launch.loop import ScriptLoop
-from nantrap.launch.settings import Settings
+from nantrap.launch.script_loop import ScriptLoop
+from nantrap.launch.settings import RunSettings
 
 NAN = float("nan")
 BAD = 13  # the sample that is bad, where one is
@@ -254,8 +254,8 @@ def run(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[str, R
 
 
 def guarded(run: Run, bad: int | None, tmp_path: Path) -> tuple[Result, list[ScriptLoop]]:
-    with attached(Settings(run_dir=str(tmp_path / "run"), quiet=True)) as attachment:
-        return run(bad), list(attachment.loops)
+    with attached(RunSettings(run_dir=str(tmp_path / "run"), quiet=True)) as attachment:
+        return run(bad), list(attachment.registry)
 
 
 def test_a_healthy_run_is_unchanged(run: tuple[str, Run], tmp_path: Path) -> None:

@@ -18,17 +18,17 @@ from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from launch.loops import Batches, Net, batches
 from nantrap.launch.attach import Attachment, attached
-from nantrap.launch.loop import ScriptLoop
-from nantrap.launch.settings import Settings
-from nantrap.launch.summary import Summary
+from nantrap.launch.script_loop import ScriptLoop
+from nantrap.launch.settings import RunSettings
+from nantrap.launch.summary import RunSummary
 
 BAD = 5
 Loop = Callable[[Batches], nn.Module]
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(run_dir=str(tmp_path / "run"))
+def settings(tmp_path: Path) -> RunSettings:
+    return RunSettings(run_dir=str(tmp_path / "run"))
 
 
 def isnan_then_continue(data: Batches) -> nn.Module:
@@ -139,11 +139,11 @@ SKIPPING: dict[str, Loop] = {
 
 
 def only(attachment: Attachment) -> ScriptLoop:
-    (loop,) = attachment.loops
+    (loop,) = attachment.registry
     return loop
 
 
-def journal(settings: Settings) -> list[dict[str, Any]]:
+def journal(settings: RunSettings) -> list[dict[str, Any]]:
     lines = (Path(settings.run_dir) / "journal-r0.jsonl").read_text().splitlines()
     return [line for line in map(json.loads, lines) if "action" in line]
 
@@ -159,13 +159,13 @@ def loaded(data: Batches) -> DataLoader[Any]:
 
 @pytest.mark.parametrize("loads", [False, True], ids=["list", "loader"])
 @pytest.mark.parametrize("name", SKIPPING)
-def test_a_batch_that_the_script_skips_is_an_incident(name: str, loads: bool, settings: Settings) -> None:
+def test_a_batch_that_the_script_skips_is_an_incident(name: str, loads: bool, settings: RunSettings) -> None:
     torch.manual_seed(7)
     data = batches(bad=BAD)
     with attached(settings) as attachment:
         net = SKIPPING[name](loaded(data) if loads else data)  # type: ignore[arg-type]
-        attachment.loops.record_abandoned()
-        loop, summary = only(attachment), Summary.of(attachment)
+        attachment.registry.record_abandoned()
+        loop, summary = only(attachment), RunSummary.of(attachment)
     incident = loop.last_incident
     assert incident is not None
     assert (incident.step, incident.phase, incident.samples) == (BAD, "data", (2,))
@@ -180,20 +180,20 @@ def test_a_batch_that_the_script_skips_is_an_incident(name: str, loads: bool, se
 
 @pytest.mark.parametrize("name", SKIPPING)
 def test_a_healthy_loop_of_this_kind_is_unchanged_and_silent(
-    name: str, settings: Settings, capsys: pytest.CaptureFixture[str]
+    name: str, settings: RunSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     torch.manual_seed(7)
     plain = state(SKIPPING[name](batches()))
     torch.manual_seed(7)
     with attached(settings) as attachment:
         guarded = state(SKIPPING[name](batches()))
-        attachment.loops.record_abandoned()
+        attachment.registry.record_abandoned()
     assert all(torch.equal(a, b) for a, b in zip(plain, guarded, strict=True))
     assert only(attachment).tally.incidents == 0
     assert capsys.readouterr().err == ""
 
 
-def test_a_skip_at_the_end_of_an_epoch_is_put_back_before_the_evaluation(settings: Settings) -> None:
+def test_a_skip_at_the_end_of_an_epoch_is_put_back_before_the_evaluation(settings: RunSettings) -> None:
     with attached(settings):
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -209,7 +209,7 @@ def test_a_skip_at_the_end_of_an_epoch_is_put_back_before_the_evaluation(setting
             assert bool(net(batches(1)[0][0]).isfinite().all())
 
 
-def test_a_loss_that_is_printed_before_backward_is_not_given_up(settings: Settings) -> None:
+def test_a_loss_that_is_printed_before_backward_is_not_given_up(settings: RunSettings) -> None:
     """The gradients are cleared between the forward and the backward pass, and the bad loss is read before."""
     with attached(settings) as attachment:
         net = Net()
@@ -225,7 +225,7 @@ def test_a_loss_that_is_printed_before_backward_is_not_given_up(settings: Settin
     assert (tally.incidents, tally.given_up, tally.applied) == (1, 0, 11)
 
 
-def test_an_evaluation_without_no_grad_is_not_training(settings: Settings) -> None:
+def test_an_evaluation_without_no_grad_is_not_training(settings: RunSettings) -> None:
     with attached(settings) as attachment:
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -236,11 +236,11 @@ def test_an_evaluation_without_no_grad_is_not_training(settings: Settings) -> No
         net.eval()
         for x, y in batches(4, bad=2):
             F.mse_loss(net(x), y).item()
-        attachment.loops.record_abandoned()
+        attachment.registry.record_abandoned()
     assert only(attachment).tally.incidents == 0
 
 
-def test_a_loss_replaced_by_zero_is_an_incident(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_loss_replaced_by_zero_is_an_incident(settings: RunSettings, capsys: pytest.CaptureFixture[str]) -> None:
     with attached(settings) as attachment:
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -251,7 +251,7 @@ def test_a_loss_replaced_by_zero_is_an_incident(settings: Settings, capsys: pyte
                 loss = torch.tensor(0.0, requires_grad=True)
             loss.backward()
             optimizer.step()
-        summary = Summary.of(attachment)
+        summary = RunSummary.of(attachment)
     tally = only(attachment).tally
     assert (tally.attempted, tally.applied, tally.incidents, tally.given_up) == (12, 11, 1, 1)
     err = capsys.readouterr().err
@@ -262,7 +262,7 @@ def test_a_loss_replaced_by_zero_is_an_incident(settings: Settings, capsys: pyte
     assert all(bool(t.isfinite().all()) for t in state(net))
 
 
-def test_heads_that_the_script_leaves_out_are_named(settings: Settings) -> None:
+def test_heads_that_the_script_leaves_out_are_named(settings: RunSettings) -> None:
     with attached(settings) as attachment:
         body, heads = nn.Linear(6, 8), nn.ModuleList([nn.Linear(8, 1) for _ in range(3)])
         model = nn.ModuleDict({"body": body, "heads": heads})
@@ -284,7 +284,7 @@ def test_heads_that_the_script_leaves_out_are_named(settings: Settings) -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_a_step_goes_on_with_the_good_head_of_a_normalised_model(settings: Settings) -> None:
+def test_a_step_goes_on_with_the_good_head_of_a_normalised_model(settings: RunSettings) -> None:
     """A replay between the forward and the backward pass leaves buffers that the graph holds, and their counts."""
 
     def train() -> nn.Module:
@@ -304,12 +304,12 @@ def test_a_step_goes_on_with_the_good_head_of_a_normalised_model(settings: Setti
 
     with attached(settings) as attachment:
         model = train()
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
         assert (loop.tally.attempted, loop.tally.applied, loop.tally.incidents) == (8, 8, 1)
     assert all(map(torch.equal, model.state_dict().values(), train().state_dict().values()))
 
 
-def test_inputs_that_the_script_cleans_are_counted(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inputs_that_the_script_cleans_are_counted(settings: RunSettings, capsys: pytest.CaptureFixture[str]) -> None:
     with attached(settings) as attachment:
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -318,14 +318,14 @@ def test_inputs_that_the_script_cleans_are_counted(settings: Settings, capsys: p
             optimizer.zero_grad()
             F.mse_loss(net(torch.nan_to_num(x)), y).backward()
             optimizer.step()
-        summary = Summary.of(attachment)
+        summary = RunSummary.of(attachment)
     assert "nan_to_num: sample 2 of the batch (dataset index 42); further" in capsys.readouterr().err
     assert "1 batch cleaned by the script with nan_to_num: dataset index 42" in summary.lines(0)
     assert summary.incidents == 0
     assert [line["step"] for line in journal(settings) if line.get("cleaned")] == [BAD]
 
 
-def test_a_step_after_an_abandoned_loss_is_the_same_step(settings: Settings) -> None:
+def test_a_step_after_an_abandoned_loss_is_the_same_step(settings: RunSettings) -> None:
     """The script calls `optimizer.step()` for every batch, also where it ran no backward pass."""
     with attached(settings) as attachment:
         net = Net()
@@ -352,7 +352,7 @@ def test_a_step_after_an_abandoned_loss_is_the_same_step(settings: Settings) -> 
 
 
 @pytest.mark.parametrize("leaves_out", [True, False])
-def test_a_batch_that_is_tested_before_the_model_is_called(leaves_out: bool, settings: Settings) -> None:
+def test_a_batch_that_is_tested_before_the_model_is_called(leaves_out: bool, settings: RunSettings) -> None:
     with attached(settings) as attachment:
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -396,7 +396,7 @@ def clean_copies(net: nn.Module) -> None:
 
 @pytest.mark.parametrize("repair", [zero_bad, clean_in_place, clean_copies])
 def test_gradients_that_the_script_repairs_are_an_incident_of_an_applied_step(
-    repair: Callable[[nn.Module], None], settings: Settings, capsys: pytest.CaptureFixture[str]
+    repair: Callable[[nn.Module], None], settings: RunSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with attached(settings) as attachment:
         net = Net()
@@ -408,7 +408,7 @@ def test_gradients_that_the_script_repairs_are_an_incident_of_an_applied_step(
             difference.square().sum(1).sqrt().mean().backward()
             repair(net)
             optimizer.step()
-        summary = Summary.of(attachment)
+        summary = RunSummary.of(attachment)
     loop = only(attachment)
     assert (loop.tally.incidents, loop.tally.left_out, loop.tally.applied) == (1, 1, 12)
     incident = loop.last_incident
@@ -423,7 +423,7 @@ def test_gradients_that_the_script_repairs_are_an_incident_of_an_applied_step(
 
 
 @pytest.mark.parametrize("skips", [True, False])
-def test_an_output_that_is_tested_before_there_is_a_loss(skips: bool, settings: Settings) -> None:
+def test_an_output_that_is_tested_before_there_is_a_loss(skips: bool, settings: RunSettings) -> None:
     with attached(settings) as attachment:
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -446,7 +446,7 @@ def test_an_output_that_is_tested_before_there_is_a_loss(skips: bool, settings: 
     assert all(bool(t.isfinite().all()) for t in state(net))
 
 
-def test_spikes_are_in_the_summary(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_spikes_are_in_the_summary(settings: RunSettings, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     with attached(settings) as attachment:
         net = nn.Linear(6, 1)
@@ -455,7 +455,7 @@ def test_spikes_are_in_the_summary(settings: Settings, capsys: pytest.CaptureFix
             optimizer.zero_grad()
             F.mse_loss(net(x), y * 1000 if number > 60 and number % 5 == 0 else y).backward()
             optimizer.step()
-        summary = Summary.of(attachment)
+        summary = RunSummary.of(attachment)
     err = capsys.readouterr().err
     assert err.count("robust standard deviations above its recent median") == 6
     assert "; further spikes are only counted\n" in err
@@ -463,7 +463,7 @@ def test_spikes_are_in_the_summary(settings: Settings, capsys: pytest.CaptureFix
     assert f"{summary.spikes} spikes of loss or gradient norm" in summary.lines(0)
 
 
-def test_a_run_that_learns_nothing_is_said(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_learns_nothing_is_said(settings: RunSettings, capsys: pytest.CaptureFixture[str]) -> None:
     with attached(settings) as attachment:
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -475,7 +475,7 @@ def test_a_run_that_learns_nothing_is_said(settings: Settings, capsys: pytest.Ca
                 loss = torch.tensor(0.0, requires_grad=True)
             loss.backward()
             optimizer.step()
-        summary = Summary.of(attachment)
+        summary = RunSummary.of(attachment)
     err = capsys.readouterr().err
     assert "step 29: no gradient has reached any parameter for 20 steps, since step 10" in err
     assert "no gradient from step 10 to the end: nothing was learned (NT505 dead_training)" in summary.lines(0)
@@ -496,7 +496,7 @@ class Centred(nn.Module):
 
 
 @pytest.mark.parametrize("bad", [0, BAD], ids=["first step", "later"])
-def test_a_loss_module_with_a_buffer_is_put_back(bad: int, settings: Settings) -> None:
+def test_a_loss_module_with_a_buffer_is_put_back(bad: int, settings: RunSettings) -> None:
     with attached(settings) as attachment:
         net, criterion = Net(), Centred()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -528,7 +528,7 @@ class Teacher(nn.Module):
 
 
 @pytest.mark.parametrize("bad", [0, BAD], ids=["first step", "later"])
-def test_a_teacher_that_is_called_before_the_model_is_put_back(bad: int, settings: Settings) -> None:
+def test_a_teacher_that_is_called_before_the_model_is_put_back(bad: int, settings: RunSettings) -> None:
     with attached(settings) as attachment:
         net, teacher, second = Net(), Teacher(), Teacher()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -546,7 +546,7 @@ def test_a_teacher_that_is_called_before_the_model_is_put_back(bad: int, setting
     assert counts == [number + (number < bad) for number in range(12)], "the bad batch is not counted"
 
 
-def test_an_evaluation_of_a_teacher_between_steps_stays(settings: Settings) -> None:
+def test_an_evaluation_of_a_teacher_between_steps_stays(settings: RunSettings) -> None:
     with attached(settings):
         net, teacher = Net(), Teacher()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -563,7 +563,7 @@ def test_an_evaluation_of_a_teacher_between_steps_stays(settings: Settings) -> N
 
 
 def test_a_second_step_after_a_refused_one_stays_refused(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
+    settings: RunSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`scaler.step(optimizer)` and then `optimizer.step()`: a real bug that doubles each update."""
     with attached(settings):
@@ -585,19 +585,19 @@ def test_a_second_step_after_a_refused_one_stays_refused(
     assert "optimizer.step() is called twice for each backward pass" in capsys.readouterr().err
 
 
-def test_gradients_that_are_never_cleared_are_said(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gradients_that_are_never_cleared_are_said(settings: RunSettings, capsys: pytest.CaptureFixture[str]) -> None:
     with attached(settings) as attachment:
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
         for x, y in batches():
             F.mse_loss(net(x), y).backward()
             optimizer.step()
-        summary = Summary.of(attachment)
+        summary = RunSummary.of(attachment)
     assert capsys.readouterr().err.count("the gradients are not cleared between steps") == 1
     assert "the gradients were not cleared in the last 11 steps (NT871 zero_grad_missing)" in summary.lines(0)
 
 
-def test_gradients_cleared_by_hand_are_cleared(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gradients_cleared_by_hand_are_cleared(settings: RunSettings, capsys: pytest.CaptureFixture[str]) -> None:
     with attached(settings):
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -609,7 +609,7 @@ def test_gradients_cleared_by_hand_are_cleared(settings: Settings, capsys: pytes
     assert capsys.readouterr().err == ""
 
 
-def test_an_optimizer_over_plain_tensors_is_guarded(settings: Settings) -> None:
+def test_an_optimizer_over_plain_tensors_is_guarded(settings: RunSettings) -> None:
     with attached(settings) as attachment:
         weight = torch.zeros(6, 1, requires_grad=True)
         optimizer = torch.optim.SGD([weight], 0.1)
@@ -623,7 +623,7 @@ def test_an_optimizer_over_plain_tensors_is_guarded(settings: Settings) -> None:
 
 
 def test_tensors_that_are_updated_by_hand_are_checked_at_the_end(
-    settings: Settings, capsys: pytest.CaptureFixture[str]
+    settings: RunSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weight = torch.zeros(6, 1, requires_grad=True)
     with attached(settings) as attachment:
@@ -633,7 +633,7 @@ def test_tensors_that_are_updated_by_hand_are_checked_at_the_end(
                 assert weight.grad is not None
                 weight -= 0.1 * weight.grad
                 weight.grad = None
-        summary = Summary.of(attachment)
+        summary = RunSummary.of(attachment)
     assert not summary.state_finite
     assert "the run ends with NON-FINITE values in a tensor of shape (6, 1); the run failed" in summary.lines(1)
     err = capsys.readouterr().err
@@ -645,7 +645,7 @@ def test_tensors_that_are_updated_by_hand_are_checked_at_the_end(
     assert summary.loose_values == 12 - BAD
 
 
-def test_inf_gradients_are_seen_before_they_are_clipped_to_nan(settings: Settings) -> None:
+def test_inf_gradients_are_seen_before_they_are_clipped_to_nan(settings: RunSettings) -> None:
     with attached(settings) as attachment:
         scale = nn.Parameter(torch.ones(4))
         net = nn.Module()
@@ -664,7 +664,7 @@ def test_inf_gradients_are_seen_before_they_are_clipped_to_nan(settings: Setting
     assert incident.cause.slug == "singular_gradient_at_zero"
 
 
-def test_a_failure_that_does_not_repeat_is_said_once(settings: Settings) -> None:
+def test_a_failure_that_does_not_repeat_is_said_once(settings: RunSettings) -> None:
     """The gradient is made bad by the script itself, after the backward pass: no replay can show that."""
     with attached(settings) as attachment:
         net = nn.Linear(6, 1)
@@ -688,7 +688,7 @@ def test_a_failure_that_does_not_repeat_is_said_once(settings: Settings) -> None
     ]
 
 
-def test_an_input_of_one_of_two_calls_is_named_by_its_argument(settings: Settings) -> None:
+def test_an_input_of_one_of_two_calls_is_named_by_its_argument(settings: RunSettings) -> None:
     with attached(settings) as attachment:
         net = Net()
         optimizer = torch.optim.SGD(net.parameters(), 1e-3)
@@ -701,7 +701,7 @@ def test_an_input_of_one_of_two_calls_is_named_by_its_argument(settings: Setting
     assert "args[0]" not in json.dumps(incident.to_dict())
 
 
-def test_epoch_batch_and_the_index_below_a_subset_are_named(settings: Settings) -> None:
+def test_epoch_batch_and_the_index_below_a_subset_are_named(settings: RunSettings) -> None:
     with attached(settings) as attachment:
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -724,7 +724,7 @@ def test_epoch_batch_and_the_index_below_a_subset_are_named(settings: Settings) 
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_a_disabled_scaler_does_not_break_a_healthy_run(enabled: bool, settings: Settings) -> None:
+def test_a_disabled_scaler_does_not_break_a_healthy_run(enabled: bool, settings: RunSettings) -> None:
     with attached(settings) as attachment:
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -739,7 +739,7 @@ def test_a_disabled_scaler_does_not_break_a_healthy_run(enabled: bool, settings:
     assert only(attachment).tally.applied == 11
 
 
-def test_a_loop_with_a_copy_of_the_weights_that_skips_by_itself(settings: Settings) -> None:
+def test_a_loop_with_a_copy_of_the_weights_that_skips_by_itself(settings: RunSettings) -> None:
     """Mixed precision by hand: gradients go to the copy that the optimizer owns, and are cleared without zero_grad."""
 
     def train() -> list[Tensor]:
@@ -768,7 +768,7 @@ def test_a_loop_with_a_copy_of_the_weights_that_skips_by_itself(settings: Settin
     plain = train()
     with attached(settings) as attachment:
         guarded = train()
-        summary = Summary.of(attachment)
+        summary = RunSummary.of(attachment)
     assert all(map(torch.equal, plain, guarded)), "the good step after the skipped one is made"
     assert (summary.applied, summary.skipped, summary.incidents, summary.left_out) == (11, 0, 1, 1)
     incident = only(attachment).last_incident
@@ -792,7 +792,7 @@ class Warns(nn.Module):
         return out
 
 
-def test_what_a_model_prints_is_printed_once(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_model_prints_is_printed_once(settings: RunSettings, capsys: pytest.CaptureFixture[str]) -> None:
     with attached(settings):
         net = Warns()
         optimizer = torch.optim.SGD(net.parameters(), 1e-3)

@@ -13,8 +13,8 @@ from torch import nn
 from nantrap.cli import main
 from nantrap.errors import UsageError
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
-from nantrap.launch.summary import Summary
+from nantrap.launch.settings import RunSettings
+from nantrap.launch.summary import RunSummary
 
 
 def train(steps: int = 8) -> nn.Module:
@@ -31,10 +31,10 @@ def train(steps: int = 8) -> nn.Module:
 
 @pytest.mark.parametrize("kind", ["grad", "loss", "activation", "batch"])
 def test_the_guard_holds_in_a_script(kind: str, tmp_path: Path) -> None:
-    settings = Settings(inject=f"{kind}:step=3", run_dir=str(tmp_path / "run"), diagnose="off", quiet=True)
+    settings = RunSettings(inject=f"{kind}:step=3", run_dir=str(tmp_path / "run"), diagnose="off", quiet=True)
     with attached(settings) as attachment:
         model = train()
-        summary = Summary.of(attachment)
+        summary = RunSummary.of(attachment)
     assert summary.injected == {kind: 1}
     assert (summary.steps, summary.applied, summary.incidents) == (8, 7, 1)
     assert all(parameter.isfinite().all() for parameter in model.parameters())
@@ -73,4 +73,4 @@ def test_a_wrong_text_is_refused_before_the_script_runs(tmp_path: Path, capsys: 
     assert main(["run", "--inject", "gard:0.1", str(tmp_path / "script.py")]) == 2
     assert "there is no fault 'gard'" in capsys.readouterr().err
     with pytest.raises(UsageError):
-        Settings(inject="grad")
+        RunSettings(inject="grad")

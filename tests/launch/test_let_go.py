@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from nantrap.launch.attach import Attachment, attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 
 SCRIPT = """
 import os, torch, torch.distributed as dist
@@ -59,7 +59,7 @@ def test_no_model_is_left_when_a_run_has_ended(tmp_path: Path) -> None:
 def test_a_function_that_was_imported_before_is_as_before_once_detached(tmp_path: Path) -> None:
     """`save_file` of this module is replaced while the attachment lives, and by `detach` alone it is put back."""
     original = save_file
-    attachment = Attachment(Settings(run_dir=str(tmp_path / "run"), quiet=True))
+    attachment = Attachment(RunSettings(run_dir=str(tmp_path / "run"), quiet=True))
     attachment.enter_living()
     assert save_file is not original
     attachment.detach()
@@ -69,7 +69,7 @@ def test_a_function_that_was_imported_before_is_as_before_once_detached(tmp_path
 
 def test_a_function_that_was_imported_meanwhile_saves_where_it_is_told_once_detached(tmp_path: Path) -> None:
     bad = {"weight": torch.full((2, 4), torch.nan)}
-    with attached(Settings(run_dir=str(tmp_path / "run"), quiet=True)):
+    with attached(RunSettings(run_dir=str(tmp_path / "run"), quiet=True)):
         from safetensors.torch import save_file as imported_meanwhile
 
         model = nn.Linear(4, 2)
@@ -97,7 +97,7 @@ def test_a_group_ends_only_after_its_thread_could_let_go_of_tensors(
     monkeypatch.setattr(dist, "destroy_process_group", lambda: done.append("the group has ended"))
     thread = threading.Thread(target=let_go)
     before = sys.getswitchinterval()
-    with attached(Settings(run_dir=str(tmp_path), quiet=True)):
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True)):
         thread.start()
         try:
             sys.setswitchinterval(100.0)

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 from nantrap.incident import Incident
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 
 
 class Numbers(Dataset[Tensor]):
@@ -40,13 +40,13 @@ class Stream(IterableDataset[Tensor]):
 def incident_of(loader: DataLoader[Tensor], tmp_path: Path, *, ahead: bool = False) -> Incident:
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
-    with attached(Settings(run_dir=str(tmp_path), quiet=True)) as attachment:
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True)) as attachment:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
         for batch in list(loader) if ahead else loader:
             optimizer.zero_grad()
             model(batch).sum().backward()
             optimizer.step()
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     assert loop.last_incident is not None
     return loop.last_incident
 
@@ -95,13 +95,13 @@ def ways(size: int = 4) -> dict[str, Callable[[], Iterator[Tensor]]]:
 def test_an_index_is_right_or_absent(way: str, tmp_path: Path) -> None:
     model = nn.Linear(512, 1).double()
     found = []
-    with attached(Settings(run_dir=str(tmp_path), quiet=True)) as attachment:
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True)) as attachment:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
         for batch in ways()[way]():
             optimizer.zero_grad()
             model(batch.double()).sum().backward()
             optimizer.step()
-            found += [loop.last_incident for loop in attachment.loops if loop.refused]
+            found += [loop.last_incident for loop in attachment.registry if loop.refused]
     assert found
     assert all(incident is not None and incident.dataset_indices in ((), (23,)) for incident in found)
     if way in ("persistent",):
@@ -155,7 +155,7 @@ def position_of(
 ) -> Incident:
     torch.manual_seed(0)
     model = nn.Linear(3, 1)
-    with attached(Settings(run_dir=str(tmp_path), quiet=True)) as attachment:
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True)) as attachment:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
         loader = DataLoader(Numbers() if bad else Subset(Numbers(), range(16)), batch_size=8)
         for batch in list(loader) if ahead else loader:
@@ -163,7 +163,7 @@ def position_of(
             optimizer.zero_grad()
             model(batch).sum().backward()
             optimizer.step()
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     assert loop.last_incident is not None
     return loop.last_incident
 
@@ -187,7 +187,7 @@ class Short(Dataset[Tensor]):
 def epochs_of(loaders: Callable[[], Iterator[Any]], tmp_path: Path) -> list[int]:
     """The epoch of each step, by the journal."""
     model = nn.Linear(3, 1)
-    with attached(Settings(run_dir=str(tmp_path), quiet=True)):
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True)):
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
         for loader in loaders():
             for batch in loader:
@@ -249,14 +249,14 @@ def test_the_batch_of_the_micro_batch_in_which_it_began(guilty: int, tmp_path: P
     model = nn.Linear(3, 1)
     data = torch.ones(8, 3)
     data[4 * guilty, 0] = math.nan
-    with attached(Settings(run_dir=str(tmp_path), quiet=True)) as attachment:
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True)) as attachment:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
         for number, batch in enumerate(DataLoader(data, batch_size=4)):  # type: ignore[arg-type]
             (model(batch).sum() / 2).backward()
             if number % 2:
                 optimizer.step()
                 optimizer.zero_grad()
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     assert loop.last_incident is not None
     assert (loop.last_incident.epoch, loop.last_incident.batch) == (0, guilty)
     notes = ("it began in micro-batch 1 of 2", "micro-batch 2 left out, the others stay")
@@ -283,7 +283,7 @@ def test_a_missing_label_in_the_row_that_the_program_spoils_is_no_bad_input(labe
     """The batch is bad in the same row as the input, and the input was not made of what is bad."""
     torch.manual_seed(0)
     model = nn.Linear(3, labels)
-    with attached(Settings(run_dir=str(tmp_path), quiet=True)) as attachment:
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True)) as attachment:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
         for x, y in DataLoader(Unlabelled(labels), batch_size=8):
             optimizer.zero_grad()
@@ -293,7 +293,7 @@ def test_a_missing_label_in_the_row_that_the_program_spoils_is_no_bad_input(labe
             out = model(torch.from_numpy(shares))
             (out.square().mean() + (out - y)[~y.isnan()].square().mean()).backward()
             optimizer.step()
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     incident = loop.last_incident
     assert incident is not None
     assert all(not cause.proven for cause in incident.causes)

@@ -16,13 +16,13 @@ from torch import Tensor, nn
 from launch.loops import LOOPS, Batches, Net, Result, batches, state
 from nantrap import NonFiniteError
 from nantrap.launch.attach import Attachment, attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 from nantrap.record import read_journal
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(run_dir=str(tmp_path / "run"), quiet=True)
+def settings(tmp_path: Path) -> RunSettings:
+    return RunSettings(run_dir=str(tmp_path / "run"), quiet=True)
 
 
 def run(name: str, data: Batches) -> Result:
@@ -39,11 +39,11 @@ def finite(tensors: list[Tensor]) -> bool:
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_healthy_loop_is_bit_identical(name: str, settings: Settings) -> None:
+def test_a_healthy_loop_is_bit_identical(name: str, settings: RunSettings) -> None:
     losses, end = run(name, batches())
     with attached(settings) as attachment:
         guarded_losses, guarded_end = run(name, batches())
-        (first, *_) = attachment.loops
+        (first, *_) = attachment.registry
     assert guarded_losses == losses
     assert same(end, guarded_end)
     assert first.tally.applied == first.tally.attempted > 0
@@ -51,7 +51,7 @@ def test_a_healthy_loop_is_bit_identical(name: str, settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("name", LOOPS)
-def test_a_bad_batch_is_contained(name: str, settings: Settings) -> None:
+def test_a_bad_batch_is_contained(name: str, settings: RunSettings) -> None:
     data = batches(bad=5)
     if name == "clipped_and_scheduled":
         with pytest.raises(RuntimeError, match="non-finite"):  # error_if_nonfinite of clip_grad_norm_
@@ -60,7 +60,7 @@ def test_a_bad_batch_is_contained(name: str, settings: Settings) -> None:
         assert not finite(run(name, data)[1]), "without the guard the run is lost"
     with attached(settings) as attachment:
         losses, end = run(name, data)
-        loops = list(attachment.loops)
+        loops = list(attachment.registry)
     assert finite(end)
     assert math.isfinite(losses[-1])
     incidents = [loop.last_incident for loop in loops if loop.last_incident is not None]
@@ -69,7 +69,7 @@ def test_a_bad_batch_is_contained(name: str, settings: Settings) -> None:
 
 
 @pytest.mark.parametrize("name", ["plain", "closure_of_adam", "third_party_optimizer", "averaged"])
-def test_after_a_refused_step_all_is_as_if_the_batch_had_not_been(name: str, settings: Settings) -> None:
+def test_after_a_refused_step_all_is_as_if_the_batch_had_not_been(name: str, settings: RunSettings) -> None:
     """Everything but the random stream, which continues: so the loops are run without dropout."""
     data = batches(bad=5)
     without = [batch for number, batch in enumerate(data) if number != 5]
@@ -81,10 +81,10 @@ def test_after_a_refused_step_all_is_as_if_the_batch_had_not_been(name: str, set
     assert same(clean, guarded)
 
 
-def test_the_incident_names_data_sample_and_step(settings: Settings) -> None:
+def test_the_incident_names_data_sample_and_step(settings: RunSettings) -> None:
     with attached(settings) as attachment:
         run("plain", batches(bad=5))
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     incident = loop.last_incident
     assert incident is not None
     assert (incident.step, incident.phase, incident.module) == (5, "data", "data")
@@ -94,28 +94,28 @@ def test_the_incident_names_data_sample_and_step(settings: Settings) -> None:
     assert [line.step for line in read_journal(settings.run_dir)] == list(range(12))
 
 
-def test_a_bad_micro_batch_is_left_out_and_the_others_stay(settings: Settings) -> None:
+def test_a_bad_micro_batch_is_left_out_and_the_others_stay(settings: RunSettings) -> None:
     data = batches(bad=5)
     with attached(settings) as attachment:
         _, end = run("accumulated", data)
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     assert finite(end)
     assert loop.tally.dropped_micro_batches == 1
     assert loop.tally.applied == loop.tally.attempted == 4
 
 
-def test_only_the_optimizer_that_is_hit_is_held(settings: Settings) -> None:
+def test_only_the_optimizer_that_is_hit_is_held(settings: RunSettings) -> None:
     """The judge saw a bad batch; the generator's own loss was fine and its step is taken."""
     with attached(settings) as attachment:
         run("two_optimizers", batches(bad=5))
-        counts = sorted((loop.tally.attempted, loop.tally.applied) for loop in attachment.loops)
+        counts = sorted((loop.tally.attempted, loop.tally.applied) for loop in attachment.registry)
     assert counts == [(12, 11), (12, 12)]
 
 
-def test_a_loss_that_two_optimizers_share_is_diagnosed_once(settings: Settings) -> None:
+def test_a_loss_that_two_optimizers_share_is_diagnosed_once(settings: RunSettings) -> None:
     with attached(settings) as attachment:
         run("two_optimizers_one_loss", batches(bad=5))
-        first, second = (loop.last_incident for loop in attachment.loops)
+        first, second = (loop.last_incident for loop in attachment.registry)
     assert first is not None
     assert second is not None
     assert first.causes[0].slug == second.causes[0].slug == "bad_input_data"
@@ -134,22 +134,22 @@ def training(net: nn.Module, data: Batches) -> Iterator[tuple[Tensor, torch.opti
 
 
 def test_a_script_that_skips_on_its_own_gets_its_buffers_back(
-    settings: Settings, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    settings: RunSettings, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     net = Net()
-    with attached(Settings(run_dir=str(tmp_path))) as attachment:
+    with attached(RunSettings(run_dir=str(tmp_path))) as attachment:
         for loss, optimizer in training(net, batches(bad=5)):
             if not torch.isfinite(loss):
                 continue
             loss.backward()
             optimizer.step()
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     assert finite(state(net))
     assert (loop.tally.applied, loop.tally.attempted, loop.tally.given_up) == (11, 12, 1)
     assert "the script skipped this batch itself" in capsys.readouterr().err
 
 
-def test_a_script_that_gives_up_after_backward_loses_no_good_step(settings: Settings) -> None:
+def test_a_script_that_gives_up_after_backward_loses_no_good_step(settings: RunSettings) -> None:
     net = Net()
     with attached(settings) as attachment:
         for loss, optimizer in training(net, batches(bad=5)):
@@ -158,12 +158,12 @@ def test_a_script_that_gives_up_after_backward_loses_no_good_step(settings: Sett
                 optimizer.zero_grad()
                 continue
             optimizer.step()
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     assert finite(state(net))
     assert (loop.tally.applied, loop.tally.attempted, loop.tally.given_up) == (11, 12, 1)
 
 
-def test_gradients_can_be_looked_at_after_a_refused_step(settings: Settings) -> None:
+def test_gradients_can_be_looked_at_after_a_refused_step(settings: RunSettings) -> None:
     net = Net()
     norms = []
     with attached(settings):
@@ -175,7 +175,7 @@ def test_gradients_can_be_looked_at_after_a_refused_step(settings: Settings) -> 
     assert all(map(math.isfinite, norms))
 
 
-def test_a_schedule_of_steps_is_held_and_one_of_epochs_is_not(settings: Settings) -> None:
+def test_a_schedule_of_steps_is_held_and_one_of_epochs_is_not(settings: RunSettings) -> None:
     net = Net()
     data = batches(bad=11)
     with attached(settings):
@@ -192,10 +192,10 @@ def test_a_schedule_of_steps_is_held_and_one_of_epochs_is_not(settings: Settings
     assert by_epoch.last_epoch == 1
 
 
-def test_the_scaler_keeps_its_scale_in_an_incident_and_searches_it_in_a_probe(settings: Settings) -> None:
+def test_the_scaler_keeps_its_scale_in_an_incident_and_searches_it_in_a_probe(settings: RunSettings) -> None:
     with attached(settings) as attachment:
         _, end = run("scaled", batches(bad=5))
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     assert end[-1] == 256.0
     assert loop.tally.scaler_probes == 0
     assert loop.last_incident is not None
@@ -218,7 +218,7 @@ def test_the_scaler_keeps_its_scale_in_an_incident_and_searches_it_in_a_probe(se
     plain = large(batches())
     with attached(settings) as attachment:
         guarded = large(batches())
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     assert guarded == plain
     assert loop.tally.scaler_probes > 0
     assert loop.tally.incidents == 0
@@ -228,45 +228,45 @@ def test_the_budget_ends_the_run_even_if_the_script_swallows_the_error(tmp_path:
     net = Net()
     bad = [(torch.full((8, 6), math.nan), torch.zeros(8, 1))] * 6
     errors = 0
-    with attached(Settings(run_dir=str(tmp_path), quiet=True, max_skips=2)) as attachment:
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True, max_skips=2)) as attachment:
         for loss, optimizer in training(net, bad):
             loss.backward()
             try:
                 optimizer.step()
             except NonFiniteError:
                 errors += 1
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     assert loop.stopped is not None
     assert errors == 4
     assert finite(state(net))
 
 
 def test_strict_raises_at_the_first_incident(tmp_path: Path) -> None:
-    with attached(Settings(run_dir=str(tmp_path), quiet=True, policy_name="strict")), pytest.raises(NonFiniteError):
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True, policy_name="strict")), pytest.raises(NonFiniteError):
         run("plain", batches(bad=5))
 
 
 def test_observe_changes_nothing(tmp_path: Path) -> None:
     data = batches(bad=5)
     _, plain = run("plain", data)
-    with attached(Settings(run_dir=str(tmp_path), quiet=True, policy_name="observe")) as attachment:
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True, policy_name="observe")) as attachment:
         _, observed = run("plain", data)
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
         assert attachment.bad_state()
     assert all(torch.equal(a.isnan(), b.isnan()) for a, b in zip(plain, observed, strict=True))
     assert loop.tally.incidents > 0
 
 
 def test_observe_blames_nothing_on_the_steps_after_the_poison(tmp_path: Path) -> None:
-    with attached(Settings(run_dir=str(tmp_path), quiet=True, policy_name="observe")) as attachment:
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True, policy_name="observe")) as attachment:
         run("plain", batches(bad=5))
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     assert dict(loop.tally.causes) == {"bad_input_data": 1, "after step 5": 6}
     assert loop.last_incident is not None
     assert loop.last_incident.notes == ("the weights have been non-finite since step 5, which was applied unchanged",)
 
 
-def test_a_bare_layer_is_placed_at_the_line_that_called_it(settings: Settings) -> None:
+def test_a_bare_layer_is_placed_at_the_line_that_called_it(settings: RunSettings) -> None:
     layer = nn.Linear(6, 1)
     with attached(settings) as attachment:
         optimizer = torch.optim.SGD(layer.parameters(), lr=1e-3)
@@ -275,13 +275,13 @@ def test_a_bare_layer_is_placed_at_the_line_that_called_it(settings: Settings) -
             out = layer(x)
             F.mse_loss(out, y).backward()
             optimizer.step()
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     assert loop.last_incident is not None
     assert loop.last_incident.source is not None
     assert loop.last_incident.source.text.strip() == "out = layer(x)"
 
 
-def test_a_scaler_that_searches_holds_no_schedule(settings: Settings) -> None:
+def test_a_scaler_that_searches_holds_no_schedule(settings: RunSettings) -> None:
     def searched() -> int:
         net = Net()
         optimizer = torch.optim.SGD(net.parameters(), lr=1e-3)
@@ -306,11 +306,11 @@ def test_rollback_restores_from_memory(tmp_path: Path) -> None:
     net = Net()
     good = batches(40)
     bad = [(torch.full((8, 6), math.nan), torch.zeros(8, 1))] * 3
-    with attached(Settings(run_dir=str(tmp_path), quiet=True, max_skips=2, rollback=True)) as attachment:
+    with attached(RunSettings(run_dir=str(tmp_path), quiet=True, max_skips=2, rollback=True)) as attachment:
         for loss, optimizer in training(net, [*good, *bad, *good]):
             loss.backward()
             optimizer.step()
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     assert loop.tally.rollbacks == 1
     assert finite(state(net))
 
@@ -331,13 +331,13 @@ def test_everything_is_put_back() -> None:
     ]  # fmt: skip
     torch.optim.Adam([nn.Parameter(torch.zeros(1))])  # torch wraps `step` when the first one is made
     before = [vars(owner)[name] for owner, name in places]
-    with attached(Settings()):
+    with attached(RunSettings()):
         torch.optim.Adam([nn.Parameter(torch.zeros(1))])
         assert all(vars(owner)[name] is not kept for (owner, name), kept in zip(places, before, strict=True))
     assert all(vars(owner)[name] is kept for (owner, name), kept in zip(places, before, strict=True))
 
 
-def test_modules_are_watched_only_until_the_model_is_known(settings: Settings) -> None:
+def test_modules_are_watched_only_until_the_model_is_known(settings: RunSettings) -> None:
     plain_call = nn.Module.__call__
     with attached(settings):
         net = Net()
@@ -349,17 +349,17 @@ def test_modules_are_watched_only_until_the_model_is_known(settings: Settings) -
 
 
 @pytest.mark.parametrize("before", [torch.optim.AdamW, torch.optim.NAdam])
-def test_attaching_again_guards_again(before: type[torch.optim.Optimizer], settings: Settings) -> None:
+def test_attaching_again_guards_again(before: type[torch.optim.Optimizer], settings: RunSettings) -> None:
     for _ in range(2):
         with attached(settings) as attachment:
             net = Net()
             optimizer = before(net.parameters(), lr=1e-3)  # type: ignore[call-arg]
             net(torch.zeros(4, 6)).sum().backward()
             optimizer.step()
-            assert [loop.tally.applied for loop in attachment.loops] == [1]
+            assert [loop.tally.applied for loop in attachment.registry] == [1]
 
 
-def test_a_copy_of_the_model_is_free_and_a_pickle_needs_no_nantrap(settings: Settings, tmp_path: Path) -> None:
+def test_a_copy_of_the_model_is_free_and_a_pickle_needs_no_nantrap(settings: RunSettings, tmp_path: Path) -> None:
     with attached(settings) as attachment:
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters())
@@ -370,12 +370,12 @@ def test_a_copy_of_the_model_is_free_and_a_pickle_needs_no_nantrap(settings: Set
         best(torch.full((4, 6), math.nan))
         F.mse_loss(net(torch.zeros(4, 6)), torch.zeros(4, 1)).backward()
         optimizer.step()
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     assert loop.tally.applied == 2
     assert b"nantrap" not in (tmp_path / "net.pt").read_bytes()
 
 
-def test_an_optimizer_with_its_own_guard_is_left_alone(settings: Settings, tmp_path: Path) -> None:
+def test_an_optimizer_with_its_own_guard_is_left_alone(settings: RunSettings, tmp_path: Path) -> None:
     import nantrap
 
     with attached(settings) as attachment:
@@ -385,7 +385,7 @@ def test_an_optimizer_with_its_own_guard_is_left_alone(settings: Settings, tmp_p
             for x, y in batches(4, bad=2):
                 guard.backward(F.mse_loss(net(x), y))
                 guard.step()
-        assert list(attachment.loops) == []
+        assert list(attachment.registry) == []
         assert guard.tally.incidents == 1
     assert isinstance(attachment, Attachment)
 
@@ -394,7 +394,7 @@ class Half(nn.Linear):
     """A model that is named like a method of every module."""
 
 
-def test_a_model_named_like_a_method_of_modules_is_guarded(settings: Settings) -> None:
+def test_a_model_named_like_a_method_of_modules_is_guarded(settings: RunSettings) -> None:
     with attached(settings) as attachment:
         body, head = Half(6, 4), nn.Linear(4, 1)
         optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.1)
@@ -402,5 +402,5 @@ def test_a_model_named_like_a_method_of_modules_is_guarded(settings: Settings) -
             optimizer.zero_grad()
             F.mse_loss(head(body(x)), y).backward()
             optimizer.step()
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
     assert (loop.tally.applied, loop.tally.incidents) == (2, 1)

@@ -14,13 +14,13 @@ import nantrap
 from launch.loops import Net, batches
 from nantrap.doctor.pages import check_page
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
-from nantrap.launch.summary import Summary
+from nantrap.launch.settings import RunSettings
+from nantrap.launch.summary import RunSummary
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
-    return Settings(run_dir=str(tmp_path / "run"))
+def settings(tmp_path: Path) -> RunSettings:
+    return RunSettings(run_dir=str(tmp_path / "run"))
 
 
 Made = tuple[nn.Module, nn.Module, torch.optim.Optimizer]
@@ -50,7 +50,7 @@ REASONS = {"frozen": (frozen, FROZEN), "made again": (made_again, ANOTHER)}
 
 @pytest.mark.parametrize("name", REASONS)
 def test_why_no_gradient_reaches_the_optimizer(
-    name: str, settings: Settings, capsys: pytest.CaptureFixture[str]
+    name: str, settings: RunSettings, capsys: pytest.CaptureFixture[str]
 ) -> None:
     make, words = REASONS[name]
     with attached(settings) as attachment:
@@ -59,7 +59,7 @@ def test_why_no_gradient_reaches_the_optimizer(
             optimizer.zero_grad()
             F.mse_loss(net(x), y).backward()
             optimizer.step()
-        summary = Summary.of(attachment)
+        summary = RunSummary.of(attachment)
     err = capsys.readouterr().err
     assert err.count(f"step 4: {words}") == 1
     assert "NT505" not in err
@@ -77,7 +77,7 @@ def test_the_same_in_two_lines(name: str, capsys: pytest.CaptureFixture[str]) ->
     assert words in capsys.readouterr().err
 
 
-def test_gradients_that_come_back_are_said(settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_gradients_that_come_back_are_said(settings: RunSettings, capsys: pytest.CaptureFixture[str]) -> None:
     with attached(settings) as attachment:
         net, _, optimizer = frozen()
         for number, (x, y) in enumerate(batches(12)):
@@ -86,7 +86,7 @@ def test_gradients_that_come_back_are_said(settings: Settings, capsys: pytest.Ca
             optimizer.zero_grad()
             F.mse_loss(net(x), y).backward()
             optimizer.step()
-        summary = Summary.of(attachment)
+        summary = RunSummary.of(attachment)
     assert "step 8: there are gradients again" in capsys.readouterr().err
     assert not any("NT876" in line for line in summary.lines(0))
 
@@ -104,7 +104,9 @@ def twice(optimizer: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None)
 
 
 @pytest.mark.parametrize("scaled", [False, True])
-def test_two_steps_for_one_backward_pass(scaled: bool, settings: Settings, capsys: pytest.CaptureFixture[str]) -> None:
+def test_two_steps_for_one_backward_pass(
+    scaled: bool, settings: RunSettings, capsys: pytest.CaptureFixture[str]
+) -> None:
     with attached(settings) as attachment:
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
@@ -115,7 +117,7 @@ def test_two_steps_for_one_backward_pass(scaled: bool, settings: Settings, capsy
             loss = F.mse_loss(net(x), y)
             (loss if scaler is None else scaler.scale(loss)).backward()
             step()
-        summary = Summary.of(attachment)
+        summary = RunSummary.of(attachment)
     err = capsys.readouterr().err
     already = ": scaler.step(optimizer) makes it already" if scaled else ""
     words = "optimizer.step() is called twice for each backward pass, so each update is made twice"

@@ -16,8 +16,8 @@ import nantrap
 from launch.loops import Batches, Net, batches, state
 from nantrap.errors import FormatError, UsageError
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings, as_environment, read_settings
-from nantrap.launch.summary import Summary
+from nantrap.launch.settings import RunSettings, as_environment, read_settings
+from nantrap.launch.summary import RunSummary
 
 
 def train(data: Batches, *, clip: float | None = None, scaler: Any = None) -> list[Tensor]:
@@ -57,7 +57,7 @@ def test_clip_is_the_same_as_clipping_in_the_script(tmp_path: Path, scaled: bool
         return torch.amp.GradScaler("cpu", init_scale=256.0) if scaled else None
 
     plain, wanted = train(batches(), scaler=scaler()), train(batches(), clip=0.5, scaler=scaler())
-    with attached(Settings(run_dir=str(tmp_path), clip=0.5)):
+    with attached(RunSettings(run_dir=str(tmp_path), clip=0.5)):
         clipped = train(batches(), scaler=scaler())
     assert same(clipped, wanted)
     assert not same(clipped, plain)
@@ -66,15 +66,15 @@ def test_clip_is_the_same_as_clipping_in_the_script(tmp_path: Path, scaled: bool
 
 def test_a_script_that_clips_itself_is_clipped_to_the_lower_norm(tmp_path: Path) -> None:
     wanted = train(batches(), clip=0.25)
-    with attached(Settings(run_dir=str(tmp_path), clip=1.0)):
+    with attached(RunSettings(run_dir=str(tmp_path), clip=1.0)):
         assert same(train(batches(), clip=0.25), wanted), "already below"
-    with attached(Settings(run_dir=str(tmp_path), clip=0.25)):
+    with attached(RunSettings(run_dir=str(tmp_path), clip=0.25)):
         again = train(batches(), clip=1.0)
     assert all(torch.allclose(a, b, rtol=1e-4, atol=1e-6) for a, b in zip(again, wanted, strict=True))
 
 
 def test_save_every_keeps_finite_checkpoints_of_all_that_takes_part(tmp_path: Path) -> None:
-    with attached(Settings(run_dir=str(tmp_path), save_every=4)) as attachment:
+    with attached(RunSettings(run_dir=str(tmp_path), save_every=4)) as attachment:
         net = Net()
         optimizer = torch.optim.AdamW(net.parameters(), 1e-2)
         warm = LinearLR(optimizer, total_iters=3)
@@ -88,7 +88,7 @@ def test_save_every_keeps_finite_checkpoints_of_all_that_takes_part(tmp_path: Pa
             F.mse_loss(net(x), y).backward()
             optimizer.step()
             schedule.step()
-        summary = Summary.of(attachment)
+        summary = RunSummary.of(attachment)
     store = nantrap.CheckpointStore(tmp_path / "checkpoints")
     assert [saved.step for saved in store.checkpoints()] == [12, 8, 4]
     assert f"last good checkpoint: {tmp_path}/checkpoints/step-000012.safetensors (step 12)" in summary.lines(0)
@@ -105,7 +105,7 @@ def test_save_every_keeps_finite_checkpoints_of_all_that_takes_part(tmp_path: Pa
 
 
 def test_plain_tensors_are_saved_by_name(tmp_path: Path) -> None:
-    with attached(Settings(run_dir=str(tmp_path), save_every=2)):
+    with attached(RunSettings(run_dir=str(tmp_path), save_every=2)):
         weight = torch.zeros(6, 1, requires_grad=True)
         optimizer = torch.optim.SGD([weight], 0.1)
         for x, y in batches(2):
@@ -118,7 +118,7 @@ def test_plain_tensors_are_saved_by_name(tmp_path: Path) -> None:
 
 def test_a_rollback_lowers_the_rate_for_good_although_the_script_has_a_schedule(tmp_path: Path) -> None:
     """`LambdaLR` computes each rate from its own base: it has to be lowered as well."""
-    settings = Settings(run_dir=str(tmp_path), rollback=True, max_skips=1)
+    settings = RunSettings(run_dir=str(tmp_path), rollback=True, max_skips=1)
     with attached(settings) as attachment:
         net = Net()
         optimizer = torch.optim.SGD(net.parameters(), 0.01)
@@ -128,7 +128,7 @@ def test_a_rollback_lowers_the_rate_for_good_although_the_script_has_a_schedule(
             F.mse_loss(net(x * (torch.nan if number in (5, 6) else 1.0)), y).backward()
             optimizer.step()
             schedule.step()
-        (loop,) = attachment.loops
+        (loop,) = attachment.registry
         assert loop.tally.rollbacks == 1
     rates = [line["lr"][0] for line in lines(tmp_path)]
     assert rates[:5] == [0.01] * 5
@@ -143,8 +143,8 @@ def test_the_options_are_read_from_all_places(tmp_path: Path) -> None:
     assert (found.clip, found.save_every, found.resume_lr) == (0.5, 50, "configured")
     assert read_settings({}, environment=as_environment(found), folder=Path("/")) == found
     with pytest.raises(UsageError, match=r"clip is -1\.0: expected a positive number"):
-        Settings(clip=-1.0)
+        RunSettings(clip=-1.0)
     with pytest.raises(UsageError, match="save_every is -1: expected a number of steps, or 0 for never"):
-        Settings(save_every=-1)
+        RunSettings(save_every=-1)
     with pytest.raises(FormatError, match="NANTRAP_CLIP is 'hard': expected a number"):
         read_settings({}, environment={"NANTRAP_CLIP": "hard"}, folder=tmp_path)

@@ -12,18 +12,18 @@ from pathlib import Path
 import pytest
 
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
-from nantrap.launch.summary import Summary
+from nantrap.launch.settings import RunSettings
+from nantrap.launch.summary import RunSummary
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
 
-def run(name: str, tmp_path: Path) -> tuple[Summary, list[dict[str, object]]]:
+def run(name: str, tmp_path: Path) -> tuple[RunSummary, list[dict[str, object]]]:
     """The summary of a script, and its incidents in the order of their steps."""
-    with attached(Settings(run_dir=str(tmp_path / "run"))) as attachment:
+    with attached(RunSettings(run_dir=str(tmp_path / "run"))) as attachment:
         runpy.run_path(str(SCRIPTS / f"{name}.py"), run_name="__main__")
-        attachment.loops.record_abandoned()
-        summary = Summary.of(attachment)
+        attachment.registry.record_abandoned()
+        summary = RunSummary.of(attachment)
     found = [json.loads(path.read_text()) for path in tmp_path.glob("run/**/incident.json")]
     return summary, sorted(found, key=lambda incident: int(incident["step"]))
 

@@ -19,8 +19,8 @@ import torch.distributed as dist
 
 import sharding
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
-from nantrap.launch.summary import Summary
+from nantrap.launch.settings import RunSettings
+from nantrap.launch.summary import RunSummary
 from ranked import start
 
 SCRIPT = Path(__file__).parent / "scripts" / "ranks.py"
@@ -37,13 +37,13 @@ def worker(rank: int, folder: str) -> None:
     ranks.begin(folder)
     plain = ranks.run(HEALTHY)
     said = io.StringIO()
-    with contextlib.redirect_stderr(said), attached(Settings(run_dir=f"{folder}/run")):
+    with contextlib.redirect_stderr(said), attached(RunSettings(run_dir=f"{folder}/run")):
         guarded = ranks.run((*HEALTHY, *BAD))
     own_lines = {}
     for scenario in ("join", "accumulated"):
-        with attached(Settings(run_dir=f"{folder}/{scenario}", quiet=True)) as attachment:
+        with attached(RunSettings(run_dir=f"{folder}/{scenario}", quiet=True)) as attachment:
             ranks.run((f"bad:{scenario}",))
-            own_lines[scenario] = Summary.of(attachment).own_lines()
+            own_lines[scenario] = RunSummary.of(attachment).own_lines()
     result = {"plain": plain, "guarded": guarded, "said": said.getvalue(), "own_lines": own_lines}
     Path(folder, f"result-{rank}.json").write_text(json.dumps(result))
     dist.barrier()

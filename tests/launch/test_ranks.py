@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from nantrap.launch.processes import guarded_command
-from nantrap.launch.settings import Settings, as_environment, read_settings
+from nantrap.launch.settings import RunSettings, as_environment, read_settings
 
 SCRIPT = str(Path(__file__).parent / "scripts" / "ddp.py")
 MISTAKES = ("Right", "Ensemble", "Bare", "Half", "ByHand")
@@ -116,7 +116,7 @@ def test_which_commands_are_ranks() -> None:
 
 
 def test_settings_travel_in_the_environment(tmp_path: Path) -> None:
-    settings = Settings(
+    settings = RunSettings(
         policy_name="strict", max_skips=0, rollback=True, run_dir="/there", alert="command:true", clip=0.5,
         save_every=10, watch="scale<2", check_state="epoch", quiet=True,
     )  # fmt: skip

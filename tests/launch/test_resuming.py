@@ -13,8 +13,8 @@ from torch.optim.lr_scheduler import OneCycleLR
 
 import nantrap
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
-from nantrap.launch.summary import Summary
+from nantrap.launch.settings import RunSettings
+from nantrap.launch.summary import RunSummary
 from nantrap.record import open_run
 
 
@@ -29,7 +29,7 @@ def test_a_restored_learning_rate_that_overrides_the_configured_one_is_reported_
     old = nn.Linear(3, 2)
     saved = torch.optim.AdamW(old.parameters(), lr=4.92e-4)
     step(old, saved)
-    with attached(Settings(run_dir=str(tmp_path))):
+    with attached(RunSettings(run_dir=str(tmp_path))):
         model = nn.Linear(3, 2)
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         optimizer.load_state_dict(saved.state_dict())
@@ -54,7 +54,7 @@ def test_the_learning_rate_of_a_schedule_is_no_surprise(tmp_path: Path, capsys: 
         step(model, optimizer)
         scheduler.step()
     states = optimizer.state_dict(), scheduler.state_dict()
-    with attached(Settings(run_dir=str(tmp_path))):
+    with attached(RunSettings(run_dir=str(tmp_path))):
         model, optimizer, scheduler = made()
         optimizer.load_state_dict(states[0])
         scheduler.load_state_dict(states[1])
@@ -65,7 +65,7 @@ def test_the_learning_rate_of_a_schedule_is_no_surprise(tmp_path: Path, capsys: 
 def test_a_poisoned_state_is_named_when_it_is_loaded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bad = nn.Linear(3, 2).state_dict()
     bad["weight"][0, 0] = float("nan")
-    with attached(Settings(run_dir=str(tmp_path))):
+    with attached(RunSettings(run_dir=str(tmp_path))):
         nn.Linear(3, 2).load_state_dict(bad)
     assert (
         "nantrap: resume: the state that was loaded into Linear is not finite: weight; "
@@ -85,7 +85,7 @@ def test_the_message_names_the_flag_and_the_flag_puts_the_configured_rate_in_for
     step(old, saved)
     rates = []
     for choice in ("restored", "configured"):
-        with attached(Settings(run_dir=str(tmp_path / choice), resume_lr=choice)):
+        with attached(RunSettings(run_dir=str(tmp_path / choice), resume_lr=choice)):
             model = nn.Linear(3, 2)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
             optimizer.load_state_dict(saved.state_dict())
@@ -105,7 +105,7 @@ def test_a_resumed_script_goes_on_at_its_real_step(
     """Its own counter tells: the state of AdamW holds how many steps were made."""
     states: list[Any] = []
     for start in range(2):
-        with attached(Settings(run_dir=str(tmp_path))) as attachment:
+        with attached(RunSettings(run_dir=str(tmp_path))) as attachment:
             model = nn.Linear(3, 2)
             optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
             if start:
@@ -118,7 +118,7 @@ def test_a_resumed_script_goes_on_at_its_real_step(
                 scaler.step(optimizer)
                 scaler.update()
             states.append(optimizer.state_dict())
-            summary = Summary.of(attachment)
+            summary = RunSummary.of(attachment)
     assert "nantrap: the script resumes at step 4\n" in capsys.readouterr().err
     found = lines(tmp_path)
     assert [line["step"] for line in found if "action" in line] == [0, 1, 2, 3, 4, 4, 5, 6, 7, 8]
@@ -129,14 +129,14 @@ def test_a_resumed_script_goes_on_at_its_real_step(
 
 def test_a_folder_that_is_used_again_has_a_mark_and_only_the_new_incidents(tmp_path: Path) -> None:
     for _ in range(2):
-        with attached(Settings(run_dir=str(tmp_path))) as attachment:
+        with attached(RunSettings(run_dir=str(tmp_path))) as attachment:
             model = nn.Linear(3, 2)
             optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
             for number in range(4):
                 optimizer.zero_grad()
                 model(torch.full((4, 3), torch.nan if number == 2 else 1.0)).sum().backward()
                 optimizer.step()
-            summary = Summary.of(attachment)
+            summary = RunSummary.of(attachment)
     assert [Path(path).name for path in summary.reports] == ["000002-r0-2"]
     kinds = [line.get("kind", line["step"]) for line in lines(tmp_path)]
     assert kinds == [0, 1, "incident_begins", 2, 3, "run_ends", "run_starts", 0, 1, "incident_begins", 2, 3, "run_ends"]

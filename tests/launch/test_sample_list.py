@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset, Subset, TensorDataset
 import nantrap
 from nantrap.cli import main
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 from nantrap.record.bad_samples import BadSamples
 
 SCRIPT = """
@@ -48,7 +48,7 @@ def rows(*bad: int) -> Tensor:
 
 
 def train(dataset: Dataset[Any], listed: Path) -> list[dict[str, Any]]:
-    settings = Settings(run_dir=str(listed.with_name("run")), quiet=True, bad_samples=str(listed), max_skips=20)
+    settings = RunSettings(run_dir=str(listed.with_name("run")), quiet=True, bad_samples=str(listed), max_skips=20)
     torch.manual_seed(0)
     with attached(settings):
         model = nn.Linear(3, 1)

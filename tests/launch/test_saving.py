@@ -13,7 +13,7 @@ from torch import nn
 
 from nantrap import NonFiniteError
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 
 
 def trained() -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -35,7 +35,7 @@ def test_a_bad_state_is_saved_under_another_name_and_the_last_good_file_stays(
     kind: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "model.pt"
-    with attached(Settings(run_dir=str(tmp_path / "run"))):
+    with attached(RunSettings(run_dir=str(tmp_path / "run"))):
         model, optimizer = trained()
 
         def save() -> None:
@@ -61,13 +61,13 @@ def test_a_bad_state_is_saved_under_another_name_and_the_last_good_file_stays(
 
 def test_strict_refuses_and_observe_only_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "model.pt"
-    with attached(Settings(run_dir=str(tmp_path / "run"), policy_name="strict")):
+    with attached(RunSettings(run_dir=str(tmp_path / "run"), policy_name="strict")):
         model, _ = trained()
         poison(model)
         with pytest.raises(NonFiniteError, match=r"model\.pt was not saved: 1 value is not finite"):
             torch.save(model.state_dict(), path)
     assert not path.exists()
-    with attached(Settings(run_dir=str(tmp_path / "run2"), policy_name="observe")):
+    with attached(RunSettings(run_dir=str(tmp_path / "run2"), policy_name="observe")):
         model, _ = trained()
         poison(model)
         torch.save(model.state_dict(), path)
@@ -77,7 +77,7 @@ def test_strict_refuses_and_observe_only_warns(tmp_path: Path, capsys: pytest.Ca
 
 def test_safetensors_pass_the_same_gate(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
-    with attached(Settings(run_dir=str(tmp_path / "run"), quiet=True)):
+    with attached(RunSettings(run_dir=str(tmp_path / "run"), quiet=True)):
         model, _ = trained()
         safetensors.torch.save_file(model.state_dict(), path)
         good = path.read_bytes()
@@ -88,7 +88,7 @@ def test_safetensors_pass_the_same_gate(tmp_path: Path) -> None:
 
 
 def test_data_and_strangers_may_hold_nan(tmp_path: Path) -> None:
-    with attached(Settings(run_dir=str(tmp_path / "run"), policy_name="strict", quiet=True)):
+    with attached(RunSettings(run_dir=str(tmp_path / "run"), policy_name="strict", quiet=True)):
         trained()
         torch.save({"embeddings": torch.full((4, 3), math.nan)}, tmp_path / "cache.pt")
         torch.save(torch.tensor([math.inf]), tmp_path / "scores.pt")
@@ -101,7 +101,7 @@ def test_a_mask_that_was_infinite_from_the_start_is_saved(tmp_path: Path) -> Non
             super().__init__(3, 3)
             self.register_buffer("mask", torch.tensor([0.0, 2.0, -math.inf]))
 
-    with attached(Settings(run_dir=str(tmp_path / "run"), policy_name="strict", quiet=True)):
+    with attached(RunSettings(run_dir=str(tmp_path / "run"), policy_name="strict", quiet=True)):
         model = Masked()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model(torch.ones(4, 3)).sum().backward()
@@ -112,7 +112,7 @@ def test_a_mask_that_was_infinite_from_the_start_is_saved(tmp_path: Path) -> Non
 
 def test_a_stream_is_written_with_a_warning_or_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for policy in ("skip", "strict"):
-        with attached(Settings(run_dir=str(tmp_path / policy), policy_name=policy)):
+        with attached(RunSettings(run_dir=str(tmp_path / policy), policy_name=policy)):
             model, _ = trained()
             poison(model)
             stream = io.BytesIO()
@@ -133,7 +133,7 @@ def test_what_the_gate_cannot_look_at_is_saved_anyway(tmp_path: Path, capsys: py
         def __reduce__(self) -> tuple[type[dict], tuple[()]]:  # type: ignore[type-arg]
             return dict, ()
 
-    with attached(Settings(run_dir=str(tmp_path / "run"))):
+    with attached(RunSettings(run_dir=str(tmp_path / "run"))):
         model, _ = trained()
         torch.save({"model": model.state_dict(), "kind": nn.Linear}, tmp_path / "class.pt")
         assert "unseen" not in capsys.readouterr().err

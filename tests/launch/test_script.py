@@ -25,7 +25,7 @@ import pytest
 import torch
 
 from nantrap.cli import main
-from nantrap.launch.settings import Settings, read_settings
+from nantrap.launch.settings import RunSettings, read_settings
 from nantrap.record import open_run
 
 HERE = Path(__file__).parent / "scripts"
@@ -627,7 +627,7 @@ def test_a_project_without_our_table_does_not_matter(shell: Shell) -> None:
     shell.write("here.py", "print('run')")
     for project in ("", "tool = 3", "[tool]\nnantrap = 3", "[project]\nname = 'x'"):
         shell.write("pyproject.toml", project)
-        assert read_settings({}, environment={}, folder=shell.folder) == Settings(), project
+        assert read_settings({}, environment={}, folder=shell.folder) == RunSettings(), project
     shell.write("pyproject.toml", "[tool.nantrap]\nrun = 'x'")
     ended = shell.here("--quiet", "here.py")
     assert ended.code == 2

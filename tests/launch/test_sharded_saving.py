@@ -16,7 +16,7 @@ from torch import nn
 
 import nantrap
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 from ranked import join, start
 from sharding import needs_sharding
 
@@ -65,7 +65,7 @@ def worker(rank: int, folder: str) -> None:
         place = Path(folder, policy)
         said = io.StringIO()
         raised = {}
-        with attached(Settings(run_dir=str(place / "run"), policy_name=policy)), contextlib.redirect_stderr(said):
+        with attached(RunSettings(run_dir=str(place / "run"), policy_name=policy)), contextlib.redirect_stderr(said):
             model, optimizer = train()
             dcp.save({"app": App(model, optimizer)}, checkpoint_id=str(place / "good"))
             dcp.save({"model": get_model_state_dict(model)}, checkpoint_id=str(place / "plain"))

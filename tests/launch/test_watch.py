@@ -11,7 +11,7 @@ from torch import nn
 
 import nantrap
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 
 
 class Scaled(nn.Module):
@@ -25,7 +25,7 @@ class Scaled(nn.Module):
 
 def test_a_limit_that_is_crossed_is_reported_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     model = Scaled()
-    with attached(Settings(run_dir=str(tmp_path), watch="al*<1, beta")):
+    with attached(RunSettings(run_dir=str(tmp_path), watch="al*<1, beta")):
         optimizer = torch.optim.SGD(model.parameters(), lr=0.25)
         for _ in range(5):
             optimizer.zero_grad()
@@ -41,4 +41,4 @@ def test_a_limit_that_is_crossed_is_reported_once(tmp_path: Path, capsys: pytest
 @pytest.mark.parametrize("text", ["<1", "alpha<", "alpha<big", "alpha>nan"])
 def test_a_wrong_text_is_refused_before_the_script_runs(text: str) -> None:
     with pytest.raises(nantrap.UsageError, match="expected a name, NAME<LARGEST or NAME>LEAST"):
-        Settings(watch=text)
+        RunSettings(watch=text)

@@ -92,10 +92,10 @@ class Run:
 
     def run(self, arguments: argparse.Namespace) -> int:
         """Run the program under a guard, with settings from the command, the environment and pyproject.toml."""
-        from nantrap.launch.script import Program
+        from nantrap.launch.script import ScriptProgram
         from nantrap.launch.settings import read_settings
 
-        program = Program(arguments.script, arguments.arguments, is_module=arguments.module)
+        program = ScriptProgram(arguments.script, arguments.arguments, is_module=arguments.module)
         names = {"run_dir": "run_dir", "policy": "policy_name", "max_skips": "max_skips", "rollback": "rollback"}
         names |= {name: name for name in _SAME_NAMES}
         given = {

@@ -12,9 +12,10 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from nantrap import finite
+from nantrap.checkpoints.torch_private import mark_stepped
 from nantrap.guard.state.protected import Protected
 from nantrap.guard.state.scaling import Scaling
-from nantrap.guard.torch_private import has_pre_hooks, mark_stepped
+from nantrap.guard.torch_private import has_pre_hooks
 
 
 class Driver(Protocol):

@@ -144,11 +144,6 @@ def force_overflow(scaler: Any, optimizer: Optimizer) -> None:
 # ---- schedulers, averages, distributed models
 
 
-def mark_stepped(optimizer: Optimizer) -> None:
-    """PyTorch warns when a schedule advances before the first optimizer step; here the policy asks for it."""
-    optimizer._opt_called = True  # type: ignore[attr-defined]
-
-
 def inner_schedulers(scheduler: Any) -> list[Any]:
     """The schedulers inside a chained or sequential one."""
     return list(getattr(scheduler, "_schedulers", []))

@@ -18,10 +18,9 @@ from nantrap.guard.collect import Collector
 from nantrap.guard.loss import Loss
 from nantrap.guard.parts import Parts
 from nantrap.guard.window import Micro, Window
-from nantrap.launch.asked import BadData
 from nantrap.launch.given_up import GivenUp
 from nantrap.launch.position import Position
-from nantrap.launch.shared import Shared
+from nantrap.launch.shared import BadData, Shared
 from nantrap.locate import RootCall
 from nantrap.locate.autopsy import examine
 from nantrap.locate.caller import KeptFrame, keep_frames, seen_from

@@ -16,9 +16,9 @@ from nantrap.errors import UsageError
 from nantrap.guard.policy import Policy
 from nantrap.incident import Incident
 from nantrap.launch.attach import Attachment, current
-from nantrap.launch.loop import ScriptLoop
-from nantrap.launch.settings import Settings
-from nantrap.launch.summary import Summary, print_summary
+from nantrap.launch.script_loop import ScriptLoop
+from nantrap.launch.settings import RunSettings
+from nantrap.launch.summary import RunSummary, print_summary
 
 
 class Options(TypedDict, total=False):
@@ -63,14 +63,14 @@ class Adapter:
     ) -> None:
         if policy is not None and not isinstance(policy, Policy):
             raise UsageError(f"Guard(policy={policy!r}): expected a nantrap.Policy, such as nantrap.Policy.strict()")
-        self._settings = Settings(
+        self._settings = RunSettings(
             name=name,
             own_policy=policy or Policy(max_consecutive_skips=5, then="stop", rollback_rng="continue"),
             run_dir="" if run_dir is None else os.path.abspath(os.fspath(run_dir)),
             export=",".join(export),
             quiet=quiet,
         )
-        self.summary: Summary | None = None
+        self.summary: RunSummary | None = None
         """How the last training went."""
         self._attachment: Attachment | None = None
         self._said = False
@@ -101,7 +101,7 @@ class Adapter:
         if current() is not None:
             if not self._said:
                 self._said = True
-                current().loops.say("this process is guarded already, so the framework's adapter does nothing")  # type: ignore[union-attr]
+                current().registry.say("this process is guarded already, so the framework's adapter does nothing")  # type: ignore[union-attr]
             return
         self._attachment = Attachment(self._settings)
         self._attachment.enter_living()
@@ -119,8 +119,8 @@ class Adapter:
             return
         _guarding.remove(self)
         atexit.unregister(self.end)
-        attachment.loops.record_abandoned()
-        self.summary = Summary.of(attachment)
+        attachment.registry.record_abandoned()
+        self.summary = RunSummary.of(attachment)
         attachment.detach()
         while self._undo:
             self._undo.pop()()
@@ -131,12 +131,12 @@ class Adapter:
 
     def loops(self) -> Iterator[ScriptLoop]:
         """The guards of the optimizers."""
-        return iter(self._attachment.loops) if self._attachment is not None else iter(())
+        return iter(self._attachment.registry) if self._attachment is not None else iter(())
 
     def record_abandoned(self) -> None:
         """A step that the loop abandoned is recorded and undone now, before anything is saved or evaluated."""
         if self._attachment is not None:
-            self._attachment.loops.record_abandoned()
+            self._attachment.registry.record_abandoned()
 
     def refused(self, optimizer: Any = None) -> bool:
         """Whether the last step was refused: of one optimizer, or of any."""
@@ -182,7 +182,7 @@ class Adapter:
     def say(self, text: str) -> None:
         """Print a line, unless the run is quiet."""
         if self._attachment is not None:
-            self._attachment.loops.say(text)
+            self._attachment.registry.say(text)
 
     def may_save(self, what: str, save: Callable[[], Any]) -> Any:
         """Run a save of the framework, unless the state is not finite: then the last good file stays."""

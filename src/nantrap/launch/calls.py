@@ -1,13 +1,15 @@
-"""The calls of PyTorch that every step of a script makes: `zero_grad`, `backward`, `clip_grad_norm_`, `step`, `item`.
+"""The calls of PyTorch that the steps of a script make, and the questions that it asks about its tensors.
 
-Everything else that `nantrap run` replaces is rare, and has files of its own. These run in every step, so each is one
-function: it looks whether the call is the script's own and concerns a guard, passes it on to the `ScriptLoop`, or makes
-the call of PyTorch at once.
+`zero_grad`, `backward`, `clip_grad_norm_`, `step` and `item` run in every step, so each is one function: it looks
+whether the call is the script's own and concerns a guard, passes it on to the `ScriptLoop`, or makes the call of
+PyTorch at once. Optimizers are followed from their creation on, also third-party ones. Everything else that
+`nantrap run` replaces is rare, and has files of its own.
 
 A script that handles a bad loss itself tests it first. So each scalar with a graph that it asks about (`isnan`,
-`.item()`, `.data`, `loss != loss`, ...) after a forward pass is kept until the backward pass. One that is not finite
-and never gets a backward pass was abandoned by the script: that is an incident like any other, except that the script
-skipped the batch. Nothing is read here that the script did not read itself, until the script abandons a step.
+`.item()`, `.data`, `loss != loss`, ...) after a forward pass is kept until the backward pass (`AskedTensors`). One that
+is not finite and never gets a backward pass was abandoned by the script: that is an incident like any other, except
+that the script skipped the batch. Nothing is read here that the script did not read itself, until the script abandons a
+step. Data that the script cleans with `nan_to_num`, and the beginning of an evaluation, are noticed as well.
 """
 
 from __future__ import annotations
@@ -24,49 +26,96 @@ import torch
 from torch import Tensor, nn
 from torch.compiler import is_compiling
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from nantrap import finite
+from nantrap.guard.closure import judge_evaluations
 from nantrap.guard.guard import is_guarded
-from nantrap.launch.closures import step_with_closure
-from nantrap.launch.loop import ScriptLoop
-from nantrap.launch.loops import Loops
+from nantrap.guard.outcome import Outcome
+from nantrap.guard.state.rates import current_rates
+from nantrap.guard.state.snapshot import UpdateSnapshot
+from nantrap.guard.window import Window
+from nantrap.launch.checkpointing import look_at_resume
+from nantrap.launch.companions import Scaled
 from nantrap.launch.patches import Patches
-from nantrap.launch.resuming import look_at_resume
+from nantrap.launch.registry import OptimizerRegistry
 from nantrap.launch.roots import innermost
-from nantrap.launch.scalers import Scaled
+from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.torch_private import compiler_listens, not_examined, not_traced
 from nantrap.locate.step import active_replays
 
-_QUESTIONS = ("isnan", "isinf", "isfinite")
-_ANSWERS = ("item", "__float__", "detach", "tolist", "__ne__")
+_TESTS = ("isnan", "isinf", "isfinite")
+_READS = ("item", "__float__", "detach", "tolist", "__ne__")
 
 
-def install(patches: Patches, loops: Loops, scaled: Scaled) -> None:
-    """Put the functions in their places. Steps of optimizer classes are wrapped when their first instance is made."""
-    patches.replace_all(Optimizer, "zero_grad", functools.partial(_zero_grad, loops))
-    patches.replace(nn.Module, "zero_grad", functools.partial(_zero_grad, loops))
-    patches.replace(torch.autograd, "backward", functools.partial(_backward, loops, scaled))
-    patches.replace(nn.utils.clip_grad, "clip_grad_norm_", functools.partial(_clip_grad_norm, loops))
+def install(patches: Patches, registry: OptimizerRegistry, scaled: Scaled) -> None:
+    """Follow every optimizer from its creation on, and put the functions in their places.
+
+    Steps of optimizer classes are wrapped when their first instance is made.
+    """
+
+    def made(original: Any, self: Optimizer, *args: Any, **kwargs: Any) -> None:
+        _let_torch_wrap_first(type(self))
+        original(self, *args, **kwargs)
+        _install_steps(patches, registry)
+        if innermost(self) is self and not registry.is_own_call():
+            registry.enter(self)
+
+    patches.wrap(Optimizer, "__init__", made)
+    _install_steps(patches, registry)
+    patches.replace_all(Optimizer, "zero_grad", functools.partial(_zero_grad, registry))
+    patches.replace(nn.Module, "zero_grad", functools.partial(_zero_grad, registry))
+    patches.replace(torch.autograd, "backward", functools.partial(_backward, registry, scaled))
+    patches.replace(nn.utils.clip_grad, "clip_grad_norm_", functools.partial(_clip_grad_norm, registry))
     patches.put(nn.utils, "clip_grad_norm_", nn.utils.clip_grad.clip_grad_norm_)
-    for name in _QUESTIONS:
-        patches.replace(torch, name, functools.partial(_asking, loops))
-        patches.replace(torch, name, functools.partial(_testing, loops))
-        patches.replace(Tensor, name, functools.partial(_testing, loops))
-    for name in (*_QUESTIONS, *_ANSWERS):
-        patches.replace(Tensor, name, functools.partial(_asking, loops))
-    patches.put(Tensor, "data", _asking_data(loops, Tensor.data))
+    _install_questions(patches, registry)
+    _install_handling(patches, registry)
 
 
-def install_steps(patches: Patches, loops: Loops) -> None:
+def _install_steps(patches: Patches, registry: OptimizerRegistry) -> None:
     """Of the classes that have an instance: torch has put its own wrapper around those, and goes first."""
-    make = functools.partial(_step, loops)
+    make = functools.partial(_step, registry)
     patches.replace_all(Optimizer, "step", make, only=lambda function: getattr(function, "hooked", False))
 
 
-def _zero_grad(loops: Loops, original: Any) -> Any:
+def _install_questions(patches: Patches, registry: OptimizerRegistry) -> None:
+    """Notice what the script asks about its tensors."""
+    for name in _TESTS:
+        patches.replace(torch, name, functools.partial(_asking, registry))
+        patches.replace(torch, name, functools.partial(_testing, registry))
+        patches.replace(Tensor, name, functools.partial(_testing, registry))
+    for name in (*_TESTS, *_READS):
+        patches.replace(Tensor, name, functools.partial(_asking, registry))
+    patches.put(Tensor, "data", _asking_data(registry, Tensor.data))
+
+
+def _install_handling(patches: Patches, registry: OptimizerRegistry) -> None:
+    """Notice `nan_to_num` and `model.eval()`."""
+    asked = registry.asked
+
+    def replaced(original: Any, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+        if isinstance(tensor, Tensor) and not registry.is_own_call():
+            if not tensor.requires_grad:
+                if not registry.test_gradient(tensor):
+                    registry.clean(tensor)
+            elif asked.open:
+                asked.note(tensor)
+        return original(tensor, *args, **kwargs)
+
+    def train(original: Any, self: Any, mode: bool = True) -> Any:
+        if not mode and not registry.is_own_call():
+            registry.record_abandoned()  # an evaluation follows: it must not see what a skipped batch left behind
+        return original(self, mode)
+
+    for name in ("nan_to_num", "nan_to_num_"):
+        patches.wrap(torch, name, replaced, compiled="plain")
+        patches.wrap(Tensor, name, replaced, compiled="plain")
+    patches.wrap(torch.nn.Module, "train", train, compiled="plain")
+
+
+def _zero_grad(registry: OptimizerRegistry, original: Any) -> Any:
     """The script clears gradients: in the middle of a step, that gives the step up."""
-    activity, guards = loops.activity, loops.guards
+    activity, guards = registry.activity, registry.guards
     inherited = getattr(original, "__qualname__", "") == "Optimizer.zero_grad"
 
     @functools.wraps(original)
@@ -83,9 +132,20 @@ def _zero_grad(loops: Loops, original: Any) -> Any:
     return zero_grad
 
 
-def _backward(loops: Loops, scaled: Scaled, original: Any) -> Any:
+def _clears(owner: Any, loop: ScriptLoop, *, inherited: bool) -> bool:
+    """Whether `owner.zero_grad()` clears the gradients of this guard.
+
+    Its optimizer does, and a module that holds its model. The wrapper of a framework does where it inherits torch's own
+    `zero_grad` (Lightning's); one with a method of its own (Accelerate's) calls the optimizer's, or leaves it out.
+    """
+    if isinstance(owner, nn.Module):
+        return any(module is loop.model for module in owner.modules())
+    return owner is loop.optimizer or (inherited and innermost(owner) is loop.optimizer)
+
+
+def _backward(registry: OptimizerRegistry, scaled: Scaled, original: Any) -> Any:
     """`torch.autograd.backward`, which `Tensor.backward` calls."""
-    activity, guards, module_calls = loops.activity, loops.guards, loops.module_calls
+    activity, guards, module_calls = registry.activity, registry.guards, registry.module_calls
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
@@ -103,14 +163,14 @@ def _backward(loops: Loops, scaled: Scaled, original: Any) -> Any:
         if loss is None:
             original(tensors, *args, **kwargs)
             return
-        if module_calls.watched or not loops.known:
-            loops.notice_backward(loss)
-        if loops.replicas.wrapped:
-            loops.replicas.backward()
+        if module_calls.watched or not registry.known:
+            registry.notice_backward(loss)
+        if registry.replicas.wrapped:
+            registry.replicas.backward()
         run = functools.partial(original, tensors, *args, **kwargs)
-        reached = guards if len(guards) <= 1 else loops.loops_below(loss)
+        reached = guards if len(guards) <= 1 else registry.loops_below(loss)
         if not reached:
-            loops.asked.replaced = bool(loops.asked.tensors)
+            registry.asked.replaced = bool(registry.asked.tensors)
         alone = len(reached) == 1
         for loop in reached:
             run = functools.partial(loop.backward, loss, run, alone)
@@ -120,9 +180,9 @@ def _backward(loops: Loops, scaled: Scaled, original: Any) -> Any:
     return not_examined(backward)  # `Tensor.backward` is never traced, but calls this as any other Python function
 
 
-def _clip_grad_norm(loops: Loops, original: Any) -> Any:
+def _clip_grad_norm(registry: OptimizerRegistry, original: Any) -> Any:
     """The script clips: the norm is taken once, for the script and for the guard."""
-    activity, guards = loops.activity, loops.guards
+    activity, guards = registry.activity, registry.guards
 
     @functools.wraps(original)
     def clip_grad_norm_(
@@ -142,7 +202,7 @@ def _clip_grad_norm(loops: Loops, original: Any) -> Any:
         given = [parameters] if isinstance(parameters, Tensor) else list(parameters)
         loop = guards[0] if len(guards) == 1 else None
         if loop is None or len(given) != len(loop.parameters) or not all(map(is_, given, loop.parameters)):
-            loop = loops.loop_owning(given)
+            loop = registry.loop_owning(given)
         if loop is None:
             return original(given, max_norm, norm_type, error_if_nonfinite, foreach)
         # a norm that is not finite is handled by the guard: it refuses the step, whatever the gradients were clipped to
@@ -176,9 +236,9 @@ def _clip_grad_norm(loops: Loops, original: Any) -> Any:
     return clip_grad_norm_
 
 
-def _step(loops: Loops, original: Any) -> Any:
+def _step(registry: OptimizerRegistry, original: Any) -> Any:
     """The step of an optimizer: made if all is well."""
-    activity, known = loops.activity, loops.known
+    activity, known = registry.activity, registry.known
 
     @functools.wraps(original)
     def step(self: Optimizer, *args: Any, **kwargs: Any) -> Any:
@@ -192,23 +252,89 @@ def _step(loops: Loops, original: Any) -> Any:
             return original(self, *args, **kwargs)
         loop = entry.loop
         if loop is None or entry.resumed:
-            loop = loops.loop_of(self)
+            loop = registry.loop_of(self)
             if loop is None:
                 return original(self, *args, **kwargs)
-            look_at_resume(loops, self)
+            look_at_resume(registry, self)
         closure = args[0] if args else kwargs.get("closure")
         if closure is None:
             return loop.step(functools.partial(original, self, *args, **kwargs))
         others = {name: value for name, value in kwargs.items() if name != "closure"}
-        return step_with_closure(loop, lambda used: original(self, used, *args[1:], **others), closure)
+        return _step_with_closure(loop, lambda used: original(self, used, *args[1:], **others), closure)
 
     untraced = not_traced(step)
     return step
 
 
-def _asking(loops: Loops, original: Any) -> Any:
+def _step_with_closure(loop: ScriptLoop, run: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any]) -> Any:
+    """What `optimizer.step(closure)` returns, where the step is judged first.
+
+    The optimizer evaluates the loss itself, once or several times.
+
+    Args:
+        loop: the guard of the optimizer.
+        run: the call itself; takes the closure that is to be used.
+        closure: the script's.
+    """
+    if loop.stopped is not None:
+        loop.refuse_again()
+    optimizer = loop.optimizer
+    if type(optimizer).__module__.startswith("torch.optim") and not isinstance(optimizer, LBFGS):
+        # it evaluates the closure once, before its update: done here, so that the loss is judged before it is used
+        with torch.enable_grad():
+            value = closure()
+        loop.step(lambda: run(lambda: value))
+        return value
+    return _evaluated_step(loop, run, closure)
+
+
+def _evaluated_step(loop: ScriptLoop, run: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any]) -> Any:
+    """An optimizer that evaluates the loss several times: a copy is taken, start and result are judged."""
+    members = loop.parts.protected.members
+    norms: list[Tensor] = []
+    first: list[Window | None] = []
+
+    def watched() -> Any:
+        value = closure()
+        if not norms:
+            norms.append(finite.gradient_norm(members.gradients()))
+            first.append(loop.collector.window)
+        return value
+
+    snapshot = UpdateSnapshot(members.parameters, loop.optimizer)
+    snapshot.take()
+    rates = current_rates(loop.optimizer)
+    loop.evaluating = True  # the closure clears the gradients before each evaluation
+    try:
+        taken = run(watched)
+    finally:
+        loop.evaluating = False
+    if first and first[0] is not None:
+        loop.collector.window = first[0]
+    loop.shared.asked.trained(taken)
+    loop.shared.asked.tensors = []
+    norm = finite.read(norms or [torch.zeros(())])[0]
+
+    def judged(window: Window) -> Outcome:
+        first = window.micros[0]
+        first.values = finite.read(first.loss.scalars()) if first.values is None else first.values
+        return judge_evaluations(loop.parts, loop.driver, window, norm, snapshot, rates)
+
+    loop.step(lambda: taken, judge=judged)
+    return taken
+
+
+def _let_torch_wrap_first(cls: type[Optimizer]) -> None:
+    """What torch does to a class when its first instance is made; after us it would keep our wrapper permanently."""
+    owner: Any = next(each for each in cls.__mro__ if "step" in vars(each))
+    if not getattr(owner.step, "hooked", False):
+        owner.step = Optimizer.profile_hook_step(owner.step)
+        owner.step.hooked = True
+
+
+def _asking(registry: OptimizerRegistry, original: Any) -> Any:
     """A question about one tensor, or a way to read it. An optimizer asks for each of its parameters."""
-    asked, guards = loops.asked, loops.guards
+    asked, guards = registry.asked, registry.guards
     warns = [True] if original.__name__ == "__float__" else []
     copies = original.__name__ == "detach"
 
@@ -218,7 +344,7 @@ def _asking(loops: Loops, original: Any) -> Any:
         if is_compiling():  # a traced tensor has no values yet
             return original(tensor, *args, **kwargs)
         if asked.open or not guards:
-            _look(loops, tensor, copies=copies)
+            _look(registry, tensor, copies=copies)
         if warns and isinstance(tensor, Tensor) and tensor.requires_grad and torch.is_grad_enabled():
             warns.clear()
             return _with_its_warning(functools.partial(original, tensor, *args, **kwargs))
@@ -227,19 +353,19 @@ def _asking(loops: Loops, original: Any) -> Any:
     return ask
 
 
-def _testing(loops: Loops, original: Any) -> Any:
+def _testing(registry: OptimizerRegistry, original: Any) -> Any:
     """A test of data, outputs or gradients: a script may leave a bad batch out, or repair bad gradients."""
-    asked, guards, batches = loops.asked, loops.guards, loops.batches
+    asked, guards, batches = registry.asked, registry.guards, registry.batches
 
     @functools.wraps(original)
     def test(tensor: Any, *args: Any, **kwargs: Any) -> Any:
         """Notes an output, a gradient or a batch that the script tests, then tests it."""
-        if not isinstance(tensor, Tensor) or is_compiling() or not guards or loops.is_own_call():
+        if not isinstance(tensor, Tensor) or is_compiling() or not guards or registry.is_own_call():
             return original(tensor, *args, **kwargs)
         if tensor.requires_grad:
             if asked.open and tensor.numel() > 1:
                 asked.note_output(tensor)
-        elif not loops.test_gradient(tensor) and batches.last:
+        elif not registry.test_gradient(tensor) and batches.last:
             asked.note_data(tensor, batches)
         return original(tensor, *args, **kwargs)
 
@@ -253,39 +379,28 @@ def _with_its_warning(call: Callable[[], Any]) -> Any:
         warnings.simplefilter("always")
         result = call()
     for each in said:
-        registry = frame.f_globals.setdefault("__warningregistry__", {})
-        warnings.warn_explicit(each.message, each.category, frame.f_code.co_filename, frame.f_lineno, registry=registry)
+        seen = frame.f_globals.setdefault("__warningregistry__", {})
+        warnings.warn_explicit(each.message, each.category, frame.f_code.co_filename, frame.f_lineno, registry=seen)
     return result
 
 
-def _asking_data(loops: Loops, plain: Any) -> property:
+def _asking_data(registry: OptimizerRegistry, plain: Any) -> property:
     """The same for `tensor.data`."""
-    asked = loops.asked
+    asked = registry.asked
 
     def get_data(tensor: Any) -> Any:
         if asked.open and not is_compiling():
-            _look(loops, tensor, copies=True)
+            _look(registry, tensor, copies=True)
         return plain.__get__(tensor)
 
     return property(get_data, plain.__set__, doc=plain.__doc__)
 
 
-def _look(loops: Loops, tensor: Any, *, copies: bool) -> None:
+def _look(registry: OptimizerRegistry, tensor: Any, *, copies: bool) -> None:
     """The script asks about a tensor: a loss that it may abandon, or a value of plain tensors."""
-    if not isinstance(tensor, Tensor) or not tensor.requires_grad or loops.is_own_call():
+    if not isinstance(tensor, Tensor) or not tensor.requires_grad or registry.is_own_call():
         return
-    if loops.asked.open:
-        loops.asked.note(tensor, copies=copies)
+    if registry.asked.open:
+        registry.asked.note(tensor, copies=copies)
     else:
-        loops.look(tensor)
-
-
-def _clears(owner: Any, loop: ScriptLoop, *, inherited: bool) -> bool:
-    """Whether `owner.zero_grad()` clears the gradients of this guard.
-
-    Its optimizer does, and a module that holds its model. The wrapper of a framework does where it inherits torch's own
-    `zero_grad` (Lightning's); one with a method of its own (Accelerate's) calls the optimizer's, or leaves it out.
-    """
-    if isinstance(owner, nn.Module):
-        return any(module is loop.model for module in owner.modules())
-    return owner is loop.optimizer or (inherited and innermost(owner) is loop.optimizer)
+        registry.look(tensor)

@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 
-from nantrap.launch.importing import when_imported
-from nantrap.launch.loops import Loops
-from nantrap.launch.patches import Patches
+from nantrap.launch.patches import Patches, when_imported
+from nantrap.launch.registry import OptimizerRegistry
 from nantrap.locate.entry import Entry, note_entry
 
 _LIGHTNING = ("lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy")
@@ -23,17 +22,17 @@ _LIGHTNING_MODULE = ("lightning.pytorch.core.module", "pytorch_lightning.core.mo
 _TRANSFORMERS = "transformers.trainer"
 
 
-def install(patches: Patches, loops: Loops) -> None:
+def install(patches: Patches, registry: OptimizerRegistry) -> None:
     """Wrap what is imported already, and the rest when the script imports it."""
     said: set[str] = set()
 
     def log(original: Any, module: Any, name: str, value: Any, *args: Any, **kwargs: Any) -> None:
         """Leave out a loss, or a part of one, that is not finite. Other metrics may be NaN on purpose."""
-        if loops.settings.observes or not _is_bad_loss(value):
+        if registry.settings.observes or not _is_bad_loss(value):
             original(module, name, value, *args, **kwargs)
         elif name not in said:
             said.add(name)
-            loops.say(f"metric {name!r} is not finite in a training step: it is not logged")
+            registry.say(f"metric {name!r} is not finite in a training step: it is not logged")
 
     def lightning_module(module: ModuleType) -> None:
         patches.wrap(module.LightningModule, "log", log)

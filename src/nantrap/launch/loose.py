@@ -20,7 +20,7 @@ from nantrap.guard.graphs import leaves_below
 from nantrap.guard.loss import Loss
 from nantrap.guard.window import Micro, Window
 from nantrap.incident.wording import some_of
-from nantrap.launch.loop import ScriptLoop
+from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.shared import Activity
 from nantrap.locate.autopsy import examine
 from nantrap.record import StepRecord

@@ -16,16 +16,16 @@ from nantrap.guard.ranks.ranks import is_sharded
 from nantrap.guard.watching.sample_list import as_sample_list
 from nantrap.guard.watching.watch import Limit
 from nantrap.incident.wording import some_of
-from nantrap.launch.loop import ScriptLoop
-from nantrap.launch.neighbours import ScriptNeighbours
-from nantrap.launch.settings import Settings
+from nantrap.launch.position import ScriptNeighbours
+from nantrap.launch.script_loop import ScriptLoop
+from nantrap.launch.settings import RunSettings
 from nantrap.launch.shared import Shared
 
 
 def make_loop(
     model: nn.Module,
     optimizer: Optimizer,
-    settings: Settings,
+    settings: RunSettings,
     *,
     shared: Shared,
     run_dir: str | os.PathLike[str],
@@ -70,7 +70,7 @@ def make_loop(
 
 
 def make_loose_loop(
-    root: nn.Module, leaves: list[Tensor], settings: Settings, *, shared: Shared, run_dir: str | os.PathLike[str]
+    root: nn.Module, leaves: list[Tensor], settings: RunSettings, *, shared: Shared, run_dir: str | os.PathLike[str]
 ) -> ScriptLoop:
     """A guard over tensors that no optimizer owns, to diagnose their values; it never makes a step.
 
@@ -98,7 +98,7 @@ def make_loose_loop(
     return ScriptLoop(root, parts, shared)
 
 
-def _watch(root: nn.Module, settings: Settings, say: Callable[[str], None]) -> dict[str, Limit | None]:
+def _watch(root: nn.Module, settings: RunSettings, say: Callable[[str], None]) -> dict[str, Limit | None]:
     """What to follow in this model. A name may be meant for the model of another optimizer."""
     names = [name for name, _ in (*root.named_parameters(), *root.named_buffers())]
     found: dict[str, Limit | None] = {}
@@ -113,7 +113,7 @@ def _watch(root: nn.Module, settings: Settings, say: Callable[[str], None]) -> d
     return found
 
 
-def _save_every(root: nn.Module, settings: Settings, say: Callable[[str], None]) -> int:
+def _save_every(root: nn.Module, settings: RunSettings, say: Callable[[str], None]) -> int:
     """How often to save. Of a sharded model each rank holds a part, and one rank alone cannot write the whole."""
     if settings.save_every and is_sharded(root):
         say(

@@ -1,11 +1,16 @@
-"""Where the script is in its data: the epoch and the batch of each step."""
+"""Where the script is in its data: the epoch and the batch of each step, and the dataset's indices of bad samples."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from nantrap.guard.parts import Parts
 from nantrap.guard.state_check import check_state
-from nantrap.launch.loaders import LoadedBatch, inputs_of
-from nantrap.launch.shared import Shared
+from nantrap.guard.watching.sample_list import SampleList
+from nantrap.guard.window import Micro
+from nantrap.incident import Incident
+from nantrap.launch.loaders import Batches, LoadedBatch, inputs_of
+from nantrap.launch.shared import Diagnosed, Shared
 from nantrap.locate import RootCall
 
 
@@ -48,3 +53,66 @@ class Position:
         progress = self._parts.progress
         progress.epoch = batch.epoch if progress.framework_epoch is None else progress.framework_epoch
         progress.batch = batch.number if progress.framework_batch is None else progress.framework_batch
+
+
+_SHOWN = 16
+
+
+class ScriptNeighbours:
+    """What a diagnosis asks for that the guard itself does not know: dataset indices, and what other guards found.
+
+    Args:
+        batches: what the data loaders gave.
+        diagnosed: the losses that were diagnosed, shared by all guards.
+        samples: the list of bad samples of the run, which is given each sample that was found.
+    """
+
+    def __init__(self, batches: Batches, diagnosed: Diagnosed, samples: SampleList | None) -> None:
+        self._batches = batches
+        self._diagnosed = diagnosed
+        self._samples = samples
+
+    def name_samples(self, incident: Incident, micro: Micro) -> Incident:
+        """The incident with the dataset's own indices, where the data loader gives them."""
+        call = micro.root_call
+        if call is not None and isinstance(call.origin, LoadedBatch):
+            incident = self._placed(incident, call.origin)
+        if incident.dataset_indices or call is None:
+            return incident
+        inputs = inputs_of(call)
+        recognised = self._batches.recognise(inputs)
+        batch = recognised or call.origin
+        if not isinstance(batch, LoadedBatch) or not batch.indices:
+            return incident
+        indices, samples = batch.indices, incident.samples
+        if incident.phase == "data" and (recognised is None or batch.entries):
+            bad = batch.bad_samples()
+            if batch.entries and bad:
+                samples = bad
+            if set(samples) == set(bad):  # what the loader gave is bad in the same rows, whatever was made of it
+                recognised = batch
+        if recognised is not None and samples and max(samples) < len(indices):
+            notes = incident.notes
+            if batch.original:
+                below = ", ".join(str(batch.original[i]) for i in samples[:_SHOWN])
+                kind = type(batch.dataset()).__name__
+                notes = (f"the dataset is a {kind}: in the dataset below it the index is {below}", *notes)
+            found = tuple(indices[i] for i in samples)
+            if self._samples is not None:
+                self._samples.see(batch.dataset(), found)
+            return replace(incident, samples=samples, dataset_indices=found, notes=notes)
+        shown = ", ".join(map(str, indices[:_SHOWN])) + (", ..." if len(indices) > _SHOWN else "")
+        return replace(incident, notes=(*incident.notes, f"the batch was made of the dataset's samples {shown}"))
+
+    def _placed(self, incident: Incident, batch: LoadedBatch) -> Incident:
+        """The incident with the epoch and number of its own batch: a step may have taken others after it."""
+        counted = any((each.epoch, each.number) == (incident.epoch, incident.batch) for each in self._batches.last)
+        return replace(incident, epoch=batch.epoch, batch=batch.number) if counted else incident
+
+    def known_incident(self, micro: Micro) -> Incident | None:
+        """The incident of another optimizer's guard that saw the same loss."""
+        return self._diagnosed.by_another(self, micro.loss.total)
+
+    def remember_incident(self, micro: Micro, incident: Incident) -> None:
+        """For another optimizer's guard that sees the same loss."""
+        self._diagnosed.remember(self, micro.loss.total, incident)

@@ -1,7 +1,9 @@
-"""Python processes that a script starts as ranks: Lightning's own launcher, `torch.distributed.run`, DeepSpeed.
+"""Processes that a script starts to train in: each is guarded separately, and writes its own journal.
 
-They start `python train.py` once more for each rank. The others would have to decide without a rank that has no guard,
-so the command becomes `python -m nantrap run train.py`, and the settings are passed in the environment.
+`torch.multiprocessing.spawn` runs a function in new interpreters, which have to attach; a forked one is attached as its
+parent is. Launchers (Lightning's own, `torch.distributed.run`, DeepSpeed) start `python train.py` once more for each
+rank. The others would have to decide without a rank that has no guard, so the command becomes `python -m nantrap run
+train.py`, and the settings are passed in the environment.
 """
 
 from __future__ import annotations
@@ -9,20 +11,66 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from nantrap.launch.loops import Loops
+import torch.multiprocessing.spawn
+
+from nantrap.errors import NonFiniteError
 from nantrap.launch.patches import Patches
-from nantrap.launch.settings import as_environment
+from nantrap.launch.registry import OptimizerRegistry
+from nantrap.launch.settings import RunSettings, as_environment
 
 _RANKS = ("RANK", "LOCAL_RANK")
 _WITH_VALUE = ("-X", "-W", "--check-hash-based-pycs")
 
 
-def install(patches: Patches, loops: Loops) -> None:
-    """Guard every rank that the script starts as a separate process."""
+def install(patches: Patches, registry: OptimizerRegistry) -> None:
+    """Guard every process that the script starts to train in."""
+    _install_spawn(patches, registry)
+    _install_commands(patches, registry)
+
+
+@dataclass(frozen=True, slots=True)
+class GuardedFunction:
+    """A function that a child process runs under guard."""
+
+    function: Callable[..., Any]
+    settings: RunSettings
+
+    def __call__(self, number: int, *args: Any) -> None:
+        from nantrap.launch.attach import Attachment, current
+        from nantrap.launch.summary import RunSummary, print_summary
+
+        settings, attachment = replace(self.settings, process=number), current()
+        if attachment is None:
+            attachment = Attachment(settings)
+        else:  # a forked process is attached already
+            attachment.begin_in_child(settings)
+        try:
+            self.function(number, *args)
+        finally:
+            summary = RunSummary.of(attachment)
+            attachment.detach()
+            if summary.optimizers:
+                print_summary(summary, 3 if summary.stopped else 0, self.settings)
+
+
+def _install_spawn(patches: Patches, registry: OptimizerRegistry) -> None:
+    """Guard every process of `mp.spawn` separately."""
+    module = sys.modules["torch.multiprocessing.spawn"]
+
+    def start(original: Any, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        registry.has_children = True
+        return original(GuardedFunction(fn, replace(registry.settings, json=False)), *args, **kwargs)
+
+    patches.wrap(module, "start_processes", start)
+    patches.put(torch.multiprocessing, "start_processes", vars(module)["start_processes"])
+
+
+def _install_commands(patches: Patches, registry: OptimizerRegistry) -> None:
+    """Guard every rank that the script starts as a Python program."""
 
     def start(original: Any, self: Any, *given: Any, **kwargs: Any) -> None:
         """Starts the process under `nantrap run`, if its command is a Python program that can be guarded."""
@@ -31,9 +79,9 @@ def install(patches: Patches, loops: Loops) -> None:
         if guarded is None or kwargs.get("shell") or kwargs.get("executable"):
             original(self, *given, **kwargs)
             return
-        loops.has_children = True
+        registry.has_children = True
         # the first rank prints the summary, as text
-        kwargs["env"] = {**kwargs["env"], **as_environment(replace(loops.settings, json=False))}
+        kwargs["env"] = {**kwargs["env"], **as_environment(replace(registry.settings, json=False))}
         if given:
             original(self, guarded, *given[1:], **kwargs)
         else:
@@ -70,3 +118,13 @@ def guarded_command(command: Any, environment: Any, *, here: Mapping[str, str]) 
 
 def _is_this_python(word: str) -> bool:
     return word == sys.executable or os.path.realpath(word) == os.path.realpath(sys.executable)
+
+
+def came_from_guard(error: BaseException) -> bool:
+    """Whether an error that ended a run is the guard's, raised in a child or wrapped by a framework."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, NonFiniteError) or f"{NonFiniteError.__module__}.{NonFiniteError.__name__}" in str(seen):
+            return True
+        seen = seen.__cause__ or seen.__context__
+    return False

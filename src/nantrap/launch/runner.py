@@ -1,22 +1,26 @@
-"""`nantrap run`: attach, run the program, print the summary."""
+"""`nantrap run`: attach, run the program, print the summary. `%load_ext nantrap` does the same in a notebook."""
 
 from __future__ import annotations
 
 import concurrent.futures.thread
 import contextlib
+import os
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from nantrap.errors import NonFiniteError
 from nantrap.launch.attach import Attachment, attached
-from nantrap.launch.children import came_from_guard
-from nantrap.launch.script import NoProgramError, Program
-from nantrap.launch.settings import Settings
-from nantrap.launch.summary import Summary, print_summary
+from nantrap.launch.processes import came_from_guard
+from nantrap.launch.script import NoProgramError, ScriptProgram
+from nantrap.launch.settings import RunSettings, read_settings
+from nantrap.launch.summary import RunSummary, print_summary
 from nantrap.locate.caller import ended_by
 from nantrap.report import write_line
+from nantrap.report.notebook import magic
 
 INTERRUPTED = 130
 STOPPED = 3
@@ -24,7 +28,7 @@ NOT_FINITE = 1
 _ENDED_ITSELF = "the script ended itself at this loss"
 
 
-def run_program(program: Program, settings: Settings) -> int:
+def run_program(program: ScriptProgram, settings: RunSettings) -> int:
     """Run a program under guard. Returns its own exit code, or 3 if the guard stopped it, or 1 if it ends with
     non-finite weights."""
     before = set(threading.enumerate())
@@ -33,14 +37,14 @@ def run_program(program: Program, settings: Settings) -> int:
         code = _run(lambda: _wait_for_threads(before), attachment) or code
         with contextlib.suppress(Exception):  # the script may have replaced or closed it
             sys.stdout.flush()
-        attachment.loops.end()
-        summary = Summary.of(attachment)
+        attachment.registry.end()
+        summary = RunSummary.of(attachment)
     code = STOPPED if summary.stopped else code
     if not summary.state_finite and code == 0:
         code = NOT_FINITE
     if summary.optimizers or not attachment.is_forked:  # a copy of this process that trained nothing says nothing
-        print_summary(summary, code, attachment.loops.settings)
-    attachment.loops.let_go()
+        print_summary(summary, code, attachment.registry.settings)
+    attachment.registry.let_go()
     return code
 
 
@@ -49,9 +53,9 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
     try:
         call()
     except SystemExit as error:
-        attachment.loops.asked.ended = _ENDED_ITSELF
+        attachment.registry.asked.ended = _ENDED_ITSELF
         with ended_by(error):  # a loss that the script tested before it ended
-            attachment.loops.end()
+            attachment.registry.end()
         return _exit_code(error)
     except NoProgramError:
         raise
@@ -59,21 +63,21 @@ def _run(call: Callable[[], None], attachment: Attachment) -> int:
         _show(error)
         return INTERRUPTED
     except NonFiniteError as error:
-        said = not attachment.settings.quiet and any(loop.stopped is error for loop in attachment.loops)
+        said = not attachment.settings.quiet and any(loop.stopped is error for loop in attachment.registry)
         # the first line was printed with the incident
         write_line(str(error).partition("\n")[2] if said else f"nantrap: {error}")
         return STOPPED
     except BaseException as error:
         _show(error)
-        before = sum(loop.tally.incidents for loop in attachment.loops)
+        before = sum(loop.tally.incidents for loop in attachment.registry)
         itself = isinstance(error, AssertionError)
-        attachment.loops.asked.ended = (
+        attachment.registry.asked.ended = (
             _ENDED_ITSELF if itself else f"the script ended with {type(error).__name__} after this loss"
         )
         with ended_by(error):  # `assert math.isfinite(loss)`: the loss that the script tested is the reason
-            attachment.loops.end()
-        if sum(loop.tally.incidents for loop in attachment.loops) == before:
-            for loop in attachment.loops:
+            attachment.registry.end()
+        if sum(loop.tally.incidents for loop in attachment.registry) == before:
+            for loop in attachment.registry:
                 loop.explain(error)
         return STOPPED if came_from_guard(error) else 1
     return 0
@@ -128,3 +132,32 @@ def _without_us(error: BaseException) -> TracebackType | None:
     for step in reversed(kept):
         built = TracebackType(built, step.tb_frame, step.tb_lasti, step.tb_lineno)
     return built
+
+
+_attached: list[tuple[Attachment, RunSettings]] = []
+
+
+def load(shell: Any) -> None:
+    """Attach, once, with the settings of the environment and of `pyproject.toml`."""
+    if hasattr(shell, "register_magic_function"):
+        shell.register_magic_function(magic, "line", "nantrap")
+    if _attached:
+        return
+    settings = read_settings({"name": "notebook"}, environment=os.environ, folder=Path.cwd())
+    attachment = Attachment(settings)
+    attachment.enter_living()
+    _attached.append((attachment, settings))
+    attachment.registry.say(
+        f"every optimizer of this notebook is guarded from here on (policy {settings.policy_name}); reports go to "
+        f"{settings.run_dir or 'runs/'}; %unload_ext nantrap ends it"
+    )
+
+
+def unload(shell: Any) -> None:
+    """Sum up and detach."""
+    if _attached:
+        attachment, settings = _attached.pop()
+        attachment.registry.record_abandoned()
+        summary = RunSummary.of(attachment)
+        attachment.detach()
+        print_summary(summary, 0, settings)

@@ -20,7 +20,7 @@ class NoProgramError(UsageError):
     """There is nothing to run under this name."""
 
 
-class Program:
+class ScriptProgram:
     """Something to run: its code, and the `__main__` it expects. Nothing is run before `run`.
 
     Args:

@@ -42,7 +42,7 @@ _WORDS = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false":
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
+class RunSettings:
     """The options of a run.
 
     Attributes:
@@ -196,7 +196,7 @@ class Settings:
         return Path(chosen[0])
 
 
-def read_settings(given: Mapping[str, Any], *, environment: Mapping[str, str], folder: Path) -> Settings:
+def read_settings(given: Mapping[str, Any], *, environment: Mapping[str, str], folder: Path) -> RunSettings:
     """The settings of a run.
 
     Args:
@@ -209,7 +209,7 @@ def read_settings(given: Mapping[str, Any], *, environment: Mapping[str, str], f
         values["run_dir"] = str(folder / values["run_dir"])  # fixed now: a script may change its folder
     if values.get("bad_samples"):
         values["bad_samples"] = str(folder / values["bad_samples"])
-    return replace(Settings(), **values)
+    return replace(RunSettings(), **values)
 
 
 def _from_environment(environment: Mapping[str, str]) -> dict[str, Any]:
@@ -250,19 +250,19 @@ def _from_project(folder: Path) -> dict[str, Any]:
     return found
 
 
-def as_environment(settings: Settings) -> dict[str, str]:
+def as_environment(settings: RunSettings) -> dict[str, str]:
     """The settings as `read_settings` finds them in the environment of another process; defaults are left out."""
     found = {}
     for option in _options():
         value = getattr(settings, _field(option))
-        if value != getattr(Settings(), _field(option)):
+        if value != getattr(RunSettings(), _field(option)):
             found[f"NANTRAP_{option.upper()}"] = str(value).lower() if isinstance(value, bool) else str(value)
     return found
 
 
 def _options() -> list[str]:
     """The names people use: those of the command line."""
-    names = [spec.name for spec in fields(Settings) if spec.name not in ("name", "process", "forked", "own_policy")]
+    names = [spec.name for spec in fields(RunSettings) if spec.name not in ("name", "process", "forked", "own_policy")]
     return ["policy" if name == "policy_name" else name for name in names]
 
 
@@ -272,7 +272,7 @@ def _field(option: str) -> str:
 
 def _typed(option: str, value: Any, *, where: str) -> Any:
     """A setting as the type of its option; raises `FormatError` that names where it was written."""
-    kind: type = type(getattr(Settings(), _field(option)))
+    kind: type = type(getattr(RunSettings(), _field(option)))
     try:
         if kind is bool:
             return value if isinstance(value, bool) else _WORDS[str(value).lower()]

@@ -12,15 +12,15 @@ from typing import Any
 
 from nantrap.incident.wording import counted, escaped, some_of
 from nantrap.launch.attach import Attachment
-from nantrap.launch.loops import Loops, incident_folders
-from nantrap.launch.settings import Settings
+from nantrap.launch.registry import OptimizerRegistry, incident_folders
+from nantrap.launch.settings import RunSettings
 from nantrap.report import write_line
 
 SCHEMA = "nantrap.summary/1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class RunSummary:
     """The result of a run.
 
     Attributes:
@@ -84,15 +84,15 @@ class Summary:
     own_guards: int = 0
 
     @classmethod
-    def of(cls, attachment: Attachment) -> Summary:
+    def of(cls, attachment: Attachment) -> RunSummary:
         """The summary of all guards."""
-        loops = list(attachment.loops)
+        loops = list(attachment.registry)
         tallies = [loop.tally for loop in loops]
         causes: Counter[str] = Counter()
         for tally in tallies:
             causes.update(tally.causes)
         bad = attachment.bad_state()
-        run_dir = attachment.loops.run_dir
+        run_dir = attachment.registry.run_dir
         attempted, applied = sum(t.attempted for t in tallies), sum(t.applied for t in tallies)
         probes = sum(t.scaler_probes for t in tallies)
         return cls(
@@ -106,21 +106,21 @@ class Summary:
             causes=dict(causes.most_common()),
             given_up=sum(t.given_up for t in tallies),
             left_out=sum(t.left_out for t in tallies),
-            cleaned_inputs=attachment.loops.cleaned.count,
+            cleaned_inputs=attachment.registry.cleaned.count,
             spikes=sum(t.spikes for t in tallies),
-            notes=tuple(_notes(attachment.loops)),
+            notes=tuple(_notes(attachment.registry)),
             stopped=any(loop.stopped is not None for loop in loops),
             state_finite=not bad,
             bad=tuple(bad),
             run_dir=None if run_dir is None else _shown(run_dir),
-            reports=_reports(attachment.loops),
-            loose_values=attachment.loops.loose_values.seen,
+            reports=_reports(attachment.registry),
+            loose_values=attachment.registry.loose_values.seen,
             checkpoint=next(
                 (_relative(text) for loop in loops if (text := loop.parts.recovery.where_to_restart())), ""
             ),
             optimizers=len(loops),
-            own_guards=attachment.loops.own_guards,
-            in_children=attachment.loops.has_children,
+            own_guards=attachment.registry.own_guards,
+            in_children=attachment.registry.has_children,
             rank=loops[0].parts.ranks.rank if loops else 0,
             ranks=max([loop.parts.ranks.processes for loop in loops], default=1),
             own_models=sum(not loop.parts.ranks.acquainted for loop in loops),
@@ -209,7 +209,7 @@ class Summary:
         return {"schema": SCHEMA, "exit_code": code, **asdict(self)}
 
 
-def print_summary(summary: Summary, code: int, settings: Settings) -> None:
+def print_summary(summary: RunSummary, code: int, settings: RunSettings) -> None:
     """Words on stderr, data on stdout. A quiet run still reports that it failed.
 
     Rank 0 speaks for all; another rank adds what happened to it alone.
@@ -222,17 +222,17 @@ def print_summary(summary: Summary, code: int, settings: Settings) -> None:
         write_line("\n".join(escaped(f"nantrap: {line}", most=4000) for line in lines), sys.stderr)
 
 
-def _notes(loops: Loops) -> list[str]:
+def _notes(registry: OptimizerRegistry) -> list[str]:
     """What else was found in the training as a whole."""
-    cleaned = [loops.cleaned.line()] if loops.cleaned.count else []
-    return [*cleaned, *(note for loop in loops for note in loop.notes()), *loops.replicas.notes()]
+    cleaned = [registry.cleaned.line()] if registry.cleaned.count else []
+    return [*cleaned, *(note for loop in registry for note in loop.notes()), *registry.replicas.notes()]
 
 
-def _reports(loops: Loops) -> tuple[str, ...]:
+def _reports(registry: OptimizerRegistry) -> tuple[str, ...]:
     """The incidents of this run, not those of an earlier one in the same folder."""
-    if loops.run_dir is None:
+    if registry.run_dir is None:
         return ()
-    return tuple(_shown(path) for path in incident_folders(loops.run_dir) if path not in loops.earlier_incidents)
+    return tuple(_shown(path) for path in incident_folders(registry.run_dir) if path not in registry.earlier_incidents)
 
 
 def _shown(path: Path) -> str:

@@ -66,11 +66,6 @@ def forget_step(scaler: Any) -> None:
     scaler._per_optimizer_states.clear()
 
 
-def mark_stepped(optimizer: Any) -> None:
-    """What a schedule looks for before it advances."""
-    optimizer._opt_called = True
-
-
 def is_scheduled(step: Any) -> bool:
     """Whether a schedule has put its own wrapper around an optimizer's `step`."""
     return hasattr(step, "_wrapped_by_lr_sched")

@@ -12,7 +12,7 @@ from guard.loops import FORMS, batches, make_run, poison
 from nantrap import Guard
 from nantrap.incident import Incident
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 from nantrap.record import open_run
 from nantrap.report.wording import done_text
 
@@ -217,7 +217,7 @@ def test_nan_in_a_frozen_parameter_refuses_the_step(form: str, tmp_path: Path) -
         assert incident.cause is not None
         assert incident.cause.slug in ("state_overwritten", "division_by_zero")
     else:
-        with attached(Settings(run_dir=str(tmp_path), quiet=True)):
+        with attached(RunSettings(run_dir=str(tmp_path), quiet=True)):
             optimizer = torch.optim.SGD(run.model.layer.parameters(), lr=0.01)  # type: ignore[union-attr]
             for x, y in batches:
                 optimizer.zero_grad()

@@ -13,7 +13,7 @@ from guard.loops import batches
 from nantrap import Guard
 from nantrap.guard.outcome import Outcome
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 from nantrap.record import open_run
 
 FORMS = ["attempt", "two lines", "run"]
@@ -66,7 +66,7 @@ def train(form: str, model: Distilled, write: Write, folder: Path, *, steps: int
         return nn.functional.mse_loss(model(batch[0]), batch[1])
 
     if form == "run":
-        with attached(Settings(run_dir=str(folder), quiet=True)):
+        with attached(RunSettings(run_dir=str(folder), quiet=True)):
             optimizer = torch.optim.SGD(model.student.parameters(), lr=0.01)
             for step, batch in enumerate(data):
                 write(model, step)

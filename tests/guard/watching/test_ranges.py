@@ -14,7 +14,7 @@ from nantrap import Guard, Policy
 from nantrap.errors import UsageError
 from nantrap.incident import Action
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 from nantrap.record import open_run
 
 Data = Callable[[int, torch.Generator], Tensor]
@@ -132,7 +132,7 @@ def test_healthy_data_are_left_alone(kind: str, capsys: pytest.CaptureFixture[st
 def test_under_nantrap_run(mode: str, applied: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
-    with attached(Settings(run_dir=str(tmp_path), batch_range=mode)):
+    with attached(RunSettings(run_dir=str(tmp_path), batch_range=mode)):
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
         for step in range(14):
             optimizer.zero_grad()

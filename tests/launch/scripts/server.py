@@ -20,12 +20,12 @@ import torch.utils.data
 import nantrap.launch.runner
 from nantrap.cli import main
 from nantrap.launch.attach import attached
-from nantrap.launch.settings import Settings
+from nantrap.launch.settings import RunSettings
 
 
 def warm_up() -> None:
     """Import whatever a step and a diagnosis import. Leaves torch as it was."""
-    with tempfile.TemporaryDirectory() as folder, attached(Settings(run_dir=folder, quiet=True)):
+    with tempfile.TemporaryDirectory() as folder, attached(RunSettings(run_dir=folder, quiet=True)):
         model = torch.nn.Linear(1, 1)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         model(torch.full((1, 1), float("nan"))).sum().backward()

@@ -26,13 +26,12 @@ from nantrap.guard.torch_private import inner_schedulers
 from nantrap.incident.wording import escaped
 from nantrap.launch.cleaned import Cleaned
 from nantrap.launch.loaders import Batches
-from nantrap.launch.loop import ScriptLoop
 from nantrap.launch.loose import LooseValues
 from nantrap.launch.making import make_loop, make_loose_loop
-from nantrap.launch.module_calls import ModuleCalls
 from nantrap.launch.replicas import Comparison, Replicas, several_ranks
-from nantrap.launch.roots import ModuleGroup, find_root, innermost, names_in_script, owns_some
-from nantrap.launch.settings import Settings
+from nantrap.launch.roots import ModuleCalls, ModuleGroup, find_root, innermost, names_in_script, owns_some
+from nantrap.launch.script_loop import ScriptLoop
+from nantrap.launch.settings import RunSettings
 from nantrap.launch.shared import Shared
 from nantrap.locate import unwrap
 from nantrap.locate.step import active_replays
@@ -40,7 +39,7 @@ from nantrap.report import write_line
 
 
 @dataclass(slots=True)
-class Entry:
+class OptimizerEntry:
     """What is known of an optimizer.
 
     Attributes:
@@ -74,7 +73,7 @@ class _Beside:
     earlier: dict[str, Tensor]
 
 
-class Loops:
+class OptimizerRegistry:
     """All optimizers of a script, and their guards.
 
     Args:
@@ -82,7 +81,7 @@ class Loops:
         batches: what the data loaders gave.
     """
 
-    def __init__(self, settings: Settings, batches: Batches) -> None:
+    def __init__(self, settings: RunSettings, batches: Batches) -> None:
         self.settings = settings
         self.batches = batches
         self.shared = Shared(batches)
@@ -99,7 +98,7 @@ class Loops:
         """How many optimizers the script guards itself."""
         self.loose: list[weakref.ref[Tensor]] = []
         """Tensors that a script without an optimizer trains by hand."""
-        self.known: dict[int, Entry] = {}
+        self.known: dict[int, OptimizerEntry] = {}
         """Every optimizer by its id."""
         self.guards: list[ScriptLoop] = []
         """Every guard there was, in the order they were made."""
@@ -134,12 +133,12 @@ class Loops:
         """Every guard of this process, in the order they were made."""
         return iter(self.guards[self._inherited :])
 
-    def entry(self, optimizer: Optimizer) -> Entry | None:
+    def entry(self, optimizer: Optimizer) -> OptimizerEntry | None:
         """What is known of an optimizer; `None` if the script made its own guard for it."""
         known = self.known.get(id(optimizer))
         return known if known is not None and known.optimizer() is optimizer else None
 
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[OptimizerEntry]:
         """Of every optimizer that is alive."""
         return [entry for entry in self.known.values() if entry.optimizer() is not None]
 
@@ -154,7 +153,7 @@ class Loops:
     def enter(self, optimizer: Optimizer) -> None:
         """A new optimizer: from here on modules are watched until its model is called."""
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
-        self.known[id(optimizer)] = Entry(weakref.ref(optimizer), rates)
+        self.known[id(optimizer)] = OptimizerEntry(weakref.ref(optimizer), rates)
         self.module_calls.watch()
 
     def is_own_call(self) -> bool:
@@ -317,7 +316,7 @@ class Loops:
             if (self.asked.open or not loop.tally.attempted) and not owns_some(module, loop.parameters):
                 loop.protect(module)
 
-    def _make(self, entry: Entry, *, called: nn.Module | None) -> None:
+    def _make(self, entry: OptimizerEntry, *, called: nn.Module | None) -> None:
         """Make the guard of an optimizer, or note why there is none. While its model is lazy, nothing happens yet."""
         optimizer = entry.optimizer()
         if optimizer is None or is_guarded(optimizer):
