@@ -1,11 +1,13 @@
 """How well failures are explained: place, best cause, proofs, verified fixes, containment, seconds.
 
-    python benchmarks/explain.py [FOLDER ...] [--to-the-end] [--lines FILE]     default: all parts of the zoo in tests
+    python benchmarks/explain.py [NAME ...] [--to-the-end] [--lines FILE]
 
-Every program knows its own answer. `tests/zoo`, `zoo_more`, `zoo_third` and `zoo_traps` were looked at while the rules
-were written; `tests/zoo_held_back` was not, so its figures are the honest ones. A false proof is a cause that is called
-proven and is not the true one, at any rank: there must be none. A false sentence is one that the program's truth lists
-as false of it (`never_said`), found anywhere in the incident.
+A name is a family of causes, `controls`, a collection or a program of the zoo (see zoo/README.md); by default the
+families, the controls and the collection that is held back. Every program knows its own answer. All but those held back
+were looked at while rules were written or fixed, so the figures of the latter, and the first measurements in
+zoo/manifest.json, are the honest ones. A false proof is a cause that is called proven and is not the true one, at any
+rank: there must be none. A false sentence is one that the program's truth lists as false of it (`never_said`), found
+anywhere in the incident.
 
 `--to-the-end` runs each program on after its first incident and counts those whose state is finite at the end.
 `--lines` writes one JSON line per program and form, with what was said.
@@ -26,12 +28,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from programs import Case, batches, is_place, load, loss_function
 
 import nantrap
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the zoo is beside the benchmarks
+from zoo.loading import (
+    CONTROLS,
+    Case,
+    batches,
+    families,
+    find,
+    is_control,
+    is_held_back,
+    is_place,
+    load,
+    loss_function,
+)
+
 FORMS = ("attempt", "two lines")
+HELD_BACK = "held_back"
 _EITHER = {"bn_buffers_poisoned": {"bn_buffers_poisoned", "fp16_forward_overflow"}}
 """Two names for one fault: the buffer that was poisoned, and what poisoned it."""
 
@@ -61,7 +76,7 @@ class Answer:
 
 @dataclass
 class Tally:
-    """What one form did over all programs of a folder."""
+    """What one form did over some programs of the zoo."""
 
     answers: list[Answer] = field(default_factory=list)
 
@@ -126,8 +141,7 @@ def judge(path: Path, form: str, tally: Tally, *, to_the_end: bool = False) -> N
             incident, at, took = outcome.incident, step, time.perf_counter() - begin
             if not to_the_end:
                 break
-    control = truth["cause"] in (None, "benign")
-    answer = Answer(path.stem, form, control, found=incident is not None or bool(crash), said=crash)
+    answer = Answer(path.stem, form, is_control(truth), found=incident is not None or bool(crash), said=crash)
     if to_the_end:
         answer = dataclasses.replace(answer, contained=not crash and (bad_at_first or state_is_finite(case)))
     if incident is not None:
@@ -203,11 +217,11 @@ def row(tally: Tally) -> list[str]:
     ]  # fmt: skip
 
 
-def measure(folder: Path, *, name_misses: bool, to_the_end: bool, lines: Path | None) -> None:
-    """Both forms over one folder."""
-    sys.path.insert(0, str(folder))
-    paths = sorted(folder.glob("[0-9][0-9]_*.py"))
-    print(f"\n{folder.name}: {len(paths)} programs")
+def measure(name: str, *, to_the_end: bool, lines: Path | None) -> None:
+    """Both forms over one family or collection."""
+    paths = find(name)
+    name_misses = not any(map(is_held_back, paths))
+    print(f"\n{name}: {len(paths)} programs")
     print(" " * 10 + "".join(f"{head:>{width}}" for head, width in _HEADS.items()))
     for form in FORMS:
         tally = Tally()
@@ -227,21 +241,13 @@ def measure(folder: Path, *, name_misses: bool, to_the_end: bool, lines: Path | 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("names", nargs="*", help="families, controls, collections or programs")
     parser.add_argument("--to-the-end", action="store_true", help="run on after the first incident")
     parser.add_argument("--lines", type=Path, help="append one JSON line per program and form")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    parts = (
-        "zoo", "zoo_more", "zoo_third", "zoo_traps", "zoo_blind", "zoo_blind_models", "zoo_blind_real",
-        "zoo_blind_traps", "zoo_blind_fourth", "zoo_blind_fifth", "zoo_blind_sixth", "zoo_blind_seventh",
-        "zoo_blind_eighth",
-        "zoo_held_back",
-    )  # fmt: skip
-    defaults = [ROOT / "tests" / name for name in parts]
-    for folder in arguments.folders or defaults:
-        name_misses = folder.name != "zoo_held_back"
-        measure(folder.resolve(), name_misses=name_misses, to_the_end=arguments.to_the_end, lines=arguments.lines)
+    for name in arguments.names or (*families(), CONTROLS, HELD_BACK):
+        measure(name, to_the_end=arguments.to_the_end, lines=arguments.lines)
 
 
 if __name__ == "__main__":

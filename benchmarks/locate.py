@@ -1,11 +1,12 @@
 """How well and how fast a failure is located: nantrap in both forms, anomaly mode and a module-hook detector.
 
-    python benchmarks/locate.py [FOLDER ...]        default: tests/zoo and tests/zoo_held_back
+    python benchmarks/locate.py [NAME ...]        default: everyday_failures and held_back
 
-Every program knows its own answer (see tests/zoo/README.md). Counted are programs with the right step of the first
-alarm, the right place, and alarms on healthy controls. A place is right when phase, module and operation are; where the
-answer is a bad tensor and no operation (`data`, `state`, `aten.empty`), phase and module decide. The two others cannot
-say all of that and are judged kindly: anomaly mode by the node alone, the hook detector by the module alone.
+A name is a family, a collection or a program of the zoo; every program knows its own answer (see zoo/README.md).
+Counted are programs with the right step of the first alarm, the right place, and alarms on healthy controls. A place is
+right when phase, module and operation are; where the answer is a bad tensor and no operation (`data`, `state`,
+`aten.empty`), phase and module decide. The two others cannot say all of that and are judged kindly: anomaly mode by the
+node alone, the hook detector by the module alone.
 
 A diagnosis is what the failed step takes longer than a healthy one, in milliseconds and in plain steps of the program.
 Most of these programs take well under a millisecond per step, so fixed costs dominate; `--large` adds a transformer.
@@ -25,13 +26,22 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from programs import Case, batches, is_place, load, loss_function, module_of
 from torch import Tensor, nn
 
 import nantrap
-from nantrap.locate.nodes import operation_name
 
-ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # the zoo is beside the benchmarks
+from zoo.loading import (
+    Case,
+    batches,
+    find,
+    is_control,
+    is_place,
+    load,
+    loss_function,
+    module_of,
+    operation_of_node,
+)
 
 
 class Alarm(NamedTuple):
@@ -165,7 +175,7 @@ METHODS: dict[str, Callable[[Case], tuple[Alarm | None, list[float]]]] = {
 
 def right_place(alarm: Alarm, truth: dict[str, Any], method: str) -> bool:
     if method == "anomaly mode":
-        named = alarm.node is not None and f"aten.{operation_name(alarm.node)}" == truth["op"]
+        named = alarm.node is not None and f"aten.{operation_of_node(alarm.node)}" == truth["op"]
         return named or (alarm.node is not None and truth["phase"] == "backward")
     if method == "isfinite hooks":
         return alarm.module == module_of(truth) and (alarm.phase == truth["phase"] or truth["phase"] == "state")
@@ -178,7 +188,7 @@ def judge(tally: Tally, method: str, path: Path, step_seconds: float) -> None:
     alarm, times = METHODS[method](case)
     if len(times) > 1 and step_seconds > 0:
         tally.overhead.append(statistics.median(times[1:]) / step_seconds)
-    if truth["cause"] in (None, "benign"):
+    if is_control(truth):
         tally.controls += 1
         tally.false_alarms += alarm is not None
         return
@@ -193,9 +203,8 @@ def judge(tally: Tally, method: str, path: Path, step_seconds: float) -> None:
         tally.steps.append(extra / step_seconds)
 
 
-def measure(folder: Path) -> None:
-    sys.path.insert(0, str(folder))
-    paths = sorted(folder.glob("[0-9][0-9]_*.py"))
+def measure(name: str) -> None:
+    paths = find(name)
     tallies = {method: Tally() for method in METHODS}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -205,7 +214,7 @@ def measure(folder: Path) -> None:
             step_seconds = statistics.median(times[1:] or times)
             for method, tally in tallies.items():
                 judge(tally, method, path, step_seconds)
-    show(f"{folder.name}: {len(paths)} programs", tallies)
+    show(f"{name}: {len(paths)} programs", tallies)
 
 
 def show(title: str, tallies: dict[str, Tally]) -> None:
@@ -259,12 +268,12 @@ def large() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("folders", nargs="*", type=Path)
+    parser.add_argument("names", nargs="*", help="families, collections or programs")
     parser.add_argument("--large", action="store_true", help="also a transformer of a few million parameters")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    for folder in arguments.folders or [ROOT / "tests" / "zoo", ROOT / "tests" / "zoo_held_back"]:
-        measure(folder.resolve())
+    for name in arguments.names or ("everyday_failures", "held_back"):
+        measure(name)
     if arguments.large:
         large()
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
-import itertools
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,19 +11,10 @@ from torch import Tensor, nn
 import nantrap
 from guard.loops import FORMS, INF, batches, make_run, mse
 from nantrap import Policy
+from zoo.loading import batches as batches_of
+from zoo.loading import collection_of, find, load, loss_function
 
-ZOO = Path(__file__).parents[1] / "zoo"
-CONTROLS = sorted(ZOO.glob("9*.py"))
-
-
-def load(path: Path) -> dict[str, Any]:
-    spec = importlib.util.spec_from_file_location(f"zoo_{path.stem}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    case: dict[str, Any] = module.build()
-    return case
+CONTROLS = [path for path in find("controls") if collection_of(path) == "everyday_failures"]
 
 
 def test_there_are_controls() -> None:
@@ -39,17 +26,9 @@ def test_there_are_controls() -> None:
 @pytest.mark.filterwarnings("ignore")  # the programs are not ours
 def test_control(form: str, path: Path, tmp_path: Path) -> None:
     case = load(path)
-    model, loss_fn = case["model"], case["loss_fn"]
-    dtype = case["autocast_dtype"]
-    region = (lambda: torch.autocast("cpu", dtype=dtype)) if dtype else contextlib.nullcontext
-    stream = itertools.cycle(case["batches"]) if isinstance(case["batches"], list) else iter(case["batches"])
-
-    def forward(batch: Any) -> Any:
-        with region():
-            return loss_fn(model, batch)
-
-    with nantrap.Guard(model, case["optimizer"], max_grad_norm=None, run_dir=tmp_path, quiet=True) as guard:
-        for batch in itertools.islice(stream, case["steps"]):
+    forward = loss_function(case)
+    with nantrap.Guard(case["model"], case["optimizer"], max_grad_norm=None, run_dir=tmp_path, quiet=True) as guard:
+        for batch in batches_of(case):
             if form == "attempt":
                 outcome = guard.attempt(forward, batch)
             else:

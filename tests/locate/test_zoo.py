@@ -1,17 +1,14 @@
-"""Every program of the zoo in both forms. The rules of judgement are the benchmark's."""
+"""The everyday failures of the zoo in both forms. The rules of judgement are the benchmark's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from torch_habits import is_possible
-
-ROOT = Path(__file__).resolve().parents[2]
-PROGRAMS = sorted((ROOT / "tests" / "zoo").glob("[0-9][0-9]_*.py"))
+from zoo.loading import find, is_control, load
 
 
 @pytest.fixture(scope="module")
@@ -25,14 +22,13 @@ def benchmark(load_benchmark: Callable[[str], ModuleType]) -> ModuleType:
     [("nantrap, attempt", 1), ("nantrap, two lines", 3)],
     ids=["attempt", "two lines"],
 )
-def test_the_zoo(method: str, at_most_missed: int, benchmark: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(str(ROOT / "tests" / "zoo"))
+def test_the_zoo(method: str, at_most_missed: int, benchmark: ModuleType) -> None:
     missed, alarms = [], []
-    for path in filter(is_possible, PROGRAMS):
-        case = benchmark.load(path)
+    for path in filter(is_possible, find("everyday_failures")):
+        case = load(path)
         truth = case["truth"]
         alarm, _ = benchmark.METHODS[method](case)
-        if truth["cause"] in (None, "benign"):
+        if is_control(truth):
             alarms += [path.stem] if alarm is not None else []
         elif alarm is None or alarm.step != truth["first_bad_step"] or not benchmark.right_place(alarm, truth, method):
             missed.append((path.stem, alarm))

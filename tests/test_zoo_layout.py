@@ -1,0 +1,51 @@
+"""The zoo: every program once, in the folder of its cause, in the manifest, and without nantrap."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from nantrap.incident.codes import BY_SLUG
+from torch_habits import is_possible
+from zoo.loading import CONTROLS, ZOO, collections, families, find, is_control, is_held_back, load, manifest
+
+FILES = sorted([*ZOO.glob("programs/*/*.py"), *ZOO.glob("controls/*.py")])
+
+
+def test_every_program_is_in_the_manifest_once() -> None:
+    assert [path.relative_to(ZOO).as_posix() for path in FILES] == sorted(manifest()["programs"])
+    assert len({path.stem for path in FILES}) == len(FILES)
+    assert {entry["collection"] for entry in manifest()["programs"].values()} == set(collections())
+
+
+def test_programs_held_back_come_only_by_the_name_of_their_collection() -> None:
+    apart = find("held_back")
+    assert apart
+    assert all("measure only" in path.read_text(encoding="utf-8") for path in apart)
+    assert not any(is_held_back(path) for path in find())
+    assert not any(is_held_back(path) for path in find(*families(), CONTROLS))
+    assert {*find(), *apart} == set(FILES)
+
+
+def test_an_unknown_name_is_refused() -> None:
+    with pytest.raises(ValueError, match="no family, collection or program 'dat'"):
+        find("dat")
+
+
+def test_no_program_imports_nantrap_or_a_neighbour() -> None:
+    names = {path.stem for path in FILES}
+    for path in FILES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            modules = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
+            assert not {module.partition(".")[0] for module in modules} & {"nantrap", "zoo", *names}, path
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_folder_is_the_family_of_the_cause() -> None:
+    for path in filter(is_possible, FILES):
+        truth = load(path)["truth"]
+        assert is_control(truth) == (path.parent.name == CONTROLS), path
+        if not is_control(truth):
+            assert manifest()["families"][path.parent.name][:3] == BY_SLUG[truth["cause"]].code[:3], path
