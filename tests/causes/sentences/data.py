@@ -1,0 +1,339 @@
+"""Sentences of the batch, its labels, reductions over nothing and its scale (NT1xx)."""
+
+from __future__ import annotations
+
+PROGRAMS: dict[str, str] = {
+    "nan in the batch": """
+        batches[2][1, 0] = nan
+        def loss_fn(x): return model(x).square().mean()
+    """,
+    "one value of 1e25": """
+        batches[3][2, 1] = 1e25
+        def loss_fn(x): return model(x).square().mean()
+    """,
+    "a batch times 1e20": """
+        batches[3] *= 1e20
+        def loss_fn(x): return model(x).square().mean()
+    """,
+    "ages in days": """
+        model = nn.Linear(4, 1)
+        nn.init.constant_(model.weight, 0.02), nn.init.zeros_(model.bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        batches = [torch.rand(6, 4, generator=draw) * (20 * 365 if i == 4 else 20) for i in range(5)]
+        def loss_fn(x): return model(x).exp().mean()
+    """,
+    "percent for shares": """
+        batches = [(x, torch.rand(6, 3, generator=draw)) for x in batches]
+        batches[4] = (batches[4][0], (batches[4][1] * 100).round())
+        def loss_fn(batch):
+            a = F.softplus(model(batch[0])) + 0.1
+            return -torch.distributions.Beta(a, a, validate_args=False).log_prob(batch[1].clamp(min=0.01)).mean()
+    """,
+    "masks of 255": """
+        model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        batches = [(x, 255.0 * (x[:, :1] > 0.5)) for x in [torch.rand(16, 4, generator=draw) for _ in range(40)]]
+        def loss_fn(batch): return F.binary_cross_entropy_with_logits(model(batch[0]), batch[1])
+    """,
+    "every label ignored": """
+        batches = [(x, torch.full((6,), -100) if i == 2 else torch.zeros(6).long()) for i, x in enumerate(batches)]
+        def loss_fn(batch): return F.cross_entropy(model(batch[0]), batch[1])
+    """,
+    "class weights of 0": """
+        batches = [(x, torch.full((6,), int(i == 2))) for i, x in enumerate(batches)]
+        def loss_fn(batch): return F.cross_entropy(model(batch[0]), batch[1], weight=torch.tensor([1.0, 0.0, 1.0]))
+    """,
+    "a mask that selects nothing": """
+        batches = [(x, torch.ones(6) * (i != 3)) for i, x in enumerate(batches)]
+        def loss_fn(batch): return (model(batch[0]).sum(-1) * batch[1]).sum() / batch[1].sum()
+    """,
+    "a mean of nothing": """
+        def loss_fn(x): return model(x).sum(-1)[x[:, 0] > (9 if x is batches[2] else -9)].mean()
+    """,
+    "nothing was learned for long": """
+        batches = [torch.randn(6, 4, generator=draw) for _ in range(12)]
+        batches[11][0] = nan
+        def loss_fn(x): return (model(x).detach() + 0 * model.weight.sum()).square().mean()
+    """,
+    "a running average that swallowed Inf": """
+        class Average(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(4, 3)
+                self.register_buffer("energy", torch.zeros(4))
+            def forward(self, x):
+                self.energy.mul_(0.9).add_(x.detach().square().mean(0) * 0.1)
+                return self.lin(torch.tanh(x))
+        model = Average()
+        batches[2] *= 1e25
+        def loss_fn(x): return model(x).square().mean()
+    """,
+    "two of the batch together": """
+        batches[2][1], batches[2][4] = 1e19, -1e19
+        def loss_fn(x):
+            pairs = (model(x)[:, None] - model(x)[None, :]).square().sum(-1)
+            return pairs.mean() + pairs.max().square()
+    """,
+    "a target longer than its input": """
+        batches = [(x, [4, 3] if i != 2 else [4, 6]) for i, x in enumerate(batches)]
+        model = nn.Linear(4, 5)
+        def loss_fn(batch):
+            x, lengths = batch
+            log_p = model(x)[:, None].expand(6, 2, 5).log_softmax(-1)
+            targets = torch.tensor([[1, 2, 1, 2, 1, 2, 1], [1, 1, 2, 2, 3, 3, 1]])
+            return F.ctc_loss(log_p, targets, torch.tensor([6, 6]), torch.tensor(lengths))
+    """,
+    "a sentinel of 1e30": """
+        batches[3][:, 2] = 1e30
+        def loss_fn(x): return model(x).square().mean()
+    """,
+    "an ignore value of 255 in a focal loss": """
+        model = nn.Linear(4, 1)
+        batches = [(x, (x[:, :1] > 0).float()) for x in batches]
+        batches[2][1][4] = 255.0
+        nn.init.constant_(model.bias, 3.0)
+        def loss_fn(batch):
+            p, y = model(batch[0]).sigmoid(), batch[1]
+            right = p * y + (1 - p) * (1 - y)
+            return -((1 - right) ** 1.5 * right.clamp(1e-6, 9.0).log()).mean()
+    """,
+    "a count of -1": """
+        batches = [(x, torch.randint(0, 5, (6, 3), generator=draw).float()) for x in batches]
+        batches[2][1][1, 1] = -1.0
+        def loss_fn(batch):
+            rate = F.softplus(model(batch[0])) + 0.1
+            return (rate - batch[1] * rate.log() + torch.lgamma(batch[1] + 1)).mean()
+    """,
+    "a cross-entropy by hand with labels up to 9": """
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=30.0)
+        batches = [(x, torch.full((6, 1), 9.0)) for x in [torch.rand(6, 4, generator=draw) for _ in range(60)]]
+        def loss_fn(batch):
+            z = model(batch[0])
+            return (F.softplus(z) - batch[1] * z).mean() * z.detach().abs().mean()
+    """,
+    "negative targets of a divergence": """
+        batches = [(x, torch.rand(6, 3, generator=draw)) for x in batches]
+        batches[3][1][2, 1] = -0.5
+        def loss_fn(batch): return F.kl_div(model(batch[0]).log_softmax(-1), batch[1], reduction="batchmean")
+    """,
+    "a row of +Inf in a softmax": """
+        batches = [(x, torch.zeros(6, 3)) for x in batches]
+        batches[2][1][4, 1] = inf
+        def loss_fn(batch): return (model(batch[0]) + batch[1]).softmax(-1).square().mean()
+    """,
+    "a buffer of NaN by design, and an exp that overflows": """
+        model.register_buffer("missing", torch.full((3,), nan))
+        batches[3] *= 500
+        def loss_fn(x): return torch.where(model.missing.isnan(), model(x).exp(), model.missing).mean()
+    """,
+    "targets that are all NaN, through nanmean": """
+        batches = [(x, torch.randn(6, 3, generator=draw)) for x in batches]
+        batches[3][1][:] = nan
+        def loss_fn(batch): return (model(batch[0]) - batch[1]).square().nanmean()
+    """,
+    "gradients of 1e-30": """
+        batches = [torch.randn(6, 4, generator=draw) for _ in range(12)]
+        batches[11][0] = nan
+        def loss_fn(x): return (model(x) * 1e-30).mean() + 1.0
+    """,
+    "a value of the batch that moved its units": """
+        model = nn.Linear(4, 1)
+        nn.init.constant_(model.weight, 0.02), nn.init.zeros_(model.bias)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-9)
+        batches = [{"age": torch.rand(6, 4, generator=draw) * (20 * 365 if i == 4 else 20)} for i in range(5)]
+        def loss_fn(batch): return model(batch["age"]).exp().mean()
+    """,
+    "void pixels of 255 in a cross-entropy by hand": """
+        model = nn.Linear(4, 1)
+        nn.init.zeros_(model.weight), nn.init.constant_(model.bias, 0.1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        batches = [(torch.ones(8, 4), torch.tensor([0.0, 1, 0, 1, 0, 1, 255, 255]).clamp(max=255 if i else 1)[:, None])
+                   for i in range(4)]
+        def loss_fn(batch):
+            p = model(batch[0]).sigmoid()
+            return -(batch[1] * p.log() + (1 - batch[1]) * (1 - p).log()).mean()
+    """,
+    "nan in sample 1 and an empty sample 4": """
+        model = nn.Linear(4, 3, bias=False)
+        batches[2][1, 0], batches[2][4] = nan, 0.0
+        def loss_fn(x): return (model(x).square().sum(-1) / x.abs().sum(-1)).mean()
+    """,
+    "1e25 in sample 1 and an empty sample 4": """
+        model = nn.Linear(4, 3, bias=False)
+        batches[2][1, 0], batches[2][4] = 1e25, 0.0
+        def loss_fn(x): return (model(x).square().sum(-1) / x.abs().sum(-1)).mean()
+    """,
+    "labels that are ignored or have a weight of 0": """
+        batches = [(x, torch.tensor([1, 1, 1, -100, -100, -100]) * (i == 2)) for i, x in enumerate(batches)]
+        def loss_fn(batch): return F.cross_entropy(model(batch[0]), batch[1], weight=torch.tensor([1.0, 0.0, 1.0]))
+    """,
+    "std of nothing": """
+        def loss_fn(x): return model(x).sum(-1)[x[:, 0] > (9 if x is batches[2] else -9)].std() + model(x).mean()
+    """,
+    "a target with a hole, two lines": """
+        targets = [torch.rand(6, 3) for _ in range(6)]
+        targets[2][1, 1] = nan
+        turn = iter(targets)
+        def loss_fn(x): return F.mse_loss(model(x), next(turn))
+    """,
+}
+
+PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("nan in the batch", "exp of one sample"): (
+        "without that sample the step is finite",
+        "the batch without sample 1: finite",
+    ),
+    ("every label ignored", "class weights of 0"): (
+        "are -100 (ignored): the mean is 0/0",
+        "the gradients are all zero",
+        "every label of the batch is ignored",
+    ),
+    ("class weights of 0", "every label ignored"): (
+        "the weights of all classes that occur are 0",
+        "every label of the batch has a class weight of 0",
+    ),
+    ("a mean of nothing", "a mask that selects nothing"): ("was given an empty tensor of shape",),
+    ("percent for shares", "an ignore value of 255 in a focal loss"): (
+        "(percent need / 100)",
+        "holds values from ",
+    ),
+    ("a buffer of NaN by design, and an exp that overflows", "a row written between two steps"): ("exp of ",),
+    ("targets that are all NaN, through nanmean", "closed gates over their sum"): ("a quotient over a count of zero",),
+    ("a target longer than its input", "a cross-entropy by hand with labels up to 9"): (
+        "needs 9 frames for its target, the input has 6",
+    ),
+    ("a target longer than its input", "a blank of probability 0 in a sequence that fits"): (
+        "1 of 2 targets do not fit",
+        "nantrap.ops.ctc_loss, which leaves such samples out",
+    ),
+    ("a sentinel of 1e30", "one value of 1e25"): ("the batch holds a value that is no measurement",),
+    ("a sentinel of 1e30", "a batch times 1e20"): ("replace the sentinel",),
+    ("nan in the batch, two lines", "a loop that divides its batch, two lines"): (
+        "the batch is non-finite before the forward pass",
+        "clean or drop the sample",
+    ),
+    ("an ignore value of 255 in a focal loss", "percent for shares"): (
+        "and the loss is written for labels of 0 and 1",
+        "leave out the places where ",
+    ),
+    ("an ignore value of 255 in a focal loss", "root of a negative number"): (
+        "(an ignore value?)",
+        "holds as well; label_out_of_range comes earlier",
+    ),
+    ("an ignore value of 255 in a focal loss", "a root of the weights in the update"): (
+        "was given 1 negative value, for which",
+    ),
+    ("a count of -1", "a rate of -1 in lgamma"): (
+        "holds -1 among values of 0 and above",
+        "where batch[1] is negative",
+        "clamped to 0 and above the step is finite",
+        "(a missing value?)",
+        "leave out the places where ",
+    ),
+    ("a cross-entropy by hand with labels up to 9", "a rate too high"): (
+        "holds values up to 9, and the loss fell below zero",
+    ),
+    ("negative targets of a divergence", "a count of -1"): ("xlogy accepts [0, inf)",),
+    ("negative targets of a divergence", "targets a little outside, and a log of zero"): (
+        "was given 1 target outside",
+        "with targets in [0, inf) the same steps are finite",
+    ),
+    ("a value of the batch that moved its units", "exp of one sample"): (
+        "age reaches 7227; in the 4 batches before it stayed within",
+    ),
+    ("ages in days, two lines", "exp of one sample"): ("batch reaches 7227",),
+    ("a mask that selects nothing, two lines", "two lengths of 0, two lines"): (
+        "and was made by sum, the numerator is 0 too",
+    ),
+    ("gradients of 1e-30", "nan in the batch"): ("the gradient norm is exactly 0",),
+    ("a running average that swallowed Inf", "a buffer that was bad before"): (
+        "the forward pass made energy non-finite; loss and gradients are finite",
+    ),
+    ("a target longer than its input", "exp of one sample"): ("some parts of the batch could not be run alone",),
+    ("a sentinel of 1e30", "exp of one sample"): ("each of the 6 samples of the batch fails alone, so no single one",),
+    ("a value of the batch that moved its units", "one value of 1e25"): (
+        "the batch brought to the range of those before it: finite",
+    ),
+    ("a cross-entropy by hand with labels up to 9", "a likelihood below zero with labels up to 9"): (
+        "the loss multiplies it by what a logarithm is taken of",
+        "with targets in [0, 1] the same steps are finite",
+        "\nmap batch[1] to [0, 1] before the loss",
+    ),
+    ("void pixels of 255 in a cross-entropy by hand", "a cross-entropy by hand with labels up to 9"): (
+        "the loss multiplies it by a logarithm",
+    ),
+    ("void pixels of 255 in a cross-entropy by hand, two lines", "void pixels of 255 in a cross-entropy by hand"): (
+        "not decided against label_out_of_range, which comes earlier",
+    ),
+    ("void pixels of 255 in a cross-entropy by hand", "log of zero"): (
+        "comes earlier or is more exact, and is named first",
+    ),
+    ("a target longer than its input", "every label ignored"): ("repeated neighbours needs at least",),
+    ("masks of 255", "percent for shares"): (
+        "targets lie in",
+        "targets clamped to",
+        "map the targets to [0, 1]",
+        "an ignore value needs a mask",
+        "a learning rate of 0 from an older state on: finite",
+    ),
+    ("masks of 255", "negative targets of a divergence"): (
+        "in the steps since an older state",
+        "the loss had fallen to",
+    ),
+    ("percent for shares", "masks of 255"): ("brought into [0, 1]",),
+    ("nothing was learned for long", "exp overflows"): ("nothing has been learned since step",),
+    ("nan in sample 1 and an empty sample 4", "nan in the batch"): ("without samples 1, 4 the step is finite",),
+    ("nan in the batch", "nan in sample 1 and an empty sample 4"): ("without that sample the step is finite",),
+    ("1e25 in sample 1 and an empty sample 4", "one value of 1e25"): (
+        "reaches 1e+25 in sample 1, though",
+        "without samples 1, 4 the step is finite",
+    ),
+    ("labels that are ignored or have a weight of 0", "class weights of 0"): (
+        "every label of the batch is ignored or has a class weight of 0",
+    ),
+    ("class weights of 0", "labels that are ignored or have a weight of 0"): (
+        "every label of the batch has a class weight of 0",
+    ),
+    ("every label ignored", "labels that are ignored or have a weight of 0"): ("all 6 targets are -100 (ignored)",),
+    ("class weights of 0", "a mean of nothing"): ("with the safe form the step is finite",),
+    ("std of nothing", "std of one"): (
+        "a reduction over no element",
+        "aten.std was given an empty tensor",
+        "skip the term when nothing is selected",
+    ),
+    ("a mask that selects nothing", "closed gates over their sum"): (
+        "or divide by count.clamp(min=1)",
+        "a quotient over a count of zero",
+    ),
+    ("a batch times 1e20", "one value of 1e25"): (
+        "with the batch brought to the usual scale the step is finite",
+        "the batch in the usual scale: finite",
+    ),
+    ("one value of 1e25", "ages in days"): ("the batch is out of scale: batch reaches 1e+25",),
+    ("ages in days", "one value of 1e25"): ("check the range of batch where the data are read",),
+    ("a running average that swallowed Inf", "a codebook replaced by 0/0"): (
+        "keep the buffer in float32, and reset it",
+        "updated in the forward pass, holds",
+    ),
+    ("nothing was learned for long", "nan in the batch"): (
+        "look for a detach, a frozen layer",
+        "exactly 0 in each of the last 11 steps",
+    ),
+    ("a target with a hole, two lines", "a target that the loop made, two lines"): (
+        "a tensor that the loss reads without a gradient is non-finite: targets[2]",
+        "clean or drop the sample where targets[2] is made",
+    ),
+    ("nan in the batch", "nan in a cached table"): (
+        "before the forward pass, sample 1",
+        "the batch is non-finite before the forward pass",
+    ),
+    ("one value of 1e25", "a batch times 1e20"): ("in sample 2, though it is finite",),
+    ("ages in days", "sure of a far input"): ("in another scale than those before it",),
+    ("ages in days", "an outlier within the scale"): ("with the batch in that range the step is finite",),
+    ("percent for shares", "one sample alone"): ("the loss is written for shares from 0 to 1",),
+    ("masks of 255", "counts up to 5, and a likelihood below zero"): ("with targets in [0, 1] is never negative",),
+    ("a mask that selects nothing", "a blank image over its sum"): ("a quotient over a count of zero",),
+    ("a mean of nothing", "a damaged file read in the step"): ("a reduction over no element",),
+    ("two of the batch together", "one sample alone"): ("each sample was run alone",),
+}

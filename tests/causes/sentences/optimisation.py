@@ -1,0 +1,199 @@
+"""Sentences of learning rates, gradients that grow, initialisation and training that stands still (NT5xx)."""
+
+from __future__ import annotations
+
+PROGRAMS: dict[str, str] = {
+    "a recurrence that the updates made grow": """
+        model = nn.Linear(4, 4, bias=False)
+        nn.init.eye_(model.weight)
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, maximize=True)
+        def loss_fn(x):
+            state = x
+            for _ in range(100): state = model(state)
+            return state.square().mean()
+    """,
+    "a rate too high": """
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
+        batches = [torch.randn(6, 4, generator=draw) for _ in range(40)]
+        def loss_fn(x): return (model(x) - 1).square().mean()
+    """,
+    "gradients that grow alone": """
+        model = nn.Linear(4, 4, bias=False)
+        nn.init.eye_(model.weight).data.mul_(1.6)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
+        batches = [(x, rounds) for x, rounds in zip(batches, (4, 8, 16, 32, 64, 256))]
+        def loss_fn(batch):
+            state, rounds = batch
+            for _ in range(rounds):
+                new = model(state)
+                state = new + (new.clamp(-1, 1) - new).detach()
+            return state.square().mean()
+    """,
+    "a weight norm whose length is Inf": """
+        model = torch.nn.utils.parametrizations.weight_norm(nn.Linear(4, 3))
+        with torch.no_grad(): model.parametrizations.weight.original0[1] = 3e38
+        def loss_fn(x): return model(x).square().mean()
+    """,
+    "exploding gradients over the steps": """
+        model = nn.Linear(4, 4, bias=False)
+        nn.init.eye_(model.weight)
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-9)
+        batches = [(x, 10.0 ** (6 * i)) for i, x in enumerate(batches + batches)]
+        class Steep(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, slope):
+                ctx.slope = slope
+                return x.clone()
+            @staticmethod
+            def backward(ctx, g): return g * ctx.slope, None
+        def loss_fn(batch): return Steep.apply(model(batch[0]), batch[1]).tanh().square().mean()
+    """,
+    "a norm that the optimizer computes of gradients of 1e20": """
+        class Scaled(torch.optim.SGD):
+            @torch.no_grad()
+            def step(self, closure=None):
+                for p in self.param_groups[0]["params"]:
+                    self.state[p]["norm"] = p.grad.pow(2).sum().sqrt()
+                    p.sub_(1e-30 * p.grad)
+        optimizer = Scaled(model.parameters())
+        batches = [(x, 1e20 if i == 2 else 1.0) for i, x in enumerate(batches)]
+        def loss_fn(batch): return model(batch[0]).mean() * batch[1]
+    """,
+    "a gradient of 1e25 under Adam": """
+        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
+        def loss_fn(x): return model(x).mean() * (1e25 if x is batches[2] else 1.0)
+    """,
+    "a norm that overflows": """
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-30)
+        import nantrap
+        def loss_fn(x): return model(x).mean() * (1e25 if x is batches[2] else 1.0)
+        guard = nantrap.Guard(model, optimizer, max_grad_norm=1.0, quiet=True)
+    """,
+    "weights far too large": """
+        layers = [nn.Linear(8, 8) for _ in range(20)]
+        for layer in layers: nn.init.normal_(layer.weight, std=60.0)
+        model = nn.Sequential(nn.Linear(4, 8), *layers)
+        def loss_fn(x): return model(x).square().mean()
+    """,
+    "gradients that grow, and a loss in its range": """
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-38)
+        batches = [(x, 10.0 ** (4 * i)) for i, x in enumerate(batches + batches)]
+        class Steep(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x, slope):
+                ctx.slope = slope
+                return x.clone()
+            @staticmethod
+            def backward(ctx, g): return g * ctx.slope * ctx.slope, None
+        def loss_fn(batch): return Steep.apply(model(batch[0]), batch[1]).tanh().square().mean()
+    """,
+    "a likelihood below zero with labels up to 9": """
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=30.0)
+        batches = [(x, torch.full((6, 1), 9.0)) for x in [torch.rand(6, 4, generator=draw) for _ in range(60)]]
+        def loss_fn(batch):
+            z = model(batch[0])
+            return -(batch[1] * z).mean() * z.detach().abs().mean()
+    """,
+    "a rate of Inf": """
+        def loss_fn(x):
+            if x is batches[2]: optimizer.param_groups[0]["lr"] = inf
+            return model(x).square().mean()
+    """,
+    "a loss that is maximised": """
+        model = nn.Linear(4, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=3.0, maximize=True)
+        batches = [torch.randn(6, 4, generator=draw) for _ in range(60)]
+        def loss_fn(x): return (model(x) - 1).square().mean()
+    """,
+}
+
+PAIRS: dict[tuple[str, str], tuple[str, ...]] = {
+    ("gradients that grow alone", "a recurrence"): (
+        "-> Inf within one backward pass",
+        "only the slope grows",
+        "the gradient was multiplied by about",
+    ),
+    ("a rate too high", "a rate too high, two lines"): (
+        "(the same steps stay finite at 5)",
+        "the same batches with a tenth of the learning rate stay finite",
+        "is beyond the stability limit",
+    ),
+    ("a rate too high, two lines", "a rate too high"): (
+        "(for example to 5)",
+        "the learning rate of 50 may be too high",
+        "the loss was computed again from its source",
+        "no older state is kept from which the steps could be run again",
+    ),
+    ("a norm that the optimizer computes of gradients of 1e20", "gradients that grow alone"): (
+        "overflows when the optimizer squares it",
+    ),
+    ("gradients that grow, and a loss in its range", "a rate too high"): (
+        "while the loss stayed in its range",
+        "the loss was between 0.187 and 0.255",
+        "a tenth of the learning rate does not help",
+    ),
+    ("gradients that grow, and a loss in its range", "a rate that is far too low to matter"): (
+        "-> 4.43e+23 -> 3.99e+31 -> nan",
+    ),
+    ("a gradient of 1e25 under Adam", "a norm that overflows"): (
+        "overflows when the optimizer squares it",
+        "the weight would never move again",
+        "its square, 1.11e+49, is beyond 3.4e+38",
+        "a finite gradient of 3.33e+24 overflows when the optimizer squares it",
+        "the steps before this one are finite again, and its update is not among them",
+    ),
+    ("a norm that overflows", "a gradient of 1e25 under Adam"): (
+        "but their norm overflows",
+        "or take the norm in float32",
+    ),
+    ("weights far too large", "a large table and a log of zero at the first step"): (
+        "the weights are initialised far too large",
+        "with those weights rescaled the step is finite",
+        "the oversized weights divided by their gain: finite",
+    ),
+    ("weights far too large", "a weight norm whose length is Inf"): (
+        "20 weights multiply the scale of their input",
+        "magnitudes on the way: ",
+    ),
+    ("a weight norm whose length is Inf", "weights far too large"): ("1 weight multiplies the scale of its input",),
+    ("a likelihood below zero with labels up to 9", "a cross-entropy by hand with labels up to 9"): (
+        "if this is a cross-entropy",
+    ),
+    ("gradients that grow alone", "exp overflows"): (
+        "at one line gave gradients of",
+        "the values at that line stay below",
+        "rounds of a loop",
+    ),
+    ("gradients that grow, and a loss in its range", "a recurrence"): ("multiplies in each round",),
+    ("weights far too large", "a rate too high"): (
+        "input by more than 4;",
+        "multiplies by about",
+        "initialise with a gain near 1",
+    ),
+    ("a rate too high", "exp overflows"): ("before the failure",),
+    ("a likelihood below zero with labels up to 9", "percent for shares"): ("the loss fell to ",),
+    ("gradients that grow alone", "gradients that grow, and a loss in its range"): (
+        "bound the factor of a round (tanh, a norm, a spectral bound)",
+    ),
+    ("gradients that grow, and a loss in its range", "gradients that grow alone"): (
+        "clip the gradients (max_grad_norm",
+    ),
+    ("a rate of Inf", "a rate too high"): (
+        "a learning rate of Inf makes the update non-finite",
+        "lr=Inf in a parameter group of the optimizer; the loss and the gradients are finite",
+        "the same update with a learning rate of 1e-06 is finite",
+        "check what computes the learning rate",
+    ),
+    ("a loss that is maximised", "a rate too high"): (
+        "with a far lower learning rate the loss still ends higher than without any update",
+        "check the direction first",
+    ),
+    ("a rate too high", "a loss that is maximised"): ("a learning rate of 50 is beyond the stability limit",),
+    ("a rate too high", "a rate that a schedule raises"): ("the loss went ",),
+    ("a rate too high", "gradients that grow alone"): (
+        "the loss grew until it overflowed",
+        "an earlier batch has a far larger loss now",
+    ),
+}
