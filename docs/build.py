@@ -1,4 +1,4 @@
-"""`make docs`: writes docs/causes/ and docs/checks/, from docstrings. Needs no torch.
+"""`make docs`: writes docs/causes/ and docs/checks/ from the pages in src/nantrap/pages. Needs no torch.
 
     python docs/build.py                     the pages; the output below an example is kept as it is
     python docs/build.py --run               the same, and every example is run and its output written below it
@@ -22,13 +22,12 @@ from pathlib import Path
 
 from running import printed
 
-from nantrap.causes import Page, pages
-from nantrap.doctor.pages import CheckPage, check_pages
+from nantrap.pages import Page, cause_pages, check_pages
 
 CAUSES = Path(__file__).parent / "causes"
 CHECKS = Path(__file__).parent / "checks"
 
-_NOTE = "<!-- Written by docs/build.py from the docstring of the rule. Edit it there, then run `make docs`. -->\n\n"
+_NOTE = "<!-- Written by docs/build.py from src/nantrap/pages. Edit the page there, then run `make docs`. -->\n\n"
 _CHECKS = """# Checks
 
 What `nantrap doctor` looks for in settings and in source code. `nantrap explain NT851` prints a page, and
@@ -50,7 +49,7 @@ _TORCHRUN = "# torchrun --nproc-per-node 2 "
 
 def rendered() -> dict[str, str]:
     """Every file of docs/causes/ by name, as it should be; the outputs are those that the pages show now."""
-    return _rendered({page.code: shown_output(CAUSES / f"{page.code}.md") for page in pages()})
+    return _rendered({page.code: shown_output(CAUSES / f"{page.code}.md") for page in cause_pages()})
 
 
 def rendered_checks() -> dict[str, str]:
@@ -59,10 +58,12 @@ def rendered_checks() -> dict[str, str]:
 
 
 def _rendered(outputs: Mapping[str, str]) -> dict[str, str]:
-    return _folder(pages(), {page.code: page.markdown(output=outputs[page.code]) for page in pages()}, _INTRODUCTION)
+    return _folder(
+        cause_pages(), {page.code: page.markdown(output=outputs[page.code]) for page in cause_pages()}, _INTRODUCTION
+    )
 
 
-def _folder(found: Sequence[Page | CheckPage], texts: Mapping[str, str], introduction: str) -> dict[str, str]:
+def _folder(found: Sequence[Page], texts: Mapping[str, str], introduction: str) -> dict[str, str]:
     files = {f"{code}.md": _NOTE + text for code, text in texts.items()}
     index = [introduction]
     for family, members in itertools.groupby(found, key=lambda page: page.family):
@@ -110,7 +111,7 @@ def output_of(page: Page, folder: Path) -> str:
 def _outputs(codes: Sequence[str]) -> dict[str, str]:
     """The output of every example: run now where its code is among `codes` or `codes` is empty, else as it is shown."""
     outputs: dict[str, str] = {}
-    for page in pages():
+    for page in cause_pages():
         if codes and page.code not in codes:
             outputs[page.code] = shown_output(CAUSES / f"{page.code}.md")
             continue
@@ -122,7 +123,7 @@ def _outputs(codes: Sequence[str]) -> dict[str, str]:
 
 def main() -> int:
     """Write what changed, remove pages that no longer exist."""
-    parser = argparse.ArgumentParser(description="Write docs/causes/ and docs/checks/ from docstrings.")
+    parser = argparse.ArgumentParser(description="Write docs/causes/ and docs/checks/.")
     parser.add_argument("--run", nargs="*", metavar="CODE", help="run the examples: all, or those of these codes")
     codes = parser.parse_args().run
     causes = rendered() if codes is None else _rendered(_outputs(codes))

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from nantrap.checkpoints import CheckpointStore as CheckpointStore
     from nantrap.checkpoints.audit import audit as audit
     from nantrap.doctor.data import without_samples as without_samples
-    from nantrap.doctor.explaining import explain as explain
     from nantrap.doctor.preflight import preflight as preflight
     from nantrap.faults import inject as inject
     from nantrap.guard import Guard as Guard
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from nantrap.incident import TensorStats as TensorStats
     from nantrap.incident import Trial as Trial
     from nantrap.locate import probe as probe
+    from nantrap.pages import explain as explain
     from nantrap.record.alerts import Alerts as Alerts
 
 __all__ = [
@@ -76,7 +76,7 @@ __getattr__ = lazy_names(
         "record.alerts": ["Alerts"],
         "checkpoints": ["CheckpointStore"],
         "checkpoints.audit": ["audit"],
-        "doctor.explaining": ["explain"],
+        "pages": ["explain"],
         "doctor.preflight": ["preflight"],
         "doctor.data": ["without_samples"],
         "faults": ["inject"],

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from causes.programs import Diagnose, IncidentOf, InspectCase, run
-from nantrap.causes import Case, Rule, engine, page
-from nantrap.incident import BY_SLUG, Incident
+from causes.programs import Diagnose, IncidentOf, InspectCase, example, run
+from nantrap.causes import Case, engine
+from nantrap.incident import Incident
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def incident_of(tmp_path_factory: pytest.TempPathFactory) -> IncidentOf:
 
     @functools.cache
     def incident(slug: str) -> Incident | None:
-        return run(page(slug).example, tmp_path_factory.mktemp(slug))
+        return run(example(slug), tmp_path_factory.mktemp(slug))
 
     return incident
 
@@ -50,7 +50,7 @@ def inspect_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> InspectCase
             except Exception as error:
                 seen.append(error)
 
-        monkeypatch.setattr(engine, "RULES", {"unknown": Rule(BY_SLUG["unknown"], ask)})
+        monkeypatch.setattr(engine, "RULES", {"unknown": ask})
         run(source, tmp_path)
         assert seen, "no case was opened"
         if seen[0] is not None:

@@ -11,7 +11,8 @@ import torch
 
 import nantrap
 from nantrap.causes import Case
-from nantrap.incident import Incident
+from nantrap.incident import Incident, lookup
+from nantrap.pages.page import read_page
 
 Diagnose = Callable[[str], Incident]
 IncidentOf = Callable[[str], "Incident | None"]
@@ -19,6 +20,11 @@ InspectCase = Callable[[str, Callable[[Case], None]], None]
 
 TORCH_WARNS = ("ignore:std\\(\\)", "ignore:Using `torch.compile")
 """A deviation of one element, and a compiled model under a trace, make torch itself warn."""
+
+
+def example(slug: str) -> str:
+    """The example of the page of a cause: such a program."""
+    return read_page(lookup(slug)).example
 
 
 def run(source: str, folder: Path) -> Incident | None:

@@ -10,10 +10,10 @@ import torch
 
 import nantrap
 from causes.programs import run
-from nantrap.causes import Case, Rule, engine
+from nantrap.causes import Case, engine
 from nantrap.causes.claim import Claim
-from nantrap.causes.verdict import PRECEDENCE, risk_of
 from nantrap.incident import BY_SLUG, Evidence, Incident
+from nantrap.incident.codes import CAUSES
 
 PROGRAM = """
 import torch
@@ -35,7 +35,7 @@ def ask_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[
     """The incident of the program above, with these rules only."""
 
     def asked(rules: dict[str, Ask]) -> Incident:
-        monkeypatch.setattr(engine, "RULES", {slug: Rule(BY_SLUG[slug], ask) for slug, ask in rules.items()})
+        monkeypatch.setattr(engine, "RULES", rules)
         incident = run(PROGRAM, tmp_path)
         assert incident is not None
         return incident
@@ -82,8 +82,9 @@ def test_only_one_cause_remains_proven_and_precedence_decides(ask_only: AskOnly)
 
 
 def test_every_slug_has_a_place_in_the_order() -> None:
-    assert sorted(PRECEDENCE) == sorted(BY_SLUG)
-    assert {risk_of(slug) for slug in BY_SLUG} == {"high", "medium", "low"}
+    assert len({entry.precedence for entry in CAUSES}) == len(CAUSES) == len(BY_SLUG)
+    assert max(CAUSES, key=lambda entry: entry.precedence).slug == "unknown"
+    assert {entry.risk for entry in CAUSES} == {"high", "medium", "low"}
 
 
 def test_what_a_trial_contradicts_is_refuted(ask_only: AskOnly) -> None:

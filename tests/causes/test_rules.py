@@ -7,12 +7,12 @@ import sys
 import pytest
 
 from causes.programs import TORCH_WARNS, Diagnose, IncidentOf
-from nantrap.causes import pages
 from nantrap.incident import Cause, Incident
+from nantrap.pages import cause_pages
 
 pytestmark = pytest.mark.filterwarnings(*TORCH_WARNS)
 
-SLUGS = [page.slug for page in pages() if page.slug != "rank_divergence"]
+SLUGS = [page.slug for page in cause_pages() if page.slug != "rank_divergence"]
 
 
 def first(incident: Incident | None) -> Cause:

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import nantrap
-from causes.programs import InspectCase, run, run_two_lines
-from nantrap.causes import Case, page
+from causes.programs import InspectCase, example, run, run_two_lines
+from nantrap.causes import Case
 from nantrap.causes.harness import Result
 from nantrap.causes.replacement import Replacement
 from nantrap.causes.trials import Laboratory
@@ -41,7 +41,7 @@ def loss_fn(batch):
 """
 """Fails in its fourth step, in the logarithm; every random stream, a buffer and the optimizer's state take part."""
 
-UPDATE = page("adam_eps_underflow_half").example
+UPDATE = example("adam_eps_underflow_half")
 
 
 def state(case: Case) -> dict[str, Any]:
@@ -224,7 +224,7 @@ def test_single_precision_widens_every_operation(inspect_case: InspectCase) -> N
         assert case.lab.single_precision().finite is True
         assert case.lab.again().finite is False
 
-    inspect_case(page("fp16_forward_overflow").example, look)
+    inspect_case(example("fp16_forward_overflow"), look)
 
 
 def test_another_learning_rate_from_an_older_state(inspect_case: InspectCase) -> None:
@@ -241,7 +241,7 @@ def test_another_learning_rate_from_an_older_state(inspect_case: InspectCase) ->
         assert case.lab.rate("tenth", "a tenth", lambda _step, _group, rate: rate / 1000).finite is True
         assert state(case) == before
 
-    inspect_case(page("lr_too_high").example, look)
+    inspect_case(example("lr_too_high"), look)
 
 
 def test_earlier_steps_are_driven_exactly(inspect_case: InspectCase) -> None:
@@ -268,7 +268,7 @@ def test_a_fresh_state_heals_a_bad_one(inspect_case: InspectCase) -> None:
     def look(case: Case) -> None:
         assert case.lab.fresh_optimizer_state().finite is True
 
-    inspect_case(page("corrupt_optimizer_state").example, look)
+    inspect_case(example("corrupt_optimizer_state"), look)
 
 
 TWICE = """

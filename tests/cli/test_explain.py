@@ -8,10 +8,12 @@ import sys
 
 import pytest
 
-from nantrap.causes import page, pages
 from nantrap.cli import main
-from nantrap.doctor.pages import check_pages
-from nantrap.incident import BY_CODE
+from nantrap.incident import BY_CODE, lookup
+from nantrap.pages import cause_pages, check_pages
+from nantrap.pages.page import read_page
+
+NT302 = read_page(lookup("NT302"))
 
 
 def test_the_list_is_by_family(capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,7 +42,7 @@ def test_the_list_is_by_family(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("name", ["NT302", "nt302", "arccos_boundary"])
 def test_a_page_is_plain_text_in_a_pipe(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", name]) == 0
-    assert capsys.readouterr().out == page("NT302").text() + "\n"
+    assert capsys.readouterr().out == NT302.text() + "\n"
 
 
 def test_a_terminal_gets_headings_and_lines_of_its_width(
@@ -58,7 +60,7 @@ def test_a_terminal_gets_headings_and_lines_of_its_width(
     assert max(map(len, lines)) <= 72
     assert any("NT302: The derivative of acos or asin is infinite at ±1" in line for line in lines)
     assert {"Example", "Why", "Fix", "Proof"} <= {line.strip() for line in lines}
-    assert " ".join(page("NT302").why.split()[:8]) in " ".join(plain.split())
+    assert " ".join(NT302.sections["why"].split()[:8]) in " ".join(plain.split())
 
 
 def test_no_color_is_honoured(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,13 +73,13 @@ def test_json_of_a_page(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "NT302", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert set(data) == {"code", "slug", "title", "what", "example", "why", "fix", "proof", "family"}
-    assert (data["code"], data["family"], data["example"]) == ("NT302", "backward maths", page("NT302").program)
+    assert (data["code"], data["family"], data["example"]) == ("NT302", "backward maths", NT302.program)
 
 
 def test_json_of_the_list(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["explain", "--json"]) == 0
     data = json.loads(capsys.readouterr().out)
-    expected = [each.code for each in pages()] + [each.code for each in check_pages()]
+    expected = [each.code for each in cause_pages()] + [each.code for each in check_pages()]
     assert [each["code"] for each in data] == expected
     assert data[1] == {
         "code": "NT101",

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from nantrap.doctor.checks import PAGES
 from nantrap.doctor.examine import examine
+from nantrap.incident.checks import CHECKS
 
 HERE = Path(__file__).parent
 _spec = importlib.util.spec_from_file_location("doctor_cases", HERE / "cases.py")
@@ -20,6 +20,7 @@ cases = importlib.util.module_from_spec(_spec)
 sys.modules["doctor_cases"] = cases
 _spec.loader.exec_module(cases)
 CASES = cases.read_cases(HERE / "cases")
+SLUGS = {check.code: check.slug for check in CHECKS}
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -33,10 +34,10 @@ def test_case(case: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         assert found == []
     else:
         assert {finding.risk for finding in found} == {case.risk}, report.findings
-        assert all(finding.slug == PAGES[case.code][0] for finding in found)
+        assert all(finding.slug == SLUGS[case.code] for finding in found)
         assert all(finding.file in case.files for finding in found)
 
 
 def test_every_check_has_cases_of_both_kinds() -> None:
-    assert {case.code for case in CASES if case.risk is not None} == set(PAGES)
-    assert {case.code for case in CASES if case.risk is None} == set(PAGES)
+    assert {case.code for case in CASES if case.risk is not None} == set(SLUGS)
+    assert {case.code for case in CASES if case.risk is None} == set(SLUGS)

@@ -1,5 +1,4 @@
-"""Why a step failed: rules propose causes, trials prove them. The texts can be read without torch, the rules need
-it."""
+"""Why a step failed: rules propose causes, trials prove them. The rules need torch when they are asked."""
 
 from __future__ import annotations
 
@@ -7,12 +6,11 @@ from typing import TYPE_CHECKING
 
 from nantrap._lazy import lazy_names
 from nantrap.causes.case import Case
-from nantrap.causes.pages import Page, page, pages
-from nantrap.causes.registry import RULES, Rule
 
 if TYPE_CHECKING:
     from nantrap.causes.engine import Explanation, explain_case
+    from nantrap.causes.rules import RULES
 
-__all__ = ["RULES", "Case", "Explanation", "Page", "Rule", "explain_case", "page", "pages"]
+__all__ = ["RULES", "Case", "Explanation", "explain_case"]
 
-__getattr__ = lazy_names(__name__, {"engine": ["Explanation", "explain_case"]})
+__getattr__ = lazy_names(__name__, {"engine": ["Explanation", "explain_case"], "rules": ["RULES"]})

@@ -6,10 +6,9 @@ import math
 import traceback
 from dataclasses import dataclass
 
-from nantrap.causes import rules as _rules  # noqa: F401  (registers them)
 from nantrap.causes.case import Case
 from nantrap.causes.claim import Claim
-from nantrap.causes.registry import RULES
+from nantrap.causes.rules import RULES
 from nantrap.causes.trials import Laboratory
 from nantrap.causes.usual import unusual_inputs
 from nantrap.causes.verdict import cause_of, ranked
@@ -35,9 +34,9 @@ def explain_case(case: Case, *, seconds: float) -> Explanation:
     case.lab = Laboratory(case, seconds=seconds)
     causes: list[tuple[Cause, Claim]] = []
     notes: list[str] = []
-    for slug, rule in RULES.items():
+    for slug, ask in RULES.items():
         try:
-            claim = rule.ask(case)
+            claim = ask(case)
             if claim is not None:
                 causes.append((cause_of(case, slug, claim), claim))
         except Exception as error:

@@ -1,12 +1,12 @@
-"""The registry of rules: one small function per cause. Its docstring is the page of `nantrap explain`."""
+"""The decorator of the rules. A rule is one function per cause; its row stands in `incident/codes.py`, its page in
+`pages/`."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from nantrap.incident import BY_SLUG, Code
+from nantrap.incident.codes import BY_SLUG
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
@@ -14,29 +14,17 @@ if TYPE_CHECKING:
 
 RuleFunction = Callable[["Case"], "Claim | None"]
 
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """A cause that can be recognised. Rules are asked in the order in which they were registered."""
-
-    code: Code
-    ask: RuleFunction
-
-    @property
-    def page(self) -> str:
-        """What it is, minimal code that shows it, why, the fix, how it is proven."""
-        return self.ask.__doc__ or ""
-
-
-RULES: dict[str, Rule] = {}
+REGISTERED: Final[dict[str, RuleFunction]] = {}
+"""The rules by slug, as their modules were imported; `causes/rules` has them in the order in which they are asked."""
 
 
 def rule(slug: str) -> Callable[[RuleFunction], RuleFunction]:
     """Register the function that recognises `slug`."""
 
     def register(function: RuleFunction) -> RuleFunction:
-        assert slug not in RULES, f"two rules for {slug}"
-        RULES[slug] = Rule(BY_SLUG[slug], function)
+        assert slug in BY_SLUG, f"{slug} has no row in incident/codes.py"
+        assert slug not in REGISTERED, f"two rules for {slug}"
+        REGISTERED[slug] = function
         return function
 
     return register

@@ -7,16 +7,11 @@ import json
 import shutil
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
-from nantrap.causes import Page, pages
-from nantrap.causes.search import search
-from nantrap.doctor.data.findings import Rule
-from nantrap.doctor.explaining import find_page
-from nantrap.doctor.pages import CheckPage, check_pages
 from nantrap.errors import UsageError
-from nantrap.incident import BY_CODE
+from nantrap.incident.checks import DataRule
+from nantrap.pages import Page, cause_pages, check_pages, find_page, search
 from nantrap.report.wrapping import wrapped
 
 _WIDEST = 100
@@ -41,30 +36,28 @@ class Explain:
     def run(self, arguments: argparse.Namespace) -> int:
         """Print the page of a cause or check, the list of all, or those that match the words."""
         if not arguments.cause:
-            found: tuple[Page | CheckPage, ...] = (*pages(), *check_pages())
+            found = (*cause_pages(), *check_pages())
             print(_as_json([_entry(each) for each in found]) if arguments.json else _listed(found))
             return 0
         wanted = " ".join(arguments.cause)
         try:
             chosen = find_page(wanted)
         except UsageError:
-            everything: tuple[Page | CheckPage, ...] = (*pages(), *check_pages())
-            matches = search(everything, wanted)
+            matches = search((*cause_pages(), *check_pages()), wanted)
             if not matches:
                 raise
             print(_as_json([_entry(each) for each in matches]) if arguments.json else _matched(matches, wanted))
             return 0
-        if isinstance(chosen, Rule):
+        if isinstance(chosen, DataRule):
             print(_as_json(chosen._asdict()) if arguments.json else chosen.text())
         elif arguments.json:
-            example = chosen.program if isinstance(chosen, Page) else chosen.example
-            print(_as_json({**asdict(chosen), "example": example, "family": chosen.family}))
+            print(_as_json(chosen.to_dict()))
         else:
             _show(chosen)
         return 0
 
 
-def _show(chosen: Page | CheckPage) -> None:
+def _show(chosen: Page) -> None:
     """On a terminal with headings, colours and lines of its width; as plain text otherwise."""
     from rich.console import Console
     from rich.markdown import Markdown
@@ -76,7 +69,7 @@ def _show(chosen: Page | CheckPage) -> None:
     console.print(Markdown(chosen.markdown(), code_theme="ansi_dark"), width=min(console.width, _WIDEST))
 
 
-def _listed(found: tuple[Page | CheckPage, ...]) -> str:
+def _listed(found: tuple[Page, ...]) -> str:
     """All causes and checks, one line each, grouped by family."""
     widest = max(len(each.slug) for each in found)
     lines: list[str] = []
@@ -89,7 +82,7 @@ def _listed(found: tuple[Page | CheckPage, ...]) -> str:
     return "\n".join([*lines, "", _MORE])
 
 
-def _rows(each: Page | CheckPage, widest: int) -> list[str]:
+def _rows(each: Page, widest: int) -> list[str]:
     """Code, slug and title; on a terminal that is too narrow, the title continues below itself or below the slug."""
     row = f"  {each.code}  {each.slug:<{widest}}  "
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -101,17 +94,17 @@ def _rows(each: Page | CheckPage, widest: int) -> list[str]:
     return [row + first, *(" " * len(row) + line for line in rest)]
 
 
-def _matched(found: Sequence[Page | CheckPage], wanted: str) -> str:
+def _matched(found: Sequence[Page], wanted: str) -> str:
     widest = max(len(each.slug) for each in found)
     lines = [line for each in found for line in _rows(each, widest)]
     return "\n".join([f"causes and checks that mention {wanted!r}, the closest first", *lines, "", _MORE])
 
 
-def _title(each: Page | CheckPage) -> str:
-    return BY_CODE[each.code].title if isinstance(each, Page) else each.title[:1].lower() + each.title[1:]
+def _title(each: Page) -> str:
+    return each.row.title if each.is_cause else each.title[:1].lower() + each.title[1:]
 
 
-def _entry(each: Page | CheckPage) -> dict[str, str]:
+def _entry(each: Page) -> dict[str, str]:
     return {"code": each.code, "slug": each.slug, "title": each.title, "family": each.family}
 
 

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final
 
-from nantrap.doctor.checks import CONFIGURATION, SOURCE, Found
+from nantrap.doctor.checks import CONFIGURATION, SOURCE, Sighting
 from nantrap.doctor.configuration.hydra import composed, resolved
 from nantrap.doctor.configuration.json_file import read_json
 from nantrap.doctor.configuration.roles import framework_of, sources_of, split_python
@@ -22,6 +22,7 @@ from nantrap.doctor.findings import RISKS, Finding, Note, Report
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.module import Module, read_module
 from nantrap.doctor.status import alignment_of, status_of
+from nantrap.incident.checks import CheckCode
 
 _IGNORE: Final = re.compile(r"nantrap:\s*ignore(?:\[([^\]]*)\])?")
 
@@ -139,7 +140,7 @@ def _run(repository: Repository) -> Iterable[Finding]:
     for source in list(repository.sources):
         for check in CONFIGURATION:
             for found in check.function(source, repository):
-                yield _finding(check.code, check.slug, source.file, found)
+                yield _finding(check.row, source.file, found)
     for module in repository.modules:
         if module.is_test:
             continue
@@ -153,11 +154,11 @@ def _run_module(module: Module, repository: Repository) -> Iterable[Finding]:
         except RecursionError:
             continue  # an expression nested a thousand deep; the other checks still run
         for each in found:
-            yield _finding(check.code, check.slug, module.file, each)
+            yield _finding(check.row, module.file, each)
 
 
-def _finding(code: str, slug: str, file: str, found: Found) -> Finding:
-    return Finding(code, slug, found.risk, found.file or file, found.line, found.value, found.message, found.fix)
+def _finding(row: CheckCode, file: str, seen: Sighting) -> Finding:
+    return Finding(row.code, row.slug, seen.risk, seen.file or file, seen.line, seen.value, seen.message, seen.fix)
 
 
 def _deduplicated(findings: Iterable[Finding]) -> list[Finding]:

@@ -16,43 +16,7 @@ if TYPE_CHECKING:
 
 @rule("ctc_infeasible_alignment")
 def ctc_infeasible_alignment(case: Case) -> Claim | None:
-    """A CTC target does not fit into its input.
-
-    CTC aligns each label with at least one frame, and two equal neighbours need a blank between them. If the target
-    is longer than the input allows, no alignment exists, its probability is 0, and the loss is Inf. Subsampling in
-    the encoder (a stride of 4) is how a good transcript becomes too long.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(5, 4)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        targets = [torch.tensor([[1, 2, 3]]), torch.tensor([[1, 1, 1]])]  # 1 1 1 needs 5 frames: 1 _ 1 _ 1
-        batches = [(torch.randn(4, 1, 5), target) for target in targets]
-
-        def loss_fn(batch):
-            frames, target = batch
-            log_probs = model(frames).log_softmax(-1)
-            return nn.functional.ctc_loss(log_probs, target, torch.tensor([4]), torch.tensor([3]))
-
-    Why:
-        A target of L labels with r pairs of equal neighbours needs at least L + r frames. Below that the sum over
-        alignments is empty, and the loss is -log 0 = Inf, with NaN gradients.
-
-    Fix:
-        Drop what cannot be aligned, and count it, since it points to a fault in the data or to a stride that is too
-        large:
-
-            - loss = nn.functional.ctc_loss(log_probs, targets, input_lengths, target_lengths)
-            + loss = nantrap.ops.ctc_loss(log_probs, targets, input_lengths, target_lengths)
-
-        `zero_infinity=True` makes the loss finite and hides how many samples it threw away: with a stride that is too
-        large that can be most of them. Pass the lengths after subsampling, not those of the waveform.
-
-    Proof:
-        Arithmetic on the lengths and labels that `ctc_loss` received, sample by sample.
-    """
+    """A CTC target does not fit into its input."""
     for call in case.calls_of("aten._ctc_loss"):
         if len(call.args) >= 4:
             bad = _infeasible(*call.args[:4])

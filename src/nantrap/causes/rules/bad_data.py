@@ -16,45 +16,7 @@ if TYPE_CHECKING:
 
 @rule("bad_input_data")
 def bad_input_data(case: Case) -> Claim | None:
-    """The batch holds values that no model can train on.
-
-    The batch was already NaN or Inf before the model saw it, or it holds finite nonsense: a sentinel such as -9999 or
-    1e30, a pressure in pascal where bar was meant. Nothing in the model is at fault. One such sample is enough to
-    make the loss, every gradient and, one update later, every weight non-finite.
-
-    Example:
-        import torch
-
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        batches = [torch.randn(8, 4) for _ in range(3)]
-        batches[2][5, 1] = float("nan")  # an empty cell of the table
-
-        def loss_fn(batch):
-            return model(batch).square().mean()
-
-    Why:
-        NaN absorbs: NaN + x, NaN · x, and even NaN · 0 are NaN. A matrix product mixes the columns of a sample, the
-        mean of the loss mixes the samples, and backward carries it into every weight that took part.
-
-    Fix:
-        Find where the value is made (an empty cell, log of a zero count, a division in the augmentation) and repair
-        or drop it there:
-
-            - x = torch.tensor(row)
-            + x = torch.tensor(row)
-            + if not x.isfinite().all():
-            +     raise ValueError(f"row {index}: {x}")
-
-        What does not help: `torch.isnan(x).any()` misses Inf; use `isfinite`. `x.clamp(-10, 10)` passes NaN through.
-        `nan_to_num(x)` turns a missing value into a measured 0 and Inf into 3.4e38, which overflows in the next
-        product. `nan_to_num(loss)` leaves the gradients unchanged.
-
-    Proof:
-        The tensor is read before the forward pass: its path in the batch, the samples and the counts are a
-        measurement. For values that are finite but absurd, the step is run again without the suspect samples and must
-        then be finite.
-    """
+    """The batch holds values that no model can train on."""
     external = case.external
     seen_first = case.capture is None or (case.made == "nan" and not all(t.isfinite().all() for t in case.inputs))
     if external is None and seen_first and (given_bad := case.bad_model_input()) is not None:

@@ -26,47 +26,7 @@ _SOLVERS = {
 
 @rule("degenerate_linalg_backward")
 def degenerate_linalg_backward(case: Case) -> Claim | None:
-    """A matrix with a repeated or zero spectrum was decomposed or inverted.
-
-    The forward pass of svd, eigh, eig or a Cholesky factor is correct. Its derivative divides by differences of
-    singular or eigenvalues, and two of them are equal, or by a value that is 0. Identities, symmetric shapes, blank
-    patches and matrices of low rank have such spectra. An inverse of a singular matrix is not finite in the forward
-    pass already (`inv_ex`, `cholesky_solve`; `inv` raises an error instead).
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(4, 9)
-        nn.init.zeros_(model.weight), nn.init.zeros_(model.bias)  # starts at the identity
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = [(torch.randn(3, 4), torch.randn(3, 3, 3))]
-
-        def loss_fn(batch):
-            x, target = batch
-            u, _, vh = torch.linalg.svd(torch.eye(3) + model(x).view(-1, 3, 3))
-            return (u @ vh - target).square().mean()
-
-    Why:
-        The derivative of the vectors holds 1/(σᵢ² - σⱼ²). For equal values the vectors are not even unique, any
-        rotation among them is as good, so that no derivative exists.
-
-    Fix:
-        Break the tie before decomposing, or use only what does not need the vectors:
-
-            - u, s, vh = torch.linalg.svd(a)
-            + u, s, vh = torch.linalg.svd(a + 1e-4 * torch.diag(torch.arange(1.0, n + 1)))
-
-        `torch.linalg.svdvals`, `eigvalsh`, `slogdet` and a Newton-Schulz iteration for the polar factor have good
-        gradients. A jitter of eps · I does not help against repeated values: it moves all of them alike. float64 only
-        makes the infinity larger.
-
-    Proof:
-        The bad operation lies inside the backward node of a decomposition, and the smallest gap (or value) of the
-        recorded spectrum is below 1e-5 of its largest: a measurement. In the forward pass: a matrix was inverted, or
-        a system solved with it, and its smallest singular value is below 1e-6 of its largest; with a little added to
-        its diagonal the step must be finite.
-    """
+    """A matrix with a repeated or zero spectrum was decomposed or inverted."""
     if case.phase == "forward":
         return _singular_matrix(case)
     if case.phase != "backward" or case.trace is None or not is_decomposition(case.node):

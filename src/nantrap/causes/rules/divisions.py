@@ -18,42 +18,7 @@ _NORMALISATIONS = ("native_layer_norm", "native_group_norm", "native_batch_norm"
 
 @rule("division_by_zero")
 def division_by_zero(case: Case) -> Claim | None:
-    """A division by exactly zero.
-
-    Something was divided by a standard deviation, a norm, a sum or a degree that is exactly 0. The usual reason is an
-    unexpected input: a blank image, a silent second of audio, a constant column, a node without an edge. A
-    normalisation with an eps of 0 divides by the deviation, and some optimizers by the norm of an update.
-
-    Example:
-        import torch
-
-        model = torch.nn.Linear(6, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = [torch.rand(4, 6) for _ in range(3)]
-        batches[2][1] = 0.5  # a blank image
-
-        def loss_fn(batch):
-            contrast = batch.std(dim=1, keepdim=True)
-            standardised = (batch - batch.mean(dim=1, keepdim=True)) / contrast
-            return model(standardised).square().mean()
-
-    Why:
-        The deviation of equal values is 0. 0/0 is NaN, and anything else divided by 0 is ±Inf.
-
-    Fix:
-        Put an eps into the denominator, of the size below which the quotient means nothing:
-
-            - x = (x - mean) / std
-            + x = (x - mean) / (std + 1e-6)
-
-        or use `nantrap.ops.safe_divide(x, std)`, whose value and gradient are finite. Better still, drop blank
-        samples. `torch.where(std > 0, x / std, 0)` is finite in the forward pass and NaN in the backward pass where
-        std needs a gradient (NT303). An eps of 1e-8 is 0 in float16 (NT404).
-
-    Proof:
-        The denominator is exactly 0 at all bad places while every input is finite: a measurement. The division is
-        then replaced at its own line by one with a floor, and the step must be finite.
-    """
+    """A division by exactly zero."""
     own_backward = case.in_users_backward
     if case.op in _NORMALISATIONS and case.phase == "forward":
         return _normalisation_without_eps(case)

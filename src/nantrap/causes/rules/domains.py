@@ -26,44 +26,7 @@ _NOT_ZERO = "drop_last=True in the DataLoader, or divide by nantrap.ops.{safe}(x
 
 @rule("std_of_one_element")
 def std_of_one_element(case: Case) -> Claim | None:
-    """An unbiased standard deviation of a single element.
-
-    `torch.std` and `torch.var` divide by n - 1. With one element that is 0/0. It happens in the last batch of an
-    epoch (`len(dataset) % batch_size == 1`), in a group of one, in a sequence of length one.
-
-    Example:
-        import torch
-
-        model = torch.nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = [(torch.randn(n, 3), torch.randn(n)) for n in (8, 8, 1)]  # 17 samples, batch size 8
-
-        def loss_fn(batch):
-            x, reward = batch
-            advantage = (reward - reward.mean()) / (reward.std() + 1e-8)
-            return -(model(x).squeeze(-1) * advantage).mean()
-
-    Why:
-        The unbiased estimate is √(Σ (x - mean)² / (n - 1)). For n = 1 both are 0. An eps added to the result does not
-        change it, since NaN + eps is NaN.
-
-    Fix:
-        Drop the ragged batch, or use the biased estimate, which is 0 for one element:
-
-            - loader = DataLoader(dataset, batch_size=8)
-            + loader = DataLoader(dataset, batch_size=8, drop_last=True)
-
-            - spread = x.std()
-            + spread = x.std(correction=0)
-
-        `nantrap.ops.safe_std(x)` keeps the correction and is 0, with a gradient of 0, for one element and for equal
-        ones. `(x.var() + eps).sqrt()` does not help: var is 0/0 as well.
-
-    Proof:
-        The number of elements in each group, minus the correction, is 0 or less: a measurement. The call is then
-        replaced by a safe deviation at its own line, plus an eps where the step divides by it, and the step must be
-        finite.
-    """
+    """An unbiased standard deviation of a single element."""
     if case.op not in ("std", "var", "var_mean", "std_mean") or case.made != "nan" or case.output is None:
         return None
     count = case.inputs[0].numel() // max(1, case.output.numel())
@@ -89,45 +52,7 @@ def std_of_one_element(case: Case) -> Claim | None:
 
 @rule("domain_error")
 def domain_error(case: Case) -> Claim | None:
-    """A function was given an argument for which it is not defined.
-
-    The square root or logarithm of a negative number, a fractional power of one, acos beyond ±1: the result is NaN
-    although every input is finite. Often the argument is negative by rounding only: E[x²] - E[x]², 1 - x² next to 1, a
-    distance built from differences of large numbers.
-
-    Example:
-        import torch
-
-        model = torch.nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        batches = [torch.tensor([[3.0, 4.0, 5.0]]), torch.tensor([[1.0, 2.0, 4.0]])]  # the second is no triangle
-
-        def loss_fn(batch):
-            half = batch.sum(-1, keepdim=True) / 2
-            area = (half * (half - batch).prod(-1, keepdim=True)).sqrt()  # the root of a negative number
-            return (model(batch) * area).mean()
-
-    Why:
-        Over the real numbers those functions have no value there. In floating point a difference of nearly equal
-        numbers keeps only the rounding errors of both, whose sign is arbitrary.
-
-    Fix:
-        Compute the argument in a form that cannot be negative, or bound it:
-
-            - variance = (x * x).mean(-1) - x.mean(-1) ** 2
-            + variance = x.var(-1, correction=0)
-
-            - length = (squared_a - squared_b).sqrt()
-            + length = (squared_a - squared_b).clamp(min=0).sqrt()
-
-        At exactly 0 the slope of sqrt is infinite (NT301), so bound it a little above. `nan_to_num` after it leaves NaN
-        in the gradient.
-
-    Proof:
-        At all bad places the argument lies outside the domain of the function, and every input is finite: a
-        measurement. The call is then replaced at its own line by one whose argument is kept inside, and the step must
-        be finite.
-    """
+    """A function was given an argument for which it is not defined."""
     if case.capture is None or case.made != "nan" or not case.inputs or case.output is None:
         return None
     in_update = case.phase == "optimizer"

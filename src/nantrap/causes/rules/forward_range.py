@@ -21,44 +21,7 @@ _LARGE_FACTOR = 1e6
 
 @rule("exp_overflow")
 def exp_overflow(case: Case) -> Claim | None:
-    """Exp of a finite value exceeded the range of its dtype.
-
-    exp, expm1, sinh or cosh was given a number that is finite but too large, or a fixed number was raised to a large
-    power (a discount of 1.01). Log-variances, log-ratios of a policy,
-    scales of a normalising flow and losses such as log cosh are the places where a network passes an unbounded number
-    to exp.
-
-    Example:
-        import torch
-
-        model = torch.nn.Linear(3, 4)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        batches = [torch.randn(8, 3), torch.randn(8, 3) * 400]  # an outlier far from the training data
-
-        def loss_fn(batch):
-            mean, log_variance = model(batch).chunk(2, dim=-1)
-            return 0.5 * (mean.square() + log_variance.exp() - log_variance - 1).mean()
-
-    Why:
-        exp(x) exceeds the largest number at x = 88.7 in float32 and bfloat16, at 11.09 in float16 and at 709.8 in
-        float64. One step further, Inf - Inf or Inf / Inf is NaN.
-
-    Fix:
-        Bound the argument where it is made, or stay in log space:
-
-            - variance = log_variance.exp()
-            + variance = log_variance.clamp(-30, 20).exp()
-
-            - value = (a.exp() + b.exp()).log()
-            + value = torch.logaddexp(a, b)
-
-        `softplus` grows linearly where exp explodes. Clamping after exp is too late: the derivative of exp is exp
-        itself, and 0 · Inf is NaN. Gradient clipping does not help either, a norm of NaN scales everything to NaN.
-
-    Proof:
-        The largest argument is above the limit of the dtype and the result is Inf: a measurement. The call is then
-        replaced at its own line by one with a bounded argument, and the step must be finite.
-    """
+    """Exp of a finite value exceeded the range of its dtype."""
     if case.op == "pow":
         return _power_overflow(case)
     if case.op not in EXPONENTIALS or case.made != "inf" or not case.inputs or case.output is None:
@@ -130,46 +93,7 @@ def _power_overflow(case: Case) -> Claim | None:
 
 @rule("exploding_recurrence")
 def exploding_recurrence(case: Case) -> Claim | None:
-    """One forward pass multiplied its values again and again.
-
-    A recurrence, an iterated refinement or an unrolled solver multiplies its state by more than 1 in each round.
-    Short inputs are fine; at some length the state leaves the range of the dtype inside a single forward pass. The
-    weights need not have changed at all.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(4, 4, bias=False)
-        nn.init.eye_(model.weight).data.mul_(2.0)  # a spectral radius of 2
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
-        batches = [(torch.randn(2, 4), rounds) for rounds in (3, 5, 200)]
-
-        def loss_fn(batch):
-            state, rounds = batch
-            for _ in range(rounds):
-                state = model(state)
-            return (state / (1 + state.detach().abs().max())).square().mean()
-
-    Why:
-        After T rounds a state is about ρ^T times its beginning, with ρ the spectral radius of what is applied. 2^128
-        is the limit of float32: 128 rounds of doubling, or 1,340 rounds of 1.07.
-
-    Fix:
-        Bound what one round can do:
-
-            - state = cell(state)
-            + state = torch.tanh(cell(state))
-
-        A LayerNorm in the loop, a gate (GRU, LSTM) or `nn.utils.parametrizations.spectral_norm(cell)` do the same.
-        Fewer rounds help for inputs of known length. Gradient clipping and a lower learning rate do not: nothing grew
-        between the steps.
-
-    Proof:
-        The results of one and the same operation, at one line, grow by a steady factor within the failed forward pass
-        until Inf: the series is measured and shown. If the loss or the gradients grew between the steps as well, it is
-        a guess, unless the same step fails at the same operation with the weights from before those steps.
-    """
+    """One forward pass multiplied its values again and again."""
     if case.trace is None or case.capture is None or case.phase != "forward" or case.half:
         return None
     if case.op in ("prod", "cumprod"):

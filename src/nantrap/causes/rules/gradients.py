@@ -19,47 +19,7 @@ _FEWEST_ROUNDS = 8
 
 @rule("grad_norm_overflow")
 def grad_norm_overflow(case: Case) -> Claim | None:
-    """The norm of finite gradients overflowed.
-
-    Every gradient is finite, but the sum of their squares is not, so their norm is Inf. `clip_grad_norm_` then
-    multiplies every gradient by 1/Inf = 0: the update vanishes, no number is NaN, and nothing is learned any more. Adam
-    squares each gradient for its second moment, with the same end: once that is Inf, the weight never moves again.
-
-    Example:
-        import torch
-
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        batches = [(torch.randn(8, 4), unit) for unit in (1.0, 1.0, 1e13)]  # the last one in another unit
-
-        def clip(optimizer, args, kwargs):
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-
-        optimizer.register_step_pre_hook(clip)
-
-        def loss_fn(batch):
-            x, unit = batch
-            return (model(x) * unit).square().mean()
-
-    Why:
-        A norm squares first: 1e20² = 1e40 is above 3.4e38, the end of float32. The norm of float16 gradients must fit
-        into 65504: a few thousand each are enough in a large layer.
-
-    Fix:
-        Bring loss and targets to a sensible scale: gradients of 1e19 are never intended.
-
-            - loss = (pressure_in_pascal - target).square().mean()
-            + loss = ((pressure_in_pascal - target) / 1e5).square().mean()
-
-        For half-precision gradients take the norm in float32, as the guard does. `error_if_nonfinite=True` in
-        `clip_grad_norm_` at least raises an error. Clipping by value (`clip_grad_value_`) is finite and changes
-        the direction. Where nothing clips, the guard applies such a step: finite gradients alone are not a fault.
-
-    Proof:
-        Every gradient is finite, and their norm, computed again with a scale taken out, is a finite number too large
-        for the dtype: a measurement. Or: the optimizer multiplied a finite gradient by itself, and the exact square is
-        beyond the dtype.
-    """
+    """The norm of finite gradients overflowed."""
     finding = next((f for f in case.incident.findings if f.kind == "grad_norm"), None)
     squared = None if finding is not None else _largest_squared(case)
     if finding is None and squared is None:
@@ -125,45 +85,7 @@ def _squares_a_gradient(case: Case) -> bool:
 
 @rule("exploding_gradient")
 def exploding_gradient(case: Case) -> Claim | None:
-    """The gradients grew step by step until they overflowed.
-
-    The forward pass is bounded and the loss looks normal, while the gradient norm grows by orders of magnitude:
-    backward multiplies repeatedly by a factor above 1. Long unrolls, straight-through estimators and chaotic
-    simulators do that.
-
-    Example:
-        import torch
-
-        torch.manual_seed(0)
-        model = torch.nn.Linear(6, 6, bias=False)
-        torch.nn.init.eye_(model.weight).data.mul_(1.6)
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-6)
-        batches = [(torch.randn(3, 6), rounds) for rounds in (4, 8, 16, 32, 64, 256)]  # a curriculum of lengths
-
-        def loss_fn(batch):
-            state, rounds = batch
-            for _ in range(rounds):
-                new = model(state)
-                state = new + (new.clamp(-1, 1) - new).detach()  # straight through: clamped, with a slope of 1
-            return state.square().mean()
-
-    Why:
-        The gradient at the first of T rounds is a product of T Jacobians. With a factor of 1.6 that is 1.6^256 =
-        1e52, and float32 ends at 3.4e38, although no activation ever exceeds 1.
-
-    Fix:
-        Bound the factor of a round (tanh, normalisation, a spectral norm), or cut the unroll:
-
-            - state = cell(state)
-            + state = cell(state.detach() if t % 32 == 0 else state)
-
-        `max_grad_norm=1.0` keeps finite gradients small, and is the right first measure. It cannot help once they are
-        Inf: Inf / Inf is NaN. A lower learning rate does not help, the weights hardly moved.
-
-    Proof:
-        The gradient norm of the last steps grew by a factor of 1,000 or more while the loss stayed in its range, and
-        a tenth of the learning rate does not help: so the learning rate is not the cause.
-    """
+    """The gradients grew step by step until they overflowed."""
     if case.phase != "backward" or case.made not in ("inf", "nan"):
         return None
     if case.op in ("div", "rsqrt", "reciprocal", "log"):

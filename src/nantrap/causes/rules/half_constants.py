@@ -27,48 +27,7 @@ _END_POLES = {"logit": (0.0, 1.0), "atanh": (-1.0, 1.0), "erfinv": (-1.0, 1.0)}
 
 @rule("mask_overflow")
 def mask_overflow(case: Case) -> Claim | None:
-    """A mask value near the dtype's limit overflowed when something was added.
-
-    A mask filled with `finfo(dtype).min` is finite, but nothing may be added to it: with a second mask, or a negative
-    bias, the sum is -Inf. For a row that is masked everywhere the softmax is then NaN (NT203), although `finfo.min`
-    was chosen to avoid exactly that.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(8, 8).bfloat16()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        low = torch.finfo(torch.bfloat16).min
-        padding = [torch.tensor([0.0, 0.0, 0.0, low]), torch.tensor([low, low, low, low])]  # a sample of padding only
-        batches = [(torch.randn(4, 8).bfloat16(), mask.bfloat16()) for mask in padding]
-
-        def loss_fn(batch):
-            x, mask = batch
-            block = torch.zeros(4, 4).fill_diagonal_(low).bfloat16()
-            block[2] = low  # this query belongs to no document
-            scores = model(x) @ x.T + (mask + block)
-            return (scores.float().softmax(-1) @ x.float()).square().mean()
-
-    Why:
-        min + min is -2·max, outside the dtype. In float16 min - 16 is enough: the spacing of numbers near 65504 is
-        32.
-
-    Fix:
-        Combine masks as booleans and fill once:
-
-            - scores = scores + padding_mask + block_mask
-            + scores = scores.masked_fill(padding | block, float("-inf"))
-
-        If the mask must be added, fill with `finfo(dtype).min / 2`. Take the dtype of the scores, not of the input:
-        -1e9 is -Inf in float16. A clamp after the addition gives back finfo.min and works, but hides which mask was
-        wrong.
-
-    Proof:
-        An addition with finite inputs gave -Inf, one input is a single constant within a factor 2 of the dtype's
-        limit: a measurement. In half precision the step is also run in float32, which has room for a float16 mask and
-        none for a bfloat16 one.
-    """
+    """A mask value near the dtype's limit overflowed when something was added."""
     if case.op not in ("add", "sub", "rsub", "baddbmm", "addmm") or case.made != "inf" or case.output is None:
         return None
     top = limit(case.output)
@@ -96,44 +55,7 @@ def mask_overflow(case: Case) -> Claim | None:
 
 @rule("eps_underflow_half")
 def eps_underflow_half(case: Case) -> Claim | None:
-    """An epsilon is zero in the precision in which it is used.
-
-    The code has an eps, and yet it divides by 0 or takes log 0: in float16 everything below 6e-8 (2.98e-8 after
-    rounding) is 0, and `1 - 1e-8` is 1 in every type up to float32. In bfloat16 `1 - eps` is 1 for every eps below
-    0.002.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(8, 3).half()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = [torch.randn(4, 8).half() for _ in range(2)]
-        batches[1][2] = 0.0  # a padded row
-
-        def loss_fn(batch):
-            length = batch.norm(dim=-1, keepdim=True)
-            unit = batch / (length + 1e-8)
-            return model(unit).float().square().mean()
-
-    Why:
-        A constant is rounded to the dtype of the tensor it is combined with. The smallest positive float16 is 6e-8, and
-        near 1 the next number below is 1 - 0.00049 (bfloat16: 1 - 0.0039).
-
-    Fix:
-        Compute this small part in float32, or take an eps that the dtype holds:
-
-            - unit = x / (x.norm(dim=-1, keepdim=True) + 1e-8)
-            + unit = (x.float() / (x.float().norm(dim=-1, keepdim=True) + 1e-8)).to(x.dtype)
-
-        1e-4 for float16 is a usable eps; for `1 - eps` use `log1p(-p)` or `logsigmoid` instead. Moving from float16
-        to bfloat16 repairs an eps near 0 (bfloat16 reaches down to 1e-38) and makes one near 1 worse.
-
-    Proof:
-        The argument is exactly 0 (or -1 for log1p) in half precision at the bad places, the constants nearby are
-        shown as the dtype rounds them, and the same step with every operation in float32 is finite. In the backward
-        pass: the slope is infinite at 0, and the constant that was to keep the argument from 0 is 0 in its dtype.
-    """
+    """An epsilon is zero in the precision in which it is used."""
     if case.phase == "backward":
         return _swallowed_before_the_slope(case)
     if case.phase != "forward" or not case.half or case.op not in (*_ZERO_POLES, *_END_POLES) or case.output is None:

@@ -23,41 +23,7 @@ _REDUCING_LOSSES = (
 
 @rule("fp16_loss_overflow")
 def fp16_loss_overflow(case: Case) -> Claim | None:
-    """The loss was reduced in half precision and overflowed.
-
-    The model's output is finite; the loss is not. A sum of squares, a sum over tokens or the square of a difference
-    was taken in float16, outside the model, where precision is easily forgotten.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(8, 8).half()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
-        batches = [(torch.randn(16, 8).half(), torch.randn(16, 8).half() * scale) for scale in (1, 100)]
-
-        def loss_fn(batch):
-            x, target = batch
-            return (model(x) - target).square().sum()
-
-    Why:
-        128 squared errors of 10,000 add up to 1,280,000, and float16 ends at 65504. A difference of 256 alone
-        overflows when it is squared.
-
-    Fix:
-        Leave half precision before the loss:
-
-            - loss = (model(x) - target).square().sum()
-            + loss = (model(x).float() - target.float()).square().sum()
-
-        Autocast does it automatically for the losses of `torch.nn.functional`, not for hand-written ones. A mean
-        instead of a sum helps only against the sum. `nan_to_num(loss)` gives the constant 65504, and a constant has no
-        gradient.
-
-    Proof:
-        The reduction is computed again on its recorded inputs in float32: finite and above 65504, with a finite model
-        output. Then the step is run with every operation in float32 and must be finite.
-    """
+    """The loss was reduced in half precision and overflowed."""
     if case.phase != "forward" or case.dtype != "float16" or case.made != "inf" or case.capture is None:
         return None
     if case.location.module != "loss" or case.capture.op.inside or case.op not in _REDUCING_LOSSES:
@@ -85,45 +51,7 @@ def fp16_loss_overflow(case: Case) -> Claim | None:
 
 @rule("fp16_forward_overflow")
 def fp16_forward_overflow(case: Case) -> Claim | None:
-    """An activation exceeded the range of float16.
-
-    float16 ends at 65504. A residual sum, an attention score before its scaling, a wide linear layer or a feature
-    that grew over weeks passed it, and the result is Inf. bfloat16 and float32 reach 3.4e38 and would have been fine.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(16, 16)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        batches = [torch.randn(4, 16), torch.randn(4, 16) * 400]
-
-        def loss_fn(batch):
-            with torch.autocast("cpu", torch.float16):
-                query = model(batch)
-                scores = query @ query.T  # scaled by 1/√d only afterwards
-            return (scores.float() / 4).softmax(-1).square().mean()
-
-    Why:
-        float16 has 5 bits of exponent: everything above 65504 (65520 after rounding) is Inf. A dot product of 64
-        terms of size 40 passes it. In softmax and normalisation Inf - Inf or Inf / Inf then becomes NaN.
-
-    Fix:
-        Scale before the product, run the one layer in float32, or train in bfloat16:
-
-            - scores = (q @ k.T) / d**0.5
-            + scores = (q / d**0.5) @ k.T
-
-            - with torch.autocast("cuda", torch.float16):
-            + with torch.autocast("cuda", torch.bfloat16):
-
-        A GradScaler does not help: it scales the loss for the backward pass and cannot reach an activation. It will
-        keep halving its scale. Clamping to ±65504 gives a finite number without a gradient.
-
-    Proof:
-        The operation is computed again on its recorded inputs in float32: the value is finite and above 65504. Then
-        the whole step is run with every operation in float32 and must be finite.
-    """
+    """An activation exceeded the range of float16."""
     if case.phase != "forward" or case.dtype != "float16" or case.made != "inf" or case.capture is None:
         return None
     from nantrap.causes.wide_buffers import overflowed_buffer, too_narrow

@@ -16,43 +16,7 @@ if TYPE_CHECKING:
 
 @rule("adam_eps_underflow_half")
 def adam_eps_underflow_half(case: Case) -> Claim | None:
-    """Adam's eps is zero in the precision of its state.
-
-    The weights are float16 themselves (`model.half()`), so that the optimizer keeps its moments in float16 as well.
-    The eps of 1e-8 is 0 there, the second moment of a small gradient is 0, and the update divides by exactly 0. Loss
-    and gradients are finite: only the weights are NaN afterwards.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(4, 2).half()
-        optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-        batches = [torch.randn(8, 4).half()]
-        batches[0][:, 3] = 0.0  # a feature that is off: its gradient is exactly 0
-
-        def loss_fn(batch):
-            return model(batch).float().square().mean()
-
-    Why:
-        The update is m / (√v + eps). With a gradient of 0 it is 0 / (0 + 0) = NaN; with a gradient of 1e-4, v = 1e-8
-        · 0.001 is 0 in float16 and the update is Inf.
-
-    Fix:
-        Keep the weights in float32 and let autocast choose the precision of each operation:
-
-            - model = Net().half()
-            + model = Net()
-            + with torch.autocast("cuda", torch.float16):
-            +     loss = loss_fn(batch)
-
-        `Adam(eps=1e-4)` holds in float16, but v still underflows and Adam becomes a plain momentum method.
-        `model.bfloat16()` is finite, though small updates are lost in its 8 bits; a float32 master copy loses none.
-
-    Proof:
-        √v + eps is exactly 0 at the bad places of the update, with finite weights and gradients. The same update with
-        weights, gradients and state in float32 must be finite.
-    """
+    """Adam's eps is zero in the precision of its state."""
     if case.phase != "optimizer" or case.op not in ("addcdiv", "div") or case.capture is None:
         return None
     denominator = case.inputs[-1]
@@ -88,51 +52,7 @@ def adam_eps_underflow_half(case: Case) -> Claim | None:
 
 @rule("optimizer_constant_rounding")
 def optimizer_constant_rounding(case: Case) -> Claim | None:
-    """An optimizer constant rounds to one in its precision.
-
-    An optimizer that keeps its betas in a low-precision tensor computes with other numbers than it was given: 0.999
-    is 1.0 in bfloat16. The bias correction 1 - beta^t is then exactly 0, and the first update divides by it.
-
-    Example:
-        import torch
-
-        class Momentum(torch.optim.Optimizer):
-            def __init__(self, params, lr):
-                super().__init__(params, {"lr": lr, "beta": torch.tensor(0.999, dtype=torch.bfloat16)})
-
-            @torch.no_grad()
-            def step(self, closure=None):
-                for group in self.param_groups:
-                    for p in group["params"]:
-                        m = self.state[p].setdefault("m", torch.zeros_like(p))
-                        m.mul_(0.999).add_(p.grad, alpha=0.001)
-                        p.sub_(group["lr"] * m / (1 - group["beta"].float()))  # unbiased, in the first step
-
-        model = torch.nn.Linear(3, 1)
-        optimizer = Momentum(model.parameters(), lr=1e-3)
-        batches = [torch.randn(8, 3)]
-
-        def loss_fn(batch):
-            return model(batch).square().mean()
-
-    Why:
-        bfloat16 has 8 bits of mantissa: between 0.996 and 1 there is no number. 0.999 is stored as 1.0, so that 1 -
-        beta is 0 and stays 0, whatever the weights are. Under the second moment of Adam it is worse: g / √(v / 0) is
-        0, and nothing is learned, without any warning.
-
-    Fix:
-        Keep hyper-parameters as Python floats or float32 tensors:
-
-            - betas = torch.tensor([0.9, 0.999], dtype=p.dtype)
-            + betas = (0.9, 0.999)
-
-        Casting to float32 afterwards is too late, the value is gone. Training the model in float32 does not help
-        either, since it is the optimizer that rounds.
-
-    Proof:
-        The update divides by a single value that is exactly 0, and the same update with weights, gradients and state
-        in float32 is as bad: so it is the constant, not the state.
-    """
+    """An optimizer constant rounds to one in its precision."""
     if case.phase != "optimizer" or case.op not in ("div", "reciprocal", "addcdiv", "rsqrt") or case.capture is None:
         return None
     divisors = [t for t in case.inputs if t.numel() == 1 and bool((t == 0).all())]
@@ -209,47 +129,7 @@ def _rounded_to_one(case: Case) -> str:
 
 @rule("loss_scale_misuse")
 def loss_scale_misuse(case: Case) -> Claim | None:
-    """The loss scale overflowed, collapsed or was applied in the wrong order.
-
-    The loss is multiplied by a large number so that small gradients survive in float16. If that number is too large,
-    fixed, or only ever grows, the gradients overflow instead. If gradients are clipped before they are unscaled, the
-    clip sees numbers a thousand times too large and the update almost vanishes.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(8, 4).half()
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-8)
-        batches = [(torch.randn(8, 8).half(), torch.randint(0, 4, (8,))) for _ in range(2)]
-
-        def loss_fn(batch):
-            x, label = batch
-            loss = nn.functional.cross_entropy(model(x).float(), label)
-            return loss * 2**20  # a static scale, never lowered
-
-    Why:
-        Backward is linear: a loss times S gives gradients times S. Every gradient on the way must stay below 65504 /
-        S, at S = 2^20 below 0.06.
-
-    Fix:
-        Let a scaler search the scale, and keep its order: scale, backward, unscale, clip, step, update.
-
-            - (loss * 2**20).backward()
-            - clip_grad_norm_(model.parameters(), 1.0)
-            - optimizer.step()
-            + guard = nantrap.Guard(model, optimizer, scaler=torch.amp.GradScaler(), max_grad_norm=1.0)
-            + guard.attempt(loss_fn, batch)
-
-        Weights in float16 (`model.half()`) cannot be unscaled without loss; keep them in float32 under autocast.
-        bfloat16 needs no scale at all. A scale that falls below 1 means that the loss itself is non-finite: look for
-        that.
-
-    Proof:
-        The step is run with a scale of 1 and must be finite, while it is non-finite with the scale. Where the loss has
-        no scale and a gradient leaves the range of float16 all the same, the step is run with a loss divided by 65,536:
-        the backward pass is linear, so that only a gradient that was too large is finite then.
-    """
+    """The loss scale overflowed, collapsed or was applied in the wrong order."""
     if case.phase != "backward" or case.trace is None or not case.any_half:
         return None
     scale = case.scale if case.scale and case.scale > 1 else _scale_by_hand(case)

@@ -26,46 +26,7 @@ _WANTS_POSITIVE = ("pow", "log", "log2", "log10", "log1p", "sqrt", "rsqrt", "xlo
 
 @rule("label_out_of_range")
 def label_out_of_range(case: Case) -> Claim | None:
-    """A target lies outside the range its loss accepts.
-
-    Binary cross-entropy needs targets from 0 to 1, and does not check them. A mask stored as 0/255, classes numbered 1
-    and 2, an ignore value of -1 or 255: the loss then has no lower bound. It turns negative, falls faster and faster,
-    looks like very good training, and overflows.
-
-    Example:
-        import torch
-        from torch import nn
-
-        torch.manual_seed(0)
-        model = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 1))
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        pixels = [torch.rand(16, 4) for _ in range(40)]
-        batches = [(x, 255.0 * (x[:, :1] > 0.5)) for x in pixels]  # the mask was never divided by 255
-
-        def loss_fn(batch):
-            x, mask = batch
-            return nn.functional.binary_cross_entropy_with_logits(model(x), mask)
-
-    Why:
-        For a logit z and a target y the loss is softplus(z) - y·z. With 0 ≤ y ≤ 1 it is never negative. With y = 255
-        it is about -254·z for large z: the larger the logit, the lower the loss, without a limit.
-
-    Fix:
-        Bring the targets into the range, once, where they are loaded:
-
-            - mask = torch.from_numpy(image)
-            + mask = torch.from_numpy(image).float() / 255
-
-        An ignore value is not a target: leave those places out with a mask, or use `ignore_index` where the loss has
-        one. A lower learning rate or gradient clipping only delays it. `abs(loss)` or `relu(loss)` hides the sign and
-        trains on nonsense. A negative cross-entropy is always a bug.
-
-    Proof:
-        The targets are compared with the range of the operation that read them in the failed step: a measurement. Then
-        the step, or the steps that led to it from an older state, must be finite with the targets clamped to the range;
-        if they are still bad, the targets are not the cause. A loss that had fallen below zero in the steps before is
-        added as evidence.
-    """
+    """A target lies outside the range its loss accepts."""
     for call in case.calls_of("aten.binary_cross_entropy"):
         target = call.args[1]
         low, high = float(target.min()), float(target.max())

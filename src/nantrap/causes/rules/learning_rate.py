@@ -24,46 +24,7 @@ _DELAYS = "with a far lower learning rate the loss still ends higher than withou
 
 @rule("lr_too_high")
 def lr_too_high(case: Case) -> Claim | None:
-    """The learning rate is beyond the stability limit.
-
-    Each update overshoots by more than it gains. The loss grows from step to step, slowly at first, until something
-    overflows. The operation that overflowed only shows it: the cause is in the steps before. A schedule that divides by
-    0 gives a learning rate of Inf or NaN, and the first update fails.
-
-    Example:
-        import torch
-
-        torch.manual_seed(0)
-        model = torch.nn.Linear(8, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
-        batches = [(torch.randn(16, 8), torch.randn(16, 1)) for _ in range(40)]
-
-        def loss_fn(batch):
-            x, y = batch
-            return (model(x) - y).square().mean()
-
-    Why:
-        Gradient descent on a curvature λ multiplies the error by 1 - lr·λ in each step. Above lr = 2/λ its size
-        exceeds 1 and the error grows geometrically. Networks have many curvatures; the largest one decides, and it
-        changes as they learn.
-
-    Fix:
-        Lower the learning rate, warm it up, or bound the step:
-
-            - optimizer = torch.optim.SGD(model.parameters(), lr=50.0)
-            + optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
-
-        `max_grad_norm=1.0` bounds the step and often suffices. `nan_to_num(loss)` and skipping bad steps do not help:
-        the weights were far off many steps before the first NaN, so resume from a checkpoint from before the growth.
-
-    Proof:
-        The loss or the gradient norm grew over the last steps, and the same batches from an older state with a tenth
-        of the learning rate stay finite (of one above 1000 that no tenth can save, with at most 0.001 instead). If they
-        do not, the cause is dropped and listed as refuted; so it is where the steps cannot be run again and the failed
-        one fails with the weights from before them. With a lower learning rate the loss must not end higher than
-        without any update: where it does, the lower one only delays a loss of the wrong sign, `maximize=True` or a
-        momentum above 1, and it is a guess. A learning rate of Inf or NaN: the same update with a small one is finite.
-    """
+    """The learning rate is beyond the stability limit."""
     if case.phase == "optimizer" and (beyond := _beyond_any_scale(case)) is not None:
         return beyond
     if case.phase not in ("forward", "backward", "optimizer") or case.growth < _GROWTH or rate_jump(case) is not None:
@@ -165,53 +126,7 @@ def _is_stable(case: Case, trial: Trial) -> bool:
 
 @rule("resume_lr_jump")
 def resume_lr_jump(case: Case) -> Claim | None:
-    """Restored state changed the learning rate.
-
-    After a resume the learning rate is not what the configuration says: `optimizer.load_state_dict` brings the learning
-    rate of the saved run along, a scheduler starts again from its beginning, a warm-up is skipped. Training was stable
-    before and explodes within a few steps.
-
-    Example:
-        import copy
-        import torch
-        import nantrap
-
-        torch.manual_seed(0)
-        model = torch.nn.Linear(8, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
-        saved = copy.deepcopy(optimizer.state_dict())
-        saved["param_groups"][0]["lr"] = 50.0  # of another experiment
-
-        def loss_fn(batch):
-            return (model(batch) - 1).square().mean()
-
-        guard = nantrap.Guard(model, optimizer)
-        for _ in range(4):
-            guard.attempt(loss_fn, torch.randn(16, 8))
-        optimizer.load_state_dict(saved)  # the resume
-        batches = [torch.randn(16, 8) for _ in range(40)]
-
-    Why:
-        `state_dict()` of an optimizer holds the parameter groups with their `lr`, and loading overwrites what the
-        constructor was given. A scheduler restores `base_lrs` and `last_epoch` and writes the learning rate again at
-        its next step.
-
-    Fix:
-        Set the learning rate after loading, in every group, and in the scheduler:
-
-            - optimizer.load_state_dict(saved)
-            + optimizer.load_state_dict(saved)
-            + for group in optimizer.param_groups:
-            +     group["lr"] = group["initial_lr"] = lr
-            + scheduler.base_lrs = [lr for _ in optimizer.param_groups]
-
-        Print the learning rate after the resume. Passing `lr=` to the constructor before loading does not help, and
-        neither does a lower loss scale or more clipping.
-
-    Proof:
-        The journal shows the learning rate rising fivefold or more in one step, and the same steps with the learning
-        rate before the jump stay finite.
-    """
+    """Restored state changed the learning rate."""
     jump = rate_jump(case)
     if jump is None:
         return None

@@ -22,49 +22,7 @@ _SIGNED = ("exp_avg", "momentum_buffer", "prev", "ax", "mu")
 
 @rule("uninitialised_memory")
 def uninitialised_memory(case: Case) -> Claim | None:
-    """A parameter or buffer was never initialised.
-
-    `torch.empty`, `to_empty()` or `empty_like` gives memory with whatever was in it. Often that is zeros, sometimes
-    1e38 or NaN, so the same code works on one machine and fails on another. Keys that are missing from a checkpoint
-    loaded with `strict=False` have the same effect.
-
-    Example:
-        import torch
-        from torch import nn
-
-        torch.use_deterministic_algorithms(True)  # fills empty memory with NaN, so that the fault shows every time
-        model = nn.Linear(4, 4)
-        model.scale = nn.Parameter(torch.empty(4))  # and nothing fills it
-        torch.use_deterministic_algorithms(False)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = [torch.randn(8, 4)]
-
-        def loss_fn(batch):
-            return (model(batch) * model.scale).square().mean()
-
-    Why:
-        An allocator returns memory without clearing it: it holds the bits of freed tensors, and any 32 bits are
-        some float32. One pattern in 256 is NaN or Inf, and many more are absurd.
-
-    Fix:
-        Initialise it, and check what loading did not fill:
-
-            - self.scale = nn.Parameter(torch.empty(4))
-            + self.scale = nn.Parameter(torch.ones(4))
-
-            - model.load_state_dict(saved, strict=False)
-            + missing = model.load_state_dict(saved, strict=False).missing_keys
-            + assert not missing, missing
-
-        After `to_empty()` call `reset_parameters()` on every module that has it. Replacing NaN in the weights leaves
-        the finite garbage in.
-
-    Proof:
-        The whole tensor is non-finite before the first step, nothing was ever written to it (its version counter is 0),
-        and its bits are not those that arithmetic gives: memory that was never filled. Or the result of `torch.empty`
-        was read in the step. Where only whole rows are bad, or a write was counted, it is a guess: a file may hold the
-        same values.
-    """
+    """A parameter or buffer was never initialised."""
     capture = case.capture
     if (
         capture is None
@@ -101,43 +59,7 @@ def uninitialised_memory(case: Case) -> Claim | None:
 
 @rule("corrupt_checkpoint")
 def corrupt_checkpoint(case: Case) -> Claim | None:
-    """The weights were non-finite when they were loaded.
-
-    The checkpoint was saved after the run had gone NaN, converted to float16 and overflowed, or damaged on the way.
-    The first forward pass after loading is bad, on every batch. A lower learning rate and other data change nothing.
-
-    Example:
-        import torch
-        from torch import nn
-
-        saved = {name: value.clone() for name, value in nn.Linear(6, 4).state_dict().items()}
-        saved["weight"][1, 3] = float("nan")  # saved one step too late
-        model = nn.Linear(6, 4)
-        model.load_state_dict(saved)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = [torch.randn(8, 6)]
-
-        def loss_fn(batch):
-            return model(batch).square().mean()
-
-    Why:
-        The common order is update, save, then look at the next loss. The loss that shows the damage comes one step
-        after the weights were written, so the newest checkpoint of a failed run is often the bad one.
-
-    Fix:
-        Resume from the newest healthy checkpoint, and refuse to save bad ones:
-
-            - torch.save(model.state_dict(), path)
-            + nantrap.CheckpointStore(folder).save(...)  # refuses a non-finite state
-
-        `nantrap audit runs/exp1` names the newest healthy one. `nan_to_num` on the weights makes the model run with
-        missing weights, and the optimizer's moments next to it are NaN as well.
-
-    Proof:
-        A parameter or buffer was non-finite when `load_state_dict` ended, which found every key, and is so in the first
-        step after it: a measurement. What was loaded before the guard was made is not seen. Then it is a guess: code
-        that makes the model may have computed the same values.
-    """
+    """The weights were non-finite when they were loaded."""
     external = case.external
     if external is None or external.kind not in ("parameter", "buffer"):
         return None
@@ -168,46 +90,7 @@ def corrupt_checkpoint(case: Case) -> Claim | None:
 
 @rule("corrupt_optimizer_state")
 def corrupt_optimizer_state(case: Case) -> Claim | None:
-    """The optimizer state was bad before the step.
-
-    Weights, loss and gradients are finite. The optimizer's memory is not: a NaN in the momentum, a negative second
-    moment, an Inf from a float16 copy, restored with a checkpoint. It also happens when the weights are cleaned by hand
-    and the moments are forgotten.
-
-    Example:
-        import torch
-
-        model = torch.nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-        model(torch.randn(8, 4)).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        saved = optimizer.state_dict()
-        saved["state"][0]["momentum_buffer"][1] = float("nan")  # saved after the bad step
-        optimizer.load_state_dict(saved)
-        batches = [torch.randn(8, 4)]
-
-        def loss_fn(batch):
-            return model(batch).square().mean()
-
-    Why:
-        A moment is an average of the past: m ← β·m + (1 - β)·g. β · NaN is NaN, so it stays NaN. Every later
-        update writes NaN into the weights, whatever the gradient.
-
-    Fix:
-        Restore an older state, or reset it for these parameters:
-
-            - optimizer.load_state_dict(saved)
-            + optimizer.load_state_dict(saved)
-            + optimizer.state.clear()  # the moments are rebuilt within some hundred steps; warm the learning rate up
-
-        Skipping the step does not help, the state stays bad and the next step is the same. Clipping does not help:
-        the gradients are fine.
-
-    Proof:
-        The state was non-finite, or a second moment negative, before the update; weights and gradients are finite;
-        and the same update with a fresh state is finite.
-    """
+    """The optimizer state was bad before the step."""
     if case.phase not in ("optimizer", "state"):
         return None
     external = case.external

@@ -25,45 +25,7 @@ _OF_THE_SECOND: Final = ("xlogy", "special_xlog1py")
 
 @rule("log_of_zero")
 def log_of_zero(case: Case) -> Claim | None:
-    """The logarithm of zero gave -Inf.
-
-    A probability underflowed to exactly 0, or reached exactly 1 in log(1 - p), and its logarithm is -Inf. Usually it
-    is log(softmax(x)) or log(sigmoid(x)) written as two calls: the first rounds to 0 what the second still needs.
-    logit, atanh, xlogy and the log-determinant of a singular matrix take the logarithm of 0 inside.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(4, 3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = [torch.randn(8, 4), torch.randn(8, 4) * 500]  # larger inputs make the model very sure
-
-        def loss_fn(batch):
-            probability = model(batch).softmax(-1)
-            return -probability.log().mean()
-
-    Why:
-        exp(-104) is already 0 in float32, so a logit that lies 104 below the largest has the probability 0, and log 0
-        = -Inf. In log space the same number is simply -104.
-
-    Fix:
-        Stay in log space:
-
-            - loss = -model(x).softmax(-1).log()
-            + loss = -model(x).log_softmax(-1)
-
-            - loss = -(y * p.log() + (1 - y) * (1 - p).log())
-            + loss = nn.functional.binary_cross_entropy_with_logits(logits, y)
-
-        Where there are no logits, `nantrap.ops.safe_log(p)` has a floor. `p.clamp(min=1e-8).log()` is finite as well,
-        but without a gradient below the floor, and 1e-8 is 0 in float16 (NT404). `nan_to_num` after the log does not
-        help: the derivative 1/p is infinite and NaN · 0 is NaN.
-
-    Proof:
-        The argument of the logarithm is exactly at its pole at the bad places, in float32: a measurement. The call is
-        then replaced by a logarithm with a floor at its own line, and the step must be finite.
-    """
+    """The logarithm of zero gave -Inf."""
     if case.op == "linalg_slogdet" and case.phase == "forward":
         return _determinant_of_zero(case)
     if case.capture is None or case.op not in _LOGARITHMS or not case.inputs or case.output is None:

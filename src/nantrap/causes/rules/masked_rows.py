@@ -21,53 +21,7 @@ _MOST_REDUCTIONS: Final = 4
 
 @rule("softmax_fully_masked_row")
 def softmax_fully_masked_row(case: Case) -> Claim | None:
-    """Softmax over a row in which every position is masked.
-
-    A row of attention scores was -inf everywhere: a sequence of padding only, a query that may see no key, a state
-    without a legal action. The softmax of such a row is 0/0, so the whole row is NaN, and so is everything computed
-    from it.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(8, 8)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        padding = [torch.tensor([[0, 0, 1], [0, 1, 1]]).bool(), torch.tensor([[0, 0, 1], [1, 1, 1]]).bool()]
-        batches = [(torch.randn(2, 3, 8), mask) for mask in padding]  # the last sample is padding only
-
-        def loss_fn(batch):
-            x, mask = batch
-            scores = model(x) @ x.transpose(1, 2)
-            scores = scores.masked_fill(mask[:, None, :], float("-inf"))
-            return (scores.softmax(-1) @ x).square().mean()
-
-    Why:
-        softmax(x) = exp(x - max x) / Σ exp(x - max x). With max x = -inf the difference is -inf - (-inf) = NaN. A row
-        with one finite score is fine: the others give exp(-inf) = 0, which is what the mask is for.
-
-    Fix:
-        Give the row one valid key, drop the empty sample, or use a softmax that defines the empty row as zeros:
-
-            - weights = scores.masked_fill(mask, float("-inf")).softmax(-1)
-            + weights = nantrap.ops.masked_softmax(scores, ~mask)
-
-        `weights.nan_to_num(0)` repairs the forward pass only: the backward of softmax multiplies by its own output,
-        which is NaN, and where the mask was added, not filled in, the gradient of the scores is NaN. Filling with
-        `finfo.min` instead of -inf makes the row uniform, an attention to padding, and overflows when something is
-        added to it (NT403).
-
-        A maximum and a logsumexp of such a row have no value either: they are -Inf. Fill the row with a number before:
-
-            - pooled = x.masked_fill(mask, float("-inf")).amax(1)
-            + pooled = x.masked_fill(mask, float("-inf")).masked_fill(mask.all(1, keepdim=True), 0.0).amax(1)
-
-    Proof:
-        The rows that are NaN in the output are exactly the rows that are -inf everywhere in the input: a measurement.
-        The call is then replaced by a masked softmax at its own line, and the step must be finite. For a maximum or a
-        logsumexp: the operation at which it began was given -Inf that the reduction made of such rows; with 0 in these
-        rows the step must be finite.
-    """
+    """Softmax over a row in which every position is masked."""
     capture = case.capture
     if capture is None or case.op not in ("softmax", "log_softmax", "safe_softmax"):
         return _reduced(case)

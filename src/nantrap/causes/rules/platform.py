@@ -20,49 +20,7 @@ _MODERATE = 1e6
 
 @rule("hardware_fault")
 def hardware_fault(case: Case) -> Claim | None:
-    """The same operation gave different results on the same operands.
-
-    The same operation on the same operands gives different bits in two runs: a bit flipped, a cable or a memory module
-    is failing. It is rare on one device and regular on thousands. A step that is finite when it is run again, or a
-    weight with odd bits, only points there: a generator that was not put back, or a write that bypasses PyTorch, looks
-    the same.
-
-    Example:
-        import torch
-        import nantrap
-
-        model = torch.nn.Linear(4, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-
-        def loss_fn(batch):
-            return model(batch).square().mean()
-
-        guard = nantrap.Guard(model, optimizer)
-        guard.attempt(loss_fn, torch.randn(8, 4))
-        bits = model.weight.detach().numpy().view("int32")  # bypasses PyTorch: no write is counted
-        bits[1, 2] |= 0x7F800000  # the exponent bits flip
-        batches = [torch.randn(8, 4)]
-
-    Why:
-        Training is deterministic on one machine for one order of operations. A result that differs between two runs
-        of the same numbers was not made by the code. An exponent of all ones is Inf or NaN, so one flipped bit can be
-        enough.
-
-    Fix:
-        Nothing in the code needs to change. Resume from the last good checkpoint, note device and host, and test the
-        memory:
-
-            nvidia-smi -q -d ECC
-            dcgmi diag -r 3
-
-        If those tests find something, replace the device. A failure that comes and goes with dropout is not a hardware
-        fault: random numbers must be put back before a comparison, as the replay does.
-
-    Proof:
-        The operation is run twice more on its recorded operands, agrees with itself and is finite, while it was not in
-        the step. Anything less is called a guess: a weight with a NaN whose bits no arithmetic writes, or a step
-        that is finite in two replays.
-    """
+    """The same operation gave different results on the same operands."""
     external = case.external
     if external is not None and external.kind in ("parameter", "buffer") and case.state_untouched:
         if case.lab.writes_again(external.name, external.tensor):
@@ -75,50 +33,7 @@ def hardware_fault(case: Case) -> Claim | None:
 
 @rule("backend_or_kernel_bug")
 def backend_or_kernel_bug(case: Case) -> Claim | None:
-    """One kernel is wrong on inputs for which the reference is right.
-
-    The operation got harmless inputs and gave NaN or Inf, and the same mathematics in a trusted form is finite. A
-    fused or hand-written kernel forgot to subtract a maximum, a backend is wrong for a stride, a shape or a value
-    range.
-
-    Example:
-        import numpy as np
-        import torch
-
-        @torch.library.custom_op("nantrap_page::softmax", mutates_args=())
-        def softmax(x: torch.Tensor) -> torch.Tensor:
-            with np.errstate(all="ignore"):
-                e = np.exp(x.detach().numpy())  # forgets to subtract the maximum
-                return torch.from_numpy(e / e.sum(-1, keepdims=True))
-
-        softmax.register_autograd(
-            lambda ctx, g: ctx.y * (g - (g * ctx.y).sum(-1, keepdim=True)),
-            setup_context=lambda ctx, inputs, output: setattr(ctx, "y", output),
-        )
-        model = torch.nn.Linear(4, 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = [torch.randn(6, 4), torch.randn(6, 4) * 400]
-
-        def loss_fn(batch):
-            return softmax(model(batch)).square().mean()
-
-    Why:
-        Mathematically equal forms differ in floating point: e^x / Σ e^x overflows at x = 88.7, e^(x-max) / Σ
-        e^(x-max) never does. Kernels are tested on inputs near 0, and training reaches other values.
-
-    Fix:
-        Use the plain operation until the kernel is repaired, and report it with the inputs of the incident:
-
-            - weights = fused_softmax(scores)
-            + weights = scores.softmax(-1)
-
-        For attention choose another backend (`torch.nn.attention.sdpa_kernel`). A lower learning rate or clipping only
-        makes such inputs rarer.
-
-    Proof:
-        For an operation of PyTorch: recomputed on its recorded inputs in float64 it is finite and fits into its
-        dtype. For a foreign kernel there is no reference to run, and the cause is called a guess.
-    """
+    """One kernel is wrong on inputs for which the reference is right."""
     if case.capture is None or case.output is None or case.phase not in ("forward", "backward"):
         return None
     from nantrap.causes.reference import recomputed
@@ -154,51 +69,7 @@ def backend_or_kernel_bug(case: Case) -> Claim | None:
 
 @rule("compiler_bug")
 def compiler_bug(case: Case) -> Claim | None:
-    """The compiled model differs from the eager one.
-
-    With `torch.compile` the step is NaN, without it the same step is finite. A fusion reordered operations, dropped a
-    guard such as the subtraction of a maximum, or kept an intermediate in another precision.
-
-    Example:
-        import torch
-        import nantrap
-
-        def wrong_backend(graph, inputs):  # a compiler that fuses x / (y + eps) and loses the eps
-            for node in graph.graph.nodes:
-                if node.args[1:] == (1e-6,):
-                    node.args = (node.args[0], 0.0)
-            graph.recompile()
-            return graph
-
-        class Standardise(torch.nn.Linear):
-            def forward(self, x):
-                return super().forward(x / (x.std(dim=-1, keepdim=True) + 1e-6))
-
-        model = torch.compile(Standardise(4, 1), backend=wrong_backend)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = [torch.randn(8, 4), torch.ones(8, 4)]
-
-        def loss_fn(batch):
-            return model(batch).square().mean()
-
-    Why:
-        A compiler may use that sums commute and that a cast can be left out. Both hold for real numbers and not for
-        floating point.
-
-    Fix:
-        Leave the one module out of compilation until it is repaired, and report it with the inputs of the incident:
-
-            - model = torch.compile(model)
-            + model.attention.forward = torch.compiler.disable(model.attention.forward)
-            + model = torch.compile(model)
-
-        Try `backend="aot_eager"` first: if it is finite, the cause is in the code generator, otherwise in the capture.
-        Setting `torch._inductor.config.emulate_precision_casts = True` restores the casts of half precision. A lower
-        learning rate does not help.
-
-    Proof:
-        The same step with the same inputs is run without compilation and is finite, while the compiled one is not.
-    """
+    """The compiled model differs from the eager one."""
     from nantrap.locate.replay import compiled_code_ran
 
     replay = case.location.replay
@@ -224,49 +95,7 @@ def compiler_bug(case: Case) -> Claim | None:
 
 @rule("rank_divergence")
 def rank_divergence(case: Case) -> Claim | None:
-    """The ranks hold or decided different things.
-
-    In data-parallel training all ranks must hold the same weights and take the same decisions. One rank skipped a bad
-    batch alone, loaded another file, drew its initial weights from another seed or reduced in another order, and from
-    then on the averaged gradients fit none of the models.
-
-    Example:
-        # torchrun --nproc-per-node 2 example.py
-        import torch
-        import torch.distributed as dist
-        import nantrap
-
-        if not dist.is_initialized():
-            dist.init_process_group("gloo")
-        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
-        if dist.get_rank() == 1:  # loads its weights after wrapping, and another file
-            torch.nn.init.zeros_(model.module.weight)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        policy = nantrap.Policy(check_state_every=1)
-        guard = nantrap.Guard(model, optimizer, policy=policy)
-        batches = [torch.randn(8, 4) for _ in range(3)]
-
-        def loss_fn(batch):
-            return model(batch).square().mean()
-
-    Why:
-        DDP averages gradients, not weights. Weights that differ once stay different, and a rank that leaves out one
-        collective pairs its next one with the others' previous one: wrong sums first, a hang later.
-
-    Fix:
-        Decide together, and begin together:
-
-            - if not loss.isfinite():
-            -     continue
-            + outcome = guard.attempt(loss_fn, batch)  # all ranks skip, or none
-
-        Wrap the model in DistributedDataParallel after loading, so that rank 0's weights are broadcast. Seeding all
-        ranks alike gives them the same dropout and the same data, and does not repair weights that differ already.
-
-    Proof:
-        Checksums of the parameters differ between the ranks of a DistributedDataParallel model. They are compared after
-        the first step, and whenever the whole state is checked (`Policy.check_state_every`).
-    """
+    """The ranks hold or decided different things."""
     if len(set(case.checksums)) < 2:
         return None
     shown = ", ".join(f"rank {rank}: {value:.9g}" for rank, value in enumerate(case.checksums[:4]))

@@ -16,45 +16,7 @@ if TYPE_CHECKING:
 
 @rule("zero_times_inf")
 def zero_times_inf(case: Case) -> Claim | None:
-    """Zero times infinity gave NaN.
-
-    An Inf that was put there on purpose, mostly a mask, was multiplied by a 0 that was meant to remove it. A product
-    does not remove an Inf: 0 · Inf is NaN. The entropy p·log p of masked logits, soft labels on masked classes and a
-    mask multiplied onto a masked matrix are the usual places.
-
-    Example:
-        import torch
-
-        model = torch.nn.Linear(6, 4)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        legal = torch.tensor([True, True, False, True])
-        batches = [torch.randn(5, 6) for _ in range(2)]
-
-        def loss_fn(batch):
-            log_p = model(batch).masked_fill(~legal, float("-inf")).log_softmax(-1)
-            entropy = -(log_p.exp() * log_p).sum(-1)
-            return -entropy.mean()
-
-    Why:
-        The limit of p·log p is 0 for p towards 0, but the processor does not take limits: it multiplies 0 by -Inf.
-
-    Fix:
-        Select instead of multiplying, before the product:
-
-            - entropy = -(p * log_p).sum(-1)
-            + entropy = -nantrap.ops.xlogx(p).sum(-1)
-
-            - loss = loss_per_class * mask
-            + loss = torch.where(mask, loss_per_class, 0.0)
-
-        `torch.where` after the product repairs the forward pass only: the backward of the product multiplies the 0 by
-        the Inf again. For p·log p choose the argument first: `p * torch.where(p > 0, log_p, 0.0)`. `nan_to_num` on
-        the result has the same gradient problem.
-
-    Proof:
-        At every bad place one factor is 0 and the other Inf, and that Inf was there before: a measurement. In a product
-        of matrices no other term of the entry may give NaN as well, as Inf and -Inf would.
-    """
+    """Zero times infinity gave NaN."""
     if (
         case.phase == "forward"
         and case.capture is None

@@ -37,46 +37,7 @@ _SPREADS = ("std", "var", "linalg_vector_norm", "sub", "amax", "max", "sqrt", "n
 
 @rule("empty_reduction")
 def empty_reduction(case: Case) -> Claim | None:
-    """A mean or quotient was taken over zero elements.
-
-    The batch held no valid token, no positive anchor, no labelled pixel, so the mean over them is 0/0. It is rare,
-    which is why it appears after two days: one short sequence, one empty scene, one batch whose every label is
-    `ignore_index`.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(6, 3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = [(torch.randn(4, 6), torch.tensor([0, 2, 1, 0])), (torch.randn(4, 6), torch.full((4,), -100))]
-
-        def loss_fn(batch):
-            x, labels = batch
-            return nn.functional.cross_entropy(model(x), labels)  # every label of the second batch is ignored
-
-    Why:
-        The mean is a sum divided by a count, and with a count of 0 that is 0/0 = NaN. With `cross_entropy` the
-        gradients are zero in that case, so the weights survive, but the logged loss, an average over the epoch, a
-        scheduler that reads it and a sum with other terms do not.
-
-    Fix:
-        Say what the mean of nothing is: zero, with a zero gradient.
-
-            - loss = nn.functional.cross_entropy(logits, labels)
-            + loss = nantrap.ops.cross_entropy(logits, labels)
-
-            - loss = (error * mask).sum() / mask.sum()
-            + loss = nantrap.ops.masked_mean(error, mask)
-
-        `mask.sum().clamp(min=1)` is right as well. `nan_to_num(loss)` is not: where the quotient is hand-made its
-        derivative is NaN too. Returning 0.0, a constant, makes backward fail and other ranks wait.
-
-    Proof:
-        The operation was given an empty tensor, or only ignored labels, or a denominator that counts a mask and is
-        exactly 0 under a numerator of 0: a measurement. The call is then replaced by its safe form at its own line,
-        and the step must be finite.
-    """
+    """A mean or quotient was taken over zero elements."""
     capture = case.capture
     if capture is None or case.made != "nan" or case.phase != "forward":
         return None

@@ -17,42 +17,7 @@ if TYPE_CHECKING:
 
 @rule("input_out_of_scale")
 def input_out_of_scale(case: Case) -> Claim | None:
-    """A batch or target lies in another scale than the others.
-
-    The values are finite and no sentinel, but of another size than what the model was made for: one value of 1e25 from
-    a file read with the wrong byte order, a column in pascal where bar was meant, pixels of 0 to 255 where 0 to 1 was
-    trained on. A square or a sum of them leaves the range of the dtype.
-
-    Example:
-        import torch
-
-        torch.manual_seed(0)
-        model = torch.nn.Linear(4, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        batches = [torch.randn(8, 4) for _ in range(4)]
-        batches[3][5, 1] = 1e25  # one value, read with the wrong byte order
-
-        def loss_fn(batch):
-            return model(batch).square().mean()
-
-    Why:
-        Everything after the input is built for numbers near 1. 1e25 squared is 1e50, and float32 ends at 3.4e38.
-
-    Fix:
-        Check the range where the data are read, and scale there:
-
-            - x = torch.from_numpy(raw)
-            + x = torch.from_numpy(raw)
-            + if x.abs().max() > 1e6:
-            +     raise ValueError(f"{path}: values up to {x.abs().max():.3g}")
-
-        Gradient clipping does not help, since the loss itself overflows. A clamp of the input hides the bad file.
-
-    Proof:
-        The largest value of the batch is far beyond the usual inputs of a network, or beyond those of the batches
-        before it, and the step is finite without the sample that holds it, or with the batch brought to the usual
-        scale.
-    """
+    """A batch or target lies in another scale than the others."""
     found = largest_input(case)
     if found is None:
         return _in_other_units(case)

@@ -40,43 +40,7 @@ _ROUNDINGS = 64
 
 @rule("arccos_boundary")
 def arccos_boundary(case: Case) -> Claim | None:
-    """The derivative of acos or asin is infinite at ±1.
-
-    The angle between two equal (or opposite) directions was computed by acos, or an Euler angle by asin at the pole.
-    The value, 0 or π, is right. The slope there is infinite, and the gradient becomes Inf or NaN. The slope of acosh is
-    infinite at 1: the distance from a point to itself, in hyperbolic embeddings.
-
-    Example:
-        import torch
-
-        model = torch.nn.Linear(3, 1)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = [torch.randn(4, 3), torch.randn(4, 3) * 100]  # the second one saturates tanh: exactly ±1
-
-        def loss_fn(batch):
-            cosine = torch.tanh(model(batch))
-            return torch.acos(cosine).mean()
-
-    Why:
-        d acos(x)/dx = -1/√(1 - x²), which is -1/0 at x = ±1. Rounding is enough: the cosine of two nearly equal
-        float32 vectors is often exactly 1, and sometimes 1.0000001, for which acos itself is NaN.
-
-    Fix:
-        Use a form that is smooth there:
-
-            - angle = torch.acos((a * b).sum(-1))
-            + angle = 2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1))
-
-        or bound the slope with `nantrap.ops.safe_acos(x)`. `x.clamp(-1, 1)` is the common fix, and it repairs only the
-        value: at exactly ±1 clamp passes the gradient on, and the slope is as infinite as before. (torch 2.15 gives
-        clamp a slope of 0 at its bound, so that it helps there.) `x.clamp(-1 + 1e-6, 1 - 1e-6)` works in float32; in
-        half precision 1 - 1e-6 is 1 (NT404). For acosh, `x.clamp(min=1 + 1e-6)`.
-
-    Proof:
-        In AcosBackward0, AsinBackward0 or AcoshBackward0 the bad values are exactly where what stands under the root is
-        0: a measurement. A gradient that only is too large for the slope next to the end is no such case. The call is
-        then replaced at its own line by one with a bounded slope, and the step must be finite.
-    """
+    """The derivative of acos or asin is infinite at ±1."""
     if case.phase == "forward":
         return _just_outside(case)
     if case.phase != "backward" or case.node not in _ENDS or not _root_of_zero(case):
@@ -112,46 +76,7 @@ def _root_of_zero(case: Case) -> bool:
 
 @rule("singular_gradient_at_zero")
 def singular_gradient_at_zero(case: Case) -> Claim | None:
-    """The derivative is infinite at exactly zero.
-
-    The loss is finite, the gradient is not: sqrt, a power below 1 or a norm or deviation built from them was computed
-    at exactly 0, where its slope is infinite. Distances between equal points, norms of padded rows and the magnitude
-    of silence are the usual zeros.
-
-    Example:
-        import torch
-
-        model = torch.nn.Linear(3, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = [torch.randn(5, 3) for _ in range(2)]
-
-        def loss_fn(batch):
-            z = model(batch)
-            squared = (z[:, None] - z[None, :]).square().sum(-1)  # 0 on the diagonal
-            return squared.sqrt().mean()
-
-    Why:
-        The slope of √x is 1/(2√x), which is Inf at 0. The chain rule multiplies it by the inner derivative, 2·(z - z)
-        = 0, and Inf · 0 is NaN. `torch.norm` and `torch.std` define their slope as 0 there; the same formula written
-        by hand does not.
-
-    Fix:
-        Keep the argument away from 0, inside the root:
-
-            - distance = squared.sqrt()
-            + distance = (squared + 1e-12).sqrt()
-
-        `nantrap.ops.safe_sqrt(x)`, `safe_norm`, `safe_pow` and `safe_std` have the exact value and a slope of 0 at 0.
-        What does not help: an eps outside, `sqrt(x) + eps`, changes nothing. `torch.where(x > 0, x.sqrt(), 0)` is NaN
-        too (NT303). Zeroing NaN gradients in a hook trains on a wrong direction, and Adam's momentum and weight decay
-        move the weights even with a gradient of 0.
-
-    Proof:
-        The value that the autograd node saved is exactly 0 at the bad places, in a pass whose forward was finite. The
-        call is then replaced at its own line by one with a bounded slope, and the step must be finite. Next to 0 the
-        slope is finite and may still be too much for float16: the gradient is then followed back from the overflow to
-        the one operation that multiplied it, and the step must be finite with a larger eps there.
-    """
+    """The derivative is infinite at exactly zero."""
     if case.phase != "backward" or case.capture is None:
         return None
     if case.dtype == "float16" and case.made == "inf" and (steep := find_amplifier(case)) is not None:

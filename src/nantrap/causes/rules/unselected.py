@@ -55,44 +55,7 @@ class Incoming:
 
 @rule("where_unselected_branch")
 def where_unselected_branch(case: Case) -> Claim | None:
-    """A branch that was not selected put NaN into the gradient.
-
-    `torch.where(ok, f(x), 0)` was meant to avoid the bad places of f. It does so in the forward pass. In the backward
-    pass both branches get a gradient: the unselected places get 0, which is multiplied by the slope of f there, and 0
-    · Inf is NaN. An index after the fact or a product with a mask behaves the same.
-
-    Example:
-        import torch
-
-        model = torch.nn.Linear(4, 6, bias=False)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        batches = [torch.randn(8, 4) for _ in range(2)]
-        batches[1][3] = 0.0  # a silent frame: its energy is exactly 0
-
-        def loss_fn(batch):
-            energy = model(batch).square()
-            level = torch.where(energy > 0, energy.log(), torch.zeros_like(energy))
-            return level.mean()
-
-    Why:
-        The gradient of where(c, a, b) with respect to a is where(c, g, 0): a 0, and not "no gradient". The chain rule
-        continues and multiplies by f'(x), which is Inf or NaN there. Autograd cannot leave a place out.
-
-    Fix:
-        Select before the operation as well, so that it never sees a bad argument:
-
-            - y = torch.where(x > 0, x.log(), 0.0)
-            + ok = x > 0
-            + y = torch.where(ok, torch.where(ok, x, 1.0).log(), 0.0)
-
-        or use the safe form, `nantrap.ops.safe_log(x)`. `nan_to_num` on the loss changes nothing, since the loss is
-        finite. Zeroing NaN gradients in a hook throws away the good part of the gradient with the bad one.
-
-    Proof:
-        At all bad places the gradient that reaches the node is exactly 0 and the local derivative is infinite, and
-        those zeros come from a `where`, an index or a mask product: a measurement along the gradient. The call is
-        then replaced at its own line by one that is finite on both branches.
-    """
+    """A branch that was not selected put NaN into the gradient."""
     if case.phase != "backward" or case.trace is None or is_decomposition(case.node):
         return None
     if case.location.replay is not None and case.location.replay.dropped is not None:

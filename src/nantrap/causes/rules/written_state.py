@@ -23,43 +23,7 @@ _AT_START = "check the expression that gives the initial value: the logarithm of
 
 @rule("bn_buffers_poisoned")
 def bn_buffers_poisoned(case: Case) -> Claim | None:
-    """A buffer updated in the forward pass holds non-finite values.
-
-    BatchNorm's running statistics, a quantisation observer or another buffer is written by the forward pass itself,
-    before the loss is computed. After one bad batch, or an overflow in a half-precision buffer, it stays NaN or Inf.
-    Training normalises by the batch and shows nothing; evaluation is NaN.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2)).half()  # running_var is float16 as well
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        batches = [(torch.randn(32, 4) * scale).half() for scale in (1, 1, 2000)]
-
-        def loss_fn(batch):
-            return model(batch).float().square().mean()
-
-    Why:
-        running_var ← 0.9·running_var + 0.1·var. A standard deviation of 2,000 is harmless in float16, its variance of
-        4,000,000 is not. Inf · 0.9 stays Inf: the average cannot recover.
-
-    Fix:
-        Keep such buffers in float32, and reset those that are bad already:
-
-            - model = Net().half()
-            + model = Net()  # and autocast around the forward pass
-            + for module in model.modules():
-            +     if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            +         module.reset_running_stats()
-
-        `if loss.isnan(): continue` does not help: the forward pass has written the buffer by then. The guard puts
-        buffers back when it skips a step.
-
-    Proof:
-        A buffer is non-finite after the forward pass while parameters, loss and gradients are finite: a measurement.
-        One that was bad before the step is a guess: other code may have written it since the last one.
-    """
+    """A buffer updated in the forward pass holds non-finite values."""
     external = case.external
     has: Has
     if (
@@ -87,51 +51,7 @@ def bn_buffers_poisoned(case: Case) -> Claim | None:
 
 @rule("ema_poisoned")
 def ema_poisoned(case: Case) -> Claim | None:
-    """The averaged weights hold non-finite values.
-
-    The model is healthy, its moving average is not. The average took in one bad step that was later rolled back in
-    the model, is kept in float16 and overflowed, or divides by a counter that starts at 0. It is used for evaluation
-    only, so training continues and the published weights are NaN.
-
-    Example:
-        import torch
-        from torch import nn
-
-        model = nn.Linear(3, 1)
-        model.average = nn.Linear(3, 1).requires_grad_(False)
-        optimizer = torch.optim.SGD([model.weight, model.bias], lr=0.1)
-        count = torch.zeros(())
-
-        def update_average(*_):
-            with torch.no_grad():
-                model.average.weight.add_((model.weight - model.average.weight) / count)  # the first division is by 0
-                count.add_(1)
-
-        optimizer.register_step_post_hook(update_average)
-        batches = [torch.randn(8, 3) for _ in range(2)]
-
-        def loss_fn(batch):
-            return model(batch).square().mean()
-
-    Why:
-        avg ← decay·avg + (1 - decay)·w. Once Inf or NaN it stays so: decay · NaN is NaN. No gradient and no loss ever
-        reads it.
-
-    Fix:
-        Update it after good steps only, in float32, and let the guard do both:
-
-            - optimizer.step(); ema.update_parameters(model)
-            + guard = nantrap.Guard(model, optimizer, ema=ema)
-            + guard.attempt(loss_fn, batch)
-
-        Rolling the model back without its average does not help. If the average is bad already, copy the model's
-        weights into it and begin again.
-
-    Proof:
-        The averaged copy is non-finite while the model is finite, and no gradient ever moves it: a measurement, where
-        the average was given to the guard or was seen to be computed from the weights. A copy of the same shape and
-        name alone is a guess.
-    """
+    """The averaged weights hold non-finite values."""
     trained = _trained(case)
     averaged = [f for f in case.incident.findings if f.kind == "ema"]
     copies = [f for f in _written_beside_the_update(case) if _is_copy_of_trained(case, f.name, trained)]
@@ -231,50 +151,7 @@ def _trained_is_finite(case: Case, trained: set[str]) -> bool:
 
 @rule("state_overwritten")
 def state_overwritten(case: Case) -> Claim | None:
-    """The program itself wrote a non-finite value into its own state.
-
-    A parameter or buffer was finite when the last step ended and is not now. Between the two, or inside the forward
-    pass, the program wrote it: a codebook entry that is reset to the mean of no sample, a weight that is divided by its
-    norm of 0, a row that is loaded into a table. Writes through `tensor.data`, NumPy or a custom kernel leave no mark
-    in PyTorch, so that only the damage is seen.
-
-    Example:
-        import torch
-        import nantrap
-
-        torch.manual_seed(0)
-        model = torch.nn.Embedding(6, 3)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-
-        def loss_fn(batch):
-            return model(batch).square().mean()
-
-        guard = nantrap.Guard(model, optimizer)
-        for _ in range(2):
-            guard.attempt(loss_fn, torch.randint(0, 6, (8,)))
-        members = torch.zeros(0, 3)  # no sample uses this code
-        model.weight.data[4] = members.mean(0)  # the mean of nothing is NaN
-        batches = [torch.arange(6)]
-
-    Why:
-        Nothing checks what is assigned to a weight. The optimizer did not write it, no gradient shows it, and a skipped
-        step does not undo it.
-
-    Fix:
-        Check what is written before it is written:
-
-            - model.codes.data[dead] = samples[chosen].mean(0)
-            + if chosen.any():
-            +     model.codes.data[dead] = samples[chosen].mean(0)
-
-        `guard.check_state()` after such a write names it immediately. `nan_to_num` on the weight hides it and trains on
-        zeros.
-
-    Proof:
-        The state was seen finite after the last step and holds non-finite values before this one, or it changed inside
-        the forward pass while no operation that could be seen wrote it: a measurement. The bits of the values are
-        checked: a NaN that no arithmetic makes points to another cause.
-    """
+    """The program itself wrote a non-finite value into its own state."""
     external = case.external
     written = [f for f in case.incident.findings if (f.kind, f.phase) == ("parameter", "forward")]
     replaced = {name: how for name in _bad_buffers(case) if (how := written_as(case, name)) in ("new", "outside")}

@@ -2,48 +2,12 @@
 
 from __future__ import annotations
 
-from nantrap.doctor.checks import (
-    derivatives,
-    finite_tests,
-    handling,
-    keeping,
-    logarithms,
-    masks,
-    mixed_precision,
-    model,
-    order,
-    owning,
-    precision,
-    schedule,
-    source_rates,
-    source_settings,
-    statistics,
-    update,
-    weights,
-)
-from nantrap.doctor.checks.registry import CONFIGURATION, PAGES, SOURCE, Check, Found
+import importlib
+import pkgutil
 
-__all__ = [
-    "CONFIGURATION",
-    "PAGES",
-    "SOURCE",
-    "Check",
-    "Found",
-    "derivatives",
-    "finite_tests",
-    "handling",
-    "keeping",
-    "logarithms",
-    "masks",
-    "mixed_precision",
-    "model",
-    "order",
-    "owning",
-    "precision",
-    "schedule",
-    "source_rates",
-    "source_settings",
-    "statistics",
-    "update",
-    "weights",
-]
+from nantrap.doctor.checks.registry import CONFIGURATION, SOURCE, Sighting
+
+for _module in pkgutil.iter_modules(__path__):
+    importlib.import_module(f"{__name__}.{_module.name}")
+
+__all__ = ["CONFIGURATION", "SOURCE", "Sighting"]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.flow import flow_of
@@ -34,27 +34,9 @@ _UNGUIDED: Final = re.compile(r"sampl|generat|decode|beam|quanti|infer|predict|m
 _COUNTS: Final = re.compile(r"count|nelem|^n_|num|len|rand|noise|uniform")
 
 
-@source_check("NT861", "sqrt_at_zero")
-def sqrt_at_zero(module: Module, repository: Repository) -> Iterator[Found]:
-    """The square root of a sum of squares, whose derivative is infinite at zero.
-
-    The value is right, the gradient is 0 × Inf = NaN as soon as all terms are zero: two equal points, a padded row.
-
-    Example:
-        distance = torch.sqrt(((a - b) ** 2).sum(-1))
-
-    Why:
-        d sqrt(x)/dx = 1/(2 sqrt(x)).
-
-    Fix:
-        Add a small number inside the root, or use a norm, whose gradient at zero is defined as zero:
-
-            - torch.sqrt(((a - b) ** 2).sum(-1))
-            + torch.linalg.vector_norm(a - b, dim=-1)
-
-    Silent:
-        When an epsilon is added inside, and outside of forward passes and losses.
-    """
+@source_check("sqrt_at_zero")
+def sqrt_at_zero(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """The square root of a sum of squares, whose derivative is infinite at zero."""
     found: list[tuple[ast.expr, ast.expr, Place]] = []
     for call, place in module.sites("sqrt", "sqrt_"):
         root = operation(module, call)
@@ -69,7 +51,7 @@ def sqrt_at_zero(module: Module, repository: Repository) -> Iterator[Found]:
         inner = _followed(operand, place.function, node.lineno)
         if has_floor(module, inner, place.function) or not _sum_of_squares(module, inner, place.function, 0):
             continue
-        yield Found(
+        yield Sighting(
             "medium",
             node.lineno,
             ast.unparse(node)[:80],
@@ -78,27 +60,9 @@ def sqrt_at_zero(module: Module, repository: Repository) -> Iterator[Found]:
         )
 
 
-@source_check("NT862", "where_guards_domain")
-def where_guards_domain(module: Module, repository: Repository) -> Iterator[Found]:
-    """torch.where chooses the good value, but the bad one still gives a NaN gradient.
-
-    Both branches are computed. Backward multiplies the unselected one by zero, and 0 × Inf = NaN.
-
-    Example:
-        y = torch.where(x > 0, torch.log(x), torch.zeros_like(x))
-
-    Why:
-        where selects values, not computations.
-
-    Fix:
-        Make the argument safe first, then choose: two wheres.
-
-            - torch.where(x > 0, torch.log(x), 0)
-            + torch.where(x > 0, torch.log(torch.where(x > 0, x, 1)), 0)
-
-    Silent:
-        When the argument is guarded by an inner where, a clamp or an epsilon.
-    """
+@source_check("where_guards_domain")
+def where_guards_domain(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """torch.where chooses the good value, but the bad one still gives a NaN gradient."""
     for call, place in module.sites("where"):
         found = operation(module, call)
         if found is None or found.name != "where":
@@ -116,7 +80,7 @@ def where_guards_domain(module: Module, repository: Repository) -> Iterator[Foun
         for side in sides:
             risky = _risky(module, side, place.function, call.lineno, condition)
             if risky is not None:
-                yield Found(
+                yield Sighting(
                     "high",
                     call.lineno,
                     ast.unparse(side)[:80],

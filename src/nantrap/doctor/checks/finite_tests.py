@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nantrap.doctor.checks.handling import asks_if_good
-from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.events import Event, Flow, follows
 from nantrap.doctor.source.flow import expanded, leaves_block, training_flows
@@ -17,29 +17,9 @@ from nantrap.doctor.source.wording import core, is_gradient, is_loss, is_norm, n
 _WIDER: Final = frozenset({"isinf", "isfinite", "isposinf"})
 
 
-@source_check("NT851", "isnan_misses_inf")
-def isnan_misses_inf(module: Module, repository: Repository) -> Iterator[Found]:
-    """A loop skips bad steps by isnan, which lets Inf through.
-
-    An infinite loss or gradient norm passes the test, the optimizer steps, and the weights become NaN. From then on
-    every step is skipped, for as long as the run lasts.
-
-    Example:
-        if torch.isnan(loss):
-            continue
-
-    Why:
-        Overflow gives Inf first. NaN comes one operation later, often inside the optimizer.
-
-    Fix:
-        Test for both:
-
-            - if torch.isnan(loss):
-            + if not torch.isfinite(loss):
-
-    Silent:
-        When Inf is tested as well, when the test only prints, for masks of data, outside of training functions.
-    """
+@source_check("isnan_misses_inf")
+def isnan_misses_inf(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """A loop skips bad steps by isnan, which lets Inf through."""
     seen: set[int] = set()
     for flow in training_flows(module):
         if _tests_wider(module, flow):
@@ -53,7 +33,7 @@ def isnan_misses_inf(module: Module, repository: Repository) -> Iterator[Found]:
             tested = next((t for part in parts if (t := _nan_tested(module, part, event.function)) is not None), None)
             if tested is not None:
                 seen.add(node.lineno)
-                yield Found(
+                yield Sighting(
                     "medium",
                     node.lineno,
                     ast.unparse(tested),
@@ -62,27 +42,9 @@ def isnan_misses_inf(module: Module, repository: Repository) -> Iterator[Found]:
                 )
 
 
-@source_check("NT874", "check_after_step")
-def check_after_step(module: Module, repository: Repository) -> Iterator[Found]:
-    """The loss is tested after the optimizer has already stepped.
-
-    When the test is true, the NaN is in the weights. Stopping then saves a broken model, going on trains one.
-
-    Example:
-        loss.backward()
-        optimizer.step()
-        if torch.isnan(loss):
-            break
-
-    Why:
-        backward and step have used the loss before it was tested.
-
-    Fix:
-        Test between forward and backward.
-
-    Silent:
-        When the same loss is tested before the step as well.
-    """
+@source_check("check_after_step")
+def check_after_step(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """The loss is tested after the optimizer has already stepped."""
     seen: set[int] = set()
     for flow in training_flows(module):
         steps, backwards = flow.of("step"), flow.of("backward")
@@ -102,7 +64,7 @@ def check_after_step(module: Module, repository: Repository) -> Iterator[Found]:
             seen.add(event.line)
             node = event.node
             assert isinstance(node, ast.If)
-            yield Found(
+            yield Sighting(
                 "medium",
                 node.lineno,
                 ast.unparse(node.test)[:80],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.events import Event, Flow, follows
@@ -15,30 +15,9 @@ from nantrap.doctor.source.tensors import operation
 from nantrap.doctor.source.wording import computes_loss, core, is_gradient, is_loss, name_of
 
 
-@source_check("NT852", "nan_to_num_on_loss")
-def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Found]:
-    """nan_to_num on a loss or a gradient hides the NaN and keeps its damage.
-
-    The number looks finite, but the gradient behind it is NaN or silently zero, and the optimizer still makes the step.
-
-    Example:
-        loss = torch.nan_to_num(loss, nan=0.0)
-        loss.backward()
-
-    Why:
-        Backward passes zero to the replaced elements and multiplies it by infinite derivatives below: 0 × Inf = NaN.
-
-    Fix:
-        Leave the loss unchanged, test it, and skip the step:
-
-            - loss = torch.nan_to_num(loss)
-            + if not torch.isfinite(loss):
-            +     optimizer.zero_grad(set_to_none=True)
-            +     continue
-
-    Silent:
-        On inputs and on metrics.
-    """
+@source_check("nan_to_num_on_loss")
+def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """nan_to_num on a loss or a gradient hides the NaN and keeps its damage."""
     for call, place in module.sites("nan_to_num", "nan_to_num_"):
         found = operation(module, call)
         if found is None or found.operand is None:
@@ -58,7 +37,7 @@ def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Found
             continue
         gradient = is_gradient(operand) or (isinstance(operand, ast.Name) and operand.id in ("grad", "grads"))
         if is_loss(operand) or gradient or computes_loss(operand) or into_loss:
-            yield Found(
+            yield Sighting(
                 "high",
                 call.lineno,
                 ast.unparse(operand)[:80],
@@ -67,32 +46,9 @@ def nan_to_num_on_loss(module: Module, repository: Repository) -> Iterator[Found
             )
 
 
-@source_check("NT853", "zero_gradients_then_step")
-def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator[Found]:
-    """Gradients are zeroed when they are NaN, and the optimizer still makes the step.
-
-    Zero is not "no step": momentum and weight decay still move the weights, and Adam's averages are diluted. If only
-    the bad parameters are zeroed, the rest makes half of an update.
-
-    Example:
-        if torch.isnan(norm):
-            for p in model.parameters():
-                p.grad.zero_()
-        optimizer.step()
-
-    Why:
-        Only a gradient that is None makes `step()` leave a weight alone.
-
-    Fix:
-        Skip the step:
-
-            - p.grad.zero_()
-            + optimizer.zero_grad(set_to_none=True)
-            + continue
-
-    Silent:
-        When there is a `continue` between them.
-    """
+@source_check("zero_gradients_then_step")
+def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Gradients are zeroed when they are NaN, and the optimizer still makes the step."""
     seen: set[int] = set()
     for flow in training_flows(module):
         steps = flow.of("step")
@@ -101,7 +57,7 @@ def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator
                 continue
             if any(follows(event, step) for step in steps):
                 seen.add(event.line)
-                yield Found(
+                yield Sighting(
                     "high",
                     event.line,
                     event.receiver,
@@ -124,7 +80,7 @@ def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator
                 and any(follows(event, s) for s in steps)
             ):
                 seen.add(event.line)
-                yield Found(
+                yield Sighting(
                     "high",
                     event.line,
                     event.receiver,
@@ -133,31 +89,9 @@ def zero_gradients_then_step(module: Module, repository: Repository) -> Iterator
                 )
 
 
-@source_check("NT854", "zero_loss_and_continue")
-def zero_loss_and_continue(module: Module, repository: Repository) -> Iterator[Found]:
-    """A loss that is not finite is replaced by zero, and training continues.
-
-    The bad batch vanishes from the log. With `0 * loss` the gradient is still NaN; with a fresh zero the optimizer
-    steps on nothing, and momentum moves the weights.
-
-    Example:
-        if torch.isnan(loss):
-            loss = torch.zeros_like(loss)
-
-    Why:
-        0 × NaN = NaN, and a constant has no gradient.
-
-    Fix:
-        Skip the step, count it, and say so:
-
-            - loss = torch.zeros_like(loss)
-            + skipped += 1
-            + optimizer.zero_grad(set_to_none=True)
-            + continue
-
-    Silent:
-        When the condition is an empty batch.
-    """
+@source_check("zero_loss_and_continue")
+def zero_loss_and_continue(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """A loss that is not finite is replaced by zero, and training continues."""
     for condition, place in module.conditions:
         if place.silent or not _asks_non_finite(condition.test, place.function):
             continue
@@ -185,28 +119,9 @@ def zero_loss_and_continue(module: Module, repository: Repository) -> Iterator[F
                     yield _zero_loss(line, name)
 
 
-@source_check("NT870", "loss_clamped")
-def loss_clamped(module: Module, repository: Repository) -> Iterator[Found]:
-    """The loss is clamped from above.
-
-    Where the loss is above the limit its gradient is exactly zero: the samples that need learning most teach nothing.
-    NaN passes through a clamp unchanged.
-
-    Example:
-        loss = torch.clamp(loss, max=100.0)
-
-    Why:
-        The derivative of a clamp is zero outside of its range.
-
-    Fix:
-        Clip the gradients instead:
-
-            - loss = torch.clamp(loss, max=100.0)
-            + torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-
-    Silent:
-        With a lower limit only, and for log-variances and weights.
-    """
+@source_check("loss_clamped")
+def loss_clamped(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """The loss is clamped from above."""
     for call, _place in module.sites("clamp", "clip", "clamp_", "clip_", "clamp_max", "clamp_max_"):
         found = operation(module, call)
         if found is None or found.operand is None:
@@ -218,7 +133,7 @@ def loss_clamped(module: Module, repository: Repository) -> Iterator[Found]:
         if isinstance(found.operand, ast.Call) and name_of(found.operand.func) in ("detach", "item", "exp"):
             continue
         if is_loss(found.operand):
-            yield Found(
+            yield Sighting(
                 "medium",
                 call.lineno,
                 ast.unparse(call)[:80],
@@ -311,7 +226,7 @@ def _zeroes_non_finite(event: Event, flow: Flow) -> bool:
     return False
 
 
-def _zeroed_loss(module: Module, statement: ast.stmt, function: Function, condition: ast.If) -> Iterator[Found]:
+def _zeroed_loss(module: Module, statement: ast.stmt, function: Function, condition: ast.If) -> Iterator[Sighting]:
     """The finding if a statement under a test for NaN sets the loss to zero, or returns zero in its place."""
     if isinstance(statement, ast.Assign):
         named = [target for target in statement.targets if is_loss(target)]
@@ -363,8 +278,8 @@ def _is_zero(module: Module, node: ast.expr, function: Function) -> bool:
     return False
 
 
-def _zero_loss(line: int, name: str) -> Found:
-    return Found(
+def _zero_loss(line: int, name: str) -> Sighting:
+    return Sighting(
         "high",
         line,
         name,

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from nantrap.doctor.checks.registry import Found, configuration_check
+from nantrap.doctor.checks.registry import Sighting, configuration_check
 from nantrap.doctor.configuration.setting import Setting, Source
 from nantrap.doctor.configuration.values import number, switch, whole
 from nantrap.doctor.repository import Repository
@@ -35,30 +35,14 @@ _GENERATION: Final = frozenset(
 _LOSS_WORDS: Final = re.compile(r"student|teacher|loss|nce|contrast|distill|kd|moco|clip|simclr|dino|infonce|temi")
 
 
-@configuration_check("NT818", "temperature_too_low")
-def temperature_too_low(source: Source, repository: Repository) -> Iterator[Found]:
-    """The temperature of a loss is so low that its softmax becomes a step function.
-
-    Logits are divided by the temperature. At 0.01 cosine similarities of 1 become 100: exp overflows in half precision,
-    small probabilities underflow to zero, and their logarithm is -Inf.
-
-    Example:
-        TEACHER_TEMP = 0.01
-
-    Why:
-        exp(89) is Inf in float32, exp(11.1) in float16.
-
-    Fix:
-        At least 0.04 for a teacher, 0.05 to 0.1 for a student or a contrastive loss.
-
-    Silent:
-        For the temperature of generation, rollout or sampling, where low values are usual.
-    """
+@configuration_check("temperature_too_low")
+def temperature_too_low(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """The temperature of a loss is so low that its softmax becomes a step function."""
     for each in source.all("temperature"):
         value = number(each.value)
         if value is None or not 0 <= value < LOW_TEMPERATURE or not _is_loss_temperature(source, each, value):
             continue
-        yield Found(
+        yield Sighting(
             "medium",
             each.line,
             each.value,
@@ -68,29 +52,13 @@ def temperature_too_low(source: Source, repository: Repository) -> Iterator[Foun
         )
 
 
-@configuration_check("NT821", "nan_filter_hides")
-def nan_filter_hides(source: Source, repository: Repository) -> Iterator[Found]:
-    """The Trainer replaces NaN losses in its log by the average of the others.
-
-    With `logging_nan_inf_filter` on, which is the default, a NaN loss is not logged. The curve looks healthy while the
-    weights are already NaN.
-
-    Example:
-        TrainingArguments(output_dir="out", logging_nan_inf_filter=True)
-
-    Why:
-        The filter changes what is logged, not what is trained.
-
-    Fix:
-        `logging_nan_inf_filter=False`
-
-    Silent:
-        When it is False. Low risk where it is not set.
-    """
+@configuration_check("nan_filter_hides")
+def nan_filter_hides(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """The Trainer replaces NaN losses in its log by the average of the others."""
     found = source.first("nan_filter")
     if found is not None:
         if switch(found.value):
-            yield Found(
+            yield Sighting(
                 "medium",
                 found.line,
                 found.value,
@@ -104,7 +72,7 @@ def nan_filter_hides(source: Source, repository: Repository) -> Iterator[Found]:
     ]
     if source.framework == "hf" and source.kind in ("call", "yaml", "json") and settings:
         line = source.line if source.kind == "call" else settings[0].line
-        yield Found(
+        yield Sighting(
             "low",
             line,
             None,
@@ -113,25 +81,9 @@ def nan_filter_hides(source: Source, repository: Repository) -> Iterator[Found]:
         )
 
 
-@configuration_check("NT822", "checkpoints_too_rare")
-def checkpoints_too_rare(source: Source, repository: Repository) -> Iterator[Found]:
-    """A long run saves no checkpoint, or only one at its end.
-
-    After a NaN at step 92,261 there is nothing to go back to.
-
-    Example:
-        max_steps: 100000
-        save_steps: 100000
-
-    Why:
-        The interval was copied from a longer run, or saving was switched off for a trial.
-
-    Fix:
-        Every 1,000 steps. `nantrap.CheckpointStore` keeps the last good one.
-
-    Silent:
-        In a run of less than 10,000 steps.
-    """
+@configuration_check("checkpoints_too_rare")
+def checkpoints_too_rare(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """A long run saves no checkpoint, or only one at its end."""
     total = source.first("total_steps")
     steps = number(total.value) if total is not None else None
     if total is None or steps is None or steps < _LONG:
@@ -155,7 +107,7 @@ def checkpoints_too_rare(source: Source, repository: Repository) -> Iterator[Fou
         elif every >= steps:
             found, why = interval, "the first checkpoint is the last"
     if found is not None:
-        yield Found(
+        yield Sighting(
             "medium",
             found.line,
             found.value,
@@ -165,30 +117,15 @@ def checkpoints_too_rare(source: Source, repository: Repository) -> Iterator[Fou
         )
 
 
-@configuration_check("NT823", "keep_last_too_small")
-def keep_last_too_small(source: Source, repository: Repository) -> Iterator[Found]:
-    """Only the newest checkpoint is kept.
-
-    If it was saved after NaN entered the weights, it has replaced the last good one.
-
-    Example:
-        save_total_limit: 1
-
-    Why:
-        A NaN is often noticed after the next checkpoint was written.
-
-    Fix:
-        Keep 3, or use `nantrap.CheckpointStore`, which never rotates the last good one away.
-
-    Silent:
-        When the best one is kept as well.
-    """
+@configuration_check("keep_last_too_small")
+def keep_last_too_small(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """Only the newest checkpoint is kept."""
     for each in source.all("keep"):
         if whole(each.value) != 1 or isinstance(each.value, bool):
             continue
         if any(_keeps(other) for other in source.all("keep_best")):
             continue
-        yield Found("low", each.line, each.value, f"{each.name} keeps one checkpoint", "keep 3", each.file)
+        yield Sighting("low", each.line, each.value, f"{each.name} keeps one checkpoint", "keep 3", each.file)
 
 
 def _keeps(setting: Setting) -> bool:

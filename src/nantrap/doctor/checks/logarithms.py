@@ -6,7 +6,7 @@ import ast
 from collections.abc import Iterator
 from typing import Final
 
-from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.module import Function, Module, Place
@@ -15,53 +15,18 @@ from nantrap.doctor.source.tensors import has_epsilon, is_epsilon, is_operation,
 _LOGS: Final = ("log", "log2", "log10")
 
 
-@source_check("NT858", "log_of_softmax")
-def log_of_softmax(module: Module, repository: Repository) -> Iterator[Found]:
-    """The logarithm of a softmax.
-
-    Softmax gives exact zeros when logits are far apart (104 in float32, 17 in float16). Their logarithm is -Inf and the
-    gradient NaN.
-
-    Example:
-        loss = -torch.log(torch.softmax(logits, dim=-1))[target]
-
-    Why:
-        exp underflows before log can undo it.
-
-    Fix:
-        One function does both, exactly:
-
-            - torch.log(torch.softmax(logits, dim=-1))
-            + torch.log_softmax(logits, dim=-1)
-
-    Silent:
-        Never, but with an epsilon inside the logarithm the risk is low: the value is finite, the gradient is wrong.
-    """
+@source_check("log_of_softmax")
+def log_of_softmax(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """The logarithm of a softmax."""
     for call, place, operand in _logarithms(module):
         inner, eased = _without_floor(module, operand, place.function)
         if is_operation(module, peeled(module, inner), "softmax") is not None:
             yield _log_of(call, "softmax", "is -Inf where the softmax is 0", "use log_softmax", eased=eased)
 
 
-@source_check("NT859", "log_of_sigmoid")
-def log_of_sigmoid(module: Module, repository: Repository) -> Iterator[Found]:
-    """The logarithm of a sigmoid.
-
-    sigmoid(-104) is 0 in float32 and sigmoid(17) is 1: log(p) or log(1 - p) is -Inf.
-
-    Example:
-        loss = -torch.log(1 - torch.sigmoid(logits)).mean()
-
-    Why:
-        A sigmoid is rounded to 0 or 1 long before the logarithm becomes large.
-
-    Fix:
-        `F.logsigmoid(x)` for log(sigmoid(x)) and `F.logsigmoid(-x)` for log(1 - sigmoid(x)), or
-        `F.binary_cross_entropy_with_logits`.
-
-    Silent:
-        Never, but with an epsilon inside the logarithm the risk is low.
-    """
+@source_check("log_of_sigmoid")
+def log_of_sigmoid(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """The logarithm of a sigmoid."""
     for call, place, operand in _logarithms(module):
         inner, eased = _without_floor(module, operand, place.function)
         inner = _one_minus(module, inner, place.function)
@@ -69,25 +34,9 @@ def log_of_sigmoid(module: Module, repository: Repository) -> Iterator[Found]:
             yield _log_of(call, "sigmoid", "is -Inf where the sigmoid is 0 or 1", "use F.logsigmoid", eased=eased)
 
 
-@source_check("NT860", "log_without_floor")
-def log_without_floor(module: Module, repository: Repository) -> Iterator[Found]:
-    """The logarithm of a probability that can be exactly zero.
-
-    The probability comes from a softmax or sigmoid a few lines above, and nothing keeps it away from zero.
-
-    Example:
-        p = torch.softmax(logits, dim=-1)
-        entropy = -(p * torch.log(p)).sum(-1)
-
-    Why:
-        0 × log 0 is 0 on paper and NaN on a computer.
-
-    Fix:
-        Compute log_softmax as well as the softmax and use that; or `p.clamp(min=1e-8)`.
-
-    Silent:
-        When the probability is clamped or an epsilon is added.
-    """
+@source_check("log_without_floor")
+def log_without_floor(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """The logarithm of a probability that can be exactly zero."""
     for call, place, operand in _logarithms(module):
         inner, eased = _without_floor(module, operand, place.function)
         if eased:
@@ -100,7 +49,7 @@ def log_without_floor(module: Module, repository: Repository) -> Iterator[Found]
         found = is_operation(module, peeled(module, value), "softmax", "sigmoid") if value is not None else None
         if found is None or _changed_in_place(place.function, name, call.lineno):
             continue
-        yield Found(
+        yield Sighting(
             "medium",
             call.lineno,
             ast.unparse(call)[:80],
@@ -109,7 +58,7 @@ def log_without_floor(module: Module, repository: Repository) -> Iterator[Found]
         )
 
 
-def _log_of(call: ast.Call, name: str, without_floor: str, fix: str, *, eased: bool) -> Found:
+def _log_of(call: ast.Call, name: str, without_floor: str, fix: str, *, eased: bool) -> Sighting:
     """The finding for the logarithm of a function that has a stable form.
 
     Args:
@@ -120,7 +69,7 @@ def _log_of(call: ast.Call, name: str, without_floor: str, fix: str, *, eased: b
         eased: an epsilon or a clamp does.
     """
     what = "with an epsilon: finite, but flat where it matters" if eased else without_floor
-    return Found("low" if eased else "medium", call.lineno, ast.unparse(call)[:80], f"log of a {name} {what}", fix)
+    return Sighting("low" if eased else "medium", call.lineno, ast.unparse(call)[:80], f"log of a {name} {what}", fix)
 
 
 def _logarithms(module: Module) -> Iterator[tuple[ast.Call, Place, ast.expr]]:

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.module import Function, Module, Place
@@ -20,30 +20,9 @@ _PADDING: Final = re.compile(
 )
 
 
-@source_check("NT864", "softmax_over_masked_row")
-def softmax_over_masked_row(module: Module, repository: Repository) -> Iterator[Found]:
-    """Softmax over scores whose masked positions are -Inf: a row with nothing left is NaN.
-
-    A sample that is all padding, or a query without a key, makes a row of -Inf only. Softmax gives 0/0, and the NaN
-    reaches every weight through the gradient.
-
-    Example:
-        scores = scores.masked_fill(padding_mask, float("-inf"))
-        weights = scores.softmax(dim=-1)
-
-    Why:
-        The largest value of the row is -Inf, and -Inf - (-Inf) is NaN.
-
-    Fix:
-        Fill with a finite number, or use `nantrap.ops.masked_softmax`, which gives zeros for an empty row:
-
-            - scores.masked_fill(mask, float("-inf"))
-            + scores.masked_fill(mask, torch.finfo(scores.dtype).min)
-
-    Silent:
-        For causal masks, whose rows always have a valid position, finite fills, and where empty rows are handled. A
-        mask that is only called `mask` is reported with low risk.
-    """
+@source_check("softmax_over_masked_row")
+def softmax_over_masked_row(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Softmax over scores whose masked positions are -Inf: a row with nothing left is NaN."""
     seen: set[int] = set()
     for call, place in module.sites("softmax", "log_softmax"):
         found = operation(module, call)
@@ -56,7 +35,7 @@ def softmax_over_masked_row(module: Module, repository: Repository) -> Iterator[
         if risk is None:
             continue
         seen.add(call.lineno)
-        yield Found(
+        yield Sighting(
             "medium" if risk == "medium" else "low",
             call.lineno,
             ast.unparse(mask)[:80],
@@ -65,28 +44,9 @@ def softmax_over_masked_row(module: Module, repository: Repository) -> Iterator[
         )
 
 
-@source_check("NT865", "whole_batch_mask_check")
-def whole_batch_mask_check(module: Module, repository: Repository) -> Iterator[Found]:
-    """A test for masked rows that tests the whole batch together.
-
-    It is true only if every row of every sample is masked. One masked row among others still gives NaN.
-
-    Example:
-        if (scores == float("-inf")).all():
-            weights = torch.zeros_like(scores)
-
-    Why:
-        `.all()` without a dim gives one answer for the whole tensor.
-
-    Fix:
-        Ask per row:
-
-            - if (scores == float("-inf")).all():
-            + empty = (scores == float("-inf")).all(dim=-1, keepdim=True)
-
-    Silent:
-        When a dim is given.
-    """
+@source_check("whole_batch_mask_check")
+def whole_batch_mask_check(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """A test for masked rows that tests the whole batch together."""
     for condition, place in module.conditions:
         if place.silent:
             continue
@@ -98,7 +58,7 @@ def whole_batch_mask_check(module: Module, repository: Repository) -> Iterator[F
         for test in tests:
             asked = next((each for each in ast.walk(test) if _whole_and_infinite(module, each)), None)
             if asked is not None:
-                yield Found(
+                yield Sighting(
                     "medium",
                     condition.lineno,
                     ast.unparse(asked)[:80],

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nantrap.doctor.checks.precision import asked_dtype
-from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.configuration.setting import UNKNOWN, Source
 from nantrap.doctor.configuration.values import precision
@@ -73,8 +73,8 @@ def _is_cuda(module: Module, node: ast.AST | None, function: Function) -> bool:
     return "'cuda" in text or '"cuda' in text
 
 
-@source_check("NT803", "fp16_without_loss_scaling")
-def fp16_without_scaler(module: Module, repository: Repository) -> Iterator[Found]:
+@source_check("fp16_without_loss_scaling")
+def fp16_without_scaler(module: Module, repository: Repository) -> Iterator[Sighting]:
     """A float16 autocast region whose backward uses no scaler."""
     if "autocast" not in module.calls or module.is_test or _SCALER.search(module.text):
         return
@@ -94,7 +94,7 @@ def fp16_without_scaler(module: Module, repository: Repository) -> Iterator[Foun
                 continue
             seen.add(event.node.lineno)
             meant = "float16" if dtype == "float16" else "without a dtype, which is float16 on CUDA,"
-            yield Found(
+            yield Sighting(
                 "high",
                 event.node.lineno,
                 ast.unparse(event.node),
@@ -104,8 +104,8 @@ def fp16_without_scaler(module: Module, repository: Repository) -> Iterator[Foun
             )
 
 
-@source_check("NT804", "amp_without_dtype")
-def autocast_under_accelerator(module: Module, repository: Repository) -> Iterator[Found]:
+@source_check("amp_without_dtype")
+def autocast_under_accelerator(module: Module, repository: Repository) -> Iterator[Sighting]:
     """`torch.autocast("cuda")` in a script that is run by Accelerate: it does not follow the launcher."""
     if "autocast" not in module.calls or "Accelerator" not in module.calls or module.is_test:
         return
@@ -117,7 +117,7 @@ def autocast_under_accelerator(module: Module, repository: Repository) -> Iterat
         here = Source(module.file, "call", (), "code")
         theirs = repository.agreed(repository.partners(here, "launcher"), asked_dtype)
         bf16 = theirs is not None and theirs[0] == "bfloat16"
-        yield Found(
+        yield Sighting(
             "high" if bf16 else "medium",
             call.lineno,
             ast.unparse(call),
@@ -131,8 +131,8 @@ def autocast_under_accelerator(module: Module, repository: Repository) -> Iterat
         )
 
 
-@source_check("NT805", "scaler_with_bf16")
-def scaler_for_bfloat16(module: Module, repository: Repository) -> Iterator[Found]:
+@source_check("scaler_with_bf16")
+def scaler_for_bfloat16(module: Module, repository: Repository) -> Iterator[Sighting]:
     """A GradScaler that is enabled exactly for bfloat16."""
     for call, place in module.sites("GradScaler"):
         enabled = next((keyword.value for keyword in call.keywords if keyword.arg == "enabled"), None)
@@ -151,28 +151,9 @@ def scaler_for_bfloat16(module: Module, repository: Repository) -> Iterator[Foun
             yield _scaler_found(call)
 
 
-@source_check("NT857", "scaler_made_in_loop")
-def scaler_made_in_loop(module: Module, repository: Repository) -> Iterator[Found]:
-    """A new GradScaler is made again and again.
-
-    Each new one begins at 65536 and must find the right scale again. The first steps overflow and are skipped, every
-    epoch or even every step.
-
-    Example:
-        for epoch in range(epochs):
-            scaler = torch.amp.GradScaler("cuda")
-            for batch in loader:
-                ...
-
-    Why:
-        The scale is state, like the optimizer's.
-
-    Fix:
-        Make it once, before the loop, and save it in the checkpoint.
-
-    Silent:
-        When the loop makes a new optimizer too: then each pass is a separate training run.
-    """
+@source_check("scaler_made_in_loop")
+def scaler_made_in_loop(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """A new GradScaler is made again and again."""
     seen: set[int] = set()
     for flow in _all_flows(module, "GradScaler"):
         steps = flow.of("step")
@@ -186,7 +167,7 @@ def scaler_made_in_loop(module: Module, repository: Repository) -> Iterator[Foun
             if any(around & set(other.around.loops) for other in optimizers):
                 continue
             seen.add(scaler.line)
-            yield Found(
+            yield Sighting(
                 "medium",
                 scaler.line,
                 ast.unparse(scaler.node),
@@ -245,8 +226,8 @@ def _only_bfloat16(node: ast.expr, module: Module, function: Function) -> bool:
     return not any(isinstance(each, (ast.Not, ast.NotEq, ast.IsNot, ast.NotIn, ast.Or)) for each in ast.walk(node))
 
 
-def _scaler_found(call: ast.Call) -> Found:
-    return Found(
+def _scaler_found(call: ast.Call) -> Sighting:
+    return Sighting(
         "medium",
         call.lineno,
         ast.unparse(call),

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.checks.weights import HALF_EPS
 from nantrap.doctor.configuration.constants import defaults_of, dotted
 from nantrap.doctor.repository import Repository
@@ -68,29 +68,9 @@ _SAMPLING: Final = re.compile(r"sampl|generat|decode|quanti")
 TINY_EPS: Final = 1e-16
 
 
-@source_check("NT867", "ddp_bypassed")
-def ddp_bypassed(module: Module, repository: Repository) -> Iterator[Found]:
-    """The loss is computed by model.module, which bypasses DistributedDataParallel.
-
-    DDP averages the gradients in hooks that its own forward sets up. Calling the wrapped module directly bypasses
-    them: each rank trains its own model, and the ranks drift apart.
-
-    Example:
-        loss = model.module.training_step(batch)
-        loss.backward()
-
-    Why:
-        `model(batch)` prepares the reduction of gradients; `model.module(batch)` does not.
-
-    Fix:
-        Call the wrapper. Let `forward` compute the loss if it must:
-
-            - loss = model.module.training_step(batch)
-            + loss = model(batch)
-
-    Silent:
-        For state_dict and other methods that do not compute, and under `no_grad`.
-    """
+@source_check("ddp_bypassed")
+def ddp_bypassed(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """The loss is computed by model.module, which bypasses DistributedDataParallel."""
     if ".module" not in module.text:
         return
     for leaf, sites in list(module.calls.items()):
@@ -101,7 +81,7 @@ def ddp_bypassed(module: Module, repository: Repository) -> Iterator[Found]:
                 continue
             if not _gives_loss(call, place) or not _trained_here(module, place):
                 continue
-            yield Found(
+            yield Sighting(
                 "high",
                 call.lineno,
                 ast.unparse(call.func),
@@ -110,25 +90,9 @@ def ddp_bypassed(module: Module, repository: Repository) -> Iterator[Found]:
             )
 
 
-@source_check("NT868", "eps_too_small_for_half")
-def eps_too_small_for_half(module: Module, repository: Repository) -> Iterator[Found]:
-    """An epsilon that is zero in the precision in which it is used.
-
-    1e-8 is 0 in float16, so it protects nothing in a float16 model. 1e-16 and less is too small anywhere: in float32 it
-    disappears next to any ordinary number, and its square root or its reciprocal is a gradient of 1e8 and more.
-
-    Example:
-        return x / (x.norm(dim=-1, keepdim=True) + 1e-20)
-
-    Why:
-        The smallest number above zero is 6e-8 in float16. At zero, the gradient of x / (|x| + eps) is 1/eps.
-
-    Fix:
-        1e-5 or 1e-6.
-
-    Silent:
-        For ordinary epsilons in float32.
-    """
+@source_check("eps_too_small_for_half")
+def eps_too_small_for_half(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """An epsilon that is zero in the precision in which it is used."""
     half = any(other is module or _beside(other, module) for other in _float16(repository))
     seen: set[int] = set()
     for node, function, where in _epsilons(module):
@@ -139,7 +103,7 @@ def eps_too_small_for_half(module: Module, repository: Repository) -> Iterator[F
         if (not tiny and (not half or where == "argument")) or node.lineno in seen:
             continue
         seen.add(node.lineno)
-        yield Found(
+        yield Sighting(
             "high" if half else "medium",
             node.lineno,
             value,
@@ -150,25 +114,9 @@ def eps_too_small_for_half(module: Module, repository: Repository) -> Iterator[F
         )
 
 
-@source_check("NT869", "anomaly_mode_left_on")
-def anomaly_mode_left_on(module: Module, repository: Repository) -> Iterator[Found]:
-    """Anomaly detection is always on.
-
-    It makes every step several times slower and stops at the first NaN gradient, even one that a mask would have
-    removed.
-
-    Example:
-        torch.autograd.set_detect_anomaly(True)
-
-    Why:
-        It was switched on to find a NaN and left there.
-
-    Fix:
-        Remove it, or put it behind a flag. `nantrap run` finds the operation without it.
-
-    Silent:
-        Behind a condition, or with a variable as its argument.
-    """
+@source_check("anomaly_mode_left_on")
+def anomaly_mode_left_on(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Anomaly detection is always on."""
     found = []
     for call, place in module.sites("set_detect_anomaly"):
         mode = call.args[0] if call.args else next((k.value for k in call.keywords if k.arg == "mode"), None)
@@ -179,36 +127,15 @@ def anomaly_mode_left_on(module: Module, repository: Repository) -> Iterator[Fou
             found.append(call)
     for call in found:
         words = "anomaly detection is always on: training is several times slower"
-        yield Found("low", call.lineno, True, words, "remove it")
+        yield Sighting("low", call.lineno, True, words, "remove it")
 
 
-@source_check("NT873", "half_weights_trained")
-def half_weights_trained(module: Module, repository: Repository) -> Iterator[Found]:
-    """The weights themselves are float16, and they are trained.
-
-    Updates smaller than a thousandth of a weight are rounded away, squares of gradients underflow, and Adam's eps of
-    1e-8 is zero: weights become NaN from finite gradients.
-
-    Example:
-        model = Net().half().cuda()
-        optimizer = torch.optim.Adam(model.parameters())
-
-    Why:
-        float16 has 11 significant bits and ends at 6e-8. It is meant for activations, not for sums over many steps.
-
-    Fix:
-        Keep float32 weights and use autocast with a GradScaler:
-
-            - model = Net().half()
-            + model = Net()
-            + with torch.autocast("cuda", dtype=torch.float16): ...
-
-    Silent:
-        For inference, and for PEFT, which trains float32 adapters.
-    """
+@source_check("half_weights_trained")
+def half_weights_trained(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """The weights themselves are float16, and they are trained."""
     for found in halved_models(module):
         if found.dtype == "float16":
-            yield Found(
+            yield Sighting(
                 "high",
                 found.line,
                 found.text,

@@ -5,37 +5,16 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.events import Event, Flow, follows
 from nantrap.doctor.source.flow import is_optimizer, training_flows
 from nantrap.doctor.source.module import Module
 
 
-@source_check("NT855", "clip_before_unscale")
-def clip_before_unscale(module: Module, repository: Repository) -> Iterator[Found]:
-    """Gradients are clipped while they are still multiplied by the loss scale.
-
-    The scale is 65536 at the start. A limit of 1.0 then means 1.5e-5: every gradient is cut to almost nothing, and the
-    limit changes whenever the scaler changes its scale.
-
-    Example:
-        scaler.scale(loss).backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        scaler.step(optimizer)
-
-    Why:
-        `scaler.step` divides by the scale, and it comes after the clipping.
-
-    Fix:
-        Unscale first:
-
-            + scaler.unscale_(optimizer)
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-
-    Silent:
-        For `accelerator.clip_grad_norm_`, which unscales automatically.
-    """
+@source_check("clip_before_unscale")
+def clip_before_unscale(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Gradients are clipped while they are still multiplied by the loss scale."""
     seen: set[int] = set()
     for flow in training_flows(module):
         unscales = flow.of("unscale")
@@ -51,7 +30,7 @@ def clip_before_unscale(module: Module, repository: Repository) -> Iterator[Foun
                 if any(follows(backward, step) and follows(step, clip) for step in steps):
                     continue  # the step came first: that is another fault
                 seen.add(clip.line)
-                yield Found(
+                yield Sighting(
                     "high",
                     clip.line,
                     ast.unparse(clip.node)[:80],
@@ -62,26 +41,9 @@ def clip_before_unscale(module: Module, repository: Repository) -> Iterator[Foun
                 break
 
 
-@source_check("NT856", "clip_after_step")
-def clip_after_step(module: Module, repository: Repository) -> Iterator[Found]:
-    """Gradients are clipped after the optimizer has used them.
-
-    The clipping has no effect: the next backward, or zero_grad, replaces what was clipped.
-
-    Example:
-        loss.backward()
-        optimizer.step()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-
-    Why:
-        The update is already in the weights.
-
-    Fix:
-        Move it between backward and step.
-
-    Silent:
-        When another optimizer steps after it.
-    """
+@source_check("clip_after_step")
+def clip_after_step(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Gradients are clipped after the optimizer has used them."""
     seen: set[int] = set()
     for flow in training_flows(module):
         steps, backwards = flow.of("step"), flow.of("backward")
@@ -99,7 +61,7 @@ def clip_after_step(module: Module, repository: Repository) -> Iterator[Found]:
             if later:
                 continue
             seen.add(clip.line)
-            yield Found(
+            yield Sighting(
                 "high",
                 clip.line,
                 ast.unparse(clip.node)[:80],
@@ -108,28 +70,9 @@ def clip_after_step(module: Module, repository: Repository) -> Iterator[Found]:
             )
 
 
-@source_check("NT871", "zero_grad_missing")
-def zero_grad_missing(module: Module, repository: Repository) -> Iterator[Found]:
-    """Gradients are never cleared.
-
-    backward adds to the gradients. Without zero_grad each step uses the sum of all steps so far, which grows until the
-    weights overflow.
-
-    Example:
-        for batch in loader:
-            loss = criterion(model(batch.x), batch.y)
-            loss.backward()
-            optimizer.step()
-
-    Why:
-        PyTorch accumulates on purpose, so that several backward passes can share a step.
-
-    Fix:
-        `optimizer.zero_grad(set_to_none=True)` before backward or after step.
-
-    Silent:
-        When anything in the file clears gradients.
-    """
+@source_check("zero_grad_missing")
+def zero_grad_missing(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Gradients are never cleared."""
     if "zero_grad" in module.text or "grad = None" in module.text or "set_to_none" in module.text:
         return
     flows = [flow for flow in training_flows(module) if not _clears(flow)]
@@ -147,7 +90,7 @@ def zero_grad_missing(module: Module, repository: Repository) -> Iterator[Found]
             continue
         if not any(step.around.loops for step in steps) and _cleared_elsewhere(module, repository):
             continue  # a helper; the loop is in another file
-        yield Found(
+        yield Sighting(
             "high",
             steps[0].line,
             None,
@@ -156,26 +99,9 @@ def zero_grad_missing(module: Module, repository: Repository) -> Iterator[Found]
         )
 
 
-@source_check("NT872", "zero_grad_before_step")
-def zero_grad_before_step(module: Module, repository: Repository) -> Iterator[Found]:
-    """Gradients are cleared between backward and step.
-
-    The step sees no gradient, so nothing is learned; weight decay may still shrink the weights.
-
-    Example:
-        loss.backward()
-        optimizer.zero_grad()
-        optimizer.step()
-
-    Why:
-        The order was changed when something else was inserted.
-
-    Fix:
-        backward, then step, then zero_grad.
-
-    Silent:
-        When it is another optimizer's.
-    """
+@source_check("zero_grad_before_step")
+def zero_grad_before_step(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Gradients are cleared between backward and step."""
     seen: set[int] = set()
     for flow in training_flows(module):
         backwards = flow.of("backward")
@@ -195,7 +121,7 @@ def zero_grad_before_step(module: Module, repository: Repository) -> Iterator[Fo
                 )
                 if same and follows(clear, step) and not any(follows(clear, b) and follows(b, step) for b in backwards):
                     seen.add(clear.line)
-                    yield Found(
+                    yield Sighting(
                         "high",
                         clear.line,
                         clear.receiver,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 
-from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.events import follows
@@ -13,31 +13,9 @@ from nantrap.doctor.source.flow import training_flows
 from nantrap.doctor.source.module import Function, Module
 
 
-@source_check("NT875", "double_step")
-def double_step(module: Module, repository: Repository) -> Iterator[Found]:
-    """The optimizer steps twice for one backward pass.
-
-    `scaler.step(optimizer)` calls `optimizer.step()` itself. A second call uses the same gradients once more: twice the
-    learning rate, Adam's moments twice as fast, and after a step that the scaler has left out, the update that it
-    prevented.
-
-    Example:
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.step()
-
-    Why:
-        The call of the loop without a scaler stayed when the scaler was added.
-
-    Fix:
-        Remove the second call:
-
-            - optimizer.step()
-
-    Silent:
-        For another optimizer, in the other branch of a condition, and where gradients are cleared in between.
-    """
+@source_check("double_step")
+def double_step(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """The optimizer steps twice for one backward pass."""
     seen: set[int] = set()
     for flow in training_flows(module):
         steps = flow.of("step")
@@ -54,7 +32,7 @@ def double_step(module: Module, repository: Repository) -> Iterator[Found]:
                 ):
                     continue
                 seen.add(second.line)
-                yield Found(
+                yield Sighting(
                     "high",
                     second.line,
                     f"{second.receiver}.step()",
@@ -64,36 +42,14 @@ def double_step(module: Module, repository: Repository) -> Iterator[Found]:
                 )
 
 
-@source_check("NT876", "optimizer_frozen")
-def optimizer_frozen(module: Module, repository: Repository) -> Iterator[Found]:
-    """Every parameter of the optimizer is frozen.
-
-    The optimizer was given parameters with `requires_grad=False` only. Nothing is learned, and nothing says so: the
-    loss is finite, and each step is a step over nothing.
-
-    Example:
-        model.requires_grad_(False)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-
-    Why:
-        The backbone was frozen by a line that freezes the head as well, or the part that should train was replaced
-        before the freezing and not after it.
-
-    Fix:
-        Freeze first, then make what is to be trained, and give the optimizer that:
-
-            model.requires_grad_(False)
-            model.head = torch.nn.Linear(768, 10)
-            optimizer = torch.optim.AdamW(model.head.parameters(), lr=1e-4)
-
-    Silent:
-        When anything between the two lines gives the model a new part or sets `requires_grad` to True.
-    """
+@source_check("optimizer_frozen")
+def optimizer_frozen(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Every parameter of the optimizer is frozen."""
     for call, owner, function in _optimizers(module):
         frozen = next((line for line in _freezings(module, owner, function) if line < call.lineno), None)
         if frozen is None or _thawed(module, owner, frozen, call.lineno):
             continue
-        yield Found(
+        yield Sighting(
             "high",
             call.lineno,
             ast.unparse(call.func),
@@ -102,27 +58,9 @@ def optimizer_frozen(module: Module, repository: Repository) -> Iterator[Found]:
         )
 
 
-@source_check("NT877", "optimizer_of_another_model")
-def optimizer_of_another_model(module: Module, repository: Repository) -> Iterator[Found]:
-    """The model was made again after the optimizer.
-
-    An optimizer holds the parameters that it was given. If the model is made, copied or loaded again after that, the
-    loss is computed by parameters that no optimizer changes, and the optimizer changes parameters that nothing uses.
-
-    Example:
-        model = Net()
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-        model = Net()
-
-    Why:
-        A cell of a notebook was run again, or a checkpoint is loaded into a new model after the optimizer was made.
-
-    Fix:
-        Make the optimizer last, or load into the model that it owns: `model.load_state_dict(...)`.
-
-    Silent:
-        When the new value is made of the old one (`model.to(device)`, a wrapper), and when an optimizer follows.
-    """
+@source_check("optimizer_of_another_model")
+def optimizer_of_another_model(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """The model was made again after the optimizer."""
     for call, owner, function in _optimizers(module):
         if "." in owner:
             continue
@@ -138,7 +76,7 @@ def optimizer_of_another_model(module: Module, repository: Repository) -> Iterat
             again = any(line < other.lineno for other, name, _ in _optimizers(module) if name == owner)
             if owner in uses or again or not kind.rpartition(".")[2][:1].isupper():
                 continue
-            yield Found(
+            yield Sighting(
                 "medium",
                 line,
                 f"{owner} = {kind}(...)",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from nantrap.doctor.checks.registry import Found, configuration_check
+from nantrap.doctor.checks.registry import Sighting, configuration_check
 from nantrap.doctor.configuration.precision import Asked, computation, half_flags
 from nantrap.doctor.configuration.setting import Setting, Source
 from nantrap.doctor.configuration.values import number, precision, says_no, switch
@@ -21,31 +21,9 @@ def asked_dtype(source: Source) -> tuple[str, Setting] | None:
     return (asked.dtype, asked.setting) if asked is not None and asked.dtype in _SHORT else None
 
 
-@configuration_check("NT801", "precision_mismatch")
-def precision_mismatch(source: Source, repository: Repository) -> Iterator[Found]:
-    """The trainer, the launcher and DeepSpeed name different dtypes.
-
-    Each of them can switch mixed precision on. When they name different dtypes, one of them wins, and which one depends
-    on the versions: the run may use fp16 without loss scaling although a file says bf16.
-
-    Example:
-        # accelerate.yaml
-        compute_environment: LOCAL_MACHINE
-        mixed_precision: bf16
-
-        # train.yaml
-        fp16: true
-
-    Why:
-        The trainer exports its own choice to the launcher's environment or overrides it. DeepSpeed keeps its own
-        loss scaler, which the trainer does not know about.
-
-    Fix:
-        Name the same dtype in every file, or write `auto` in the DeepSpeed file.
-
-    Silent:
-        When one of them is unset, `no` or `auto`.
-    """
+@configuration_check("precision_mismatch")
+def precision_mismatch(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """The trainer, the launcher and DeepSpeed name different dtypes."""
     if source.role == "launcher":
         pairs = repository.partners(source, "deepspeed")
     elif source.role in ("trainer", "code"):
@@ -59,7 +37,7 @@ def precision_mismatch(source: Source, repository: Repository) -> Iterator[Found
         theirs = repository.agreed([each for each in pairs if each.role == role], asked_dtype)
         if theirs is not None and theirs[0] != mine[0]:
             there = theirs[1]
-            yield Found(
+            yield Sighting(
                 "high",
                 mine[1].line,
                 mine[1].value,
@@ -71,32 +49,14 @@ def precision_mismatch(source: Source, repository: Repository) -> Iterator[Found
             return
 
 
-@configuration_check("NT802", "both_half_flags")
-def both_half_flags(source: Source, repository: Repository) -> Iterator[Found]:
-    """fp16 and bf16 are both switched on.
-
-    The two exclude each other. Some trainers stop with an error, others silently take one of them.
-
-    Example:
-        training:
-          fp16: true
-          bf16: true
-
-    Why:
-        fp16 needs a loss scaler and overflows above 65504; bf16 needs neither. A run that was meant to be bf16 may be
-        fp16.
-
-    Fix:
-        Keep one. bf16 on hardware that has it.
-
-    Silent:
-        When one of them is false.
-    """
+@configuration_check("both_half_flags")
+def both_half_flags(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """fp16 and bf16 are both switched on."""
     fp16, bf16 = half_flags(source)
     for first in fp16:
         for second in bf16:
             if _section(first) == _section(second):
-                yield Found(
+                yield Sighting(
                     "high",
                     second.line,
                     True,
@@ -107,39 +67,13 @@ def both_half_flags(source: Source, repository: Repository) -> Iterator[Found]:
                 return
 
 
-@configuration_check("NT803", "fp16_without_loss_scaling")
-def fp16_without_loss_scaling(source: Source, repository: Repository) -> Iterator[Found]:
-    """float16 is used without a loss scaler.
-
-    Gradients below 6e-8 become zero in float16, and most gradients of a trained network are small. A loss scaler
-    (GradScaler) multiplies the loss so that they survive. Lightning's `16-true` and a float16 autocast whose backward
-    uses no scaler do without.
-
-    Example:
-        with torch.autocast("cuda"):            # float16 is the default on CUDA
-            loss = criterion(model(x), y)
-        loss.backward()
-        optimizer.step()
-
-    Why:
-        float16 holds values from 6e-8 to 65504. What is smaller is zero, what is larger is Inf.
-
-    Fix:
-        Use bfloat16, which has the range of float32, or a GradScaler around backward and step:
-
-            - loss.backward()
-            - optimizer.step()
-            + scaler.scale(loss).backward()
-            + scaler.step(optimizer)
-            + scaler.update()
-
-    Silent:
-        With `16-mixed`, bfloat16, `no_grad`, or where nothing is differentiated.
-    """
+@configuration_check("fp16_without_loss_scaling")
+def fp16_without_loss_scaling(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """float16 is used without a loss scaler."""
     for each in source.all("precision"):
         found = precision(each.value)
         if found is not None and found.dtype == "float16" and found.weights:
-            yield Found(
+            yield Sighting(
                 "high",
                 each.line,
                 each.value,
@@ -149,29 +83,9 @@ def fp16_without_loss_scaling(source: Source, repository: Repository) -> Iterato
             )
 
 
-@configuration_check("NT804", "amp_without_dtype")
-def amp_without_dtype(source: Source, repository: Repository) -> Iterator[Found]:
-    """Mixed precision is switched on, but nothing says in which dtype.
-
-    `amp: true` leaves the dtype to a default. On CUDA `torch.autocast` without a dtype means float16, whatever the
-    launcher says. If the code has no loss scaler either, small gradients are lost and large values overflow.
-
-    Example:
-        trainer:
-          lr: 1e-5
-          amp: true
-          fp16: false
-
-    Why:
-        The author of the file thinks of bf16 because the launcher says so; the code opens a float16 region.
-
-    Fix:
-        Name the dtype in the file and in the code: `torch.autocast("cuda", dtype=torch.bfloat16)`, or use
-        `accelerator.autocast()`, which follows the launcher.
-
-    Silent:
-        When a dtype or a scaler is named, and in code for inference.
-    """
+@configuration_check("amp_without_dtype")
+def amp_without_dtype(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """Mixed precision is switched on, but nothing says in which dtype."""
     asked = computation(source)
     if source.role != "trainer" or asked is None or asked.dtype != "amp" or asked.setting.value == "amp":
         return
@@ -197,7 +111,7 @@ def amp_without_dtype(source: Source, repository: Repository) -> Iterator[Found]
     beside = (
         f", while the launcher says bf16 ({theirs[1].file}:{theirs[1].line})" if bf16 and theirs is not None else ""
     )
-    yield Found(
+    yield Sighting(
         "high" if bf16 else "medium" if named else "low",
         asked.setting.line,
         True,
@@ -208,34 +122,15 @@ def amp_without_dtype(source: Source, repository: Repository) -> Iterator[Found]
     )
 
 
-@configuration_check("NT805", "scaler_with_bf16")
-def scaler_with_bf16(source: Source, repository: Repository) -> Iterator[Found]:
-    """A loss scaler is used exactly when training is in bfloat16.
-
-    bfloat16 has the range of float32, so nothing underflows and no scaler is needed. Copies of a well-known training
-    script enable it for the wrong dtype: bf16 gets a scaler and fp16, which needs it, gets none.
-
-    Example:
-        scaler = torch.amp.GradScaler("cuda", enabled=(dtype == "bfloat16"))
-
-    Why:
-        Multiplying by 65536 costs nothing in bf16 but can overflow a large loss, and steps are then skipped.
-
-    Fix:
-        Remove the scaler, or enable it for float16 only:
-
-            - scaler = torch.amp.GradScaler("cuda", enabled=(dtype == "bfloat16"))
-            + scaler = torch.amp.GradScaler("cuda", enabled=(dtype == "float16"))
-
-    Silent:
-        When the scaler is enabled for float16.
-    """
+@configuration_check("scaler_with_bf16")
+def scaler_with_bf16(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """A loss scaler is used exactly when training is in bfloat16."""
     asked = computation(source)
     if asked is None or asked.dtype != "bfloat16" or source.role != "trainer":
         return
     for each in source.all("scaler"):
         if switch(each.value) and each.value is not None:
-            yield Found(
+            yield Sighting(
                 "medium",
                 each.line,
                 each.value,
@@ -245,28 +140,9 @@ def scaler_with_bf16(source: Source, repository: Repository) -> Iterator[Found]:
             )
 
 
-@configuration_check("NT806", "explicit_no_overrides_launcher")
-def explicit_no_overrides_launcher(source: Source, repository: Repository) -> Iterator[Found]:
-    """The code says mixed_precision="no" although the launcher asks for half precision.
-
-    An argument of `Accelerator` beats `accelerate config`. A run that was configured for bf16 then trains in float32,
-    or, if the code opens its own autocast region, in float16 without loss scaling.
-
-    Example:
-        accelerator = Accelerator(mixed_precision="fp16" if args.fp16 else "no")
-
-    Why:
-        `accelerate launch` passes its choice through the environment, which is read only where the argument is None.
-
-    Fix:
-        Drop the argument and let the launcher decide:
-
-            - accelerator = Accelerator(mixed_precision="no")
-            + accelerator = Accelerator()
-
-    Silent:
-        When the launcher says `no` too, or nothing.
-    """
+@configuration_check("explicit_no_overrides_launcher")
+def explicit_no_overrides_launcher(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """The code says mixed_precision="no" although the launcher asks for half precision."""
     if source.role != "code":
         return
     setting = next((each for each in source.settings if each.names == ("mixed_precision",)), None)
@@ -275,11 +151,11 @@ def explicit_no_overrides_launcher(source: Source, repository: Repository) -> It
     yield from overridden_by_no(source, setting, repository)
 
 
-def overridden_by_no(source: Source, setting: Setting, repository: Repository) -> Iterator[Found]:
+def overridden_by_no(source: Source, setting: Setting, repository: Repository) -> Iterator[Sighting]:
     """The finding of NT806 at a setting, if the launcher asks for half precision."""
     theirs = repository.agreed(repository.partners(source, "launcher"), asked_dtype)
     if theirs is not None and theirs[0] in ("float16", "bfloat16"):
-        yield Found(
+        yield Sighting(
             "high",
             setting.line,
             "no",
@@ -290,30 +166,14 @@ def overridden_by_no(source: Source, setting: Setting, repository: Repository) -
         )
 
 
-@configuration_check("NT807", "static_loss_scale")
-def static_loss_scale(source: Source, repository: Repository) -> Iterator[Found]:
-    """fp16 runs with a loss scale that never changes.
-
-    A fixed scale overflows when the loss grows, and every step is then skipped or poisoned; or it is too small and
-    gradients vanish. 0 means dynamic: the scale is halved after an overflow and raised again later.
-
-    Example:
-        "fp16": {"enabled": true, "loss_scale": 128}
-
-    Why:
-        Gradients shrink by orders of magnitude during training. No one number fits the beginning and the end.
-
-    Fix:
-        Set `loss_scale` to 0 (DeepSpeed, Megatron), or to "dynamic" (mmcv, apex).
-
-    Silent:
-        With `loss_scale: 0`, with fp16 off, and for a weight of the loss that happens to have this name.
-    """
+@configuration_check("static_loss_scale")
+def static_loss_scale(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """fp16 runs with a loss scale that never changes."""
     for each in source.all("loss_scale"):
         scale = number(each.value)
         if scale is None or scale <= 0 or not _fp16_beside(source, each) or _is_weight(source, each):
             continue
-        yield Found(
+        yield Sighting(
             "medium",
             each.line,
             each.value,

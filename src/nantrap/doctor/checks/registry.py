@@ -1,28 +1,26 @@
-"""The checks by code. A check is a function that yields what it found; its docstring is its page.
+"""The decorators of the checks. A check is a function that yields what it saw; its code and title stand in
+`incident/checks.py`, its page in `pages/`.
 
-    @configuration_check("NT802", "both_half_flags")
+    @configuration_check("both_half_flags")
     def both_half_flags(source, repository):
-        '''Title. ...'''
-        yield Found("high", setting, value, "message", "fix")
+        '''fp16 and bf16 are both switched on.'''
+        yield Sighting("high", line, value, "message", "fix")
 
-A code may have a check of configurations and one of source code; the page is the docstring of the one that has one.
+A code may have a check of configurations and one of source code.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from nantrap.doctor.findings import Risk
-
-if TYPE_CHECKING:
-    pass
+from nantrap.incident.checks import CHECKS_BY_SLUG, CheckCode
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Sighting:
     """What a check saw. `line` is in the file of the source or module unless `file` names another one."""
 
     risk: Risk
@@ -33,43 +31,34 @@ class Found:
     file: str | None = None
 
 
-_Function = TypeVar("_Function", bound=Callable[..., Iterator[Found]])
+_Function = TypeVar("_Function", bound=Callable[..., Iterator[Sighting]])
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
-    """One registered function."""
+class RegisteredCheck:
+    """One function, with the row of its code."""
 
-    code: str
-    slug: str
-    function: Callable[..., Iterator[Found]]
-
-
-CONFIGURATION: Final[list[Check]] = []
-SOURCE: Final[list[Check]] = []
-PAGES: Final[dict[str, tuple[str, str]]] = {}
-"""Slug and docstring by code."""
+    row: CheckCode
+    function: Callable[..., Iterator[Sighting]]
 
 
-def configuration_check(code: str, slug: str) -> Callable[[_Function], _Function]:
+CONFIGURATION: Final[list[RegisteredCheck]] = []
+SOURCE: Final[list[RegisteredCheck]] = []
+
+
+def configuration_check(slug: str) -> Callable[[_Function], _Function]:
     """Register a check of the settings of one source."""
-    return _register(CONFIGURATION, code, slug)
+    return _register(CONFIGURATION, slug)
 
 
-def source_check(code: str, slug: str) -> Callable[[_Function], _Function]:
+def source_check(slug: str) -> Callable[[_Function], _Function]:
     """Register a check of one Python file."""
-    return _register(SOURCE, code, slug)
+    return _register(SOURCE, slug)
 
 
-def _register(table: list[Check], code: str, slug: str) -> Callable[[_Function], _Function]:
-    """A decorator that adds a check to a table, and its docstring to the pages if it is one."""
-
+def _register(table: list[RegisteredCheck], slug: str) -> Callable[[_Function], _Function]:
     def register(function: _Function) -> _Function:
-        table.append(Check(code, slug, function))
-        page = inspect.cleandoc(function.__doc__ or "")
-        if "\nFix:" in page:
-            assert code not in PAGES, f"two pages for {code}"
-            PAGES[code] = (slug, page)
+        table.append(RegisteredCheck(CHECKS_BY_SLUG[slug], function))
         return function
 
     return register

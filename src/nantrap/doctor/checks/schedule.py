@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from nantrap.doctor.checks.registry import Found, configuration_check
+from nantrap.doctor.checks.registry import Sighting, configuration_check
 from nantrap.doctor.configuration.setting import Setting, Source
 from nantrap.doctor.configuration.values import is_adam, number
 from nantrap.doctor.repository import Repository
@@ -24,25 +24,9 @@ def uses_adam(source: Source, setting: Setting | None) -> bool:
     return source.framework == "hf" and source.kind != "argparse"  # its default is AdamW
 
 
-@configuration_check("NT809", "min_lr_above_lr")
-def min_lr_above_lr(source: Source, repository: Repository) -> Iterator[Found]:
-    """The smallest learning rate is larger than the learning rate itself.
-
-    A schedule that should fall then rises, or does nothing at all.
-
-    Example:
-        lr: 1e-5
-        min_lr: 1e-4
-
-    Why:
-        Usually one of the two was lowered after a NaN and the other one was forgotten.
-
-    Fix:
-        Swap them, or set `min_lr` to a tenth of `lr`.
-
-    Silent:
-        When `min_lr` is smaller. Equal values are reported with low risk: the learning rate is constant.
-    """
+@configuration_check("min_lr_above_lr")
+def min_lr_above_lr(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """The smallest learning rate is larger than the learning rate itself."""
     for each in source.all("min_lr"):
         least = number(each.value)
         rates = [other for other in source.all("lr") if number(other.value) is not None]
@@ -53,7 +37,7 @@ def min_lr_above_lr(source: Source, repository: Repository) -> Iterator[Found]:
         if beside is None or peak is None or peak <= 0 or least < peak:
             continue
         same = least == peak
-        yield Found(
+        yield Sighting(
             "low" if same else "medium",
             each.line,
             each.value,
@@ -70,33 +54,18 @@ def min_lr_above_lr(source: Source, repository: Repository) -> Iterator[Found]:
         )
 
 
-@configuration_check("NT810", "lr_high")
-def lr_high(source: Source, repository: Repository) -> Iterator[Found]:
-    """The learning rate is far above what Adam can use.
-
-    Adam divides by the size of the gradient, so every weight moves by about the learning rate at each step. At 0.01 a
-    weight of size 0.02 changes its sign every other step.
-
-    Example:
-        optimizer: adamw
-        lr: 0.1
-
-    Why:
-        The number was chosen for SGD, whose learning rates are a hundred times larger.
-
-    Fix:
-        Begin with 1e-4 (3e-4 for small models).
-
-    Silent:
-        With SGD, LARS, Muon, Prodigy, with Noam schedules, and where the optimizer is not known.
-    """
+@configuration_check("lr_high")
+def lr_high(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """The learning rate is far above what Adam can use."""
     for each in source.all("lr"):
         rate = number(each.value)
         if rate is None or not _HIGH <= rate < float("inf") or not uses_adam(source, each) or _is_factor(source):
             continue
         optimizer = source.near(each, "optimizer")
         name = optimizer.value if optimizer is not None else "AdamW, the default"
-        yield Found("high", each.line, each.value, f"{each.name} is {rate:g} with {name}", "begin with 1e-4", each.file)
+        yield Sighting(
+            "high", each.line, each.value, f"{each.name} is {rate:g} with {name}", "begin with 1e-4", each.file
+        )
 
 
 def _is_factor(source: Source) -> bool:
@@ -104,27 +73,9 @@ def _is_factor(source: Source) -> bool:
     return any(isinstance(each.value, str) and "noam" in each.value.lower() for each in source.settings)
 
 
-@configuration_check("NT813", "warmup_too_short")
-def warmup_too_short(source: Source, repository: Repository) -> Iterator[Found]:
-    """A long Adam run has almost no warm-up.
-
-    Adam's second moment is an average over about 1,000 steps. Before it has settled, single gradients decide the step
-    size, and the first hundred steps are where runs diverge.
-
-    Example:
-        optimizer: adamw
-        warmup_steps: 10
-        max_steps: 100000
-
-    Why:
-        The estimate of the gradient's size is taken from a handful of batches.
-
-    Fix:
-        Warm up for 1 to 3 % of the steps.
-
-    Silent:
-        When the warm-up is given in epochs, as a ratio of at least 0.005, or the run is short.
-    """
+@configuration_check("warmup_too_short")
+def warmup_too_short(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """A long Adam run has almost no warm-up."""
     total = source.first("total_steps")
     steps = number(total.value) if total is not None else None
     if total is None or steps is None or steps < _LONG:
@@ -144,7 +95,7 @@ def warmup_too_short(source: Source, repository: Repository) -> Iterator[Found]:
         warmup = share * steps
     if warmup is None or not 0 <= warmup < _SHORT_WARMUP or (count is not None and 0 < warmup < 1):
         return
-    yield Found(
+    yield Sighting(
         "low",
         chosen.line,
         chosen.value,
@@ -154,31 +105,15 @@ def warmup_too_short(source: Source, repository: Repository) -> Iterator[Found]:
     )
 
 
-@configuration_check("NT814", "warmup_exceeds_training")
-def warmup_exceeds_training(source: Source, repository: Repository) -> Iterator[Found]:
-    """The warm-up is as long as the training, or longer.
-
-    The learning rate rises to the end and never falls. The run stops at the moment it becomes unstable.
-
-    Example:
-        warmup_steps: 4000
-        max_steps: 2000
-
-    Why:
-        The number of steps was lowered for a trial and the warm-up was left as it was.
-
-    Fix:
-        Shorten the warm-up to a few per cent of the steps.
-
-    Silent:
-        When the number of steps is not known.
-    """
+@configuration_check("warmup_exceeds_training")
+def warmup_exceeds_training(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """The warm-up is as long as the training, or longer."""
     for each in source.all("warmup_steps"):
         total = source.near(each, "total_steps")
         warmup, steps = number(each.value), number(total.value) if total is not None else None
         if total is None or warmup is None or steps is None or steps < 1 or warmup < 1 or warmup < steps:
             continue
-        yield Found(
+        yield Sighting(
             "medium",
             each.line,
             each.value,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.checks.source_values import configured_value, resolved_value
 from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.configuration.names import plain
@@ -24,35 +24,16 @@ _A_RATIO: Final = 1e-2
 """A smallest learning rate of this size is a share of the peak already."""
 
 
-@source_check("NT808", "min_lr_as_factor")
-def min_lr_as_factor(module: Module, repository: Repository) -> Iterator[Found]:
-    """A LambdaLR function returns a smallest learning rate where a factor is expected.
-
-    LambdaLR multiplies the initial learning rate by what the function returns. `max(factor, 1e-6)` with an initial
-    learning rate of 1e-5 ends at 1e-11: training has stopped, and nothing says so.
-
-    Example:
-        LambdaLR(optimizer, lambda step: max(1 - step / total, min_lr))
-
-    Why:
-        1e-6 was meant as a learning rate and is used as a factor.
-
-    Fix:
-        Divide by the initial learning rate:
-
-            - max(1 - step / total, min_lr)
-            + max(1 - step / total, min_lr / lr)
-
-    Silent:
-        When the function divides by the initial learning rate, or the number is a share (0.01 and more).
-    """
+@source_check("min_lr_as_factor")
+def min_lr_as_factor(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """A LambdaLR function returns a smallest learning rate where a factor is expected."""
     for call, place in module.sites("LambdaLR"):
         given = [keyword.value for keyword in call.keywords if keyword.arg == "lr_lambda"] or list(call.args[1:2])
         for node in given:
             for function, body in _functions(module, node, place.function, call.lineno):
                 floor = _absolute_floor(module, body, function, repository)
                 if floor is not None:
-                    yield Found(
+                    yield Sighting(
                         "medium",
                         floor.lineno,
                         ast.unparse(floor)[:80],
@@ -63,31 +44,9 @@ def min_lr_as_factor(module: Module, repository: Repository) -> Iterator[Found]:
                     break
 
 
-@source_check("NT824", "resume_overrides_lr")
-def resume_overrides_lr(module: Module, repository: Repository) -> Iterator[Found]:
-    """Resuming restores the old learning rate, whatever the configuration says now.
-
-    The optimizer's state holds the learning rate of each group and the scheduler's the base learning rate. Loading both
-    after the learning rate was lowered in the configuration brings the old one back.
-
-    Example:
-        # config: lr: 1e-4, resume: last.pt (saved at 5e-4)
-        optimizer.load_state_dict(checkpoint["optimizer"])
-        scheduler.load_state_dict(checkpoint["scheduler"])
-
-    Why:
-        A state dict is loaded over what the constructor set.
-
-    Fix:
-        Set the learning rate again after loading, in the groups and in `scheduler.base_lrs`, or leave the scheduler's
-        state out:
-
-            + for group in optimizer.param_groups:
-            +     group["lr"] = group["initial_lr"] = lr
-
-    Silent:
-        When the learning rate is set after loading.
-    """
+@source_check("resume_overrides_lr")
+def resume_overrides_lr(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """Resuming restores the old learning rate, whatever the configuration says now."""
     if "load_state_dict" not in module.calls:
         return
     loads = [(call, place) for call, place in module.sites("load_state_dict") if isinstance(call.func, ast.Attribute)]
@@ -112,7 +71,7 @@ def resume_overrides_lr(module: Module, repository: Repository) -> Iterator[Foun
         if function is place.function
     ):
         return
-    yield Found(
+    yield Sighting(
         "medium",
         call.lineno,
         resume,

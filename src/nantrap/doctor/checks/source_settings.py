@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 from nantrap.doctor.checks.keeping import LOW_TEMPERATURE
 from nantrap.doctor.checks.precision import asked_dtype
-from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.checks.source_values import possible_values, resolved_value
 from nantrap.doctor.checks.update import WIDE_NORM
 from nantrap.doctor.checks.weights import HALF_EPS, SLOW_BETA, SMALL_RATE, TINY_RATE, second_beta
@@ -23,8 +23,8 @@ from nantrap.doctor.source.module import Module
 from nantrap.doctor.source.wording import name_of
 
 
-@source_check("NT806", "explicit_no_overrides_launcher")
-def accelerator_says_no(module: Module, repository: Repository) -> Iterator[Found]:
+@source_check("explicit_no_overrides_launcher")
+def accelerator_says_no(module: Module, repository: Repository) -> Iterator[Sighting]:
     """`Accelerator(mixed_precision=...)` whose value is a choice, or is in a configuration file."""
     for call, place in module.sites("Accelerator"):
         given = next((keyword.value for keyword in call.keywords if keyword.arg == "mixed_precision"), None)
@@ -37,7 +37,7 @@ def accelerator_says_no(module: Module, repository: Repository) -> Iterator[Foun
         choices = possible_values(module, given, place.function, repository)
         names = {"bf16": "bfloat16", "fp16": "float16"}
         if any(says_no(each) for each in choices) and not any(names.get(str(each)) == theirs[0] for each in choices):
-            yield Found(
+            yield Sighting(
                 "high",
                 call.lineno,
                 ast.unparse(given),
@@ -47,8 +47,8 @@ def accelerator_says_no(module: Module, repository: Repository) -> Iterator[Foun
             )
 
 
-@source_check("NT807", "static_loss_scale")
-def apex_loss_scale(module: Module, repository: Repository) -> Iterator[Found]:
+@source_check("static_loss_scale")
+def apex_loss_scale(module: Module, repository: Repository) -> Iterator[Sighting]:
     """`amp.initialize(..., loss_scale=128.0)` of apex."""
     for call, place in module.sites("initialize"):
         if "amp" not in module.resolve(call.func):
@@ -56,13 +56,13 @@ def apex_loss_scale(module: Module, repository: Repository) -> Iterator[Found]:
         given = next((keyword.value for keyword in call.keywords if keyword.arg == "loss_scale"), None)
         scale = number(module.value(given, place.function)) if given is not None else None
         if scale is not None and scale > 0:
-            yield Found(
+            yield Sighting(
                 "medium", call.lineno, scale, f"the loss scale is fixed at {scale:g}", 'use loss_scale="dynamic"'
             )
 
 
-@source_check("NT811", "clip_ineffective")
-def clip_call_ineffective(module: Module, repository: Repository) -> Iterator[Found]:
+@source_check("clip_ineffective")
+def clip_call_ineffective(module: Module, repository: Repository) -> Iterator[Sighting]:
     """`clip_grad_norm_` with a norm that is never reached."""
     for call, place in module.sites("clip_grad_norm_", "clip_grad_norm"):
         keywords = {keyword.arg: keyword.value for keyword in call.keywords}
@@ -74,7 +74,7 @@ def clip_call_ineffective(module: Module, repository: Repository) -> Iterator[Fo
         if norm is None or not WIDE_NORM <= norm < math.inf:
             continue
         used = not isinstance(place.statement, ast.Expr)
-        yield Found(
+        yield Sighting(
             "low" if used and norm >= 1e4 else "medium",
             call.lineno,
             norm,
@@ -83,8 +83,8 @@ def clip_call_ineffective(module: Module, repository: Repository) -> Iterator[Fo
         )
 
 
-@source_check("NT815", "eps_below_dtype")
-def adam_eps_in_float16(module: Module, repository: Repository) -> Iterator[Found]:
+@source_check("eps_below_dtype")
+def adam_eps_in_float16(module: Module, repository: Repository) -> Iterator[Sighting]:
     """Adam with its eps of 1e-8 on float16 weights."""
     for found in halved_models(module):
         call = found.trained_by
@@ -93,7 +93,7 @@ def adam_eps_in_float16(module: Module, repository: Repository) -> Iterator[Foun
         given = next((keyword.value for keyword in call.keywords if keyword.arg == "eps"), None)
         eps = number(module.value(given, found.function)) if given is not None else 1e-8
         if eps is not None and eps < HALF_EPS:
-            yield Found(
+            yield Sighting(
                 "high",
                 call.lineno,
                 eps,
@@ -103,8 +103,8 @@ def adam_eps_in_float16(module: Module, repository: Repository) -> Iterator[Foun
             )
 
 
-@source_check("NT816", "beta_rounds_to_one")
-def adam_beta_in_bfloat16(module: Module, repository: Repository) -> Iterator[Found]:
+@source_check("beta_rounds_to_one")
+def adam_beta_in_bfloat16(module: Module, repository: Repository) -> Iterator[Sighting]:
     """Adam with beta2 = 0.999 on bfloat16 weights."""
     for found in _bfloat16(module, repository):
         call = found.trained_by
@@ -113,7 +113,7 @@ def adam_beta_in_bfloat16(module: Module, repository: Repository) -> Iterator[Fo
         given = next((keyword.value for keyword in call.keywords if keyword.arg == "betas"), None)
         beta = second_beta(module.value(given, found.function)) if given is not None else 0.999
         if beta is not None and SLOW_BETA < beta < 1:
-            yield Found(
+            yield Sighting(
                 "medium",
                 call.lineno,
                 beta,
@@ -123,8 +123,8 @@ def adam_beta_in_bfloat16(module: Module, repository: Repository) -> Iterator[Fo
             )
 
 
-@source_check("NT817", "bf16_weights_frozen")
-def adam_rate_in_bfloat16(module: Module, repository: Repository) -> Iterator[Found]:
+@source_check("bf16_weights_frozen")
+def adam_rate_in_bfloat16(module: Module, repository: Repository) -> Iterator[Sighting]:
     """Adam with a small learning rate on bfloat16 weights."""
     for found in _bfloat16(module, repository):
         call = found.trained_by
@@ -141,7 +141,7 @@ def adam_rate_in_bfloat16(module: Module, repository: Repository) -> Iterator[Fo
             rate = number(resolved_value(module, given, found.function, repository)) if given is not None else None
         if rate is None or not 0 < rate <= SMALL_RATE:
             continue
-        yield Found(
+        yield Sighting(
             "high" if rate <= TINY_RATE else "medium",
             line,
             rate,
@@ -151,8 +151,8 @@ def adam_rate_in_bfloat16(module: Module, repository: Repository) -> Iterator[Fo
         )
 
 
-@source_check("NT818", "temperature_too_low")
-def loss_temperature(module: Module, repository: Repository) -> Iterator[Found]:
+@source_check("temperature_too_low")
+def loss_temperature(module: Module, repository: Repository) -> Iterator[Sighting]:
     """A loss that is made with a low temperature, or has one as its default."""
     words = ("temperature", "temp", "tau", "student_temp", "teacher_temp", "student_temperature", "teacher_temperature")
     for sites in list(module.calls.values()):
@@ -210,8 +210,8 @@ def _trainer_rate(module: Module, repository: Repository, found: Halved) -> tupl
     return None, found.trained_by.lineno
 
 
-def _temperature(line: int, name: str, value: float) -> Found:
-    return Found(
+def _temperature(line: int, name: str, value: float) -> Sighting:
+    return Sighting(
         "medium",
         line,
         value,

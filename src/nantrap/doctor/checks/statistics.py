@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nantrap.doctor.checks.derivatives import in_model
-from nantrap.doctor.checks.registry import Found, source_check
+from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.module import Function, Module, Place
@@ -21,24 +21,9 @@ _ONE_PER_SAMPLE: Final = re.compile(
 _GROUPED: Final = re.compile(r"grouped|^group$|_group$|^group_(?!norm)|num_generations|group_size")
 
 
-@source_check("NT863", "std_of_one")
-def std_of_one(module: Module, repository: Repository) -> Iterator[Found]:
-    """An unbiased standard deviation over a batch or group that may have one element.
-
-    It divides by n - 1. The last batch of an epoch, or a group of one, gives NaN in the value and in the gradient.
-
-    Example:
-        advantages = (rewards - rewards.mean()) / (rewards.std() + 1e-8)
-
-    Why:
-        0 / 0. The epsilon is added to a NaN.
-
-    Fix:
-        `rewards.std(correction=0)`, or drop the last incomplete batch.
-
-    Silent:
-        With `unbiased=False` or `correction=0`, over feature dimensions, and in datasets.
-    """
+@source_check("std_of_one")
+def std_of_one(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """An unbiased standard deviation over a batch or group that may have one element."""
     for call, place in module.sites("std", "var", "std_mean", "var_mean"):
         found = operation(module, call)
         if (
@@ -68,7 +53,7 @@ def std_of_one(module: Module, repository: Repository) -> Iterator[Found]:
             continue
         if risk == "low" and not _divides(place):
             continue
-        yield Found(
+        yield Sighting(
             "medium" if risk == "medium" else "low",
             call.lineno,
             ast.unparse(call)[:80],
@@ -77,28 +62,9 @@ def std_of_one(module: Module, repository: Repository) -> Iterator[Found]:
         )
 
 
-@source_check("NT866", "einsum_repeated_index")
-def einsum_repeated_index(module: Module, repository: Repository) -> Iterator[Found]:
-    """An index appears twice in one operand of an einsum: it takes the diagonal.
-
-    "bnn,bnf->bnf" does not multiply a matrix with a vector. It takes the diagonal of the matrix, and everything else in
-    it gets no gradient.
-
-    Example:
-        mixed = torch.einsum("bnn,bnf->bnf", mixing, x)
-
-    Why:
-        The row and the column of the matrix need two letters.
-
-    Fix:
-        Name them apart:
-
-            - torch.einsum("bnn,bnf->bnf", mixing, x)
-            + torch.einsum("bmn,bnf->bmf", mixing, x)
-
-    Silent:
-        With one operand, where a trace or a diagonal is meant.
-    """
+@source_check("einsum_repeated_index")
+def einsum_repeated_index(module: Module, repository: Repository) -> Iterator[Sighting]:
+    """An index appears twice in one operand of an einsum: it takes the diagonal."""
     for call, place in module.sites("einsum", "contract"):
         name = module.resolve(call.func)
         if name.split(".")[0] in ("numpy", "np", "jax", "jnp", "tensorflow", "tf"):
@@ -117,7 +83,7 @@ def einsum_repeated_index(module: Module, repository: Repository) -> Iterator[Fo
                 (letter for letter in letters if letters.count(letter) > 1 and letter not in ("...", "1", "_")), None
             )
             if twice is not None:
-                yield Found(
+                yield Sighting(
                     "high",
                     call.lineno,
                     equation,

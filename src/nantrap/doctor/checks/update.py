@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import Final
 
-from nantrap.doctor.checks.registry import Found, configuration_check
+from nantrap.doctor.checks.registry import Sighting, configuration_check
 from nantrap.doctor.configuration.precision import computation, is_half
 from nantrap.doctor.configuration.setting import Setting, Source
 from nantrap.doctor.configuration.values import number, switch, whole
@@ -15,52 +15,21 @@ from nantrap.doctor.repository import Repository
 WIDE_NORM: Final = 100.0
 
 
-@configuration_check("NT811", "clip_ineffective")
-def clip_ineffective(source: Source, repository: Repository) -> Iterator[Found]:
-    """The gradient is clipped at a norm that it never reaches.
-
-    Clipping at 1e6 does nothing: a norm of 1,000 already ruins the weights. It looks like a protection and is none.
-
-    Example:
-        norm = torch.nn.utils.clip_grad_norm_(model.parameters(), 1e6)
-
-    Why:
-        People write a huge number to read the norm without clipping. That is what `float("inf")` is for.
-
-    Fix:
-        Clip at 1.0, or write `float("inf")` if only the norm is wanted.
-
-    Silent:
-        For `inf`. Low risk where the number is huge and the returned norm is used.
-    """
+@configuration_check("clip_ineffective")
+def clip_ineffective(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """The gradient is clipped at a norm that it never reaches."""
     for each in source.all("clip"):
         norm = number(each.value)
         if norm is None or not WIDE_NORM <= norm < math.inf:
             continue
-        yield Found(
+        yield Sighting(
             "medium", each.line, each.value, f"{each.name} is {norm:g}: it clips nothing", "clip at 1.0", each.file
         )
 
 
-@configuration_check("NT812", "clip_missing")
-def clip_missing(source: Source, repository: Repository) -> Iterator[Found]:
-    """Half precision without gradient clipping.
-
-    One bad batch gives one huge gradient, and one huge gradient is enough. In half precision it happens more often.
-
-    Example:
-        bf16: true
-        max_grad_norm: 0
-
-    Why:
-        0, -1 and null mean "off" in every trainer.
-
-    Fix:
-        `max_grad_norm: 1.0`. A healthy run rarely reaches it.
-
-    Silent:
-        In full precision, and with Hugging Face's default, which is 1.0. Low risk if the setting is only absent.
-    """
+@configuration_check("clip_missing")
+def clip_missing(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """Half precision without gradient clipping."""
     if source.role in ("launcher", "code") or source.kind in ("argparse", "optimizer"):
         return
     half = is_half(source) or _half_launcher(source, repository)
@@ -71,7 +40,7 @@ def clip_missing(source: Source, repository: Repository) -> Iterator[Found]:
         norm = number(each.value)
         off = each.value is None or each.value is False or (norm is not None and norm <= 0)
         if off and each.known and not any((number(other.value) or 0) > 0 for other in clips):
-            yield Found(
+            yield Sighting(
                 "medium",
                 each.line,
                 each.value,
@@ -86,7 +55,7 @@ def clip_missing(source: Source, repository: Repository) -> Iterator[Found]:
         return
     if source.role == "deepspeed" or repository.clips or source.kind in ("shell", "call") or source.references:
         return
-    yield Found(
+    yield Sighting(
         "low",
         asked.setting.line,
         asked.setting.value,
@@ -96,28 +65,9 @@ def clip_missing(source: Source, repository: Repository) -> Iterator[Found]:
     )
 
 
-@configuration_check("NT819", "accumulation_mismatch")
-def accumulation_mismatch(source: Source, repository: Repository) -> Iterator[Found]:
-    """Two files give two numbers for gradient accumulation.
-
-    The loss is divided by one number and the update happens after another, so the effective learning rate is wrong by
-    their quotient.
-
-    Example:
-        # train.yaml
-        gradient_accumulation_steps: 8
-        # ds_config.json
-        "gradient_accumulation_steps": 4
-
-    Why:
-        Trainer, launcher and DeepSpeed each count on their own.
-
-    Fix:
-        Write `auto` in the DeepSpeed file, or the same number everywhere.
-
-    Silent:
-        When one of them is `auto`.
-    """
+@configuration_check("accumulation_mismatch")
+def accumulation_mismatch(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """Two files give two numbers for gradient accumulation."""
     if source.role not in ("trainer", "code", "launcher"):
         return
     mine = source.first("accumulation")
@@ -135,7 +85,7 @@ def accumulation_mismatch(source: Source, repository: Repository) -> Iterator[Fo
         theirs = repository.agreed([each for each in others if each.role == role], _accumulation)
         if theirs is not None and theirs[0] != count:
             there = theirs[1]
-            yield Found(
+            yield Sighting(
                 "medium",
                 mine.line,
                 count,
@@ -146,26 +96,9 @@ def accumulation_mismatch(source: Source, repository: Repository) -> Iterator[Fo
             return
 
 
-@configuration_check("NT820", "batch_size_mismatch")
-def batch_size_mismatch(source: Source, repository: Repository) -> Iterator[Found]:
-    """The batch size is not what its parts multiply to.
-
-    train batch = micro batch × accumulation × processes. DeepSpeed stops when they disagree, other trainers silently
-    train with another batch size than the learning rate was chosen for.
-
-    Example:
-        {"train_batch_size": 64, "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2}
-        # launched on 4 processes: 4 x 2 x 4 = 32
-
-    Why:
-        The number of processes changed and the file did not.
-
-    Fix:
-        Write `auto` for all but one, or correct the product.
-
-    Silent:
-        Unless all four numbers are known.
-    """
+@configuration_check("batch_size_mismatch")
+def batch_size_mismatch(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """The batch size is not what its parts multiply to."""
     whole_batch = source.first("global_batch")
     micro = source.first("micro_batch") or (source.first("batch_size") if source.role != "deepspeed" else None)
     steps = source.first("accumulation")
@@ -193,7 +126,7 @@ def batch_size_mismatch(source: Source, repository: Repository) -> Iterator[Foun
         return
     product = each_micro * each_steps * processes
     if product != total:
-        yield Found(
+        yield Sighting(
             "medium",
             whole_batch.line,
             total,

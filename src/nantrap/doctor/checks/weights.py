@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, Final
 
-from nantrap.doctor.checks.registry import Found, configuration_check
+from nantrap.doctor.checks.registry import Sighting, configuration_check
 from nantrap.doctor.checks.schedule import uses_adam
 from nantrap.doctor.configuration.precision import has_adapters, keeps_float32, weights
 from nantrap.doctor.configuration.setting import Setting, Source
@@ -31,33 +31,16 @@ def second_beta(value: Any) -> float | None:
     return number(value)
 
 
-@configuration_check("NT815", "eps_below_dtype")
-def eps_below_dtype(source: Source, repository: Repository) -> Iterator[Found]:
-    """The optimizer's eps is zero in the precision of the weights.
-
-    Adam divides by sqrt(v) + eps. With float16 weights its state is float16 too, 1e-8 is stored as 0, and a weight
-    whose gradient is small is divided by zero.
-
-    Example:
-        precision: 16-true
-        optimizer: {type: AdamW, eps: 1e-8}
-
-    Why:
-        The smallest number above zero in float16 is 6e-8.
-
-    Fix:
-        Keep the weights in float32 and use mixed precision. A larger eps (1e-4) only hides it.
-
-    Silent:
-        With mixed precision and with bfloat16 weights.
-    """
+@configuration_check("eps_below_dtype")
+def eps_below_dtype(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """The optimizer's eps is zero in the precision of the weights."""
     asked = weights(source)
     if asked is None or asked.dtype != "float16":
         return
     for each in source.all("eps"):
         eps = number(each.value)
         if eps is not None and 0 <= eps < HALF_EPS:
-            yield Found(
+            yield Sighting(
                 "high",
                 each.line,
                 each.value,
@@ -68,33 +51,16 @@ def eps_below_dtype(source: Source, repository: Repository) -> Iterator[Found]:
             )
 
 
-@configuration_check("NT816", "beta_rounds_to_one")
-def beta_rounds_to_one(source: Source, repository: Repository) -> Iterator[Found]:
-    """Adam's beta2 rounds to one in the precision of its state.
-
-    With bfloat16 weights the second moment is bfloat16 too. Multiplying it by 0.999 rounds back to the same number, so
-    it never decays: one large gradient makes the step small permanently.
-
-    Example:
-        precision: bf16-true
-        betas: [0.9, 0.999]
-
-    Why:
-        bfloat16 has 8 significant bits; neighbours are 0.4 to 0.8 % apart.
-
-    Fix:
-        Keep the optimizer state in float32 (mixed precision), or use beta2 = 0.95.
-
-    Silent:
-        With mixed precision, DeepSpeed, or a float32 master copy.
-    """
+@configuration_check("beta_rounds_to_one")
+def beta_rounds_to_one(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """Adam's beta2 rounds to one in the precision of its state."""
     asked = weights(source)
     if asked is None or asked.dtype != "bfloat16" or exempt(source, repository):
         return
     for each in (*source.all("betas"), *source.all("beta2")):
         beta = second_beta(each.value)
         if beta is not None and SLOW_BETA < beta < 1:
-            yield Found(
+            yield Sighting(
                 "medium",
                 each.line,
                 each.value,
@@ -105,27 +71,9 @@ def beta_rounds_to_one(source: Source, repository: Repository) -> Iterator[Found
             )
 
 
-@configuration_check("NT817", "bf16_weights_frozen")
-def bf16_weights_frozen(source: Source, repository: Repository) -> Iterator[Found]:
-    """The updates are too small to change bfloat16 weights.
-
-    A weight of 1.0 in bfloat16 has neighbours at 0.996 and 1.008. An Adam step of 1e-5 is rounded away, and the weight
-    never moves. The advice "lower the learning rate" makes it worse. `nantrap doctor --checkpoint FILE` counts the
-    share of weights for which this is so.
-
-    Example:
-        model = AutoModelForCausalLM.from_pretrained(name, torch_dtype=torch.bfloat16)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5)
-
-    Why:
-        A step moves a weight only if it is at least 1/512 of it.
-
-    Fix:
-        Keep float32 weights and use bf16 mixed precision, or an optimizer with stochastic rounding.
-
-    Silent:
-        With `bf16=True` alone (that is mixed precision), LoRA, and DeepSpeed, which keeps a float32 copy.
-    """
+@configuration_check("bf16_weights_frozen")
+def bf16_weights_frozen(source: Source, repository: Repository) -> Iterator[Sighting]:
+    """The updates are too small to change bfloat16 weights."""
     asked = weights(source)
     if asked is None or asked.dtype != "bfloat16" or exempt(source, repository):
         return
@@ -133,7 +81,7 @@ def bf16_weights_frozen(source: Source, repository: Repository) -> Iterator[Foun
     rate = number(each.value) if each is not None else None
     if each is None or rate is None or not 0 < rate <= SMALL_RATE or not uses_adam(source, each):
         return
-    yield Found(
+    yield Sighting(
         "high" if rate <= TINY_RATE else "medium",
         each.line,
         each.value,

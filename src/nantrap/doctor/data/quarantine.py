@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator, Sequence
 from typing import Any, Final
 
-from nantrap.doctor.data.findings import RULES, DataReport
+from nantrap.doctor.data.findings import DataReport
 from nantrap.errors import UsageError
+from nantrap.incident.checks import DATA_RULES
 from nantrap.incident.wording import counted, some_of
 from nantrap.record.bad_samples import DATASET, BadSamples, below, paths_of
 
@@ -120,7 +121,7 @@ def without_samples(
         >>> train = nantrap.without_samples(train, "bad-samples.json")  # doctest: +SKIP
     """
     listed = BadSamples.load(bad_samples)
-    known = {*RULES, *listed.rules()}  # the guard adds samples under the name of the cause
+    known = {*DATA_RULES, *listed.rules()}  # the guard adds samples under the name of the cause
     unknown = [rule for rule in rules or () if rule not in known]
     if unknown:
         raise UsageError(f"there is no rule {unknown[0]!r} of the data check; choose from {', '.join(sorted(known))}")

@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from nantrap._version import __version__
 from nantrap.doctor.findings import Finding, Report
-from nantrap.doctor.pages import check_pages
+from nantrap.pages import check_pages
 from nantrap.report.visible import visible
 
 _LEVELS: Final = {"high": "error", "medium": "warning", "low": "note"}
