@@ -14,7 +14,7 @@ from nantrap.incident import Incident
 from nantrap.locate import FailedStep, Location, RngState
 from nantrap.record import Material, write_bundle
 from nantrap.record.structure import flatten
-from nantrap.report import render_incident, write_incident_report
+from nantrap.report import render_incident, write_page_later
 
 
 def write_incident(run_dir: str | os.PathLike[str], incident: Incident, draft: Draft, policy: Policy) -> Incident:
@@ -27,7 +27,7 @@ def write_incident(run_dir: str | os.PathLike[str], incident: Incident, draft: D
         )
     except OSError as error:
         return replace(incident, notes=(*incident.notes, f"the bundle could not be written: {error.strerror or error}"))
-    write_incident_report(path)
+    write_page_later(path)
     return replace(incident, bundle=os.fspath(path))
 
 

@@ -34,7 +34,15 @@ from nantrap.incident import Action, Finding, Incident
 from nantrap.incident.wording import escaped
 from nantrap.record import RUN_ENDS, RUN_RESUMES, RUN_STARTS, History, Journal, Listener, StepRecord, write_run_info
 from nantrap.record.journal import FLUSH_LINES
-from nantrap.report import fingerprint, one_line, render_incident, write_line, write_run_report
+from nantrap.report import (
+    begin_pages,
+    fingerprint,
+    one_line,
+    render_incident,
+    wait_for_pages,
+    write_line,
+    write_run_report,
+)
 
 _KEPT = 256
 """Steps that are kept in memory for the rules."""
@@ -209,6 +217,7 @@ class Recorder:
             tally.applied += 1
         if incident is not None:
             self._count(incident)
+            begin_pages()
         if launched is None:
             if self._watch is not None and watched:
                 for message in self._watch.exceeded(watched, step):
@@ -350,6 +359,7 @@ class Recorder:
             journal.close()
         for listener in self._listeners:
             listener.close()
+        wait_for_pages()
         if journal is None or self.run_dir is None or self._rank:
             return
         with contextlib.suppress(OSError):  # the folder may be gone by now

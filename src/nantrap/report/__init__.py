@@ -6,6 +6,7 @@ view_*       the view-models: everything that a page shows, ready to be laid out
 pages        HTML, from the templates in this folder
 formats      Markdown, JSON, JUnit, GitHub annotations, SARIF
 writing      reports as files
+page_queue   pages of incidents, written after their step
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING
 from nantrap._lazy import lazy_names
 from nantrap.report.curves import Curve, draw_curves
 from nantrap.report.lines import write_line
+from nantrap.report.page_queue import begin_pages, wait_for_pages, write_page_later
 from nantrap.report.terminal import render_incident
 from nantrap.report.visible import visible
 from nantrap.report.wording import diagnostic, fingerprint, one_line
@@ -25,14 +27,17 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Curve",
+    "begin_pages",
     "diagnostic",
     "draw_curves",
     "fingerprint",
     "one_line",
     "render_incident",
     "visible",
+    "wait_for_pages",
     "write_incident_report",
     "write_line",
+    "write_page_later",
     "write_run_report",
 ]
 

@@ -21,6 +21,7 @@ from urllib.parse import quote
 
 from nantrap.incident import Incident
 from nantrap.incident.wording import is_cell
+from nantrap.report.page_queue import page_is_coming
 from nantrap.report.visible import visible
 from nantrap.report.wording import Diagnostic, Excerpt, diagnostic
 from nantrap.report.wrapping import wrapped
@@ -59,9 +60,10 @@ def render_incident(incident: Incident, *, color: bool | None = False, width: in
         color = (on_terminal or is_notebook()) and not os.environ.get("NO_COLOR")
     if width is None and (on_terminal or (asked and _writes_to_a_screen())):
         width = terminal_width()
-    # another rank may still be writing its folder
     reported = incident.bundle is not None and (
-        incident.origin_rank not in (None, incident.rank) or os.path.exists(_report_in(incident.bundle))
+        incident.origin_rank not in (None, incident.rank)  # another rank may still be writing its folder
+        or page_is_coming(incident.bundle)
+        or os.path.exists(_report_in(incident.bundle))
     )
     lines = lay_out(diagnostic(incident), width=width, bundle=incident.bundle, reported=reported)
     if not color:
