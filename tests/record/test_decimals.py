@@ -9,7 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from nantrap.record.decimals import MARGIN, read_decimals
+from nantrap.record.template import MARGIN, read_decimals
 
 
 def read(*tokens: str) -> list[float | None]:

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from nantrap.record.textline import as_number
-from nantrap.record.textlog import TextLog
+from nantrap.record.textlog import TextLog, as_number
 
 LINES = [
     ("Ep 15/80:  45%|████▌  | 268/594 [01:52<02:17,  2.37it/s, loss=2.341, lr=1.23e-04]", {"loss": "2.341", "lr": "1.23e-04", "step": 8584, "epoch": 15.0}),

@@ -13,11 +13,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.report.runs import MASKED, write_incident
 
 from nantrap.cli import main
 from nantrap.report import page_queue, render_incident, wait_for_pages
 from nantrap.report.page_queue import PageQueue, page_is_coming, write_page_later
+from tests.report.runs import MASKED, write_incident
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="signals and forks of POSIX")
 

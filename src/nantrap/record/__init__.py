@@ -7,9 +7,8 @@ from nantrap.record.bundle import Bundle, Material, read_bundle, write_bundle
 from nantrap.record.columns import Column, Labels
 from nantrap.record.durable import write_atomically
 from nantrap.record.history import History, StepRecord
-from nantrap.record.journal import RUN_ENDS, RUN_RESUMES, RUN_STARTS, Journal
+from nantrap.record.journal import RUN_ENDS, RUN_RESUMES, RUN_STARTS, Journal, JournalLine, journal_paths, read_journal
 from nantrap.record.listeners import Listener, open_listeners
-from nantrap.record.reader import JournalLine, journal_paths, read_journal
 from nantrap.record.run import IncidentFolder, Mark, Run, open_run, steps_of
 from nantrap.record.run_info import write_run_info
 from nantrap.record.sampling import Envelope, downsample, envelope

@@ -24,9 +24,8 @@ from nantrap.errors import NantrapError
 from nantrap.incident import Incident
 from nantrap.record.columns import Column, Table
 from nantrap.record.journal import RUN_ENDS
-from nantrap.record.opening import find_log, source_of
 from nantrap.record.series import NAMES, Series, is_evaluation, normal_form
-from nantrap.record.sources import JsonLines, Mixed, Records, Source, TextLines
+from nantrap.record.sources import JsonLines, Mixed, Records, Source, TextLines, find_log, source_of
 from nantrap.record.textlog import Note
 
 _JOURNAL = re.compile(r"journal-r(\d+)\.jsonl$")

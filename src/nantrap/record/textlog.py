@@ -10,7 +10,169 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from nantrap.record.textline import Shape, Shapes, as_number
+# ---- One line of a text log: which of its numbers mean what.
+#
+# Lines of a log repeat: they differ in their numbers. What the words around the numbers mean is found out once for each
+# shape of a line (its text without the numbers) and kept, since that takes many times longer than splitting the line.
+
+_NUMBER = (
+    r"[-+]?(?:1\.#(?:QNAN|SNAN|IND|INF)\w*"
+    r"|(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d*)?(?:[eE][-+]?\d+)?"
+    r"|\.\d+(?:[eE][-+]?\d+)?"
+    r"|[nN][aA][nN](?:\(ind\))?(?![\w/])|[iI][nN][fF](?:inity|INITY)?(?![\w/]))"
+)
+_AFTER = r"(?![\w.]*[:/]\d|\.\d|-\d)"
+"""What follows a value is no second part of a time, a fraction, a version or a date."""
+_WORD = r"[A-Za-z_][\w./@-]*(?![\w./@-])"
+_PAIR = re.compile(
+    rf"""(?<![\w./@-])(?P<key>{_WORD}(?:\ {_WORD}){{0,3}})(?:\ ?\([A-Za-z/]+\))?['"]?\s*[=:]\s*[\[('"]*"""
+    rf"(?P<value>{_NUMBER}){_AFTER}",
+)
+_METRIC = (
+    r"(?:loss|lr|learning[_ ]rate|grad(?:ient)?[_ ]?norm|g?norm|acc(?:uracy)?(?:@\d+)?|ppl|perplexity|reward|error|err|"
+    r"psnr|ssim|fid|bleu|rouge|wer|cer|mse|mae|rmse|nll|kl|elbo|f1|auc|iou|miou|map|dice|score|bpb|bpd|mfu|"
+    r"loss[_ ]scale)"
+)
+_SPACED = re.compile(
+    rf"(?<![\w/])(?P<key>(?:(?:train(?:ing)?|val(?:id(?:ation)?)?|eval|test|dev|total|avg|mean|lm|[dg])[ _/-])?"
+    rf"(?:\w*_)?{_METRIC}(?:_\w+)?)\s+(?P<value>{_NUMBER}){_AFTER}",
+    re.I,
+)
+_AT = re.compile(
+    rf"(?<!\w)(?P<key>(?:{_WORD}[ _])?{_METRIC}) (?:at|after|for) (?:step|iter(?:ation)?|epoch)s? [\d,]+"
+    rf"\s*[:=,]\s*(?P<value>{_NUMBER}){_AFTER}",
+    re.I,
+)
+_IS_METRIC = re.compile(rf"(?:^|[^a-z]){_METRIC}(?![a-z])|loss", re.I)
+_EPOCH = re.compile(
+    r"\bep(?:och)?\b['\"]?\s*[:=#]?\s*['\"\[(]?\s*(\d{1,9}(?:\.\d+)?)(?![\d.]*%|\d)\s*(?:(?:/|of)\s*(\d{1,9}))?", re.I
+)
+_STEP = re.compile(
+    r"\b(?:global[_ ]?step|train[_ ]step|steps?|iter(?:ation)?s?|it|batch|updates?|num_updates)\b"
+    r"['\"]?\s*[:=#]?\s*[\[(]?\s*(\d[\d,]{0,17})(?![\w.])\s*(?:/\s*(\d[\d,]{0,17}))?",
+    re.I,
+)
+_BAR = re.compile(r"(?<!\d)(\d{1,15}(?:\.\d{1,9})?)([kM]?)/(\d{1,15}(?:\.\d{1,9})?)([kM]?)\s*\[")
+_FRACTION = re.compile(r"(?<![\d/])(\d{1,15})\s*/\s*(\d{1,15})(?![\d/])")
+_COUNTER = re.compile(r"steps?|iter(?:ation)?s?|epochs?|ep|batch|it|eta|time|date|info|warning|debug|update", re.I)
+_QUALIFIER = re.compile(
+    r"train(?:ing)?|val(?:id(?:ation)?)?|eval(?:uation)?|test|dev|total|avg|average|mean|lm|d|g|gen|disc|smoothed|"
+    r"grad(?:ient)?|learning|loss",
+    re.I,
+)
+_TOKEN = re.compile(rf"((?<![A-Za-z_])(?:{_NUMBER})|\d+)")
+_BLOCKS = re.compile(r"[█▏▎▍▌▋▊▉]+ *")
+_UNITS = {"": 1, "k": 1_000, "M": 1_000_000}
+_MOST_SHAPES = 5000
+_LONGEST = 4000
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the numbers of a line mean, each by its place among them; `None` for what the line does not name.
+
+    Attributes:
+        values: names and places of measured values.
+        epoch: the epoch, and `epochs` of how many.
+        count: the step or iteration, and `total` of how many, each with what it is to be multiplied by.
+        within: whether the count starts again in every epoch.
+        is_record: whether the line holds a measured value at all.
+    """
+
+    values: tuple[tuple[str, int], ...] = ()
+    epoch: int | None = None
+    epochs: int | None = None
+    count: int | None = None
+    total: int | None = None
+    count_unit: int = 1
+    total_unit: int = 1
+    within: bool = False
+    is_record: bool = False
+
+
+class Shapes:
+    """Finds the shape of each line. Holds those it has seen."""
+
+    def __init__(self) -> None:
+        self._seen: dict[tuple[str, ...], Shape] = {}
+
+    def read(self, line: str) -> tuple[Shape, list[str]]:
+        """The shape of a line, and its numbers."""
+        if len(line) > _LONGEST:
+            line = line[:_LONGEST]
+        if "|" in line:
+            line = _BLOCKS.sub("█", line)  # how far a bar is drawn is no part of the shape
+        pieces = _TOKEN.split(line)
+        key = tuple(pieces[::2])
+        shape = self._seen.get(key)
+        if shape is None:
+            shape = shape_of(line)
+            if len(self._seen) < _MOST_SHAPES:
+                self._seen[key] = shape
+        return shape, pieces[1::2]
+
+
+def as_number(text: str) -> float | str:
+    """A number, also in the many spellings of NaN; otherwise the text itself."""
+    try:
+        return float(text)
+    except ValueError:
+        text = text.replace(",", "")
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def shape_of(line: str) -> Shape:
+    """Find out what the numbers of a line mean."""
+    places = {match.start(): index for index, match in enumerate(_TOKEN.finditer(line))}
+    values = {name: places[start] for name, start in _values(line).items() if start in places}
+    epoch = _EPOCH.search(line)
+    rest = epoch.end() if epoch else 0
+    found: dict[str, int | None] = {}
+    if epoch is not None:
+        found["epoch"] = places.get(epoch.start(1))
+        found["epochs"] = places.get(epoch.start(2)) if epoch[2] else None
+    units, within = (1, 1), False
+    bar, step = _BAR.search(line, rest), _STEP.search(line, rest)
+    if bar is not None:
+        found |= {"count": places.get(bar.start(1)), "total": places.get(bar.start(3))}
+        units, within = (_UNITS[bar[2]], _UNITS[bar[4]]), epoch is not None
+    elif step is not None:
+        found |= {"count": places.get(step.start(1)), "total": places.get(step.start(2)) if step[2] else None}
+        within = step[0].lstrip().lower().startswith("batch")
+    elif epoch is not None and (fraction := _FRACTION.search(line, rest)):
+        found |= {"count": places.get(fraction.start(1)), "total": places.get(fraction.start(2))}
+        within = True
+    metrics = [name.lower() for name in values if _IS_METRIC.search(name)]
+    placed = bar is not None or epoch is not None or _STEP.search(line) is not None
+    is_record = bool(metrics) and (placed or any("loss" in name or "acc" in name for name in metrics))
+    return Shape(
+        tuple(values.items()), **found, count_unit=units[0], total_unit=units[1], within=within, is_record=is_record
+    )
+
+
+def _values(line: str) -> dict[str, int]:
+    """The named numbers of a line: where each begins."""
+    values: dict[str, int] = {}
+    for pattern in (_PAIR, _SPACED, _AT):
+        for match in pattern.finditer(line):
+            key = match["key"].strip(" .-_/@[")
+            if line[match.end() : match.end() + 1] == "]" and f"{key}:{match['value']}" in match[0]:
+                continue  # [module:41] is a place in a file
+            words = key.split()
+            # "train_inner epoch 1 loss: 2.3" is about the last words: those that make a name
+            while len(words) > 1 and not _IS_METRIC.search(words[0]) and _IS_METRIC.search(" ".join(words[1:])):
+                if _QUALIFIER.fullmatch(words[0]):
+                    break
+                words = words[1:]
+            key = "_".join(words)
+            counter = 0 < len(words) <= 2 and _COUNTER.fullmatch(words[-1])
+            if key and not counter and key not in values:
+                values[key] = match.start("value")
+    return values
+
 
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _TROUBLE = re.compile(

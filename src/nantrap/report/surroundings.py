@@ -8,16 +8,118 @@ from __future__ import annotations
 
 import json
 import math
+import mmap
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from nantrap.incident import Incident, Source
 from nantrap.incident.codec import NONFINITE
-from nantrap.report.journal_search import CHUNK, bracket
-from nantrap.report.repeats import Repeats, repeats_of
+
+# ---- Where a step is in a journal, found by halving: a journal of a gigabyte is not read as a whole.
+
+CHUNK = 64 * 1024
+"""A place in the file is found to this many bytes; no line of a journal is longer."""
+
+
+def bracket(file: BinaryIO, passed: Callable[[int], bool]) -> tuple[int, int]:
+    """Two offsets, at most `CHUNK` apart, between which the first step begins that `passed` accepts.
+
+    Args:
+        file: the journal, whose steps rise.
+        passed: whether a step is at or behind the place that is searched for.
+    """
+    low, high = 0, file.seek(0, os.SEEK_END)
+    while high - low > CHUNK:
+        middle = (low + high) // 2
+        found = _first_step_after(file, middle, high)
+        if found is None or passed(found):
+            high = middle
+        else:
+            low = middle
+    return low, high
+
+
+def _first_step_after(file: BinaryIO, offset: int, end: int) -> int | None:
+    """The first step in a whole line after an offset."""
+    file.seek(offset)
+    file.readline(CHUNK)  # the rest of a line
+    while file.tell() < end:
+        step = step_of(file.readline(CHUNK))
+        if step is not None:
+            return step
+    return None
+
+
+def step_of(line: bytes) -> int | None:
+    """The number of the step in one line; `None` for a broken line and for one that is no step."""
+    try:
+        raw = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(raw, dict) or raw.get("kind") not in (None, "step"):
+        return None
+    step = raw.get("step")
+    return step if isinstance(step, int) else None
+
+
+# ---- The other steps of a run that failed as an incident did: most of them were counted and not diagnosed again.
+
+_MARK = b'"incident":{'
+_LONGEST = 64 * 1024 * 1024
+_MOST = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """The steps with the same phase, module, operation and cause, the incident's own step left out.
+
+    `whole` is false where the journal is so long that only its end was searched.
+    """
+
+    steps: tuple[int, ...] = ()
+    whole: bool = True
+
+
+def repeats_of(incident: Incident, journal: Path) -> Repeats:
+    """Search a journal for the steps that failed alike."""
+    cause = incident.causes[0].slug if incident.causes else None
+    wanted = (incident.phase, incident.module, incident.op, cause)
+    steps: list[int] = []
+    whole = True
+    try:
+        with journal.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+            begin = max(0, len(text) - _LONGEST)
+            whole = begin == 0
+            for entry in _marked(text, begin):
+                found = entry["incident"]
+                alike = tuple(found.get(name) for name in ("phase", "module", "op", "cause")) == wanted
+                if alike and entry.get("step") != incident.step and isinstance(entry.get("step"), int):
+                    steps.append(entry["step"])
+                if len(steps) == _MOST:
+                    break
+    except (OSError, ValueError):  # no journal, or an empty one
+        return Repeats()
+    return Repeats(tuple(dict.fromkeys(steps)), whole)
+
+
+def _marked(text: mmap.mmap, begin: int) -> Iterator[dict[str, Any]]:
+    """The lines that describe an incident, found without reading the others."""
+    at = text.find(_MARK, begin)
+    while at >= 0:
+        end = text.find(b"\n", at)
+        if end < 0:
+            return  # it is being written
+        try:
+            entry = json.loads(text[text.rfind(b"\n", 0, at) + 1 : end])
+        except (ValueError, RecursionError):
+            entry = None
+        if isinstance(entry, dict) and isinstance(entry.get("incident"), dict):
+            yield entry
+        at = text.find(_MARK, end)
+
 
 _STEPS_BEFORE = 48
 _CONTEXT = 3

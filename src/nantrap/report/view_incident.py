@@ -24,8 +24,7 @@ from nantrap.report.incident_rows import (
 )
 from nantrap.report.numbers import LIMITS
 from nantrap.report.poison import Stop, path_of_poison
-from nantrap.report.repeats import Repeats
-from nantrap.report.surroundings import Moment, Surroundings
+from nantrap.report.surroundings import Moment, Repeats, Surroundings
 
 _FINDINGS_SHOWN = 6
 _FINDINGS_LISTED = 60

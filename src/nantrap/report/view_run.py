@@ -15,8 +15,7 @@ from nantrap.incident.wording import counted
 from nantrap.record import ACTIONS, Column, Event, Run, Series
 from nantrap.report import wording as words
 from nantrap.report.environment import environment
-from nantrap.report.incident_groups import Group, groups_of
-from nantrap.report.incident_rows import Verdict
+from nantrap.report.incident_rows import Group, Verdict, groups_of
 from nantrap.report.numbers import percent, value
 
 _MOST_EVENTS = 200_000

@@ -16,8 +16,18 @@ from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Iterable
 from typing import IO, Final
 
-from nantrap.checkpoints.audit.pickle_objects import Call, Name, Persistent, Pickle, PickleError, TooLargeError
-from nantrap.checkpoints.audit.pickle_stack import I4, MOST_WORK, U2, Stack
+from nantrap.checkpoints.audit.pickle_objects import (
+    I4,
+    MOST_WORK,
+    U2,
+    Call,
+    Name,
+    Persistent,
+    Pickle,
+    PickleError,
+    Stack,
+    TooLargeError,
+)
 
 _MAPPINGS = frozenset((
     Name("collections", "OrderedDict"), Name("collections", "defaultdict"), Name("collections", "Counter"),

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from nantrap.record import RUN_ENDS, steps_of
-from nantrap.report.journal_search import CHUNK, bracket
+from nantrap.report.surroundings import CHUNK, bracket
 
 _KNOWN = ("loss", "grad_norm", "lr", "scale")
 _MOST_BYTES = 32 * 1024 * 1024
