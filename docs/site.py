@@ -47,7 +47,7 @@ _GUIDES = (
     "limits",
     "scale",
 )
-_INSIDE = ("architecture", "adding-a-rule", "adding-a-reader")
+_INSIDE = ("architecture", "adding-a-reader")
 _HEAD = """# Written by docs/site.py; run `make docs`.
 [project]
 site_name = "nantrap"
