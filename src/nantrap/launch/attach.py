@@ -104,7 +104,7 @@ class Attachment:
 
     def bad_state(self) -> list[str]:
         """The names of the guarded parameters and buffers that are not finite now."""
-        return [name for loop in self.registry for name in loop.bad_state()] + self.registry.bad_loose()
+        return [name for loop in self.registry for name in loop.bad_state()] + self.registry.loose_values.bad_leaves()
 
 
 def _after_fork() -> None:

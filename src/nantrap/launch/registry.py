@@ -16,7 +16,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nantrap import finite
 from nantrap.checkpoints.store.resume import steps_made
 from nantrap.errors import NantrapError
 from nantrap.guard.graphs import leaves_below, leaves_of, nodes_below
@@ -24,12 +23,13 @@ from nantrap.guard.guard import is_guarded
 from nantrap.guard.ranks.ranks import is_sharded, replicas_in
 from nantrap.guard.torch_private import inner_schedulers
 from nantrap.incident.wording import escaped
-from nantrap.launch.cleaned import Cleaned
+from nantrap.launch.event_detector import note_cleaned
+from nantrap.launch.events import EventTable
 from nantrap.launch.loaders import Batches
-from nantrap.launch.loose import LooseValues
+from nantrap.launch.loose_values import LooseValues
 from nantrap.launch.making import make_loop, make_loose_loop
 from nantrap.launch.replicas import Comparison, Replicas, several_ranks
-from nantrap.launch.roots import ModuleCalls, ModuleGroup, find_root, innermost, names_in_script, owns_some
+from nantrap.launch.roots import ModuleCalls, ModuleGroup, find_root, innermost, owns_some
 from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.settings import RunSettings
 from nantrap.launch.shared import Shared
@@ -87,8 +87,8 @@ class OptimizerRegistry:
         self.shared = Shared(batches)
         self.asked = self.shared.asked
         self.activity = self.shared.activity
-        self.cleaned = Cleaned(batches, self.say)
-        """The data that the script passed through `nan_to_num` and that were not finite."""
+        self.events = EventTable(self.say)
+        """What the script did with data that all optimizers share."""
         batches.before_next = self.next_batch
         self.run_dir: Path | None = None
         self.earlier_incidents: frozenset[Path] = frozenset()
@@ -96,8 +96,6 @@ class OptimizerRegistry:
         self.has_children = False
         self.own_guards = 0
         """How many optimizers the script guards itself."""
-        self.loose: list[weakref.ref[Tensor]] = []
-        """Tensors that a script without an optimizer trains by hand."""
         self.known: dict[int, OptimizerEntry] = {}
         """Every optimizer by its id."""
         self.guards: list[ScriptLoop] = []
@@ -186,10 +184,7 @@ class OptimizerRegistry:
         if not waiting and self.known:
             return
         if not self.known:
-            if not self.loose:
-                self.loose = [weakref.ref(leaf) for leaf in leaves_below(loss)]
-            self.loose_values.look(loss)
-            self.loose_values.passed(loss)
+            self.loose_values.note_backward(loss)
             return
         reached = {id(leaf) for leaf in leaves_below(loss)}
         for entry in waiting:
@@ -205,13 +200,6 @@ class OptimizerRegistry:
             self.notice_backward(tensor)
             if self.guards and self.asked.open:
                 self.asked.note(tensor)
-
-    def bad_loose(self) -> list[str]:
-        """The tensors that the script updates by hand and that are not finite now, by its names or by shape."""
-        leaves = [leaf for ref in self.loose if (leaf := ref()) is not None]
-        bad = [leaf for leaf in leaves if finite.any_nonfinite([leaf.detach()])]
-        names = names_in_script()
-        return [names.get(id(leaf), f"a tensor of shape {tuple(leaf.shape)}") for leaf in bad]
 
     def loops_below(self, loss: Tensor) -> list[ScriptLoop]:
         """The guards whose parameters a loss reaches; with one optimizer there is nothing to look for."""
@@ -257,22 +245,22 @@ class OptimizerRegistry:
         happens only when Python itself ends, gloo can abort the process."""
         self.known.clear()
         self.guards.clear()
-        self.loose.clear()
+        self.loose_values.leaves.clear()
         gc.collect()
 
     def test_gradient(self, tensor: Tensor) -> bool:
         """The script tests a tensor: is it a gradient of a step that is being made?"""
-        return any(loop.abandoning.tests_gradient(tensor) for loop in self.guards if loop.collector.window is not None)
+        return any(loop.detector.tests_gradient(tensor) for loop in self.guards if loop.collector.window is not None)
 
     def next_batch(self) -> None:
         """A loader is about to give its next batch: one that the script tested and did not use was left out."""
         data, self.asked.data = self.asked.data, None
         if data is not None and self.guards and not self.is_own_call():
-            self.guards[0].abandoning.leave_out(data)
+            self.guards[0].detector.record_batch(data)
 
     def clean(self, tensor: Tensor) -> None:
         """The script passes data through `nan_to_num`. If they are not finite, that is counted, and reported once."""
-        samples = self.cleaned.look(tensor)
+        samples = note_cleaned(tensor, self.batches, self.events)
         if samples:
             for loop in self.guards:
                 loop.parts.progress.cleaned += samples

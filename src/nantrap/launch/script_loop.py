@@ -40,9 +40,7 @@ from nantrap.guard.step import run_step
 from nantrap.guard.torch_private import has_pre_hooks, version_of
 from nantrap.guard.window import Micro, Window
 from nantrap.incident import Incident
-from nantrap.launch.abandoning import Abandoning
-from nantrap.launch.given_up import GivenUp
-from nantrap.launch.habits import Habits
+from nantrap.launch.event_detector import EventDetector
 from nantrap.launch.position import Position
 from nantrap.launch.replicas import Comparison
 from nantrap.launch.roots import ModuleGroup
@@ -174,17 +172,15 @@ class ScriptLoop:
         self._activity = shared.activity
         self._batches = shared.batches
         self._position = Position(parts, shared, checks_epochs=checks_epochs)
-        self._given_up = GivenUp(parts, self.driver, self.collector, self._activity)
-        self.abandoning = Abandoning(
+        self.detector = EventDetector(
             parts,
+            self.driver,
             self.collector,
-            self._given_up,
             self._position,
             shared,
             reaches=self._reaches,
             always_asks=self._always_asks,
         )
-        self._habits = Habits(parts.recorder.say)
         self._micros_last_time = 1
         self._in_backward = False
 
@@ -217,9 +213,9 @@ class ScriptLoop:
         self.driver.clipped_norm = None
         window = collector.window
         if window is None:
-            habits = self._habits
-            if habits.uncleared or (habits.parameter is not None and habits.parameter.grad is habits.gradient):
-                habits.before_backward()
+            mark = self.detector.mark
+            if mark.is_counting or (mark.parameter is not None and mark.parameter.grad is mark.gradient):
+                self.detector.note_uncleared()
             window = collector.open()
             if self.parts.recorder.tally.steps_without_gradient == EXPLAINED_AFTER:
                 self.parts.recorder.explain_no_gradient(loss, self.parameters)
@@ -241,12 +237,12 @@ class ScriptLoop:
             micro.values = [value]
             if math.isfinite(value):
                 if left_out and not window.micros and not self._reaches(loss):
-                    self.abandoning.replaced(left_out[0], call)
+                    self.detector.record_replaced(left_out[0], call)
                     run()
                     return
                 tested = [each for each in left_out if asked.was_read(each)] if left_out else ()
                 if tested:
-                    self._given_up.loss(window, micro, tested[0])
+                    self.detector.record_other_loss(window, micro, tested[0])
                 if left_out:
                     asked.frames = []
                 micro.evidence = note_loss_part(loss, call)
@@ -255,9 +251,9 @@ class ScriptLoop:
                     self._position.note(call, bad=True)
                 with self._activity.of_guard():
                     micro.evidence = examine(loss, call)
-                self.abandoning.keep_frames()
+                self.detector.keep_frames()
                 if self._drops(window, alone=alone):
-                    self._given_up.micro_batch(window, micro)
+                    self.detector.drop_micro_batch(window, micro)
                     return
         window.micros.append(micro)
         if collector.together:
@@ -313,19 +309,17 @@ class ScriptLoop:
                 return None
             window = unseen
         if window.bad_before_repair is not None:
-            self._given_up.repaired(window)
+            self.detector.record_repaired(window)
         if len(window.micros) > 1:
-            bad = self.abandoning.frames
-            with seen_from(bad) if bad else contextlib.nullcontext():
-                self._given_up.cleared(window)
+            self.detector.record_earlier_loss(window)
         driver.take_update, driver.still_scaled = run, still_scaled
         if scaler is not None or driver.scaling.scaler is not None:
             driver.scaling.use(scaler)
         protected.result = None
         self._activity.busy = True
-        frames = self.abandoning.frames
+        frames = self.detector.frames
         if frames:
-            self.abandoning.frames = []
+            self.detector.frames = []
         try:
             with seen_from(frames) if frames else contextlib.nullcontext():
                 outcome = run_step(self.parts, driver, window) if judge is None else judge(window)
@@ -334,7 +328,7 @@ class ScriptLoop:
             if window.bad_left_out and outcome.applied:
                 self.tally.left_out += window.bad_left_out
             if self.refused:
-                self.abandoning.note_judged(window)
+                self.detector.note_judged(window)
             if self.parts.recovery.acts_after_steps:
                 self.parts.recovery.after_step(outcome)
             if self.comparison is not None:
@@ -348,12 +342,12 @@ class ScriptLoop:
             self._asked.data = None
             collector.end()
         self._micros_last_time = len(window.micros) + window.dropped
-        habits = self._habits
-        habits.gradient = None
+        mark = self.detector.mark
+        mark.gradient = None
         for parameter in self.parameters:
             gradient = parameter.grad
             if gradient is not None:
-                habits.parameter, habits.gradient, habits.version = parameter, gradient, version_of(gradient)
+                mark.parameter, mark.gradient, mark.version = parameter, gradient, version_of(gradient)
                 break
         return protected.result
 
@@ -363,24 +357,24 @@ class ScriptLoop:
         if window is None or self._activity.busy:
             return
         if not self.evaluating:
-            self.abandoning.clears(window)
+            self.detector.record_cleared(window)
         self.collector.window = None
         self.driver.clipped_norm = None
         if not self.evaluating:
             self._asked.data = None
-            self._given_up.buffers()
+            self.detector.restore_buffers()
 
     def bad_norm(self) -> None:
         """The script clips, and the norm is not finite: where it is now, its variables belong to the bad batch."""
-        self.abandoning.keep_frames()
+        self.detector.keep_frames()
 
     def leave(self) -> None:
         """The script begins an evaluation, a save or its end: a forward pass without a backward pass is abandoned."""
         if not self._activity.busy:
-            self.abandoning.record_abandoned()
-            self.abandoning.leaves()
+            self.detector.record_abandoned()
+            self.detector.record_left()
             if self.collector.window is None:
-                self._given_up.buffers()
+                self.detector.restore_buffers()
 
     def _reaches(self, loss: Tensor) -> bool:
         """Whether a loss was computed from what this guard watches. With one optimizer there is nothing to ask."""
@@ -415,7 +409,9 @@ class ScriptLoop:
         if self.comparison is not None:
             self.comparison.end()
             differing = [self.comparison.note] if self.comparison.note else []
-        return no_gradient_lines(self.tally) + self._given_up.notes() + self._habits.notes() + differing + added
+        return (
+            no_gradient_lines(self.tally) + self.detector.events.lines(applied=self.tally.applied) + differing + added
+        )
 
     @property
     def is_in_step(self) -> bool:
@@ -430,10 +426,6 @@ class ScriptLoop:
 
     # ---- parts
 
-    def report_value(self, window: Window, words: str) -> None:
-        """A value that no optimizer makes a step from is not finite: diagnosed and recorded, nothing is prevented."""
-        self._given_up.value(window, words)
-
     def _before_pass(self, module: nn.Module) -> bool:
         """Whether a forward pass is the script's: not a checkpointed part that backward runs once more."""
         if self._in_backward:
@@ -442,13 +434,13 @@ class ScriptLoop:
         earlier = collector.root_call
         if not self._activity.busy and (earlier is None or not earlier.running):
             asked.open = self._always_asks
-            self.abandoning.is_recorded = False
+            self.detector.is_recorded = False
             if asked.tensors or asked.output is not None:
-                self.abandoning.record_abandoned()
+                self.detector.record_abandoned()
                 earlier = collector.root_call
         if collector.begun:
             if earlier is not None and earlier.module is module and not earlier.running:
-                self._given_up.buffers()
+                self.detector.restore_buffers()
             elif collector.window is not None and collector.window.micros and self.parts.drops_micro_batches:
                 self.parts.protected.buffers.mark()  # where none is dropped, a bad one may have written them already
         asked.open = module.training
@@ -472,13 +464,13 @@ class ScriptLoop:
         """
         window, repeated = self.collector.window, False
         if window is None:
-            abandoned = self.abandoning.record_abandoned() or self.abandoning.is_recorded
-            self.abandoning.is_recorded = False
+            abandoned = self.detector.record_abandoned() or self.detector.is_recorded
+            self.detector.is_recorded = False
             if abandoned and not finite.read([self.driver.norm()])[0]:
                 self.refused = self.policy.on_incident != "observe"
                 if self.refused:
                     return None
-            repeated = self._habits.is_repeated_step(refused=self.refused, scaled=self.driver.scaling.enabled)
+            repeated = self.detector.is_repeated_step(refused=self.refused)
             repeated = repeated or abandoned
             if repeated and self.refused:
                 return None

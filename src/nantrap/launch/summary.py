@@ -12,6 +12,7 @@ from typing import Any
 
 from nantrap.incident.wording import counted, escaped, some_of
 from nantrap.launch.attach import Attachment
+from nantrap.launch.events import EventKind
 from nantrap.launch.registry import OptimizerRegistry, incident_folders
 from nantrap.launch.settings import RunSettings
 from nantrap.report import write_line
@@ -106,7 +107,7 @@ class RunSummary:
             causes=dict(causes.most_common()),
             given_up=sum(t.given_up for t in tallies),
             left_out=sum(t.left_out for t in tallies),
-            cleaned_inputs=attachment.registry.cleaned.count,
+            cleaned_inputs=attachment.registry.events.count(EventKind.DATA_CLEANED),
             spikes=sum(t.spikes for t in tallies),
             notes=tuple(_notes(attachment.registry)),
             stopped=any(loop.stopped is not None for loop in loops),
@@ -224,8 +225,7 @@ def print_summary(summary: RunSummary, code: int, settings: RunSettings) -> None
 
 def _notes(registry: OptimizerRegistry) -> list[str]:
     """What else was found in the training as a whole."""
-    cleaned = [registry.cleaned.line()] if registry.cleaned.count else []
-    return [*cleaned, *(note for loop in registry for note in loop.notes()), *registry.replicas.notes()]
+    return [*registry.events.lines(), *(note for loop in registry for note in loop.notes()), *registry.replicas.notes()]
 
 
 def _reports(registry: OptimizerRegistry) -> tuple[str, ...]:

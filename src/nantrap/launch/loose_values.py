@@ -20,6 +20,7 @@ from nantrap.guard.graphs import leaves_below
 from nantrap.guard.loss import Loss
 from nantrap.guard.window import Micro, Window
 from nantrap.incident.wording import some_of
+from nantrap.launch.roots import names_in_script
 from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.shared import Activity
 from nantrap.locate.autopsy import examine
@@ -42,6 +43,8 @@ class LooseValues:
         self, make: Callable[[list[Tensor]], ScriptLoop | None], activity: Activity, say: Callable[[str], None]
     ) -> None:
         self.loop: ScriptLoop | None = None
+        self.leaves: list[weakref.ref[Tensor]] = []
+        """Tensors that a script without an optimizer trains by hand."""
         self.passes = 0
         """How many backward passes the script made."""
         self.seen = 0
@@ -53,8 +56,11 @@ class LooseValues:
         self._losses: deque[StepRecord] = deque(maxlen=_KEPT)
         self._last: weakref.ref[Tensor] | None = None
 
-    def passed(self, loss: Tensor) -> None:
-        """The script runs a backward pass from this loss."""
+    def note_backward(self, loss: Tensor) -> None:
+        """The script runs a backward pass from this loss: the tensors below it are checked at the end."""
+        if not self.leaves:
+            self.leaves = [weakref.ref(leaf) for leaf in leaves_below(loss)]
+        self.look(loss)
         if loss.is_cpu and loss.numel() == 1:
             value = finite.value_of(loss)
             if math.isfinite(value):
@@ -65,11 +71,8 @@ class LooseValues:
         """The script uses a value with a graph. If it is not finite, the first few are diagnosed, and all counted."""
         if tensor.grad_fn is None or (self._last is not None and self._last() is tensor):
             return
-        self._activity.busy = True  # what is asked from here on is not asked by the script
-        try:
+        with self._activity.of_guard():
             self._look(tensor)
-        finally:
-            self._activity.busy = False
 
     def _look(self, tensor: Tensor) -> None:
         """Count a value that is not finite, and diagnose the first few of them."""
@@ -91,7 +94,7 @@ class LooseValues:
         micro = Micro(Loss(value, {}), values=[float(value.detach())])
         micro.evidence = examine(value, None)
         window = Window(time.perf_counter(), whole=True, micros=[micro])
-        self.loop.report_value(window, "the script has no optimizer: this value is only reported")
+        self.loop.detector.report_value(window, "the script has no optimizer: this value is only reported")
 
     def _is_poisoned(self, loop: ScriptLoop) -> bool:
         """Whether the script has written its own tensors with what came of the first bad value: reported once."""
@@ -103,6 +106,13 @@ class LooseValues:
                 "hand after the value above; an optimizer's step would have been skipped"
             )
         return bool(bad)
+
+    def bad_leaves(self) -> list[str]:
+        """The tensors that the script updates by hand and that are not finite now, by its names or by shape."""
+        leaves = [leaf for ref in self.leaves if (leaf := ref()) is not None]
+        bad = [leaf for leaf in leaves if finite.any_nonfinite([leaf.detach()])]
+        names = names_in_script()
+        return [names.get(id(leaf), f"a tensor of shape {tuple(leaf.shape)}") for leaf in bad]
 
     def close(self) -> None:
         """Write the journal."""

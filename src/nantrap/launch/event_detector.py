@@ -1,0 +1,337 @@
+"""Notices what a script does by itself: a loss, a batch or gradients that it tested, and then did not use as they were.
+
+The script's questions are the sign (`AskedTensors`): a loss that was tested, is not finite and gets no backward pass
+until something else begins was skipped by the script. Two mistakes show without any NaN: gradients that are never
+cleared, and two steps for one backward pass. `event_recorder` makes the incidents, `events` counts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+
+import torch
+from torch import Tensor
+
+from nantrap import finite
+from nantrap.guard.collect import Collector
+from nantrap.guard.driver import Driver
+from nantrap.guard.loss import Loss
+from nantrap.guard.parts import Parts
+from nantrap.guard.torch_private import version_of
+from nantrap.guard.window import Micro, Window
+from nantrap.launch.event_recorder import EventRecorder
+from nantrap.launch.events import EventKind, EventTable, ScriptEvent, numbered
+from nantrap.launch.loaders import Batches
+from nantrap.launch.position import Position
+from nantrap.launch.shared import BadData, Shared
+from nantrap.locate import RootCall
+from nantrap.locate.autopsy import examine
+from nantrap.locate.caller import KeptFrame, keep_frames, seen_from
+
+_SKIPPED = "the script skipped this batch itself"
+_REPLACED = "the script replaced this non-finite loss by a constant, so there is no gradient"
+_CLEARED = "the script cleared the gradients of this step instead of making it"
+_NO_STEP = "the script made no step from this loss"
+_OTHER_LOSS = "the script left this non-finite loss out and trained on another one"
+_EARLIER_LOSS = "an earlier loss of this step is not finite, and its gradients are not in the step"
+_REPAIRED = "the script changed its non-finite gradients to finite ones and made the step"
+
+
+class GradientMark:
+    """One gradient as it was when the last step had ended, to see whether the script clears it before the next."""
+
+    __slots__ = ("gradient", "is_counting", "parameter", "version")
+
+    def __init__(self) -> None:
+        self.parameter: Tensor | None = None
+        self.gradient: Tensor | None = None
+        """The gradient of `parameter`, and how often it had been written."""
+        self.version = 0
+        self.is_counting = False
+        """Whether the gradients of the step before were not cleared."""
+
+    def is_untouched(self) -> bool:
+        """Whether the gradient is still there and nothing wrote it since."""
+        kept, parameter = self.gradient, self.parameter
+        return (
+            kept is not None and parameter is not None and parameter.grad is kept and version_of(kept) == self.version
+        )
+
+
+class EventDetector:
+    """Notices what the script does by itself with the steps of one optimizer.
+
+    State held: whether the step that comes next was abandoned already, where the script was when the present one
+    became bad, and a gradient of the last step.
+
+    Args:
+        parts: the collaborators of a step.
+        driver: of the script's loop.
+        collector: of the script's loop.
+        position: where the script is in its data.
+        shared: what all guards of the script share.
+        reaches: whether a loss was computed from what this guard watches.
+        always_asks: the script's questions are of interest at any time, not only after a forward pass.
+    """
+
+    def __init__(
+        self,
+        parts: Parts,
+        driver: Driver,
+        collector: Collector,
+        position: Position,
+        shared: Shared,
+        *,
+        reaches: Callable[[Tensor], bool],
+        always_asks: bool,
+    ) -> None:
+        self.is_recorded = False
+        """The loss of the step that comes next was replaced by a constant, and that is recorded."""
+        self.frames: list[KeptFrame] = []
+        """Where the script was when this step became bad: its variables belong to the bad batch there."""
+        self.mark = GradientMark()
+        self.events = EventTable(parts.recorder.say)
+        self._recorder = EventRecorder(parts, driver, collector, shared.activity, self.events)
+        self._parts = parts
+        self._driver = driver
+        self._collector = collector
+        self._position = position
+        self._asked = shared.asked
+        self._activity = shared.activity
+        self._batches = shared.batches
+        self._diagnosed = shared.diagnosed
+        self._reaches = reaches
+        self._always_asks = always_asks
+
+    # ---- steps that the script does not make
+
+    def record_abandoned(self) -> bool:
+        """Record a forward pass whose loss the script tested and abandoned; its buffers are restored immediately.
+
+        Returns:
+            Whether a whole step was abandoned.
+        """
+        asked, abandoned = self._asked, False
+        asked.open = False
+        for loss in asked.take(wanted=self._reaches):
+            frames, replaced = asked.take_frames(), asked.replaced
+            asked.replaced = False
+            call = self._collector.take_root_call()
+            if call is not None:
+                call.passed = not frames
+                self._position.note(call, bad=True)
+            window = self._collector.window
+            with _seen_from(frames):
+                if window is not None and window.micros:
+                    self._recorder.drop_micro_batch(window, self._bad_micro(loss, call), by_script=True)
+                else:
+                    skipped = asked.ended or _SKIPPED
+                    self._abandon(loss, call, _REPLACED if replaced else skipped)
+                    abandoned = True
+            asked.data = None
+            break  # several losses of one forward pass are one incident
+        if abandoned:
+            asked.tensors = []
+        asked.open = self._always_asks
+        return abandoned
+
+    def record_replaced(self, loss: Tensor, call: RootCall | None) -> None:
+        """Record the step now: the script runs a backward pass from a constant in the place of a bad loss."""
+        self._collector.window = None
+        with _seen_from(self._asked.take_frames()):
+            self._abandon(loss, call, _REPLACED)
+        self.is_recorded, self._asked.data = True, None
+
+    def record_cleared(self, window: Window) -> None:
+        """Record a bad step that the script gives up: it is about to clear the gradients."""
+        if window.micros and not self._is_of_others(window) and self._is_bad(window):
+            self._give_up(window, _CLEARED)
+        self.frames = []
+
+    def record_left(self) -> None:
+        """Record a bad step that the script gives up: it begins something else after a bad loss."""
+        window = self._collector.window
+        if window is not None and window.micros and window.micros[-1].bad and not self._is_of_others(window):
+            self._give_up(window, _NO_STEP)
+            self._collector.window = None
+
+    def record_batch(self, data: BadData) -> None:
+        """Record a bad batch that the script left out: it tested the batch, called no model and took the next one."""
+        if self._activity.busy or self._collector.window is not None:
+            return
+        self._position.move_to(data.batch)
+        self._recorder.skip_batch(data)
+
+    def report_value(self, window: Window, words: str) -> None:
+        """Record a value that no optimizer makes a step from and that is not finite; nothing is prevented."""
+        self._recorder.report_value(window, words)
+
+    # ---- steps that the script makes without something bad
+
+    def record_other_loss(self, window: Window, micro: Micro, loss: Tensor) -> None:
+        """Record a bad loss that the script tested and left out: it trains on another, such as that of other heads."""
+        self._recorder.leave_out(window, self._recorder.observe(self._bad_micro(loss, micro.root_call)), _OTHER_LOSS)
+
+    def record_earlier_loss(self, window: Window) -> None:
+        """Record a bad loss whose gradients the script cleared by hand before it went on: every gradient is finite.
+
+        Loops with a separate copy of the weights do that; no `zero_grad` of the optimizer or the model shows it.
+        """
+        bad = [micro for micro in window.micros if micro.bad]
+        if not bad or window.micros[-1].bad or not math.isfinite(self._recorder.read_norm()):
+            return
+        with _seen_from(self.frames):
+            self._recorder.leave_out(window, self._recorder.observe(bad[-1]), _EARLIER_LOSS)
+        window.micros[:] = [micro for micro in window.micros if not micro.bad]
+
+    def record_repaired(self, window: Window) -> None:
+        """Record bad gradients that the script tested and changed: it makes the step, and all of them are finite now.
+
+        If they are not, the step itself is judged, and refused.
+        """
+        observation, window.bad_before_repair = window.bad_before_repair, None
+        if math.isfinite(self._recorder.read_norm()):
+            self._recorder.leave_out(window, observation, _REPAIRED)
+            window.micros[:] = [micro for micro in window.micros if not micro.bad]
+
+    def drop_micro_batch(self, window: Window, micro: Micro) -> None:
+        """Leave a bad micro-batch out of the step, for the script; its backward pass is not run."""
+        self._recorder.drop_micro_batch(window, micro, by_script=False)
+
+    def tests_gradient(self, tensor: Tensor) -> bool:
+        """Whether the tensor that the script tests is a gradient of a step that is being made.
+
+        If it is bad, that is noted: the script may repair it before it makes the step.
+        """
+        window = self._collector.window
+        if window is None or not any(each.grad is tensor for each in self._parts.protected.members.parameters):
+            return False
+        if window.bad_before_repair is None and window.micros and not all(micro.bad for micro in window.micros):
+            with self._activity.of_guard():
+                if finite.any_nonfinite([tensor]):
+                    micro = _first_bad(window)
+                    window.bad_before_repair = self._recorder.observe(micro, self._recorder.read_norm())
+        return True
+
+    def restore_buffers(self) -> None:
+        """Restore buffers into which a forward pass that led nowhere has written NaN."""
+        buffers = self._parts.protected.buffers
+        if not self._collector.begun or not buffers or not finite.any_nonfinite(buffers.suspects()):
+            return
+        bad = [name for name, _ in buffers.names_of_bad()]
+        if bad and self._parts.policy.on_incident != "observe":
+            buffers.restore(uncounted=True)
+            others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+            self._parts.recorder.say(
+                f"step {self._parts.progress.step:,}: a forward pass that was not trained on left non-finite values in "
+                f"buffer {bad[0]}{others}; they were restored"
+            )
+
+    # ---- mistakes that show without any NaN
+
+    def note_uncleared(self) -> None:
+        """The first backward pass of a step begins: note whether the last gradients were cleared."""
+        self.mark.is_counting = self.mark.is_untouched()
+        if self.mark.is_counting:
+            self.events.note(ScriptEvent(EventKind.NOT_CLEARED))
+        else:
+            self.events.end_row(EventKind.NOT_CLEARED)
+
+    def is_repeated_step(self, *, refused: bool) -> bool:
+        """Whether a step now would use the gradients of the last one once more.
+
+        Args:
+            refused: the last step was not made, and this one will not be made either.
+        """
+        if not self.mark.is_untouched():
+            return False
+        if not refused:
+            scaled = self._driver.scaling.enabled
+            words = ": scaler.step(optimizer) makes it already" if scaled else ""
+            self.events.note(ScriptEvent(EventKind.STEP_REPEATED, words))
+        return True
+
+    # ---- parts
+
+    def keep_frames(self) -> None:
+        """A loss or a norm is not finite: note where the script is, unless an earlier one of this step was."""
+        self.frames = self.frames or keep_frames()
+
+    def note_judged(self, window: Window) -> None:
+        """The step was refused: other optimizers need not report its bad losses."""
+        self._diagnosed.judge(self, [micro.loss.total for micro in window.micros if micro.bad])
+
+    def _is_bad(self, window: Window) -> bool:
+        """Whether a step that the script gives up was bad: its loss, or its gradients as they are now."""
+        return any(micro.bad for micro in window.micros) or not math.isfinite(self._recorder.read_norm())
+
+    def _is_of_others(self, window: Window) -> bool:
+        """Whether each bad loss of this step was judged by the guard of another optimizer, whose step it belongs to."""
+        bad = [micro for micro in window.micros if micro.bad]
+        return bool(bad) and all(self._diagnosed.is_judged_by_another(self, micro.loss.total) for micro in bad)
+
+    def _give_up(self, window: Window, words: str) -> None:
+        """The script gives a bad step up. Many do so by clearing the gradients when they have the next batch."""
+        frames, self.frames = self.frames, []
+        newest = self._batches.last[-1] if self._batches.last else None
+        for micro in window.micros:
+            if micro.root_call is not None and not frames:
+                micro.root_call.passed = micro.root_call.origin is not newest
+        with _seen_from(frames):
+            self._recorder.skip_step(window, words)
+
+    def _abandon(self, loss: Tensor, call: RootCall | None, words: str) -> None:
+        """The script makes no step from a bad loss: recorded as a step that it skipped."""
+        micros = [self._bad_micro(loss, call)]
+        skipped = Window(time.perf_counter(), whole=True, micros=micros, without_gradient=True)
+        self._recorder.skip_step(skipped, words)
+
+    def _bad_micro(self, loss: Tensor, call: RootCall | None) -> Micro:
+        """A micro-batch of a loss that is not finite, with what its graph still shows."""
+        with self._activity.of_guard():
+            micro = Micro(Loss(loss, {}), root_call=call, values=[float(loss.detach())])
+            micro.evidence = examine(loss, call)
+        return micro
+
+
+def note_cleaned(tensor: Tensor, batches: Batches, events: EventTable) -> int:
+    """Note data that the script passes through `nan_to_num`.
+
+    Args:
+        tensor: the data.
+        batches: what the data loaders gave.
+        events: the table in which they are counted.
+
+    Returns:
+        How many samples are not finite; a scalar counts as one.
+    """
+    if not finite.any_nonfinite([tensor]):
+        return 0
+    if not tensor.dim():
+        events.note(ScriptEvent(EventKind.DATA_CLEANED, "a scalar"))
+        return 1
+    bad = ~torch.isfinite(tensor)
+    rows = bad.reshape(len(bad), -1).any(1).nonzero().ravel().tolist()
+    indices = batches.indices(tensor)
+    if not indices or len(indices) != len(tensor):
+        shape = "×".join(map(str, tensor.shape))
+        words, samples = f"{numbered('row', rows)} of a tensor of shape {shape}", ()
+    else:
+        samples = tuple(indices[row] for row in rows)
+        words = f"{numbered('sample', rows)} of the batch ({numbered('dataset index', samples, 'dataset indices')})"
+    events.note(ScriptEvent(EventKind.DATA_CLEANED, words, samples=samples))
+    return len(rows)
+
+
+def _first_bad(window: Window) -> Micro:
+    """The first micro-batch whose loss is bad, or the last one."""
+    return next((micro for micro in window.micros if micro.bad), window.micros[-1])
+
+
+def _seen_from(frames: list[KeptFrame]) -> AbstractContextManager[None]:
+    """The script as it was in these frames; as it is now if there are none."""
+    return seen_from(frames) if frames else contextlib.nullcontext()
