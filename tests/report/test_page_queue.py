@@ -17,7 +17,7 @@ import pytest
 from nantrap.cli import main
 from nantrap.report import page_queue, render_incident, wait_for_pages
 from nantrap.report.page_queue import PageQueue, page_is_coming, write_page_later
-from tests.report.runs import MASKED, write_incident
+from report.runs import MASKED, write_incident
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="signals and forks of POSIX")
 
