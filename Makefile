@@ -11,14 +11,14 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile --durations 10
 .PHONY: demo test test-all test-portable test-shuffled matrix coverage lint format bench baseline baseline-compare docs outputs pictures tables fuzz clean
 
 # pip and not uv: torch is pinned here so that the small CPU build is taken; the package itself declares a range.
-$(STAMP): pyproject.toml
+$(STAMP): pyproject.toml systems/pyproject.toml
 	test -x $(BIN)/python || "$(PYTHON)" -m venv $(VENV)
 	$(PIP) torch==2.13.0
-	$(PIP) -e .
+	$(PIP) -e . -e systems
 	touch $(STAMP)
 
 $(TOOLS): $(STAMP)
-	$(PIP) -e '.[dev]'
+	$(PIP) -e '.[dev]' -e systems
 	touch $(TOOLS)
 
 demo: $(STAMP)
@@ -44,7 +44,7 @@ test-all: lint
 # The same tests and demos as on other CPUs, emulated; takes more than an hour on two cores.
 test-portable: $(TOOLS)
 	$(BIN)/python tests/portable.py
-	$(BIN)/python tests/portable_demos.py
+	$(BIN)/python systems/tests/portable_demos.py
 
 # The order of the tests must not matter. Prints its seed; `make test-shuffled SEED=7` repeats one order.
 SEED ?=
@@ -56,7 +56,7 @@ matrix: $(TOOLS)
 	$(BIN)/python -m nox
 
 coverage: $(TOOLS)
-	$(BIN)/python -m coverage run --parallel-mode --source nantrap -m pytest -q
+	$(BIN)/python -m coverage run --parallel-mode --source nantrap,nantrap_systems -m pytest -q
 	$(BIN)/python -m coverage combine --quiet
 	$(BIN)/python -m coverage report --sort cover --skip-covered
 

@@ -40,6 +40,6 @@ EXTRAS = "accelerate,data,plot,watch,tensorboard,serve,completion,remote"
 def tests(session: nox.Session, torch: str) -> None:
     """The default tests, without the frameworks, on one Python and one torch."""
     session.install(f"torch=={torch}")
-    session.install("-e", f".[{EXTRAS}]", *TOOLS)
+    session.install("-e", f".[{EXTRAS}]", "-e", "systems", *TOOLS)
     arguments = session.posargs or ["-n", "2", "--dist", "loadfile"]
     session.run("python", "-m", "pytest", "-q", *arguments, env={"OMP_NUM_THREADS": "1"})

@@ -22,7 +22,7 @@ import torch
 from nantrap.doctor.data import check_data
 from nantrap.doctor.preflight.checklist import preflight
 from nantrap.doctor.preflight.report import Check
-from nantrap.systems import SYSTEMS, load_system
+from nantrap_systems import SYSTEMS, load_system
 
 _MODULE = "batches_of_a_system"
 

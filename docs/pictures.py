@@ -26,12 +26,12 @@ from pathlib import Path
 import torch
 
 from nantrap.report import render_incident
-from nantrap.systems import SYSTEMS, load_system
-from nantrap.systems.restran_mhc import stages
-from nantrap.systems.script import main as train
-from nantrap.systems.showcase import Showcase, show
-from nantrap.systems.showcase_files import picture_of
-from nantrap.systems.system import Fault, System
+from nantrap_systems import SYSTEMS, load_system
+from nantrap_systems.restran_mhc import stages
+from nantrap_systems.script import main as train
+from nantrap_systems.showcase import Showcase, show
+from nantrap_systems.showcase_files import picture_of
+from nantrap_systems.system import Fault, System
 
 HERE = Path(__file__).parent
 PAGES, PICTURES = HERE / "systems", HERE / "pictures"
@@ -90,7 +90,7 @@ def run_of(shown: Showcase, *, main: bool = True) -> str:
     system, fault = shown.system, shown.fault
     lines = [f"`nantrap demo {system.name} --fault {fault.name}`, {STEPS} steps each, seed {SEED}:", ""]
     if shown.incident is not None:
-        lines += ["```text", re.sub(r"/\S*?/src/nantrap/", "src/nantrap/", render_incident(shown.incident)), "```", ""]
+        lines += ["```text", re.sub(r"/\S*?/systems/src/", "systems/src/", render_incident(shown.incident)), "```", ""]
     elif shown.notes:
         lines += ["```text", *shown.notes, "```", ""]
     headings = shown.headings
@@ -109,7 +109,7 @@ def console_of(name: str) -> str:
             for command in CONSOLE[name]:
                 program, *arguments = shlex.split(command)
                 module = program in ("train", "stages")
-                lines.append("$ " + (f"python -m nantrap.systems.{name}." if module else "") + command)
+                lines.append("$ " + (f"python -m nantrap_systems.{name}." if module else "") + command)
                 said = io.StringIO()
                 with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
                     if program == "train":

@@ -30,7 +30,7 @@ SETTINGS: dict[str, dict[str, str]] = {
     "MKL compatible": {"MKL_CBWR": "COMPATIBLE"},
     "2 threads": {"OMP_NUM_THREADS": "2", "NANTRAP_TEST_THREADS": "2"},
 }
-PATHS = ("tests/systems", "tests/guard", "tests/locate", "tests/causes")
+PATHS = ("systems/tests", "tests/guard", "tests/locate", "tests/causes")
 BAD = ("failure", "error")
 
 

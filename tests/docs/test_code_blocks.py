@@ -195,10 +195,10 @@ def test_commands_parse(words: list[str], capsys: pytest.CaptureFixture[str]) ->
     """Options that a page shows are options of the command; nothing is run."""
     if words[0] in LAUNCHERS:
         rest = words[words.index("nantrap") :] if "nantrap" in words else []
-    elif words[:2] == ["python", "-m"] and words[2].startswith("nantrap.systems."):
+    elif words[:2] == ["python", "-m"] and words[2].startswith("nantrap_systems."):
         module = importlib.import_module(words[2])
         if words[2].endswith(".train"):
-            script = importlib.import_module("nantrap.systems.script")
+            script = importlib.import_module("nantrap_systems.script")
             script.make_parser(module.SYSTEM).parse_args(words[3:])
         return
     else:

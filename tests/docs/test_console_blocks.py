@@ -39,7 +39,7 @@ NOT_RUN = (
     "python benchmarks/",  # minutes, and other people's programs; test_served_and_ranked.py tries the options
 )
 
-TRAINS = ("nantrap run", "python -m nantrap.systems", "python train.py", "python examples/", "tail ", "grep ")
+TRAINS = ("nantrap run", "python -m nantrap_systems", "python train.py", "python examples/", "tail ", "grep ")
 """Commands that train, and those of others that read what was trained before them in the same block."""
 
 TRAIN_SCRIPT = """

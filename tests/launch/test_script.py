@@ -704,7 +704,7 @@ def test_worker_processes_behave(shell: Shell) -> None:
 
 
 def test_a_script_with_its_own_guard_is_left_alone(shell: Shell) -> None:
-    arguments = ["-m", "nantrap.systems.pixeldlm.train", "--fault", "mask_product", "--steps", "6"]
+    arguments = ["-m", "nantrap_systems.pixeldlm.train", "--fault", "mask_product", "--steps", "6"]
     own = shell.nantrap("--run-dir", "run", *arguments, "--guard", "--run-dir", "own")
     assert own.code == 0, own.err
     assert not (shell.folder / "run").exists()

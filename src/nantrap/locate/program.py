@@ -304,7 +304,7 @@ def _code_of(value: Any) -> Any:
 
 
 def _is_torchs(kind: type) -> bool:
-    return (kind.__module__ or "").partition(".")[0] in ("torch", "nantrap") and ".systems." not in kind.__module__
+    return (kind.__module__ or "").partition(".")[0] in ("torch", "nantrap")
 
 
 def _is_global(generator: Any) -> bool:

@@ -22,7 +22,6 @@ from nantrap.incident import Source
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep
 _NANTRAP = os.path.dirname(nantrap.__file__) + os.sep
-_SYSTEMS = os.path.join(_NANTRAP, "systems") + os.sep
 Function = TypeVar("Function", bound=Callable[..., Any])
 _INTERNAL = ("<frozen", "<__array_function__")
 
@@ -114,7 +113,7 @@ def _names_in_file(file: str) -> dict[int, str]:
 
 
 def user_place(frame: FrameType | None, *, inside: str | None = None) -> Place | None:
-    """The innermost frame that belongs to the user: not torch, not nantrap (its example systems count as a user's).
+    """The innermost frame that belongs to the user: not torch, not nantrap.
 
     Args:
         frame: where the search begins, outwards.
@@ -140,8 +139,6 @@ def is_boundary(function: Function) -> Function:
 def is_user_code(code: CodeType) -> bool:
     """Whether code belongs to the user: not torch, not nantrap, not the interpreter."""
     name = code.co_filename
-    if name.startswith(_SYSTEMS):
-        return True
     return not name.startswith((_TORCH, _NANTRAP, *_INTERNAL)) and f"{os.sep}torch{os.sep}_" not in name
 
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from nantrap._lazy import lazy_names
-from nantrap.report.curves import Curve, draw_curves
 from nantrap.report.lines import write_line
 from nantrap.report.page_queue import begin_pages, wait_for_pages, write_page_later
 from nantrap.report.terminal import render_incident
@@ -26,10 +25,8 @@ if TYPE_CHECKING:
     from nantrap.report.writing import write_run_report as write_run_report
 
 __all__ = [
-    "Curve",
     "begin_pages",
     "diagnostic",
-    "draw_curves",
     "fingerprint",
     "one_line",
     "render_incident",

@@ -1,0 +1,187 @@
+"""Train it: `python -m nantrap_systems.latentdlm.train --steps 100`.
+
+Settings    the config file
+Parts       what the repaired system is made of, and a fault replaces
+build       from settings to a run; in a process group, one of its ranks
+SYSTEM      what `nantrap demo` shows
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from nantrap.errors import UsageError
+from nantrap.ops import cosine_schedule, signal_and_noise
+from nantrap_systems.latentdlm.data import Batch, DataSettings, Texts, frequencies, share_of
+from nantrap_systems.latentdlm.faults import FAULTS
+from nantrap_systems.latentdlm.loss import (
+    LatentLoss,
+    Levels,
+    LossSettings,
+    Schedule,
+    TextLoss,
+    Times,
+    TrainingLoss,
+    evaluate,
+    latent_mse,
+    masked_cross_entropy,
+    random_times,
+)
+from nantrap_systems.latentdlm.model import JointAttention, LatentDLM, LearnedSchedule, ModelSettings
+from nantrap_systems.script import main
+from nantrap_systems.system import Run, System, Terms, standard_update
+
+_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "pure_bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSettings:
+    """`optimizer:` in the config."""
+
+    lr: float = 5e-3
+    weight_decay: float = 0.01
+    grad_clip_norm: float = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingSettings:
+    """`training:` in the config."""
+
+    mode: str = "mixed"
+    train_batch_size: int = 8
+    gradient_accumulation_steps: int = 2
+    warmup_steps: int = 10
+    lr_schedule: str = "constant"
+    num_train_steps: int = 400
+    dtype: str = "fp32"
+
+    def __post_init__(self) -> None:
+        if self.dtype not in _DTYPES:
+            raise UsageError(f"training.dtype is {self.dtype!r}: choose {', '.join(_DTYPES)}")
+        if self.lr_schedule not in ("constant", "cosine"):
+            raise UsageError(f"training.lr_schedule is {self.lr_schedule!r}: choose constant or cosine")
+
+    def lr_factor(self, step: int) -> float:
+        """The factor of the learning rate: up in a line, then constant, or down a cosine to 0."""
+        rise = min(1.0, (step + 1) / max(self.warmup_steps, 1))
+        if self.lr_schedule == "constant":
+            return rise
+        done = max(step - self.warmup_steps, 0) / max(self.num_train_steps - self.warmup_steps, 1)
+        return rise * (1 + math.cos(math.pi * min(done, 1.0))) / 2
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The config file."""
+
+    model: ModelSettings = field(default_factory=ModelSettings)
+    data: DataSettings = field(default_factory=DataSettings)
+    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
+    training: TrainingSettings = field(default_factory=TrainingSettings)
+    loss: LossSettings = field(default_factory=LossSettings)
+
+
+def average_in_backward(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
+    """Processes average their gradients in the backward pass, so that all see the same ones."""
+    return DistributedDataParallel(model)
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the repaired system is made of. A fault replaces some of them by name."""
+
+    shares: Callable[[Tensor], Tensor] = frequencies
+    prepare: Callable[[Batch], Batch] = lambda batch: batch
+    attention: Callable[..., nn.Module] = JointAttention
+    weights: Callable[[nn.Module], nn.Module] = lambda model: model
+    parallel: Callable[[nn.Module, torch.optim.Optimizer], nn.Module] = average_in_backward
+    schedule: Schedule = cosine_schedule
+    learned_schedule: Callable[[], nn.Module] = LearnedSchedule
+    times: Times = random_times
+    levels: Levels = signal_and_noise
+    text_loss: TextLoss = masked_cross_entropy
+    latent_loss: LatentLoss = latent_mse
+    finish: Callable[[Mapping[str, Tensor]], Terms] = lambda terms: terms
+    update: Callable[[Run], bool] = standard_update
+
+
+def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
+    """A run: the model, its optimizer and schedule, its batches and its loss. In a process group, the run of a rank."""
+    chosen, training = Parts(**parts), settings.training
+    ranks = dist.get_world_size() if dist.is_initialized() else 1
+    rank = dist.get_rank() if ranks > 1 else 0
+    torch.manual_seed(seed)
+    texts = Texts(settings.data, shares=chosen.shares)
+    inner = chosen.weights(
+        LatentDLM(settings.model, settings.data, attention=chosen.attention, schedule=chosen.learned_schedule)
+    )
+    if training.dtype == "pure_bf16":
+        inner = inner.bfloat16()
+    optimizer = torch.optim.AdamW(
+        inner.parameters(), lr=settings.optimizer.lr, weight_decay=settings.optimizer.weight_decay
+    )
+    model = chosen.parallel(inner, optimizer) if ranks > 1 else inner
+    if ranks > 1:
+        torch.manual_seed(seed + 1000 * rank)  # weights are the same, noise is not
+    micro = training.gradient_accumulation_steps
+    schedule = inner.schedule if settings.model.learned_schedule else chosen.schedule
+    assert callable(schedule)
+    dtype = _DTYPES[training.dtype]
+
+    def window(step: int) -> tuple[Batch, ...]:
+        numbers = range(step * micro, (step + 1) * micro)
+        batches = (texts.batch(n, size=training.train_batch_size, seed=seed, mode=training.mode) for n in numbers)
+        return tuple(share_of(chosen.prepare(batch), rank=rank, ranks=ranks) for batch in batches)
+
+    return Run(
+        model=model,
+        optimizer=optimizer,
+        loss=TrainingLoss(
+            model,
+            settings.loss,
+            dtype=dtype,
+            schedule=schedule,
+            times=chosen.times,
+            levels=chosen.levels,
+            text_loss=chosen.text_loss,
+            latent_loss=chosen.latent_loss,
+            finish=chosen.finish,
+        ),
+        window=window,
+        evaluate=partial(
+            evaluate,
+            inner,
+            texts.held_out,
+            prediction=settings.loss.latent_prediction,
+            dtype=dtype,
+            schedule=schedule if settings.model.learned_schedule else cosine_schedule,
+        ),
+        update=chosen.update,
+        scheduler=torch.optim.lr_scheduler.LambdaLR(optimizer, training.lr_factor),
+        max_grad_norm=settings.optimizer.grad_clip_norm,
+    )
+
+
+SYSTEM = System(
+    name="latentdlm",
+    title="masked text diffusion and latent diffusion in one transformer over both",
+    quality="bytes guessed",
+    settings=Settings,
+    config=Path(__file__).with_name("config.yaml"),
+    build=build,
+    faults=FAULTS,
+    lr_setting="optimizer.lr",
+)
+
+if __name__ == "__main__":
+    raise SystemExit(main(SYSTEM))

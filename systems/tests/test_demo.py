@@ -1,0 +1,227 @@
+"""`nantrap demo`: exit codes, what goes where, and the last line."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from nantrap.cli.demo import Demo
+from nantrap.errors import MissingExtraError, UsageError
+from nantrap_systems import SYSTEMS, load_system
+from nantrap_systems.before import reported_before
+from nantrap_systems.catalogue import counts, make_catalogue, read_catalogue
+from nantrap_systems.gallery import Picture, show_all, write_summary
+from nantrap_systems.result import Result
+from nantrap_systems.showcase import Showcase
+
+FAULT = "nan_row"
+
+
+def run(*arguments: str) -> int:
+    parser = argparse.ArgumentParser()
+    demo = Demo()
+    demo.prepare_parser(parser)
+    return demo.run(parser.parse_args(arguments))
+
+
+def test_without_arguments_it_lists_systems_and_faults(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run() == 0
+    out = capsys.readouterr().out
+    assert "pixeldlm: token ids as pixels" in out
+    assert "  short_text " in out
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_list_imports_no_torch() -> None:
+    code = "import sys; from nantrap.cli import main; assert main(['demo']) == 0; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, stdout=subprocess.DEVNULL)
+
+
+def test_the_catalogue_is_what_the_systems_say() -> None:
+    assert read_catalogue() == make_catalogue(), "run `python -m nantrap_systems.catalogue`"
+    named, others = counts(read_catalogue())
+    assert named + others == sum(len(entry["faults"]) for entry in read_catalogue())
+
+
+def test_the_list_as_json(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--json") == 0
+    systems = json.loads(capsys.readouterr().out)
+    assert [system["name"] for system in systems] == ["radiodiff", "latentdlm", "restran_mhc", "temi", "pixeldlm"]
+    assert systems[-1]["faults"][0]["cause"] == "softmax_fully_masked_row"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("pixeldlm", "--fault", "x"), "it has short_text"),
+        (("pixel",), "there are radiodiff, latentdlm, restran_mhc, temi, pixeldlm"),
+        (("--fault", "short_text"), "of which system"),
+        (("pixeldlm", "--steps", "0"), "at least 1"),
+        (("pixeldlm", "--all", "--fault", "short_text"), "choose one"),
+        (("pixeldlm", "--all", "--jobs", "0"), "--jobs 0: at least 1"),
+    ],
+)
+def test_wrong_use(arguments: tuple[str, ...], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        run(*arguments)
+
+
+def test_nothing_is_overwritten(tmp_path: Path) -> None:
+    (tmp_path / "pixeldlm" / "short_text").mkdir(parents=True)
+    (tmp_path / "pixeldlm" / "short_text" / "report.md").touch()
+    for arguments in (("pixeldlm",), ("pixeldlm", "--all"), ("--all",)):
+        with pytest.raises(UsageError, match=r"pixeldlm/short_text is not empty; nothing is overwritten"):
+            run(*arguments, "--run-dir", str(tmp_path))
+
+
+@pytest.mark.slow
+def test_the_whole_command(tmp_path: Path) -> None:
+    folder = tmp_path / "run"
+    command = [sys.executable, "-m", "nantrap", "demo", "pixeldlm", "--fault", "short_text", "--steps", "20", "--json"]
+    done = subprocess.run(
+        [*command, "--run-dir", str(folder)], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["schema"] == "nantrap.demo/1"
+    assert document["named"]
+    assert document["proven"]
+    names = [result["name"] for result in document["results"]]
+    assert names[0] == "clean"
+    assert names[-1] == "nantrap"
+    assert "error[NT203]" in done.stderr
+    *_, incident, comparison, report = done.stderr.splitlines()
+    assert Path(incident.removeprefix("incident: "), "incident.json").exists()
+    assert comparison == f"comparison: {folder / 'pixeldlm' / 'short_text' / 'report.md'}"
+    assert report == f"report: {folder / 'pixeldlm' / 'short_text' / 'report.html'}"
+    assert Path(report.removeprefix("report: ")).read_text().startswith("<!doctype html>")
+    assert json.loads((folder / "pixeldlm" / "short_text" / "showcase.json").read_text()) == document
+
+
+@pytest.mark.slow
+def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("pixeldlm", "--steps", "20") == 0
+    out, err = capsys.readouterr()
+    rows = {line.split("  ")[0]: line.split() for line in out.splitlines() if line}
+    assert rows["plain"][-1] == "NaN"
+    assert rows["nantrap"][-3:] == ["finite", "NT203", "proven"]
+    assert all(len(line) <= 80 for line in out.split("plain:")[0].splitlines())
+    assert "error[NT203]" in err
+    assert err.splitlines()[-1].startswith("report: ")
+
+
+@pytest.mark.parametrize("name", SYSTEMS)
+def test_every_table_is_whole_in_80_columns(name: str) -> None:
+    system = load_system(name)
+    for fault in system.faults:
+        names = ["clean", "plain", *(remedy.name for remedy in fault.remedies), "nantrap"]
+        results = tuple(
+            Result(
+                name=each,
+                steps=1000,
+                applied=1000,
+                first_bad=None,
+                final_loss=-1.2345e5,
+                held_out_loss=1.2345e5,
+                quality=1,
+                state_finite=True,
+            )
+            for each in names
+        )
+        out = io.StringIO()
+        Console(file=out, width=80).print(Showcase(system, fault, results, None).table())
+        assert "…" not in out.getvalue(), out.getvalue()
+        assert out.getvalue().count("-1.23e+05") == len(names)
+
+
+BEFORE = {
+    "restran_mhc no_mixing": (
+        r"`nantrap doctor`: high\[NT866\] .*takes the diagonal",
+        r"restran_mhc.faults.streams.py:\d+",
+    ),
+    "latentdlm pure_bf16": (r"`nantrap doctor`: medium\[NT816\] .* are bfloat16 .*", r"latentdlm.train.py:\d+"),
+    "radiodiff min_lr_factor": (r"`nantrap doctor`: medium\[NT808\] .* learning rate.*", r"radiodiff.broken.py:\d+"),
+    "radiodiff png_scale": (r"`nantrap data`: scale_suspect\[NT163\]: .* not divided by 255", r"batch-003-0.pt"),
+}
+"""What is reported, and where."""
+
+
+def test_what_is_reported_before_training() -> None:
+    coded = {f"{name} {fault.name}" for name in SYSTEMS for fault in load_system(name).faults if fault.code}
+    assert coded == set(BEFORE)
+    small = {"first_stage.train_num_steps": 1, "data.image_size": 32, "data.batch_size": 2}
+    for both, (message, place) in BEFORE.items():
+        name, fault = both.split()
+        system = load_system(name)
+        found = reported_before(system, system.fault(fault), seed=8, changes=small if name == "radiodiff" else None)
+        assert re.fullmatch(rf"{message} \({place}\)", found[0]), found
+    system = load_system("temi")
+    assert reported_before(system, system.faults[0], seed=8) == ()
+
+
+def test_a_fault_that_no_check_reports_is_not_named() -> None:
+    system = load_system("restran_mhc")
+    silent = Showcase(system, system.fault("no_mixing"), (), None, before=())
+    assert not silent.named
+    assert replace(silent, before=("high[NT866]",)).named
+
+
+def test_what_is_not_installed_is_left_out_of_all_and_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    monkeypatch.setattr("nantrap_systems.demo._show_all", lambda console, faults, folder, arguments: len(faults))
+    assert run("radiodiff", "--all", "--run-dir", str(tmp_path)) == len(load_system("radiodiff").faults) - 1
+    err = " ".join(capsys.readouterr().err.split())
+    assert "radiodiff amp_without_scaler is left out: accelerate is not installed" in err
+    assert "pip install 'nantrap[accelerate]'" in err
+    with pytest.raises(MissingExtraError, match="accelerate"):
+        run("radiodiff", "--fault", "amp_without_scaler", "--run-dir", str(tmp_path))
+
+
+def test_the_report_has_story_table_and_diagnosis(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("temi", "--fault", FAULT, "--steps", "6", "--run-dir", str(tmp_path)) in (0, 1)
+    report = (tmp_path / "temi" / FAULT / "report.md").read_text()
+    system = load_system("temi")
+    fault = system.fault(FAULT)
+    assert report.startswith(f"# temi, {FAULT}\n")
+    assert fault.story in report
+    assert "| run | applied | final loss | held out | cluster purity | state | cause | proven |" in report
+    assert report.count("\n| clean |") == report.count("\n| nantrap |") == 1
+    assert f"- **plain**: {fault.damage}" in report
+    assert capsys.readouterr().err.splitlines()[-1] == f"report: {tmp_path / 'temi' / FAULT / 'report.html'}"
+
+
+def test_all_of_them_are_shown_in_order_with_a_process_each(tmp_path: Path) -> None:
+    system = load_system("temi")
+    chosen = [(system, fault) for fault in reversed(system.faults[:2])]
+    pictures = list(show_all(chosen, steps=2, seed=8, folder=tmp_path, at_a_time=2))
+    assert [picture.fault for picture in pictures] == [fault.name for _, fault in chosen]
+    for picture in pictures:
+        assert picture.document["fault"] == picture.fault
+        assert f"temi, {picture.fault}: 2 steps each, seed 8" in picture.output
+        assert picture.errors.splitlines()[-1].startswith("report: ")
+    report, text = write_summary(pictures, tmp_path)
+    good = sum(picture.code == 0 for picture in pictures)
+    assert text.startswith(f"2 faults: {good} named, 0 without a cause; {good} as expected, longest ")
+    for picture in pictures:
+        assert f"| temi | [{picture.fault}](temi/{picture.fault}/report.md) |" in report.read_text()
+        assert (tmp_path / "temi" / picture.fault / "report.md").is_file()
+
+
+def test_a_process_that_dies_is_reported_with_its_last_output(tmp_path: Path) -> None:
+    picture = Picture("temi", "x", output="", errors="working\nSegmentation fault\n", code=139, document={}, seconds=2)
+    report, text = write_summary([picture], tmp_path)
+    first, second = text.splitlines()
+    assert first == "1 fault: 0 named, 0 without a cause; 0 as expected, longest 2 s"
+    assert second == "temi x: exit code 139: Segmentation fault"
+    assert "| temi | x |  |  | died | 2 |" in report.read_text()
