@@ -165,8 +165,8 @@ class Case:
         assigns from its iterable are: a tensor that the loop's own code made is an argument of the model at most.
         """
         from nantrap.locate import tensors_of
-        from nantrap.locate.caller import given_by_loop
-        from nantrap.locate.storage import share_memory
+        from nantrap.locate.trace.storage import share_memory
+        from nantrap.locate.twoline.caller import given_by_loop
 
         given = [t for _, t in tensors_of(self.failed.batch)]
         if not self.failed.repeatable:
@@ -203,7 +203,7 @@ class Case:
     def made_from_finite(self, tensor: Tensor) -> bool:
         """Whether a tensor is an input of the model that the program made of a batch whose values are finite."""
         from nantrap.locate import tensors_of
-        from nantrap.locate.storage import share_memory
+        from nantrap.locate.trace.storage import share_memory
 
         calls = self.failed.root_call.chain() if self.failed.root_call is not None else []
         inputs = [t for call in calls if call.made_from_finite for _, t in tensors_of((call.args, call.kwargs))]
@@ -213,7 +213,7 @@ class Case:
     def loop_is_finite(self) -> bool:
         """Whether the caller's loop holds tensors that it took from its iterable, and all of them are finite."""
         from nantrap.finite import any_nonfinite
-        from nantrap.locate.caller import given_by_loop
+        from nantrap.locate.twoline.caller import given_by_loop
 
         call = self.failed.root_call
         tensors = [] if self.failed.repeatable or (call is not None and call.passed) else given_by_loop()
@@ -280,7 +280,7 @@ class Case:
     @functools.cached_property
     def bad_number(self) -> float | None:
         """A plain number, no tensor, that is NaN or Inf and was given to the operation in arithmetic."""
-        from nantrap.locate.operations import ARITHMETIC  # knows torch; the texts of the causes open without it
+        from nantrap.locate.trace.operations import ARITHMETIC  # knows torch; the texts of the causes open without it
 
         op = None if self.location.replay is None else self.location.replay.op
         if op is None or op.name not in ARITHMETIC:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from nantrap.causes.case import RECENT
 from nantrap.causes.harness import Result
 from nantrap.finite import any_nonfinite, clip_with_norm, gradient_norm
-from nantrap.locate.part import forward_and_backward
+from nantrap.locate.replay.replay import forward_and_backward
 from nantrap.locate.step import Part
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
-    from nantrap.locate.samples import Samples
+    from nantrap.locate.replay.samples import Samples
 
 _ABSURD = 1e12
 
@@ -81,7 +81,7 @@ def rescaled(batch: Any) -> Any:
     """The batch with values beyond 1e6 times the usual scale brought back to it."""
     import torch
 
-    from nantrap.locate.storage import map_leaves
+    from nantrap.locate.trace.storage import map_leaves
 
     def scale(leaf: Any) -> Any:
         if not isinstance(leaf, torch.Tensor) or not leaf.is_floating_point() or not leaf.numel():

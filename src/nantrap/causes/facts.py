@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from nantrap.locate.samples import Samples
+    from nantrap.locate.replay.samples import Samples
 
 EXPONENTIALS = ("exp", "expm1", "exp2", "cosh", "sinh")
 IN_LOG_SPACE = "softplus(x) instead of log(1 + exp(x)), log space instead of log of exp"

@@ -13,8 +13,8 @@ from torch import Tensor
 from nantrap.causes.described import described
 from nantrap.finite import any_nonfinite
 from nantrap.incident import Trial
-from nantrap.locate.optimizers import state_tensors, states_of
-from nantrap.locate.part import forward_and_backward
+from nantrap.locate.replay.replay import forward_and_backward
+from nantrap.locate.wrapping import state_tensors, states_of
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nantrap.locate.storage import map_leaves
 from nantrap.locate.torch_private import DispatchMode, is_in_backward, schema_of, to_copy
 from nantrap.locate.trace import recomputing
+from nantrap.locate.trace.storage import map_leaves
 
 _HALF = (torch.float16, torch.bfloat16)
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from nantrap.locate.storage import map_leaves
 from nantrap.locate.torch_private import schema_of
+from nantrap.locate.trace.storage import map_leaves
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case

@@ -21,9 +21,9 @@ from nantrap import ops
 from nantrap.causes.facts import USUAL_EPS, masked_rows_of
 from nantrap.incident import Source
 from nantrap.locate.source import user_place
-from nantrap.locate.tape import substituting
 from nantrap.locate.torch_private import ThroughoutMode
 from nantrap.locate.trace import Op
+from nantrap.locate.trace.tape import substituting
 
 
 class Replacement(ThroughoutMode):

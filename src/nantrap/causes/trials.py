@@ -24,11 +24,11 @@ from nantrap.causes.replacement import Replacement, is_of_family
 from nantrap.finite import any_nonfinite
 from nantrap.incident import Source, Trial
 from nantrap.locate.batch import with_tensor
-from nantrap.locate.optimizers import layers_of
-from nantrap.locate.program import cannot_rewind
-from nantrap.locate.replay import fails_alike, replay_step
-from nantrap.locate.samples import fails
+from nantrap.locate.replay.program import cannot_rewind
+from nantrap.locate.replay.replay import fails_alike, replay_step
+from nantrap.locate.replay.samples import fails
 from nantrap.locate.step import Part
+from nantrap.locate.wrapping import layers_of
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case

@@ -95,7 +95,7 @@ def were_shares(case: Case, path: str) -> bool:
 def flags_before(case: Case, tensor: Tensor) -> bool | None:
     """Whether a tensor of the batch held 0 and 1 alone in the batches before; `None` if that is not known."""
     from nantrap.locate import tensors_of
-    from nantrap.locate.storage import share_memory
+    from nantrap.locate.trace.storage import share_memory
 
     same = [path for path, one in tensors_of(case.failed.batch) if share_memory(one, tensor) or one is tensor]
     equal = [path for path, one in tensors_of(case.failed.batch) if one.shape == tensor.shape and not bool(one.any())]

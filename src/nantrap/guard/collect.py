@@ -35,14 +35,14 @@ from nantrap.guard.torch_private import (
 )
 from nantrap.guard.window import Micro, Window
 from nantrap.locate import RngState, RootCall, clear_probes
-from nantrap.locate.autopsy import examine
 from nantrap.locate.hooks import Hook
-from nantrap.locate.kept import note_loss_part
 from nantrap.locate.probes import forget_probes_of, keep_probes_for, pending_probes
 from nantrap.locate.python_private import current_frame
+from nantrap.locate.replay.root_call import note_loss_part
 from nantrap.locate.source import is_user_code
 from nantrap.locate.step import active_replays, is_replaying
 from nantrap.locate.torch_private import NO_PASS, backward_pass, is_recomputed_later
+from nantrap.locate.twoline.autopsy import examine
 from nantrap.locate.wrapping import arguments_by_name, callable_parts
 
 _parameters_of = itemgetter("params")

@@ -15,7 +15,7 @@ from nantrap.guard.state.rates import current_rates
 from nantrap.guard.window import Window
 from nantrap.incident import Cause, Evidence, Finding, Fix
 from nantrap.locate import FailedStep, Location, batch_size
-from nantrap.locate.samples import dataset_indices
+from nantrap.locate.replay.samples import dataset_indices
 
 
 def bad_batch(parts: Parts, findings: Sequence[Finding], verdict: Verdict | None = None, *, batch: Any = None) -> Draft:

@@ -19,8 +19,8 @@ from nantrap.guard.replay_entry import entry_of, guarded_call, optimizer_of
 from nantrap.incident import Incident, TensorStats
 from nantrap.incident.wording import escaped
 from nantrap.locate import RngState, tensors_of
-from nantrap.locate.pure_operations import pure_operation
-from nantrap.locate.storage import map_leaves
+from nantrap.locate.trace.pure_operations import pure_operation
+from nantrap.locate.trace.storage import map_leaves
 from nantrap.record import Bundle, read_bundle
 from nantrap.record.structure import unflatten
 

@@ -22,7 +22,7 @@ from nantrap.launch.patches import Patches
 from nantrap.launch.registry import OptimizerRegistry
 from nantrap.launch.settings import RunSettings
 from nantrap.launch.torch_private import is_scheduled, mark_scheduled
-from nantrap.locate.entry import forget_entry
+from nantrap.locate.twoline.caller import forget_entry
 
 _living: list[Attachment] = []
 

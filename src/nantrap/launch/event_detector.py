@@ -29,8 +29,8 @@ from nantrap.launch.loaders import Batches
 from nantrap.launch.position import Position
 from nantrap.launch.shared import BadData, Shared
 from nantrap.locate import RootCall
-from nantrap.locate.autopsy import examine
-from nantrap.locate.caller import KeptFrame, keep_frames, seen_from
+from nantrap.locate.twoline.autopsy import examine
+from nantrap.locate.twoline.caller import KeptFrame, keep_frames, seen_from
 
 _SKIPPED = "the script skipped this batch itself"
 _REPLACED = "the script replaced this non-finite loss by a constant, so there is no gradient"

@@ -15,7 +15,7 @@ import torch
 
 from nantrap.launch.patches import Patches, when_imported
 from nantrap.launch.registry import OptimizerRegistry
-from nantrap.locate.entry import Entry, note_entry
+from nantrap.locate.twoline.caller import Entry, note_entry
 
 _LIGHTNING = ("lightning.pytorch.strategies.strategy", "pytorch_lightning.strategies.strategy")
 _LIGHTNING_MODULE = ("lightning.pytorch.core.module", "pytorch_lightning.core.module")

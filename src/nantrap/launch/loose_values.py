@@ -23,7 +23,7 @@ from nantrap.incident.wording import some_of
 from nantrap.launch.roots import names_in_script
 from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.shared import Activity
-from nantrap.locate.autopsy import examine
+from nantrap.locate.twoline.autopsy import examine
 from nantrap.record import StepRecord
 
 _MOST_DIAGNOSED = 3

@@ -24,7 +24,7 @@ from torch.optim import Optimizer
 
 from nantrap.launch.torch_private import children_of, compiler_listens, has_child, leave_uncompiled, own_parameters
 from nantrap.locate import unwrap
-from nantrap.locate.replay import compiled_frames
+from nantrap.locate.replay.replay import compiled_frames
 from nantrap.locate.wrapping import is_entry
 
 

@@ -18,7 +18,7 @@ from nantrap.launch.processes import came_from_guard
 from nantrap.launch.script import NoProgramError, ScriptProgram
 from nantrap.launch.settings import RunSettings, read_settings
 from nantrap.launch.summary import RunSummary, print_summary
-from nantrap.locate.caller import ended_by
+from nantrap.locate.twoline.caller import ended_by
 from nantrap.report import write_line
 from nantrap.report.notebook import magic
 

@@ -45,9 +45,9 @@ from nantrap.launch.position import Position
 from nantrap.launch.replicas import Comparison
 from nantrap.launch.roots import ModuleGroup
 from nantrap.launch.shared import Shared
-from nantrap.locate.autopsy import examine
-from nantrap.locate.caller import seen_from
-from nantrap.locate.kept import note_loss_part
+from nantrap.locate.replay.root_call import note_loss_part
+from nantrap.locate.twoline.autopsy import examine
+from nantrap.locate.twoline.caller import seen_from
 from nantrap.record import History
 
 

@@ -22,7 +22,7 @@ from torch import Tensor
 from nantrap import finite
 from nantrap.incident import Incident
 from nantrap.launch.loaders import Batches, LoadedBatch
-from nantrap.locate.caller import KeptFrame, keep_frames
+from nantrap.locate.twoline.caller import KeptFrame, keep_frames
 
 _MOST = 16
 

@@ -16,21 +16,21 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from nantrap.locate.autopsy import Evidence
 from nantrap.locate.batch import may_be_listed_image, tensors_of
 from nantrap.locate.location import Location, evidence_location, location_of, owner_of
-from nantrap.locate.origin import Replay, judge_tape
 from nantrap.locate.probes import clear_probes, probes_kept, read_probes
-from nantrap.locate.program import cannot_rewind
-from nantrap.locate.replay import replay_norm, replay_step, replay_update
-from nantrap.locate.rerun import compute_again
-from nantrap.locate.samples import find_samples
+from nantrap.locate.replay.program import cannot_rewind
+from nantrap.locate.replay.replay import replay_norm, replay_step, replay_update
+from nantrap.locate.replay.samples import find_samples
 from nantrap.locate.source import cell_name
 from nantrap.locate.step import FailedStep
-from nantrap.locate.tape import Tape
 from nantrap.locate.torch_private import version_of
 from nantrap.locate.trace import Trace
-from nantrap.locate.twoline import locate_without_function
+from nantrap.locate.trace.origin import Replay, judge_tape
+from nantrap.locate.trace.tape import Tape
+from nantrap.locate.twoline.autopsy import Evidence
+from nantrap.locate.twoline.rerun import compute_again
+from nantrap.locate.twoline.without_function import locate_without_function
 
 _LONGEST_ERROR = 200
 

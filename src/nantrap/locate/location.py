@@ -11,14 +11,14 @@ from torch.nn.utils.parametrize import ParametrizationList
 
 from nantrap.finite import any_nonfinite, first_nonfinite_index, size_in_bytes, tensor_stats
 from nantrap.incident import Finding, Frame, Phase, Probe, Source
-from nantrap.locate.autopsy import Evidence
 from nantrap.locate.batch import samples_in, tensors_of
-from nantrap.locate.caller import batch_of_caller, find_in_batch, name_in_program
-from nantrap.locate.origin import Replay
-from nantrap.locate.replay import compiled_code_ran
-from nantrap.locate.samples import Samples
+from nantrap.locate.replay.replay import compiled_code_ran
+from nantrap.locate.replay.samples import Samples
 from nantrap.locate.step import FailedStep
 from nantrap.locate.trace import OUTSIDE, Capture, External, Op, Trace
+from nantrap.locate.trace.origin import Replay
+from nantrap.locate.twoline.autopsy import Evidence
+from nantrap.locate.twoline.caller import batch_of_caller, find_in_batch, name_in_program
 
 _FRAMES = 10
 _PATH_ENDS = 24

@@ -18,10 +18,9 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nantrap.incident import Phase
-from nantrap.locate.held import as_found
-from nantrap.locate.kept import RootCall
-from nantrap.locate.rng import RngState
-from nantrap.locate.silence import silently
+from nantrap.locate.replay.rng import RngState
+from nantrap.locate.replay.root_call import RootCall
+from nantrap.locate.replay.undisturbed import as_found, silently
 
 _replays: list[int] = []
 

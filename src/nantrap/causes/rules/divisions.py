@@ -70,7 +70,7 @@ def division_by_zero(case: Case) -> Claim | None:
 
 def _is_unwritten(case: Case) -> bool:
     """Whether only the graph shows a division, and nothing in the code that computed the loss is written as one."""
-    from nantrap.locate.infer import is_written
+    from nantrap.locate.twoline.infer import is_written
 
     if case.failed.repeatable or case.location.source is not None or case.op not in ("div", "true_divide"):
         return False

@@ -53,7 +53,7 @@ def bad_initialisation(case: Case) -> Claim | None:
 
 def _is_parameter_itself(case: Case) -> bool:
     """Whether an exponential was given a parameter as it is (a log temperature): it multiplies nothing before that."""
-    from nantrap.locate.storage import share_memory
+    from nantrap.locate.trace.storage import share_memory
 
     if case.op not in ("exp", "expm1", "exp2", "cosh", "sinh") or not case.inputs:
         return False

@@ -117,7 +117,7 @@ def _negative_second_moment(case: Case) -> str:
     that shape: a second moment itself, or what was computed from several moments that do not fit together."""
     if case.phase != "optimizer" or case.op not in ("sqrt", "rsqrt") or not case.inputs:
         return ""
-    from nantrap.locate.optimizers import states_of
+    from nantrap.locate.wrapping import states_of
 
     below = case.inputs[0] < 0
     if not bool(below.any()):

@@ -70,7 +70,7 @@ def backend_or_kernel_bug(case: Case) -> Claim | None:
 @rule("compiler_bug")
 def compiler_bug(case: Case) -> Claim | None:
     """The compiled model differs from the eager one."""
-    from nantrap.locate.replay import compiled_code_ran
+    from nantrap.locate.replay.replay import compiled_code_ran
 
     replay = case.location.replay
     if not compiled_code_ran() or replay is None or replay.failed or not case.failed.repeatable or replay.loss is None:
@@ -161,7 +161,7 @@ def _did_not_repeat(case: Case) -> Claim | None:
     replay = case.location.replay
     if replay is None or replay.failed or replay.error is not None or not case.failed.repeatable:
         return None
-    from nantrap.locate.program import cannot_rewind
+    from nantrap.locate.replay.program import cannot_rewind
 
     if cannot_rewind(case.failed.forward, case.failed.batch):
         return None

@@ -197,7 +197,7 @@ def _is_mask_product(case: Case, op: Op) -> bool:
     assert trace is not None
     made_by = trace.op_of_node(op.sequence)
     if made_by is None:  # the two-line form: the node's own saved factors, if they were kept
-        from nantrap.locate.kept import LossPart
+        from nantrap.locate.replay.root_call import LossPart
 
         part = case.failed.evidence
         factors = part.saved_by(op.sequence) if isinstance(part, LossPart) else ()

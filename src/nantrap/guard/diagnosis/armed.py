@@ -19,10 +19,10 @@ from torch import nn
 from nantrap.guard.policy import Policy
 from nantrap.guard.state.members import Members
 from nantrap.incident import Incident
-from nantrap.locate.replay import compiled_frames
-from nantrap.locate.tape import Tape
+from nantrap.locate.replay.replay import compiled_frames
 from nantrap.locate.torch_private import drop_last_mode, leave_mode, modes_running
 from nantrap.locate.trace import Registered, Trace
+from nantrap.locate.trace.tape import Tape
 
 _MOST_OPERATIONS = 200_000
 

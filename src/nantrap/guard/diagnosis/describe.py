@@ -24,7 +24,7 @@ from nantrap.guard.watching.ranges import inputs_of
 from nantrap.guard.window import Micro
 from nantrap.incident import Incident
 from nantrap.locate import FailedStep, Location
-from nantrap.locate.terms import terms_of
+from nantrap.locate.twoline.terms import terms_of
 from nantrap.record import History
 
 if TYPE_CHECKING:  # the rules are many: imported by the first failure

@@ -17,9 +17,9 @@ from nantrap.guard.ranks.ranks import Ranks
 from nantrap.guard.state.protected import Protected
 from nantrap.incident import Incident
 from nantrap.locate import FailedStep, Location
-from nantrap.locate.autopsy import Evidence as GraphEvidence
 from nantrap.locate.location import evidence_location
-from nantrap.locate.samples import find_samples
+from nantrap.locate.replay.samples import find_samples
+from nantrap.locate.twoline.autopsy import Evidence as GraphEvidence
 
 if TYPE_CHECKING:  # the rules are many: imported by the first failure
     from nantrap.causes.trials import Laboratory

@@ -11,11 +11,11 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from nantrap.incident import Magnitudes
-from nantrap.locate.operations import op_name
-from nantrap.locate.replay import fails_alike
-from nantrap.locate.storage import extremes, tensors_in
+from nantrap.locate.replay.replay import fails_alike
 from nantrap.locate.torch_private import DispatchMode, is_in_backward
 from nantrap.locate.trace import Op
+from nantrap.locate.trace.operations import op_name
+from nantrap.locate.trace.storage import extremes, tensors_in
 
 if TYPE_CHECKING:  # the rules are many: imported by the first failure
     from nantrap.causes.case import Case

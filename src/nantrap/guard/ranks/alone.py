@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from nantrap.errors import NantrapError
 from nantrap.guard.ranks.ranks import is_sharded, replicas_in
-from nantrap.locate.together import holds_parts, is_collective
+from nantrap.locate.replay.together import holds_parts, is_collective
 
 
 class NeedsOthersError(NantrapError):

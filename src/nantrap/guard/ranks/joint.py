@@ -22,9 +22,8 @@ from nantrap.errors import RankLostError
 from nantrap.guard.ranks.ranks import Ranks
 from nantrap.locate import FailedStep, Location
 from nantrap.locate.location import location_of
-from nantrap.locate.part import forward_and_backward
-from nantrap.locate.step import Part
-from nantrap.locate.together import (
+from nantrap.locate.replay.replay import forward_and_backward
+from nantrap.locate.replay.together import (
     Lockstep,
     can_end_early,
     can_run_together,
@@ -32,6 +31,7 @@ from nantrap.locate.together import (
     replay_together,
     resharded,
 )
+from nantrap.locate.step import Part
 
 if TYPE_CHECKING:
     from nantrap.causes.trials import Laboratory

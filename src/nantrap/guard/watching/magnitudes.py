@@ -29,7 +29,7 @@ from nantrap.guard.torch_private import inside_transform, is_dispatch_mode_on
 from nantrap.guard.watching.headroom import steps_left_in_words
 from nantrap.incident import Magnitudes
 from nantrap.locate.hooks import Hook
-from nantrap.locate.replay import compiled_frames
+from nantrap.locate.replay.replay import compiled_frames
 from nantrap.locate.step import active_replays
 
 _KEPT = 16

@@ -1,0 +1,320 @@
+"""The failed step once more, under a trace: forward and backward, the model's calls alone, or the update."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from nantrap.finite import any_nonfinite, gradient_norm, readable
+from nantrap.locate.batch import tensors_of
+from nantrap.locate.replay.root_call import RootCall
+from nantrap.locate.source import is_boundary
+from nantrap.locate.step import FailedStep, Part
+from nantrap.locate.torch_private import sequence_of
+from nantrap.locate.trace import Registered, Trace
+from nantrap.locate.trace.origin import Replay, Sink, judge, judge_step, left_sinks
+from nantrap.locate.wrapping import arguments_by_name, states_of
+
+
+def fails_alike(failed: FailedStep, loss: float, bad: Iterable[str]) -> bool:
+    """Whether a re-run failed as the step did: the same kind of loss and, after a finite one, common bad gradients.
+
+    Args:
+        failed: the failed step.
+        loss: the loss of the re-run.
+        bad: the parameters whose gradients were non-finite in the re-run.
+    """
+    if not math.isfinite(failed.loss_value):
+        return math.isnan(loss) if math.isnan(failed.loss_value) else loss == failed.loss_value
+    if not math.isclose(loss, failed.loss_value, rel_tol=1e-3, abs_tol=1e-6):
+        return False
+    before = {name for name, gradient in failed.gradients.items() if any_nonfinite([gradient])}
+    return not before or bool(before & set(bad))
+
+
+def replay_step(
+    failed: FailedStep,
+    *,
+    around: contextlib.AbstractContextManager[Any] | None = None,
+    wanted: frozenset[int] = frozenset(),
+) -> Replay:
+    """Run forward and backward again under a trace. Needs `failed.repeatable`.
+
+    Args:
+        failed: the failed step.
+        around: a mode under which the user's code runs, inside the trace.
+        wanted: operations, by index, whose operands are kept.
+    """
+    assert failed.forward is not None
+    with failed.rewound():
+        trace = Trace(failed.root, registered(failed), wanted=wanted)
+        loss: Tensor | None = None
+        error: BaseException | None = None
+        with eagerly(), trace, around or contextlib.nullcontext():
+            try:
+                loss = failed.forward(failed.batch)
+                scaled = loss if failed.loss_factor == 1.0 else loss * failed.loss_factor
+                if loss.requires_grad:
+                    scaled.backward()
+            except Exception as exception:
+                error = exception
+        sinks = left_sinks(failed, trace, loss)
+        if error is not None:
+            sinks.append(Sink("the exception", "value", trace.recent))
+        replay = judge_step(failed, trace, sinks, loss)
+        replay.error = error
+        if loss is not None:
+            replay.last_sequence = sequence_of(loss.grad_fn) if loss.grad_fn is not None else None
+            replay.end = trace.writer_of(loss)
+            replay.loss = float(loss.detach())
+            replay.exact, replay.differences = _compare(failed, replay.loss)
+            bad = [n for n, p in failed.parameters.items() if p.grad is not None and any_nonfinite([p.grad])]
+            replay.alike = fails_alike(failed, replay.loss, bad)
+        replay.again = functools.partial(_again, failed, replay_step)
+        return replay
+
+
+def _again(failed: FailedStep, run: Callable[..., Replay], wanted: frozenset[int]) -> Trace:
+    """The same replay once more, with the operands of the wanted operations kept."""
+    return run(failed, wanted=wanted).trace
+
+
+@is_boundary
+def replay_calls(failed: FailedStep, *, wanted: frozenset[int] = frozenset()) -> Replay:
+    """Run the model's calls of the step again, and, after a finite loss, their backward from the gradients they got."""
+    assert failed.root_call is not None
+    calls = failed.root_call.chain()
+    with failed.rewound():
+        trace = Trace(failed.root, registered(failed), wanted=wanted)
+        error: BaseException | None = None
+        outputs: list[tuple[RootCall, str, Tensor]] = []
+        with eagerly(), trace:
+            try:
+                for call in calls:
+                    call.rng.restore()
+                    with autocast_like(call.autocast), call.as_made(failed.root):
+                        output = called_again(call, failed)(*call.args, **call.kwargs)
+                    outputs += [(call, path, tensor) for path, tensor in tensors_of(output)]
+                if math.isfinite(failed.loss_value):
+                    backward_from(outputs)
+            except Exception as exception:
+                error = exception
+        sinks = [
+            Sink(f"output {path}" if path != "batch" else "the model's output", "value", trace.origins_of(tensor))
+            for call, path, tensor in outputs
+            if call.cotangents or not math.isfinite(failed.loss_value)
+        ]
+        if error is not None:
+            sinks.append(Sink("the exception", "value", trace.recent))
+        elif not outputs and not math.isfinite(failed.loss_value):  # an object of a user's class, with tensors inside
+            sinks.append(Sink("what the model computed last", "value", trace.recent))
+        replay = judge(trace, [*sinks, *left_sinks(failed, trace, None)])
+        replay.error = error
+        replay.last_sequence = max((sequence_of(t.grad_fn) for *_, t in outputs if t.grad_fn is not None), default=None)
+        replay.end = next((trace.writer_of(t) for *_, t in outputs if trace.origins_of(t)), None)
+        replay.again = functools.partial(_again, failed, replay_calls)
+        replay.alike = _outputs_alike(calls, outputs)
+        return replay
+
+
+def _outputs_alike(calls: list[RootCall], outputs: list[tuple[RootCall, str, Tensor]]) -> bool | None:
+    """Whether the model gave the outputs that it gave in the failed step; `None` where none of those were kept."""
+    kept = [tensor for call in calls for tensor, _ in call.outputs.values()]
+    now = [tensor.detach() for _, _, tensor in outputs if tensor.grad_fn is not None]
+    if not kept or len(kept) != len(now):
+        return None
+    return all(
+        a.shape == b.shape and bool(((a == b) | (~a.isfinite() & ~b.isfinite())).all())
+        for a, b in zip(kept, now, strict=True)
+    )
+
+
+def replay_update(failed: FailedStep) -> Replay:
+    """Run the optimizer's step again on the failed step's gradients."""
+    assert failed.run_update is not None
+    with failed.rewound():
+        for name, parameter in failed.parameters.items():
+            gradient = failed.gradients.get(name)
+            parameter.grad = None if gradient is None else gradient.clone()
+        trace = Trace(failed.root, registered(failed, optimizer=True), optimizer=True)
+        error: BaseException | None = None
+        with trace:
+            try:
+                failed.run_update()
+            except Exception as exception:
+                error = exception
+        sinks = [Sink(f"parameter {n}", "state", trace.origins_of(p)) for n, p in failed.parameters.items()]
+        sinks += [Sink(name, "state", trace.origins_of(t)) for name, t in _optimizer_state(failed).items()]
+        sinks += [Sink(name, "state", trace.origins_of(tensor)) for name, tensor in failed.bad_state()]
+        replay = judge(trace, sinks)
+        replay.error = error
+        return replay
+
+
+def replay_norm(failed: FailedStep) -> Replay:
+    """Take the norm of the failed step's gradients again."""
+    trace = Trace(failed.root, Registered())
+    with trace:
+        norm = gradient_norm(list(failed.gradients.values()))
+    for op in trace.ops:
+        op.phase = "backward"
+    return judge(trace, [Sink("the gradient norm", "gradient", trace.origins_of(norm))])
+
+
+def called_again(call: RootCall, failed: FailedStep) -> Any:
+    """The module to call again: the root instead of a wrapper around it (compiled, distributed)."""
+    inside = call.module is not None and any(module is call.module for module in failed.root.modules())
+    return call.module if inside else failed.root
+
+
+def compiled_code_ran() -> bool:
+    """Whether compiled code ran in this process."""
+    return compiled_frames() > 0
+
+
+def compiled_frames() -> int:
+    """How many frames and graphs the compiler took over in this process so far."""
+    dynamo = sys.modules.get("torch._dynamo")
+    counters = getattr(getattr(dynamo, "utils", None), "counters", {})
+    return int(counters.get("frames", {}).get("ok", 0) + counters.get("stats", {}).get("unique_graphs", 0))
+
+
+@contextlib.contextmanager
+def eagerly() -> Iterator[None]:
+    """Compiled code runs as it was written, so that the trace sees modules and lines. Eager and compiled may differ."""
+    if "torch._dynamo" not in sys.modules:  # nothing was compiled, and importing it takes a second
+        yield
+        return
+    with warnings.catch_warnings(), torch.compiler.set_stance("force_eager"):
+        warnings.simplefilter("ignore")  # about hooks on compiled modules: they are the trace's own
+        yield
+
+
+@contextlib.contextmanager
+def autocast_like(state: tuple[str, torch.dtype] | None) -> Iterator[None]:
+    """The autocast region of the original call."""
+    if state is None:
+        yield
+        return
+    with torch.autocast(state[0], dtype=state[1]):
+        yield
+
+
+def registered(failed: FailedStep, *, optimizer: bool = False) -> Registered:
+    return Registered(
+        parameters=dict(failed.parameters),
+        buffers=dict(failed.root.named_buffers()),
+        batch=dict(tensors_of(_inputs(failed))),
+        optimizer_state=_optimizer_state(failed) if optimizer else {},
+    )
+
+
+def _inputs(failed: FailedStep) -> Any:
+    """What the step was given, by name: its batch, or the arguments of the model's calls."""
+    if failed.forward is not None or failed.root_call is None:
+        return failed.batch
+    calls = failed.root_call.chain()
+    named = [arguments_by_name(called_again(call, failed), call.args, call.kwargs) for call in calls]
+    if len(named) == 1:
+        return named[0]
+    # what one call passes to the next was computed in this step: it is not data
+    return {
+        f"{path} of call {number} of {len(named)}": tensor
+        for number, inputs in enumerate(named, start=1)
+        for path, tensor in tensors_of(inputs)
+        if tensor.grad_fn is None
+    }
+
+
+def _optimizer_state(failed: FailedStep) -> dict[str, Tensor]:
+    """The tensors of the optimizer's state, named like `exp_avg of head.weight`."""
+    names = {id(parameter): name for name, parameter in failed.parameters.items()}
+    return {
+        f"{key} of {names.get(id(parameter), '?')}": value
+        for parameter, state in states_of(failed.optimizer)
+        for key, value in state.items()
+        if isinstance(value, Tensor)
+    }
+
+
+def _compare(failed: FailedStep, loss: float) -> tuple[bool | None, tuple[str, ...]]:
+    """Whether loss and gradients of the replay are those of the step bit for bit, and what differs, in words."""
+    differences = []
+    if not _same_number(loss, failed.loss_value):
+        differences.append(f"the loss was {failed.loss_value:.9g} and is {loss:.9g} in the replay")
+    for name, parameter in failed.parameters.items():
+        before, now = failed.gradients.get(name), parameter.grad
+        if before is None or now is None:
+            continue
+        a, b = readable(before), readable(now)
+        if a is None or b is None or a.shape != b.shape:
+            continue
+        same = (a == b) | (~a.isfinite() & ~b.isfinite())
+        if not bool(same.all()):
+            count = int((~same).sum())
+            differences.append(f"{count:,} of {a.numel():,} gradient values of {name} differ")
+            if len(differences) >= 4:
+                break
+    return not differences, tuple(differences)
+
+
+def _same_number(a: float, b: float) -> bool:
+    return a == b or (math.isnan(a) and math.isnan(b))
+
+
+def backward_from(outputs: list[tuple[RootCall, str, Tensor]]) -> None:
+    """Backward from the gradients the outputs got in the failed step; from ones where those are unknown or bad."""
+    roots: list[Tensor] = []
+    gradients: list[Tensor] = []
+    for call, path, tensor in outputs:
+        if not (tensor.requires_grad and tensor.is_floating_point()):
+            continue
+        given = call.cotangents.get(path)
+        if given is None and call.cotangents:
+            continue  # an output the loss did not use
+        usable = given is not None and given.shape == tensor.shape and not any_nonfinite([given])
+        roots.append(tensor)
+        gradients.append(given.to(tensor.dtype) if usable and given is not None else torch.ones_like(tensor))
+    if roots:
+        torch.autograd.backward(roots, gradients)
+
+
+def forward_and_backward(failed: FailedStep, batch: Any, *, seed: float | None = None, stop_early: bool = True) -> Part:
+    """Run the step on a batch. Call it inside `failed.rewound()`.
+
+    Args:
+        failed: the failed step, which must be repeatable.
+        batch: the batch.
+        seed: what the loss is multiplied by, if not as in the failed step.
+        stop_early: leave out the backward pass of a bad loss. Several ranks never do: each has its own loss.
+    """
+    assert failed.forward is not None
+    if failed.rng is not None:
+        failed.rng.restore()
+    for parameter in failed.parameters.values():
+        parameter.grad = None
+    bad_before = {name for name, buffer in failed.root.named_buffers() if any_nonfinite([buffer])}
+    loss = failed.forward(batch)
+    value = float(loss.detach())
+    if not math.isfinite(value) and (stop_early or not loss.requires_grad):
+        return Part(False, value)
+    factor = failed.loss_factor if seed is None else seed
+    loss.backward(torch.full_like(loss, factor))
+    gradients = {n: p.grad for n, p in failed.parameters.items() if p.grad is not None}
+    bad = tuple(name for name, gradient in gradients.items() if any_nonfinite([gradient]))
+    finite = math.isfinite(value) and not bad
+    if finite and failed.norm_overflowed:
+        finite = math.isfinite(float(gradient_norm(list(gradients.values()))))
+    if finite:
+        finite = not any_nonfinite([b for n, b in failed.root.named_buffers() if n not in bad_before])
+    if finite:
+        finite = not any_nonfinite(failed.parameters.values())  # a forward pass may write them
+    return Part(finite, value, bad)

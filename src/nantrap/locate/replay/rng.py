@@ -1,0 +1,120 @@
+"""The random streams as they were: torch (CPU and every initialised CUDA device), Python and NumPy.
+
+Capturing happens once per step in a healthy run, so it must cost almost nothing. NumPy's `get_state` takes 60 µs and
+Python's `getstate` 12. Both are Mersenne Twisters: a draw moves their position, and after 624 of them every word is
+replaced, as it is by a new seed. So the position and the seven words beside it show in a fraction of a microsecond that
+nothing was drawn since the last capture. NumPy documents the address; CPython's is verified when this module is
+imported, and where it does not hold (another interpreter), the state is taken the slow way.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+import struct
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nantrap.locate.python_private import PYTHON_GENERATOR, numpy_bit_generator
+from nantrap.locate.replay.program import ProgramState
+
+_MT19937 = np.random.MT19937
+_HAS_GAUSS = 3
+"""Where the state of NumPy's legacy generator says whether it keeps a second normal value."""
+_WORD_BYTES = 4
+_WORDS = 624
+_COMPARED = ctypes.c_char * (8 * _WORD_BYTES)
+"""The position of a twister and the words beside it. The first word alone would not do: every seed begins with it."""
+
+
+class RngState(NamedTuple):
+    """All random streams at one moment. `program` is what the program keeps itself: its generators and attributes."""
+
+    torch_cpu: Tensor
+    torch_cuda: tuple[Tensor, ...]
+    python: Any
+    numpy: Any
+    program: ProgramState | None = None
+
+    @classmethod
+    def capture(cls, program: ProgramState | None = None) -> RngState:
+        """The streams as they are now.
+
+        Args:
+            program: the program's own state at this moment, from `Program.capture`.
+        """
+        global _python_seen, _numpy_seen, _numpy_generator, _numpy_mark
+        cuda: tuple[Tensor, ...] = ()
+        if torch.cuda.is_initialized():
+            cuda = tuple(torch.cuda.get_rng_state_all())
+        if _python_mark is None:
+            python = random.getstate()
+        else:
+            mark = (_python_mark.raw, PYTHON_GENERATOR.gauss_next)  # type: ignore[attr-defined]
+            if mark != _python_seen[0]:
+                _python_seen = (mark, random.getstate())
+            python = _python_seen[1]
+        generator = numpy_bit_generator()
+        if generator is not _numpy_generator:  # the first time, and after np.random.set_bit_generator
+            _numpy_generator = generator
+            _numpy_mark = _mark_of_numpy(generator)
+            _numpy_seen = (b"", None)
+        numpy = _numpy_seen[1]
+        if _numpy_mark is None:
+            numpy = np.random.get_state(legacy=False)
+        # a second normal value, which is drawn together with the first and kept, leaves the twister as it was
+        elif _numpy_mark.raw != _numpy_seen[0] or numpy[_HAS_GAUSS]:
+            numpy = np.random.get_state()
+            _numpy_seen = (_numpy_mark.raw, numpy)
+        return cls(torch.default_generator.get_state(), cuda, python, numpy, program)
+
+    def now(self) -> RngState:
+        """The same streams, generators and attributes as they are at this moment."""
+        return RngState.capture(self.program.now() if self.program is not None else None)
+
+    def restore(self, *, beside: bool = True) -> None:
+        """Put everything back.
+
+        Args:
+            beside: put back what the program keeps beside its modules, too: see `ProgramState.restore`.
+        """
+        if self.program is not None:
+            self.program.restore(beside=beside)
+        torch.set_rng_state(self.torch_cpu)
+        if self.torch_cuda:
+            torch.cuda.set_rng_state_all(list(self.torch_cuda))
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+
+
+_TWISTER = struct.Struct("=i624I")  # CPython's Random object: its header, then the position, then the words
+
+
+def _twister_address() -> int | None:
+    """Where CPython keeps the words of `random`'s generator, if they are where we expect them."""
+    header = object.__basicsize__
+    if sys.implementation.name != "cpython" or type(PYTHON_GENERATOR).__basicsize__ < header + _TWISTER.size:
+        return None
+    address = id(PYTHON_GENERATOR) + header
+    position, *words = _TWISTER.unpack(ctypes.string_at(address, _TWISTER.size))
+    return address if PYTHON_GENERATOR.getstate()[1] == (*words, position) else None
+
+
+def _mark_of_numpy(generator: Any) -> Any:
+    """The last words of NumPy's generator and its position, if it is a twister: the words come first there."""
+    if generator.__class__ is not _MT19937:
+        return None
+    end = generator.ctypes.state_address + (_WORDS + 1) * _WORD_BYTES
+    return _COMPARED.from_address(end - ctypes.sizeof(_COMPARED))
+
+
+_address = _twister_address()
+_python_mark = None if _address is None else _COMPARED.from_address(_address)
+_python_seen: tuple[Any, Any] = (None, None)
+_numpy_generator: Any = None
+_numpy_mark: Any = None
+_numpy_seen: tuple[bytes, Any] = (b"", None)

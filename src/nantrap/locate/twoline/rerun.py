@@ -1,0 +1,412 @@
+"""The loss computed again in the two-line form: from its own source lines, without side effects.
+
+The frame that called `backward` or `step` is still on the stack. Its statements between the head of the loop and the
+backward pass are read from the source; those on which the loss depends are kept (a slice), compiled as they are, and
+run by `Guarded`. The result counts only if it is the loss of the failed step again: the same graph of operations over
+the same parameters, and the same value. Then the step can be traced and tried like one of `guard.attempt`.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import functools
+import math
+import operator
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nantrap.finite import any_nonfinite
+from nantrap.locate.replay.replay import autocast_like, eagerly
+from nantrap.locate.replay.rng import RngState
+from nantrap.locate.replay.root_call import RootCall
+from nantrap.locate.step import FailedStep
+from nantrap.locate.twoline.caller import Entry, Frame, last_entry, names_in, names_of_loop, near_callers, taken_by_loop
+from nantrap.locate.twoline.guarded import Guarded
+from nantrap.locate.twoline.outer import applied_after, ends_of
+from nantrap.locate.twoline.rewriting import NotRepeatable, compiled, definition_of, guarded_tree, tree_of
+from nantrap.locate.twoline.same_loss import OwnLoss, same_graph, same_value
+
+_RESULT = "__nantrap_loss__"
+_MOST_FRAMES = 4
+_MOST_ASSIGNED = 8
+_DEEPEST = 4
+_LEAVES = (ast.Return, ast.Continue, ast.Break, ast.Raise)
+_PLAIN = (int, str, bytes, bool, type(None), torch.dtype, torch.device, torch.Size, nn.Module, type, types.ModuleType)
+
+
+@dataclass(frozen=True, slots=True)
+class Again:
+    """The way to compute the loss again.
+
+    Attributes:
+        forward: computes it from a batch.
+        batch: the batch of the failed step, or an empty tuple where the statements do not show what it was.
+        rng: the random streams at which it begins.
+        lines: the first and the last line that were run, and their file; `None` if the model alone was called.
+    """
+
+    forward: Callable[[Any], Tensor]
+    batch: Any
+    rng: RngState
+    lines: tuple[str, int, int] | None
+
+
+def compute_again(failed: FailedStep) -> Again | None:
+    """Find a way to compute the failed loss again; `None` where none gives the same loss. Never raises."""
+    call = failed.root_call
+    if failed.loss is None or failed.loss.grad_fn is None or (call is not None and call.passed):
+        return None
+    calls = [] if call is None else call.chain()
+    if (by_framework := _by_framework(failed, calls)) is not None:
+        return by_framework
+    without_batch: Again | None = None
+    for frame in near_callers(_MOST_FRAMES):
+        for statements, expression in _candidates(frame, failed.loss):
+            for follows_all in (True, False):
+                with contextlib.suppress(NotRepeatable, Exception):
+                    part = _Slice.of(frame, statements, expression, follows_all=follows_all)
+                    if without_batch is not None and not part.batch_names:
+                        continue
+                    for ambient, begin in _settings(calls[0]) if calls else ((None, RngState.capture()),):
+                        again = _verified(_Rerun(part, failed, calls, ambient, begin))
+                        if again is not None and part.batch_names:
+                            return again
+                        without_batch = without_batch or again
+    return without_batch or _by_the_model(failed, calls)
+
+
+def _by_framework(failed: FailedStep, calls: list[RootCall]) -> Again | None:
+    """By the function with which a framework computes the loss of a batch."""
+    entry = (calls[-1].entry or last_entry()) if calls else None
+    if entry is None:
+        return None
+    with contextlib.suppress(NotRepeatable, Exception):
+        part = _Slice.of_entry(entry)
+        for ambient, begin in _settings(calls[0]):
+            if (again := _verified(_Rerun(part, failed, calls, ambient, begin))) is not None:
+                return again
+    return None
+
+
+def _by_the_model(failed: FailedStep, calls: list[RootCall]) -> Again | None:
+    """By the model alone, which has computed the loss itself."""
+    if len(calls) != 1 or failed.loss is None or calls[0].nodes.isdisjoint(ends_of(failed.loss)):
+        return None
+    own = OwnLoss(failed, calls[0])
+    return Again(own.forward, own.batch, calls[0].rng, None) if own.verified() else None
+
+
+def _settings(call: RootCall) -> Iterator[tuple[tuple[str, torch.dtype] | None, RngState]]:
+    """The autocast region around the statements, and the random streams at which they began: what is possible.
+
+    Numbers may be drawn before the model is called (noise, time steps), from the end of the step before on. Whether
+    they were is seen when the model is called: its streams are known.
+    """
+    for ambient in dict.fromkeys((None, call.autocast)):
+        yield ambient, call.rng
+        if call.stream is not None:
+            yield ambient, call.rng._replace(torch_cpu=call.stream)
+
+
+def _verified(run: _Rerun) -> Again | None:
+    with contextlib.suppress(NotRepeatable, Exception):
+        return run.verified()
+    return None
+
+
+# ---- which statements
+
+
+def _candidates(frame: Frame, loss: Tensor) -> Iterator[tuple[list[ast.stmt], ast.expr]]:
+    """Statements of a frame, in order, and an expression after them that may be the loss."""
+    with contextlib.suppress(NotRepeatable):
+        statements, current = _before(frame)
+        held = names_in(frame)
+        for name, value in held.items():
+            if isinstance(value, Tensor) and (value is loss or value.grad_fn is loss.grad_fn):
+                yield [*statements, current], ast.copy_location(ast.Name(name, ast.Load()), current)
+                yield statements, ast.copy_location(ast.Name(name, ast.Load()), current)  # `if isnan(loss): loss = 0`
+        for statement in (current, *reversed(statements)):
+            for call in ast.walk(statement):
+                if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr == "backward":
+                    given = call.args[0] if call.args else call.func.value
+                    until = statements[: statements.index(statement)] if statement is not current else statements
+                    if isinstance(given, ast.Call) and getattr(given.func, "attr", "") == "scale" and given.args:
+                        yield until, given.args[0]
+                    yield until, given
+                    break
+            else:
+                continue
+            break
+        if not any(value is loss for value in held.values()):  # the script replaced it, and trains on another one
+            yield from _assigned(statements)
+
+
+def _assigned(statements: list[ast.stmt]) -> Iterator[tuple[list[ast.stmt], ast.expr]]:
+    """The names that single statements assign, the last ones first, each with the statements up to there."""
+    for position in range(len(statements) - 1, max(len(statements) - 1 - _MOST_ASSIGNED, -1), -1):
+        statement = statements[position]
+        if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
+            name = ast.Name(statement.targets[0].id, ast.Load())
+            yield statements[: position + 1], ast.copy_location(name, statement)
+
+
+def statements_before(frame: Frame) -> list[ast.stmt]:
+    """The statements that ran before the current one in this round of the innermost loop."""
+    return _before(frame)[0]
+
+
+def _before(frame: Frame) -> tuple[list[ast.stmt], ast.stmt]:
+    """The statements that ran before the current one in this round of the innermost loop, and the current one."""
+    code = frame.f_code
+    tree: Any = tree_of(code.co_filename) if code.co_name == "<module>" else definition_of(code)
+    body: list[ast.stmt] = tree.body if isinstance(tree.body, list) else []
+    before: list[ast.stmt] = []
+    line = frame.f_lineno
+    while True:
+        position = next((i for i, s in enumerate(body) if s.lineno <= line <= (s.end_lineno or s.lineno)), None)
+        if position is None:
+            raise NotRepeatable("no statement at this line")
+        same_line = [s for s in body[position:] if s.lineno <= line <= (s.end_lineno or s.lineno)]
+        current = same_line[-1]  # `guard.backward(loss); guard.step()`: the last one is running
+        before += _passed([*body[:position], *same_line[:-1]])
+        inner = [
+            block
+            for name in ("body", "orelse", "finalbody")
+            if isinstance(block := getattr(current, name, None), list)
+            and block
+            and isinstance(block[0], ast.stmt)
+            and block[0].lineno <= line <= max(s.end_lineno or 0 for s in block)
+        ]
+        if not inner or isinstance(current, (ast.FunctionDef, ast.ClassDef)):
+            return before, current
+        if isinstance(current, (ast.For, ast.While, ast.AsyncFor)) and inner[0] is current.body:
+            before = []
+        body = inner[0]
+
+
+def _passed(statements: Sequence[ast.stmt]) -> list[ast.stmt]:
+    """Statements that the program has passed. A branch that ends with `return` or `continue` was not taken then."""
+    kept: list[ast.stmt] = []
+    for each in statements:
+        draws = isinstance(each, ast.If) and any(isinstance(n, ast.NamedExpr) for n in ast.walk(each.test))
+        if not isinstance(each, ast.If) or draws:
+            kept.append(each)
+        elif isinstance(each.body[-1], _LEAVES):
+            kept += _passed(each.orelse)
+        elif each.orelse and isinstance(each.orelse[-1], _LEAVES):
+            kept += _passed(each.body)
+        else:
+            kept.append(each)
+    return kept
+
+
+@dataclass(frozen=True, slots=True)
+class _Slice:
+    """The statements on which a loss depends, compiled, with the names they start from."""
+
+    code: types.CodeType
+    names: dict[str, Any]
+    batch_names: tuple[str, ...]
+    lines: tuple[str, int, int]
+    in_result: str = ""
+    """Where the loss is in a result that is a dictionary; empty if its values are the terms of the loss."""
+
+    @classmethod
+    def of(cls, frame: Frame, statements: Sequence[ast.stmt], expression: ast.expr, *, follows_all: bool) -> _Slice:
+        """The statements on which an expression depends, compiled again, with the names that the frame holds."""
+        held = names_in(frame)
+        needed = _loads(expression)
+        kept: list[ast.stmt] = []
+        cut: set[str] = set()
+        carried: set[str] = set()
+        for statement in reversed(statements):
+            bound = _stores(statement) & needed
+            loaded = _loads(statement)
+            wanted = set()
+            for name in bound:
+                value = held.get(name)
+                given = name in held and _is_given(value)
+                again = name not in loaded  # `x = x / 2` run again would divide what was divided already
+                if not given or (again and (follows_all or _is_bad(value))):
+                    wanted.add(name)
+                else:
+                    cut.add(name)
+                    if name in loaded:
+                        carried.add(name)
+            if wanted:
+                kept.insert(0, statement)
+                needed = needed | loaded
+        if not kept and isinstance(expression, ast.Name):
+            raise NotRepeatable("the loss is not computed in this function")
+        result = ast.copy_location(ast.Assign([ast.Name(_RESULT, ast.Store())], expression), expression)
+        ast.fix_missing_locations(result)
+        once = ast.For(
+            ast.Name("__nantrap_once__", ast.Store()),
+            ast.Tuple([ast.Constant(0)], ast.Load()),
+            [guarded_tree(s) for s in (*kept, result)],
+            [],
+        )
+        ast.copy_location(once, kept[0] if kept else expression)
+        code = frame.f_code
+        loop = names_of_loop(frame)
+        arguments = set(code.co_varnames[: code.co_argcount])
+        starting = loop or {n for n in arguments if _holds_tensors(held.get(n))}
+        # `x = torch.randint(...)` makes a batch as well; `mean = 0.9 * mean + ...` is what the loop keeps between steps
+        kept_by_loop = carried - taken_by_loop(frame) - arguments
+        made_in_loop = {n for n in cut - kept_by_loop if _holds_tensors(held[n])}
+        batch = tuple(sorted(n for n in (starting & needed) | made_in_loop if n in held))
+        shown: Sequence[ast.stmt | ast.expr] = kept or [expression]
+        first = min(node.lineno for node in shown)
+        last = max(node.end_lineno or node.lineno for node in shown)
+        return cls(compiled([once], code), {**frame.f_globals, **held}, batch, (code.co_filename, first, last))
+
+    @classmethod
+    def of_entry(cls, entry: Entry) -> _Slice:
+        """The call of a framework, with the batch by the name `batch`."""
+        code = entry.code
+        if code is None:
+            raise NotRepeatable("a function without source")
+        call = f"{_RESULT} = function(*before, batch, *after, **named)"
+        statements = [guarded_tree(each) for each in ast.parse(call).body]
+        names = {
+            "function": entry.function,
+            "before": entry.before,
+            "batch": entry.batch,
+            "after": entry.after,
+            "named": dict(entry.named),
+        }
+        last = max((line for *_, line in code.co_lines() if line is not None), default=code.co_firstlineno)
+        lines = (code.co_filename, code.co_firstlineno, last)
+        return cls(compiled(statements, code), names, ("batch",), lines, in_result="loss")
+
+
+def _loads(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)} | {
+        n.target.id for n in ast.walk(node) if isinstance(n, ast.AugAssign) and isinstance(n.target, ast.Name)
+    }
+
+
+def _stores(node: ast.AST) -> set[str]:
+    return {n.id for n in ast.walk(node) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Store)}
+
+
+def _is_given(value: Any, depth: int = 0) -> bool:
+    """Whether a value needs no computing again: it carries no graph."""
+    if isinstance(value, Tensor):
+        return value.grad_fn is None
+    if isinstance(value, (*_PLAIN, float)) or callable(value):
+        return True
+    parts = _parts(value)
+    return parts is not None and depth < _DEEPEST and all(_is_given(each, depth + 1) for each in parts)
+
+
+def _is_bad(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    return isinstance(value, Tensor) and value.is_floating_point() and any_nonfinite([value])
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, Tensor) or any(map(_holds_tensors, _parts(value) or ()))
+
+
+def _parts(value: Any) -> Sequence[Any] | None:
+    """What a dictionary, a list, a tuple or a dataclass holds; `None` for any other value."""
+    if isinstance(value, Mapping):
+        return tuple(value.values())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [getattr(value, each.name) for each in dataclasses.fields(value)]
+    return value if isinstance(value, (list, tuple)) else None
+
+
+# ---- running them
+
+
+class _Rerun:
+    def __init__(
+        self,
+        part: _Slice,
+        failed: FailedStep,
+        calls: list[RootCall],
+        ambient: tuple[str, torch.dtype] | None,
+        begin: RngState,
+    ) -> None:
+        self._part = part
+        self._failed = failed
+        self._calls = calls
+        self._ambient = ambient
+        self._begin = begin
+        self._called = 0
+        self._checks_streams = True
+        self._outer: Callable[[Tensor], Tensor] | None = None  # what a framework did with the loss
+
+    def verified(self) -> Again | None:
+        """The way to compute it again, if it gives the loss of the failed step."""
+        names = self._part.names
+        chosen = self._part.batch_names
+        batch = names[chosen[0]] if len(chosen) == 1 else {name: names[name] for name in chosen} if chosen else ()
+        failed = self._failed
+        assert failed.loss is not None
+        try:
+            with failed.rewound(), eagerly():
+                self._begin.restore()
+                loss = self.forward(batch)
+                if not same_graph(failed.loss.grad_fn, loss.grad_fn):
+                    known = self._calls[-1].factors if self._calls else ()
+                    self._outer = applied_after(failed.loss, loss, known, same_graph)
+                    if self._outer is None:
+                        return None
+                    loss = self._outer(loss)
+                if not same_graph(failed.loss.grad_fn, loss.grad_fn) or not same_value(failed, float(loss.detach())):
+                    return None
+        finally:
+            self._checks_streams = False
+        return Again(self.forward, batch, self._begin, self._part.lines)
+
+    def forward(self, batch: Any) -> Tensor:
+        """The loss of a batch."""
+        self._called = 0
+        names = dict(self._part.names)
+        chosen = self._part.batch_names
+        if len(chosen) == 1:
+            names[chosen[0]] = batch
+        elif chosen:
+            names.update(batch)
+        guarded = Guarded(self._failed.root, self._call_model)
+        if self._part.in_result:
+            names["batch"] = guarded.copied(names["batch"])
+        try:
+            with torch.enable_grad(), autocast_like(self._ambient):
+                found = guarded.run(self._part.code, names)[_RESULT]
+        except NotRepeatable as reason:
+            if self._checks_streams:
+                raise
+            raise RuntimeError(str(reason)) from reason  # a changed batch may take another branch of the code
+        if isinstance(found, Mapping) and self._part.in_result:
+            found = found[self._part.in_result]
+        if isinstance(found, Mapping):
+            terms = [term if isinstance(term, Tensor) else torch.tensor(float(term)) for term in found.values()]
+            found = functools.reduce(operator.add, [term if term.dim() == 0 else term.sum() for term in terms])
+        if not isinstance(found, Tensor):
+            raise NotRepeatable("a loss that is no tensor")
+        return found if self._outer is None else self._outer(found)
+
+    def _call_model(self, module: nn.Module, args: Any, kwargs: Any) -> Any:
+        """The model as it was called: with the random streams of that call."""
+        if not self._calls:
+            raise NotRepeatable("a call of the model that was not seen")
+        if self._checks_streams and self._called == 0 and torch.is_grad_enabled():
+            then, now = self._calls[0].rng, RngState.capture()
+            same = torch.equal(then.torch_cpu, now.torch_cpu)
+            if not (same and all(map(torch.equal, then.torch_cuda, now.torch_cuda))):
+                raise NotRepeatable("random numbers that were drawn before the model was called")
+        self._called += 1
+        return module(*args, **kwargs)
