@@ -15,6 +15,7 @@ from nantrap._version import __version__
 from nantrap.incident import BY_CODE, Incident
 from nantrap.incident.codec import encode
 from nantrap.incident.wording import counted
+from nantrap.report.github import command_property, command_text
 from nantrap.report.terminal import render_incident
 from nantrap.report.view_incident import IncidentView
 from nantrap.report.view_run import RunView
@@ -231,7 +232,7 @@ def github(problems: Sequence[Problem]) -> str:
                 place.append(f"line={problem.line}")
         place.append(f"title={_property(f'{problem.code} {problem.title}')}")
         kind = "error" if problem.proven else "warning"
-        lines.append(f"::{kind} {','.join(place)}::{_command(problem.message)}")
+        lines.append(f"::{kind} {','.join(place)}::{command_text(problem.message)}")
     return "\n".join(lines) + ("\n" if lines else "")
 
 
@@ -291,12 +292,8 @@ def _case(suite: ElementTree.Element, title: str, name: str) -> ElementTree.Elem
     return ElementTree.SubElement(suite, "testcase", classname=f"nantrap.{visible(name)}", name=visible(title))
 
 
-def _command(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
 def _property(text: str) -> str:
-    return _command(visible(text)).replace(":", "%3A").replace(",", "%2C")
+    return command_property(visible(text))
 
 
 def _dumped(document: Any) -> str:

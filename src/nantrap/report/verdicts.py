@@ -7,6 +7,7 @@ from typing import Final
 from xml.sax.saxutils import escape, quoteattr
 
 from nantrap.health import Finding, Verdict
+from nantrap.report.github import command_property, command_text
 from nantrap.report.visible import visible
 
 _SIGNS: Final = {"pass": "✓", "warn": "▲", "fail": "✖", "unknown": "?"}
@@ -65,8 +66,8 @@ def verdict_as_github(verdict: Verdict) -> str:
         level = {"fail": "error", "warn": "warning"}.get(finding.outcome)
         if level is not None:
             title = _property(f"nantrap check: {finding.check}")
-            lines.append(f"::{level} title={title}::{_command(place + finding.summary)}")
-    lines.append(f"::notice title=nantrap check::{_command(f'{verdict.run}: {verdict.word}')}")
+            lines.append(f"::{level} title={title}::{command_text(place + finding.summary)}")
+    lines.append(f"::notice title=nantrap check::{command_text(f'{verdict.run}: {verdict.word}')}")
     return "\n".join(lines)
 
 
@@ -86,9 +87,5 @@ def _quoted(text: str) -> str:
     return quoteattr(visible(text))
 
 
-def _command(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
-
-
 def _property(text: str) -> str:
-    return _command(visible(text)).replace(":", "%3A").replace(",", "%2C")
+    return command_property(visible(text))

@@ -9,6 +9,7 @@ from urllib.parse import quote
 from nantrap._version import __version__
 from nantrap.doctor.findings import Finding, Report
 from nantrap.pages import check_pages
+from nantrap.report.github import command_property, command_text
 from nantrap.report.visible import visible
 
 _LEVELS: Final = {"high": "error", "medium": "warning", "low": "note"}
@@ -51,8 +52,8 @@ def as_sarif(report: Report) -> str:
 def as_github(report: Report) -> str:
     """One workflow command for each finding: an annotation at the line."""
     return "\n".join(
-        f"::{_COMMANDS[each.risk]} file={_property(each.file)},line={each.line},"
-        f"title={_property(f'{each.code} {each.slug}')}::{_data(f'{each.message}. Fix: {each.fix}')}"
+        f"::{_COMMANDS[each.risk]} file={command_property(each.file)},line={each.line},"
+        f"title={command_property(f'{each.code} {each.slug}')}::{command_text(f'{each.message}. Fix: {each.fix}')}"
         for each in report.findings
     )
 
@@ -73,11 +74,3 @@ def _result(finding: Finding, index: dict[Any, int]) -> dict[str, Any]:
             }
         ],
     }
-
-
-def _property(text: str) -> str:
-    return _data(text).replace(":", "%3A").replace(",", "%2C")
-
-
-def _data(text: str) -> str:
-    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
