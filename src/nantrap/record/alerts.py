@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from nantrap.errors import UsageError
 from nantrap.incident import Incident
-from nantrap.record.background import Background
+from nantrap.record.background import BackgroundQueue
 
 EVENTS: Final = ("incident", "rollback", "stop", "stall")
 _TIMEOUT_SECONDS = 15.0
@@ -111,7 +111,7 @@ class Alerter:
         self._stalled = False
         self._step: int | None = None
         self._failed: set[str] = set()
-        self._background = Background(self._send)
+        self._background = BackgroundQueue(self._send)
         self._end = threading.Event()
         if alerts.stalled_after and "stall" in alerts.on:
             pause = max(0.05, min(30.0, alerts.stalled_after / 4))

@@ -12,7 +12,7 @@ from typing import Any
 _MOST_WAITING = 20_000
 
 
-class Background:
+class BackgroundQueue:
     """Passes items to a function in another thread. Holds the items that wait.
 
     The thread starts with the first item. When too many wait, new ones are dropped and counted, unless they matter.

@@ -71,7 +71,7 @@ class Labels:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Block:
+class ColumnBlock:
     """Rows of one shape: a value for each name in each row, and texts that are the same in all rows."""
 
     names: tuple[str, ...]
@@ -179,7 +179,7 @@ class Table:
                 self._add(name, [record.get(key, _MISSING) for record in records], None)
         self.rows += len(records)
 
-    def extend_block(self, block: Block, rows: Bools, others: Sequence[Mapping[str, Any]] = ()) -> None:
+    def extend_block(self, block: ColumnBlock, rows: Bools, others: Sequence[Mapping[str, Any]] = ()) -> None:
         """Add the rows of a block where `rows` is true, and the other records, in their order, where it is false."""
         rest = Table(self._wanted, dense=self._dense_names(block.names))
         rest.extend(others)

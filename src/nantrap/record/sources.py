@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from nantrap.errors import FormatError, UsageError
-from nantrap.record.columns import Block, Bools
+from nantrap.record.columns import Bools, ColumnBlock
 from nantrap.record.event_files import EventFile
 from nantrap.record.tail import Tail
 from nantrap.record.template import Template, template_of
@@ -25,7 +25,7 @@ Records = Sequence[Mapping[str, Any]]
 class Mixed:
     """A block of lines of one shape and the other records among them: `rows` is true for the rows of the block."""
 
-    block: Block
+    block: ColumnBlock
     rows: Bools
     others: Records = ()
 

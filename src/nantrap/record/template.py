@@ -17,7 +17,7 @@ from typing import Any, Final
 import numpy as np
 from numpy.typing import NDArray
 
-from nantrap.record.columns import Block
+from nantrap.record.columns import ColumnBlock
 
 # ---- Decimal numbers out of text, many at a time: the same bits as `float` gives, at a fraction of its time.
 #
@@ -192,7 +192,7 @@ class Template:
     names: tuple[str | None, ...]
     texts: dict[str, str]
 
-    def read(self, text: bytes, lines: int) -> tuple[Block, Bools, list[bytes]]:
+    def read(self, text: bytes, lines: int) -> tuple[ColumnBlock, Bools, list[bytes]]:
         """The lines of this shape as one block, which of the lines these are, and the other lines."""
         data = np.frombuffer(b"".join((b"\n" * MARGIN, text, b"\n" * MARGIN)), dtype=np.uint8)
         line_end = np.flatnonzero(data == _NEWLINE)[MARGIN : MARGIN + lines]
@@ -219,7 +219,7 @@ class Template:
         fits[:] = False
         fits[which[readable]] = True
         others = [data[line[i] : line_end[i]].tobytes() for i in np.flatnonzero(~fits).tolist()]
-        return Block(tuple(names), values[: len(names), readable].T, self.texts), fits, others
+        return ColumnBlock(tuple(names), values[: len(names), readable].T, self.texts), fits, others
 
     def _located(
         self, data: Bytes, line: Places, line_end: Places, ends: Places, in_piece: Sequence[int]

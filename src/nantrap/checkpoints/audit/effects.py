@@ -54,7 +54,7 @@ def _makes_a_function(call: Call) -> bool:
     return call.is_call_of("builtins.getattr", "functools.partial", "operator.attrgetter", "operator.methodcaller")
 
 
-class Outcome(NamedTuple):
+class CallEffect(NamedTuple):
     """How a call was judged.
 
     `data` builds data; `here` makes an instance of a class whose source is here and shows that nothing else runs;
@@ -65,16 +65,16 @@ class Outcome(NamedTuple):
     why: str = ""
 
 
-_DATA: Final = Outcome("data")
-_WRONG: Final = Outcome("run", "is called with arguments that no pickler writes")
-_CALLED: Final = Outcome("run", "is called")
-_UNKNOWN: Final = Outcome("run", "is called, and it is not known what it is")
+_DATA: Final = CallEffect("data")
+_WRONG: Final = CallEffect("run", "is called with arguments that no pickler writes")
+_CALLED: Final = CallEffect("run", "is called")
+_UNKNOWN: Final = CallEffect("run", "is called, and it is not known what it is")
 
 
 # ---- calls that need a closer check: each returns whether the arguments are those that a pickler writes
 
 
-def _reconstructs(call: Call) -> Outcome:
+def _reconstructs(call: Call) -> CallEffect:
     """`copyreg._reconstructor(cls, base, state)`: how protocols 0 and 1 make an instance."""
     if len(call.arguments) != 3 or not isinstance(call.arguments[0], Name):
         return _WRONG
@@ -84,7 +84,7 @@ def _reconstructs(call: Call) -> Outcome:
     return judge_call(_as_new(call, call.arguments[0], call.arguments[2:]))[1]
 
 
-def _makes_new(call: Call) -> Outcome:
+def _makes_new(call: Call) -> CallEffect:
     """`copyreg.__newobj__(cls, *args)`."""
     if not call.arguments or not isinstance(call.arguments[0], Name):
         return _WRONG
@@ -98,7 +98,7 @@ def _as_new(call: Call, made: object, arguments: tuple[object, ...]) -> Call:
     return new
 
 
-def _rebuilds_from_type(call: Call) -> Outcome:
+def _rebuilds_from_type(call: Call) -> CallEffect:
     """`torch._tensor._rebuild_from_type_v2(function, type, arguments, state)` calls the function."""
     given = call.arguments
     made = given[1] if len(given) == 4 else None
@@ -108,7 +108,7 @@ def _rebuilds_from_type(call: Call) -> Outcome:
     return _WRONG
 
 
-def _attribute(call: Call) -> Outcome:
+def _attribute(call: Call) -> CallEffect:
     """`getattr(object, "method")`: a bound method. Of a class, it was made into a dotted name already."""
     given = call.arguments
     fits = len(given) == 2 and isinstance(given[1], str) and re.fullmatch(r"(?!__)\w+", given[1]) is not None
@@ -119,21 +119,21 @@ def _is_function_call(value: object) -> bool:
     return isinstance(value, Call) and _makes_a_function(value)
 
 
-def _type_of(call: Call) -> Outcome:
+def _type_of(call: Call) -> CallEffect:
     """`type(None)`; with three arguments it makes a class, with the methods that the pickle gives."""
     given = call.arguments
     fits = len(given) == 1 and (given[0] is None or given[0] in (Name("builtins", "Ellipsis"), _NOT_IMPLEMENTED))
     return _DATA if fits else _WRONG
 
 
-def _subscript(call: Call) -> Outcome:
+def _subscript(call: Call) -> CallEffect:
     """`operator.getitem(typing.Union, (int, str))`."""
     given = call.arguments
     fits = len(given) == 2 and isinstance(given[0], Name) and given[0].module == "typing" and given[0] in VALUES
     return _DATA if fits and _are_types(given[1]) else _WRONG
 
 
-def _generic(call: Call) -> Outcome:
+def _generic(call: Call) -> CallEffect:
     """`types.GenericAlias(list, (int,))`, and `functools.reduce(operator.or_, (int, str))` for `int | str`."""
     given = call.arguments
     first = given[0] if given else None
@@ -147,31 +147,31 @@ def _are_types(value: object, depth: int = 8) -> bool:
     return not isinstance(value, Name) or _is_class(value)
 
 
-def _partial(call: Call) -> Outcome:
+def _partial(call: Call) -> CallEffect:
     """`functools.partial(function)` keeps the function and calls nothing."""
     return _DATA if call.arguments else _WRONG
 
 
-def _array(call: Call) -> Outcome:
+def _array(call: Call) -> CallEffect:
     """`numpy._core.multiarray._reconstruct(numpy.ndarray, (0,), b"b")`."""
     first = call.arguments[0] if call.arguments else None
     return _DATA if isinstance(first, Name) and first in _ARRAYS else _WRONG
 
 
-def _python_array(call: Call) -> Outcome:
+def _python_array(call: Call) -> CallEffect:
     """`array.array("d", [1.0])`, and `array._array_reconstructor(array.array, "d", 15, b"...")`."""
     first = call.arguments[0] if call.arguments else None
     return _DATA if first == Name("array", "array") or (isinstance(first, str) and _are_plain(call)) else _WRONG
 
 
-def _ufunc(call: Call) -> Outcome:
+def _ufunc(call: Call) -> CallEffect:
     """`numpy.core._ufunc_reconstruct(module, name)` imports the module."""
     given = call.arguments
     fits = len(given) == 2 and given[0] in ("numpy", *_NUMPY_CORE) and isinstance(given[1], str)
     return _DATA if fits else _WRONG
 
 
-def _generator(call: Call) -> Outcome:
+def _generator(call: Call) -> CallEffect:
     """`numpy.random._pickle.__generator_ctor(name_or_class, constructor)` calls what it is given."""
     for argument in call.arguments:
         if isinstance(argument, Name) and not argument.module.startswith("numpy.random."):
@@ -181,25 +181,25 @@ def _generator(call: Call) -> Outcome:
     return _DATA if not any(_is_function_call(argument) for argument in call.arguments) else _WRONG
 
 
-def _iterates(call: Call) -> Outcome:
+def _iterates(call: Call) -> CallEffect:
     """`iter([...])`; with two arguments it would call the first."""
     fits = len(call.arguments) == 1 and isinstance(call.arguments[0], (list, tuple, dict, str, bytes))
     return _DATA if fits else _WRONG
 
 
-def _encodes(call: Call) -> Outcome:
+def _encodes(call: Call) -> CallEffect:
     """`_codecs.encode(text, "latin1")`, how protocol 2 writes bytes; other codecs unpack or import."""
     given = call.arguments
     fits = len(given) == 2 and isinstance(given[0], str) and given[1] in ("latin1", "latin-1")
     return _DATA if fits else _WRONG
 
 
-def _defaults(call: Call) -> Outcome:
+def _defaults(call: Call) -> CallEffect:
     """`collections.defaultdict(int)` keeps its factory; loading looks up no missing key."""
     return _DATA if len(call.arguments) == 1 or isinstance(call.arguments[1], (dict, list)) else _WRONG
 
 
-def _either(call: Call) -> Outcome:
+def _either(call: Call) -> CallEffect:
     """`operator.or_(Flag.A, Flag.B)`: how Python 3.11.2 writes a flag."""
     fits = all(
         isinstance(argument, int)
@@ -225,14 +225,14 @@ def new_with_keywords(call: Call) -> Call | None:
     return None
 
 
-def _file_system(call: Call) -> Outcome:
+def _file_system(call: Call) -> CallEffect:
     """`fsspec.spec.make_instance(LocalFileSystem, (), {})`: in callbacks of Lightning that were pickled whole."""
     given = call.arguments
     fits = len(given) == 3 and given[0] == _LOCAL_FILES and given[1] in ((), []) and given[2] == {}
     return _DATA if fits else _WRONG
 
 
-def _index(call: Call) -> Outcome:
+def _index(call: Call) -> CallEffect:
     """`pandas.core.indexes.base._new_Index(class, values)`."""
     first = call.arguments[0] if call.arguments else None
     fits = isinstance(first, Name) and first.module.startswith("pandas.core.indexes.") and _looks_like_a_class(first)
@@ -248,7 +248,7 @@ _ARRAYS = frozenset(
     Name("numpy", kind) for kind in ("ndarray", "matrix", "recarray")
 ) | {Name("numpy.ma.core", "MaskedArray"), Name("numpy.ma", "MaskedArray"), Name("numpy.rec", "recarray")}  # fmt: skip
 
-_CLOSER: Final[Mapping[Name, Callable[[Call], Outcome]]] = {
+_CLOSER: Final[Mapping[Name, Callable[[Call], CallEffect]]] = {
     Name("copyreg", "_reconstructor"): _reconstructs,
     Name("copyreg", "__newobj__"): _makes_new,
     Name("torch._tensor", "_rebuild_from_type"): _rebuilds_from_type,
@@ -334,7 +334,7 @@ _ENUMS = re.compile(r"(Strategy|Type|Names|Option|Mode|Backend|Environment|Enum)
 """The enums among the known classes of other packages: the only ones that a pickler calls with a value."""
 
 
-def judge_call(call: Call) -> tuple[str, Outcome]:
+def judge_call(call: Call) -> tuple[str, CallEffect]:
     """The name of what is called, and how it was judged."""
     function = call.function
     if not isinstance(function, Name):
@@ -370,7 +370,7 @@ def judge_call(call: Call) -> tuple[str, Outcome]:
     return function.full, _judge_class(call, function)
 
 
-def _judge_class(call: Call, made: Name) -> Outcome:
+def _judge_class(call: Call, made: Name) -> CallEffect:
     """An instance of an unknown class: harmless by its source, absent here, or code that runs.
 
     A constructor that is called with arguments (REDUCE) is judged more strictly than an instance that is made and
@@ -386,12 +386,12 @@ def _judge_class(call: Call, made: Name) -> Outcome:
     hooks = ("_missing_",) if call.how == "reduce" and is_enum(made) else tuple(_hooks_of(call))
     effect, why = effect_of(made, hooks)
     if effect == "nothing":
-        return Outcome("here")
+        return CallEffect("here")
     if effect == "system" or not _looks_like_a_class(made):
-        return Outcome("run", f"is called ({why})")
+        return CallEffect("run", f"is called ({why})")
     if effect == "absent":
-        return Outcome("absent")
-    return Outcome("run" if constructs else "unclear", why)
+        return CallEffect("absent")
+    return CallEffect("run" if constructs else "unclear", why)
 
 
 def _hooks_of(call: Call) -> Iterator[str]:

@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol, runtime_checkable
 from nantrap.errors import MissingExtraError, NantrapError, UsageError
 from nantrap.incident import Incident
 from nantrap.incident.wording import escaped
-from nantrap.record.background import Background
+from nantrap.record.background import BackgroundQueue
 
 NAMES: Final = ("tensorboard", "wandb", "mlflow", "trackio")
 """The exporters there are. Each is a module of this package with a function `start`."""
@@ -47,7 +47,7 @@ class Exporters:
     def __init__(self, exporters: Iterable[Exporter]) -> None:
         self._exporters = list(exporters)
         self._failures: dict[str, int] = {}
-        self._background = Background(self._handle)
+        self._background = BackgroundQueue(self._handle)
 
     def append(self, line: Mapping[str, Any]) -> None:
         """A line of the journal: a step or an evaluation. Costs a training loop almost nothing."""

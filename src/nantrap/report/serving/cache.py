@@ -28,7 +28,7 @@ CREATE TABLE IF NOT EXISTS marks(path TEXT, step INT, action TEXT, cause TEXT, P
 
 
 @dataclass(slots=True)
-class Counts:
+class StepCounts:
     """What was counted of one journal so far."""
 
     steps: int = 0
@@ -41,7 +41,7 @@ class Counts:
     best: float | None = None
 
 
-class Cache:
+class JournalCache:
     """Holds an open database: a file, or memory.
 
     Args:
@@ -77,23 +77,23 @@ class Cache:
             columns.setdefault(name, []).append([place * join * BUCKET, low, middle, high, finite, nonfinite])
         return {"first": first, "last": last, "width": join * BUCKET, "columns": columns, "marks": marks}
 
-    def state(self, path: str) -> tuple[int, int, Counts]:
+    def state(self, path: str) -> tuple[int, int, StepCounts]:
         """How far a journal was read (inode, offset), and its counts up to there; -1 and 0 if it must be read again."""
         with self._lock:
             found = self._database.execute("SELECT inode, offset, counts FROM scans WHERE path = ?", (path,)).fetchone()
         if found is None:
-            return -1, 0, Counts()
+            return -1, 0, StepCounts()
         try:
-            return int(found[0]), int(found[1]), Counts(**json.loads(found[2]))
+            return int(found[0]), int(found[1]), StepCounts(**json.loads(found[2]))
         except (ValueError, TypeError):
-            return -1, 0, Counts()
+            return -1, 0, StepCounts()
 
     def forget(self, path: str) -> None:
         with self._lock, self._database:
             for table in ("scans", "buckets", "marks"):
                 self._database.execute(f"DELETE FROM {table} WHERE path = ?", (path,))
 
-    def store(self, path: str, inode: int, offset: int, counts: Counts, rows: Iterable[Row]) -> None:
+    def store(self, path: str, inode: int, offset: int, counts: StepCounts, rows: Iterable[Row]) -> None:
         """Keep what new rows say, in one transaction: curves in buckets, steps that were not applied, counts."""
         buckets: dict[tuple[str, int], tuple[list[float], int]] = {}
         marks = []
@@ -111,7 +111,7 @@ class Cache:
              len(good), bad)
             for (name, place), (good, bad) in buckets.items()
         ]  # fmt: skip
-        document = json.dumps({name: getattr(counts, name) for name in Counts.__slots__})
+        document = json.dumps({name: getattr(counts, name) for name in StepCounts.__slots__})
         with self._lock, self._database:
             self._database.executemany(
                 "INSERT INTO buckets VALUES(?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT(path, name, bucket) DO UPDATE SET "
@@ -148,7 +148,7 @@ def _opened(cache: Path | None) -> sqlite3.Connection:
     return in_memory
 
 
-def _count(counts: Counts, row: Row) -> None:
+def _count(counts: StepCounts, row: Row) -> None:
     """Add one step to the counts of its run."""
     counts.steps += 1
     counts.applied += row.action == "apply"

@@ -1,6 +1,7 @@
 """Which runs there are, their state, and their curves, without reading what was read before.
 
-A run is listed from the end of its journal. Its curves and counts are gathered in the background, in slices (`Cache`).
+A run is listed from the end of its journal. Its curves and counts are gathered in the background, in slices
+(`JournalCache`).
 A log that nantrap did not write is listed from its end too, and opened as a whole when its page is asked for.
 """
 
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from nantrap.errors import NantrapError
-from nantrap.report.serving.cache import BUCKET, Cache, Counts
+from nantrap.report.serving.cache import BUCKET, JournalCache, StepCounts
 from nantrap.report.serving.finding import Place, incident_folders, journals_of, places_under
 from nantrap.report.serving.foreign import ForeignLog, stamp
 from nantrap.report.serving.journals import Row, appended, ending, window
@@ -44,7 +45,7 @@ class Index:
         self._places: dict[str, Place] = {}
         self._kept: dict[str, _Kept] = {}
         self._open: OrderedDict[str, ForeignLog] = OrderedDict()
-        self._cache = Cache(cache)
+        self._cache = JournalCache(cache)
 
     def close(self) -> None:
         """Close the database."""
@@ -205,7 +206,7 @@ class Index:
         inode, offset, counts = self._cache.state(str(path))
         if inode != status.st_ino or status.st_size < offset:
             self._cache.forget(str(path))
-            offset, counts = 0, Counts()
+            offset, counts = 0, StepCounts()
         if offset >= status.st_size:
             return False
         rows, after = appended(path, offset, most_bytes=most_bytes)
@@ -214,10 +215,10 @@ class Index:
         self._cache.store(str(path), status.st_ino, after, counts, rows)
         return after < status.st_size
 
-    def counts(self, ident: str) -> Counts:
+    def counts(self, ident: str) -> StepCounts:
         """What was counted so far. A log counts nothing."""
         path = self._journal(ident)
-        return self._cache.state(str(path))[2] if path is not None else Counts()
+        return self._cache.state(str(path))[2] if path is not None else StepCounts()
 
     def curves(self, ident: str, first: int, last: int, *, points: int = 600) -> dict[str, Any]:
         """Curves in at most about `points` columns; `read` is the share of the journal that they are made from."""

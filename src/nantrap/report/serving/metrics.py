@@ -5,20 +5,20 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 
-from nantrap.report.serving.cache import Counts
+from nantrap.report.serving.cache import StepCounts
 from nantrap.report.serving.state import ORDER
 from nantrap.report.serving.summary import Summary
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
-def metrics(runs: Iterable[tuple[Summary, Counts | None]]) -> str:
+def metrics(runs: Iterable[tuple[Summary, StepCounts | None]]) -> str:
     """One gauge for each number of each run."""
     found = list(runs)
     return "\n".join(_lines(found)) + "\n"
 
 
-def _lines(runs: list[tuple[Summary, Counts | None]]) -> Iterator[str]:
+def _lines(runs: list[tuple[Summary, StepCounts | None]]) -> Iterator[str]:
     """The metrics of all runs as Prometheus reads them."""
     yield from _gauge("nantrap_step", "the last step that was attempted", ((s, "", s.step) for s, _ in runs))
     yield from _gauge("nantrap_loss", "the loss of the last step", ((s, "", s.loss) for s, _ in runs))
