@@ -7,14 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.claim import Claim
 from nantrap.causes.facts import in_words, listed, without
+from nantrap.causes.limits import is_absurd
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from nantrap.causes.case import Case
     from nantrap.locate.replay.samples import Samples
-
-_ABSURD = 1e12
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ def largest_input(case: Case) -> Extreme | None:
             value = float(tensor.detach().abs().max())
             if value < float("inf") and (worst is None or value > worst.value):
                 worst = Extreme(tensor.detach(), in_words(path), value)
-    return worst if worst is not None and worst.value >= _ABSURD else None
+    return worst if worst is not None and is_absurd(worst.value) else None
 
 
 def is_sentinel(tensor: Tensor, value: float) -> bool:
@@ -97,7 +96,7 @@ def _extreme_samples(found: Extreme, samples: Samples) -> list[int]:
     if found.tensor.dim() == 0 or found.tensor.shape[0] != samples.size:
         return []
     sizes = {i: float(found.tensor[i].abs().max()) for i in samples.guilty}
-    return [i for i, size in sizes.items() if size >= _ABSURD] if max(sizes.values()) == found.value else []
+    return [i for i, size in sizes.items() if is_absurd(size)] if max(sizes.values()) == found.value else []
 
 
 def _is_added_mask(tensor: Tensor) -> bool:

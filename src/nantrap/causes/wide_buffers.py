@@ -10,13 +10,12 @@ import torch
 
 from nantrap.causes.claim import Claim
 from nantrap.causes.harness import Result, run_step
+from nantrap.causes.limits import FLOAT16_MAX
 from nantrap.causes.reference import recomputed
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
     from nantrap.incident import Trial
-
-_LIMIT = 65504
 
 
 class Overflowed(NamedTuple):
@@ -34,7 +33,7 @@ def overflowed_buffer(case: Case) -> Overflowed | None:
     if case.phase != "forward" or case.dtype != "float16" or case.trace is None or case.capture is None:
         return None
     wide = recomputed(case, "float32")
-    if wide is None or not bool(wide.isfinite().all()) or float(wide.abs().max()) <= _LIMIT:
+    if wide is None or not bool(wide.isfinite().all()) or float(wide.abs().max()) <= FLOAT16_MAX:
         return None
     for name, buffer in case.failed.root.named_buffers():
         writer = case.trace.writer_of(buffer)
@@ -55,7 +54,7 @@ def too_narrow(case: Case, written: Overflowed, summary: str, instead: str) -> C
     return Claim(
         "measured",
         summary,
-        (f"{case.location.op} wrote {written.value:.5g} into {written.name}; float16 ends at {_LIMIT}",),
+        (f"{case.location.op} wrote {written.value:.5g} into {written.name}; float16 ends at {FLOAT16_MAX}",),
         trial=_with_wide_buffer(case, written.name),
         shows=f"with {written.name} in float32 the step is finite",
         help=instead,

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from nantrap.causes.claim import Claim
 from nantrap.causes.facts import absmax
+from nantrap.causes.limits import FLOAT16_MAX
 from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
@@ -136,7 +137,7 @@ def _above_the_limit(case: Case) -> float | None:
     if result is None or not bool(result.isfinite().all()):
         return None
     value = absmax(result)
-    return value if value > 65504 else None
+    return value if value > FLOAT16_MAX else None
 
 
 def _fails_in_single_precision(case: Case) -> bool:

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from nantrap.causes.claim import Claim
+from nantrap.causes.limits import ABSURD_RATE, HIGHEST_MEANT_RATE
 from nantrap.causes.registry import rule
 from nantrap.incident import Trial
 
@@ -15,9 +16,7 @@ if TYPE_CHECKING:
 _GROWTH = 8.0
 _NOISE = 1.01
 _LOWER = {100: "a hundredth", 10_000: "a ten-thousandth"}
-_ABSURD_RATE = 1e9
 _SMALL_RATE = 1e-6
-_NEVER_MEANT = 1e3
 _USUAL, _USUAL_RATE = "usual_rate", 1e-3
 _DELAYS = "with a far lower learning rate the loss still ends higher than without any update"
 
@@ -39,7 +38,7 @@ def lr_too_high(case: Case) -> Claim | None:
     rates = records[-1].lr if records else ()
     rate = max(rates, default=math.nan)
     trial, part, lower = case.lab.tenth_of_rate(), "a tenth of the learning rate", rate / 10
-    if trial.finite is not True and rate > _NEVER_MEANT:
+    if trial.finite is not True and rate > HIGHEST_MEANT_RATE:
         part, lower = f"a learning rate of at most {_USUAL_RATE:g}", _USUAL_RATE
         trial = case.lab.rate(_USUAL, f"{part} from an older state on", lambda _s, _g, lr: min(lr, _USUAL_RATE))
     if trial.finite is False:
@@ -80,7 +79,7 @@ def lr_too_high(case: Case) -> Claim | None:
 def _beyond_any_scale(case: Case) -> Claim | None:
     """A learning rate that no update survives: Inf, NaN, or so large that it overflows by itself."""
     rates = [float(group.get("lr", 0.0)) for group in case.failed.optimizer.param_groups]
-    absurd = next((rate for rate in rates if not abs(rate) <= _ABSURD_RATE), None)
+    absurd = next((rate for rate in rates if not abs(rate) <= ABSURD_RATE), None)
     if absurd is None:
         return None
     trial = case.lab.update_with_rate(_SMALL_RATE)

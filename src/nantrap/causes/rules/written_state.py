@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 
 from nantrap.causes.claim import Claim, Has
 from nantrap.causes.facts import describe, made_so
+from nantrap.causes.limits import ABSURD_VALUE
 from nantrap.causes.registry import rule
 
 if TYPE_CHECKING:
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
     from nantrap.incident import Finding
     from nantrap.locate.trace import External, Op
 
-_GIANT = 1e12
 _FEWEST_BESIDE = 8
 _AT_START = "check the expression that gives the initial value: the logarithm of 0, a division by 0"
 
@@ -225,7 +225,7 @@ def _lone_giant(case: Case) -> Claim | None:
         if sizes.numel() < _FEWEST_BESIDE or not sizes.is_floating_point():
             continue
         largest, second = (float(value) for value in sizes.double().topk(2).values)
-        if not (math.isfinite(largest) and largest > _GIANT and largest > _GIANT * second):
+        if not (math.isfinite(largest) and largest > ABSURD_VALUE and largest > ABSURD_VALUE * second):
             continue
 
         def clear(parameter: Tensor = parameter, bound: float = largest) -> None:
