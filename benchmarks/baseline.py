@@ -49,7 +49,7 @@ _PASSING = re.compile(
 
 def programs(match: str) -> list[Path]:
     """Every program of the zoo whose path holds a word."""
-    found = [*ROOT.glob("zoo/programs/*/*.py"), *ROOT.glob("zoo/controls/*.py"), *ROOT.glob("tests/zoo*/[0-9]*.py")]
+    found = [*ROOT.glob("zoo/programs/*/*.py"), *ROOT.glob("zoo/controls/*.py")]
     return sorted(path for path in found if match in str(path))
 
 
@@ -68,7 +68,7 @@ def code_of(path: Path) -> str:
 def answer(task: tuple[Path, str]) -> tuple[str, Any]:
     """What one form says about one program, from its first step to its last."""
     path, form = task
-    sys.path.insert(0, str(path.parent))
+    sys.path.insert(0, str(ROOT))
     warnings.simplefilter("ignore")
     import torch
 
@@ -88,9 +88,9 @@ def answer(task: tuple[Path, str]) -> tuple[str, Any]:
 def _run(path: Path, form: str) -> dict[str, Any]:
     """The incidents of a program, and how it ends."""
     from explain import state_is_finite
-    from programs import batches, load, loss_function
 
     import nantrap
+    from zoo.loading import batches, load, loss_function
 
     case = load(path)
     compute = loss_function(case)
