@@ -101,10 +101,10 @@ def judge_evaluations(
     )
     reading = bad_reading(window, Reading(norm, math.nan, {}, rates), observation)
     if decision.kind is Kind.OBSERVE:
-        with parts.protected.buffers.kept():
+        with parts.protected.ledger.kept():
             draft = parts.diagnosis.draft(observation)
         result.restore()
-        parts.protected.buffers.adopt()
+        parts.protected.ledger.capture()
         driver.advance(applied=True)
         incident = parts.recorder.finish(draft, Action.APPLY, "the policy only observes")
         return parts.recorder.end(window, reading, Action.APPLY, incident)

@@ -106,8 +106,7 @@ class Collector:
             return
         protected = self.parts.protected
         if not self.begun:  # what was loaded is the script's, finite or not
-            protected.buffers.release_written()
-            protected.buffers.script_writes.take_over()
+            protected.ledger.take_over()
         if keys.missing_keys:
             self.parts.progress.loaded = None
             return
@@ -253,10 +252,10 @@ class Collector:
 
     def _has_bad_buffers(self) -> bool:
         protected = self.parts.protected
-        largest = protected.buffers.largest() if protected.has_buffers else None
+        largest = protected.ledger.largest() if protected.has_buffers else None
         if largest is None or math.isfinite(finite.value_of(largest)):
             return False
-        return protected.buffers.any_bad()
+        return protected.ledger.any_bad()
 
     def _keeps_graphs(self, total: Tensor) -> bool:
         """Whether graphs are kept until the step is judged, so that its terms can be run backward one by one.

@@ -163,7 +163,7 @@ def _draft(parts: Parts, window: Window, micro: Micro, norm: float, bad: set[str
     found = [Finding("term", name, "backward", value=value, note=note) for name, value in named.items() if name in bad]
     verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
     observation = add_findings(observe(parts.protected, micro, norm, verdict=verdict), found)
-    with parts.protected.kept():
+    with parts.protected.ledger.kept():
         draft = parts.diagnosis.draft(observation)
     names = [name for name in named if name in bad]
     window.drafts.append((draft, left_out_in_words(names, of=len(named))))

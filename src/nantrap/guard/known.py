@@ -83,7 +83,7 @@ def rank_divergence(parts: Parts, checksums: tuple[float, ...]) -> Draft:
         loss=None,
         loss_value=math.nan,
         gradients={},
-        restore_buffers=protected.buffers.restore,
+        restore_buffers=protected.ledger.restore_buffers,
     )
     case = Case(failed, Location(phase="state"), incident, parts.recorder.history(), checksums=checksums)
     return Draft(with_explanation(incident, explain_case(case, seconds=0.0)))

@@ -107,7 +107,7 @@ class LateSteps:
         loss = losses[0] if len(losses) == 1 else torch.stack(losses).sum()
         limit = LARGEST_NORM if self._max_grad_norm is None else math.inf  # a clipped gradient is small
         origin = ~loss.isfinite()
-        suspects = protected.buffers.suspects(known_only=True)
+        suspects = protected.ledger.suspects(known_only=True)
         if suspects:
             origin = origin | (finite.nonfinite_flag(suspects).to(origin.device) > 0)
         symptom = (~(norm.isfinite() & (norm <= limit))).to(origin.device)
@@ -120,7 +120,7 @@ class LateSteps:
             optimizer.step()
         finally:
             del optimizer.found_inf, optimizer.grad_scale  # type: ignore[attr-defined]
-        protected.buffers.keep_where(bad)
+        protected.ledger.keep_where(bad)
         rates = current_rates(optimizer)
         schedule = None
         if scheduler is not None:

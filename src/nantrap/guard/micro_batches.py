@@ -34,13 +34,13 @@ def judge_micro_batch(parts: Parts, driver: Driver, window: Window, *, buffers: 
     window.judged = len(window.micros)
     window.buffers_unjudged = window.buffers_unjudged or not buffers
     norm = finite.gradient_norm(protected.members.gradients())
-    suspects = protected.buffers.suspects() if buffers else []
+    suspects = protected.ledger.suspects() if buffers else []
     scalars = [norm, finite.nonfinite_flag(suspects).to(norm.device)]
     if micro.values is None:
         scalars += micro.loss.scalars()
     norm_value, flag, *values = finite.read(scalars)
     micro.values = micro.values or values
-    buffers_bad = bool(flag) and bool(protected.buffers.names_of_bad())
+    buffers_bad = bool(flag) and bool(protected.ledger.names_of_bad())
     # with a scaler an overflow of good losses is its normal search for a scale, which the whole step decides
     gradients_bad = not math.isfinite(norm_value) and not driver.scaling.enabled
     if gradients_bad and not buffers_bad and drop_bad_heads(parts, driver, window, micro, norm_value):
@@ -49,7 +49,7 @@ def judge_micro_batch(parts: Parts, driver: Driver, window: Window, *, buffers: 
         window.count(micro)
         window.stash(protected.members.parameters)
         if buffers:
-            protected.buffers.mark()
+            protected.ledger.mark()
         return
     verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
     observation = observe(protected, micro, norm_value, verdict=verdict, buffers_bad=buffers_bad)
@@ -57,7 +57,7 @@ def judge_micro_batch(parts: Parts, driver: Driver, window: Window, *, buffers: 
     draft = parts.diagnosis.draft(observation)
     drop(parts, window, draft, f"micro-batch {len(window.micros)} dropped, the others stay")
     if buffers:
-        protected.buffers.restore_mark()
+        protected.ledger.restore_mark()
 
 
 def drop(parts: Parts, window: Window, draft: Draft, words: str) -> None:

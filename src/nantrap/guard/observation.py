@@ -105,8 +105,8 @@ def observe(
     if not update and not math.isfinite(norm):
         found += _bad_gradients(protected, norm, alone=not found)
     if buffers_bad:
-        found += protected.buffers.findings("forward")
-        found += [finding("parameter", *bad, "state") for bad in protected.buffers.script_writes.find_bad()]
+        found += protected.ledger.findings("forward")
+        found += [finding("parameter", *bad, "state") for bad in protected.ledger.bad_script_writes()]
     gradients = {name: p.grad.detach() for name, p in protected.members.known() if p.grad is not None}
     return Observation(
         micro,

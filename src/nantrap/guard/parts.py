@@ -139,7 +139,7 @@ def make_parts(
         scheduler=scheduler,
         scaling=scaling,
         ema=ema,
-        buffers=protected.buffers,
+        ledger=protected.ledger,
         every=policy.anchor_every if policy.sync == "step" else 0,
         limit_bytes=policy.anchor_bytes,
     )

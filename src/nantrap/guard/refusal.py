@@ -129,10 +129,10 @@ def put_back_buffers(parts: Parts, window: Window, reading: Reading) -> None:
     observation = observe(parts.protected, micro, reading.norm, verdict=verdict, buffers_bad=True, copy_gradients=True)
     kinds = ("buffer", "parameter")
     names = ", ".join(dict.fromkeys(found.name for found in observation.findings if found.kind in kinds))
-    with parts.protected.kept():
+    with parts.protected.ledger.kept():
         draft = parts.diagnosis.draft(observation)
-    parts.protected.buffers.restore()
-    parts.protected.put_back_script_writes()
+    parts.protected.ledger.restore_buffers()
+    parts.protected.ledger.restore_script_writes()
     words = f"the step was applied, because this rank cannot inform the others here; put back on this rank: {names}"
     window.drafts.append((draft, words))
 
@@ -150,7 +150,7 @@ def refuse(
 ) -> Outcome:
     """The end of a refused step, which is contained and drafted by now: act, then record."""
     parts.protected.restore()  # a replay may have left buffers at the beginning of a later micro-batch
-    replaced = parts.protected.put_back_script_writes()
+    replaced = parts.protected.ledger.restore_script_writes()
     acted = act(parts, driver, decision, incident=draft.incident, blocked=blocked)
     went_back = acted.action is Action.ROLLBACK
     if replaced and not went_back:

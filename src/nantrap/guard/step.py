@@ -91,7 +91,7 @@ def read(parts: Parts, driver: Driver, window: Window) -> Reading:
     groups = protected.optimizer.param_groups
     rates = (float(groups[0]["lr"]),) if len(groups) == 1 else current_rates(protected.optimizer)
     buffers_judged = window.judged and window.separate and not window.buffers_unjudged
-    largest = protected.buffers.largest(buffers=not buffers_judged) if protected.has_buffers else None
+    largest = protected.ledger.largest(buffers=not buffers_judged) if protected.has_buffers else None
     micros = window.micros
     loss_is_read = len(micros) == 1 and micros[0].values is not None and not window.judged
     nothing_else = parts.watch is None and not driver.scaling.enabled
@@ -103,7 +103,7 @@ def read(parts: Parts, driver: Driver, window: Window) -> Reading:
         value, buffers_bad = finite.value_of(norm), False
     else:
         value, largest_value = finite.values_of(torch.stack((norm, largest)))
-        buffers_bad = not math.isfinite(largest_value) and protected.buffers.any_bad()
+        buffers_bad = not math.isfinite(largest_value) and protected.ledger.any_bad()
     if not math.isfinite(value):
         value = confirmed_norm(parts, driver, value)
     micro = micros[0]
@@ -138,7 +138,7 @@ def _read_all(
     if scale is not None:
         scaling.note(next(values))
     buffers_bad = largest is not None and not math.isfinite(next(values))
-    buffers_bad = buffers_bad and parts.protected.buffers.any_bad()
+    buffers_bad = buffers_bad and parts.protected.ledger.any_bad()
     for micro in unread:
         micro.values = [next(values) for _ in micro.loss.scalars()]
     separate = window.separate
@@ -276,7 +276,7 @@ def _is_the_scale(parts: Parts, window: Window) -> bool:
     """
     tried = [micro for micro in window.micros if micro.forward is not None]
     if tried and parts.diagnosis.runs_alone:
-        with parts.protected.buffers.kept():
+        with parts.protected.ledger.kept():
             return all(parts.diagnosis.finite_at_scale_one(micro) for micro in tried)
     if parts.scaling.probes_in_a_row or parts.ladder.in_a_row or not parts.recorder.tally.applied:
         return True
@@ -346,7 +346,7 @@ def compare_ranks(parts: Parts, window: Window) -> None:
 def accept(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Outcome:
     """After an update that stays: scaler, schedule, averages, statistics, record."""
     if parts.protected.has_buffers:
-        parts.protected.buffers.adopt()
+        parts.protected.ledger.capture()
     if driver.advances:
         driver.advance(applied=True)
     parts.scaling.probes_in_a_row = 0
@@ -372,7 +372,7 @@ def accept(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Ou
 def probe(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Outcome:
     """The scaler found an overflow while it searches its scale: do exactly what it would do without the guard."""
     driver.probe()
-    parts.protected.buffers.adopt()
+    parts.protected.ledger.capture()
     driver.advance(applied=False)
     parts.recorder.tally.scaler_probes += 1
     incident = parts.recorder.finish_dropped(window, Action.SKIP)
@@ -381,14 +381,14 @@ def probe(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Out
 
 def apply_anyway(parts: Parts, driver: Driver, window: Window, reading: Reading, observation: Observation) -> Outcome:
     """The policy only observes: report, and do exactly what the plain loop would have done."""
-    with parts.protected.kept():
+    with parts.protected.ledger.kept():
         draft = parts.diagnosis.draft(observation)
     if observation.update:
         parts.protected.result = driver.repeat_update()
     else:
         driver.clip(math.nan)
         parts.protected.result = driver.take_update()
-    parts.protected.buffers.adopt()
+    parts.protected.ledger.capture()
     driver.advance(applied=True)
     parts.scaling.probes_in_a_row = 0
     incident = parts.recorder.finish(draft, Action.APPLY, "the policy only observes")

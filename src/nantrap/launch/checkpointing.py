@@ -118,7 +118,7 @@ def _place(registry: OptimizerRegistry, obj: Any, where: Any) -> Any:
     registry.record_abandoned()
     is_path = isinstance(where, (str, os.PathLike))
     path = Path(where) if is_path else Path("a checkpoint")
-    allowed = tuple(f"*{name}" for loop in registry for name in loop.parts.protected.buffers.exempt_names())
+    allowed = tuple(f"*{name}" for loop in registry for name in loop.parts.protected.ledger.exempt_names())
     bad = bad_values(obj, allow=allowed)
     if not bad:
         return where
@@ -238,7 +238,7 @@ def _bad(registry: OptimizerRegistry, state: Mapping[Any, Any]) -> Iterator[str]
         for loop in registry:  # an object may need all ranks to give its state: the model is checked instead
             yield from loop.bad_state()
     if any(key == name or key.endswith(f".{name}") for key in tails for name in names):
-        allowed = tuple(f"*{name}" for loop in registry for name in loop.parts.protected.buffers.exempt_names())
+        allowed = tuple(f"*{name}" for loop in registry for name in loop.parts.protected.ledger.exempt_names())
         plain = {key: value for key, value in state.items() if not hasattr(value, "state_dict")}
         yield from (name for name, _ in bad_values(plain, allow=allowed))
 

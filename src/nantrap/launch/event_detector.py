@@ -219,12 +219,12 @@ class EventDetector:
 
     def restore_buffers(self) -> None:
         """Restore buffers into which a forward pass that led nowhere has written NaN."""
-        buffers = self._parts.protected.buffers
-        if not self._collector.begun or not buffers or not finite.any_nonfinite(buffers.suspects()):
+        ledger = self._parts.protected.ledger
+        if not self._collector.begun or not ledger or not finite.any_nonfinite(ledger.suspects()):
             return
-        bad = [name for name, _ in buffers.names_of_bad()]
+        bad = [name for name, _ in ledger.names_of_bad()]
         if bad and self._parts.policy.on_incident != "observe":
-            buffers.restore(uncounted=True)
+            ledger.restore_buffers(uncounted=True)
             others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
             self._parts.recorder.say(
                 f"step {self._parts.progress.step:,}: a forward pass that was not trained on left non-finite values in "

@@ -57,7 +57,7 @@ class EventRecorder:
         with self._activity.of_guard():
             try:
                 norm = math.nan if window.without_gradient else self.read_norm()
-                buffers_bad = bool(protected.buffers.names_of_bad())
+                buffers_bad = bool(protected.ledger.names_of_bad())
                 seen_norm = 0.0 if window.without_gradient else norm
                 observation = self.observe(micro, seen_norm, buffers_bad=buffers_bad)
                 self._restore()
@@ -82,7 +82,10 @@ class EventRecorder:
 
     def leave_out(self, window: Window, observation: Observation, words: str) -> None:
         """Record something bad that has no part in a step which the script makes."""
-        with self._activity.of_guard(), self._parts.protected.kept():  # the step goes on with what its forward wrote
+        with (
+            self._activity.of_guard(),
+            self._parts.protected.ledger.kept(),
+        ):  # the step goes on with what its forward wrote
             draft = self._parts.diagnosis.draft(observation)
         window.drafts.append((draft, words))
         window.bad_left_out += 1
@@ -96,7 +99,7 @@ class EventRecorder:
         with self._activity.of_guard():
             draft = parts.diagnosis.draft(self.observe(micro))
             drop(parts, window, draft, words)
-            parts.protected.buffers.restore_mark()
+            parts.protected.ledger.restore_mark()
         if by_script:
             self._events.note(self._event(EventKind.MICRO_BATCH_LEFT_OUT, words))
 
@@ -106,7 +109,7 @@ class EventRecorder:
         (micro,) = window.micros
         with self._activity.of_guard():
             try:
-                with parts.protected.kept():
+                with parts.protected.ledger.kept():
                     draft = parts.diagnosis.draft(self.observe(micro))
                 reading = Reading(math.nan, micro.values[0] if micro.values else math.nan)
                 incident = parts.recorder.finish(draft, Action.APPLY, words)

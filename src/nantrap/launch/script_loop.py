@@ -399,7 +399,7 @@ class ScriptLoop:
         """The names of the guarded parameters and buffers that are not finite now."""
         protected = self.parts.protected
         bad = [name for name, parameter in protected.members.named() if finite.any_nonfinite([parameter.detach()])]
-        return bad + [name for name, _ in protected.buffers.names_of_bad()]
+        return bad + [name for name, _ in protected.ledger.names_of_bad()]
 
     def notes(self) -> list[str]:
         """What the summary says about the training as a whole."""
@@ -442,7 +442,7 @@ class ScriptLoop:
             if earlier is not None and earlier.module is module and not earlier.running:
                 self.detector.restore_buffers()
             elif collector.window is not None and collector.window.micros and self.parts.drops_micro_batches:
-                self.parts.protected.buffers.mark()  # where none is dropped, a bad one may have written them already
+                self.parts.protected.ledger.mark()  # where none is dropped, a bad one may have written them already
         asked.open = module.training
         asked.data = None
         return True
@@ -484,6 +484,6 @@ class ScriptLoop:
         """A script may catch the error with which the guard stopped it; it must not continue after that."""
         assert self.stopped is not None
         self.driver.refuse_update()
-        self.parts.protected.buffers.restore()
+        self.parts.protected.ledger.restore_buffers()
         self.collector.end()
         raise self.stopped

@@ -143,7 +143,7 @@ class Describer:
             loss=micro.loss.total,
             loss_value=observation.values[0] if observation.values else math.nan,
             gradients=observation.gradients,
-            restore_buffers=protected.buffers.restore_mark,
+            restore_buffers=protected.ledger.restore_mark,
             loss_factor=micro.factor * (self._scaling.value() or 1.0),
             forward=forward,
             batch=micro.batch,
@@ -152,7 +152,7 @@ class Describer:
             root_call=micro.root_call,
             restore_update=protected.restore_for_replay(undone=observation.update),
             run_update=protected.optimizer.step if observation.update else None,
-            deliberate=tuple(protected.buffers.exempt_names()),
+            deliberate=tuple(protected.ledger.exempt_names()),
             bad_buffers=tuple(
                 f.name
                 for f in observation.findings

@@ -15,12 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from nantrap import finite
-from nantrap.guard.state.buffers import BufferShadow
+from nantrap.guard.state.copies import copy_rows, put_back
+from nantrap.guard.state.ledger import Ledger
+from nantrap.guard.state.rows import LedgerRow, Writer
 from nantrap.guard.state.scaling import Scaling
 from nantrap.guard.state.snapshot import UpdateSnapshot, state_bytes
 from nantrap.guard.torch_private import buffers_of
@@ -48,7 +49,7 @@ class Anchor:
 
     step: int
     snapshot: UpdateSnapshot
-    extras: Extras
+    beside: list[LedgerRow]
     scheduler: Any
     scaler: Any
     ema: Any = None
@@ -62,39 +63,25 @@ class Anchor:
     def usable(self) -> bool:
         """Whether it was finite, and the optimizer still has the same groups. Reads the device when first asked."""
         if self.finite is None:
-            buffers = [kept for holder, name, _, kept in self.extras.buffers if (id(holder), name) not in self.exempt]
-            self.finite = not finite.any_nonfinite([*self.snapshot.copies, *buffers])
+            buffers = [row for row in self.beside if row.holder is not None and row.place not in self.exempt]
+            copies = [row.copy for row in buffers if row.copy is not None]
+            self.finite = not finite.any_nonfinite([*self.snapshot.copies, *copies])
         return self.snapshot.fits() and self.finite
 
 
-@dataclass(slots=True)
-class Extras:
-    """Buffers by their place in the module (a forward pass may replace them), averaged weights by identity."""
-
-    buffers: list[tuple[dict[str, Tensor | None], str, Tensor | None, Tensor | None]]
-    tensors: list[tuple[Tensor, Tensor]]
-
-    @classmethod
-    def take(cls, modules: list[nn.Module], others: list[nn.Parameter]) -> Extras:
-        """Copies of the modules' buffers, and of parameters that no snapshot holds."""
-        tables = [buffers_of(m) for module in modules for m in module.modules()]
-        holders = {id(table): table for table in tables}
-        buffers = [
-            (holder, name, tensor, None if tensor is None else tensor.detach().clone())
-            for holder in holders.values()
-            for name, tensor in holder.items()
-        ]
-        return cls(buffers, [(tensor, tensor.detach().clone()) for tensor in others])
-
-    def restore(self) -> None:
-        """Put all of it back."""
-        with torch.no_grad():
-            for holder, name, tensor, kept in self.buffers:
-                holder[name] = tensor
-                if tensor is not None and kept is not None:
-                    tensor.copy_(kept)
-            for tensor, kept in self.tensors:
-                tensor.copy_(kept)
+def rows_beside(modules: list[nn.Module], others: list[nn.Parameter]) -> list[LedgerRow]:
+    """Copies of what no snapshot holds: buffers by their place in the module (a forward pass may replace them), and
+    parameters of averages and of other optimizers."""
+    tables = [buffers_of(m) for module in modules for m in module.modules()]
+    holders = {id(table): table for table in tables}
+    rows = [
+        LedgerRow(key, Writer.FORWARD, tensor, holder=holder, key=key)
+        for holder in holders.values()
+        for key, tensor in holder.items()
+    ]
+    rows += [LedgerRow("", Writer.UPDATE, tensor) for tensor in others]
+    copy_rows(rows)
+    return rows
 
 
 class Anchors:
@@ -109,7 +96,7 @@ class Anchors:
         scheduler: Any,
         scaling: Scaling,
         ema: Any,
-        buffers: BufferShadow,
+        ledger: Ledger,
         every: int,
         limit_bytes: int,
     ) -> None:
@@ -121,7 +108,7 @@ class Anchors:
         self._beside = self._find_others()
         self._scheduler = scheduler
         self._scaling = scaling
-        self._buffers = buffers
+        self._ledger = ledger
         # an average that is not a module can be restored only if it has a method for it
         stateful = hasattr(ema, "state_dict") and hasattr(ema, "load_state_dict") and not isinstance(ema, nn.Module)
         self._ema = ema if stateful else None
@@ -163,7 +150,7 @@ class Anchors:
     def restore(self, anchor: Anchor) -> None:
         """Put the whole state back to the anchor."""
         anchor.snapshot.restore()
-        anchor.extras.restore()
+        put_back((row, row.tensor, row.copy) for row in anchor.beside)
         if anchor.scheduler is not None:
             self._scheduler.load_state_dict(copy.deepcopy(anchor.scheduler))
         self._scaling.restore(anchor.scaler)
@@ -172,7 +159,7 @@ class Anchors:
 
     def capture(self, step: int) -> Anchor:
         """The whole state as it is now, outside the ring."""
-        anchor = Anchor(step, UpdateSnapshot(self._parameters, self._optimizer), Extras([], []), None, None)
+        anchor = Anchor(step, UpdateSnapshot(self._parameters, self._optimizer), [], None, None)
         self._fill(anchor, step)
         return anchor
 
@@ -216,8 +203,8 @@ class Anchors:
         anchor.snapshot.take()
         if not self._gathers:
             self._beside = self._find_others()
-        anchor.extras = Extras.take(self._modules, self._beside)
+        anchor.beside = rows_beside(self._modules, self._beside)
         anchor.scheduler = None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict())
         anchor.scaler = self._scaling.capture()
         anchor.ema = None if self._ema is None else copy.deepcopy(self._ema.state_dict())
-        anchor.exempt = self._buffers.exempt_slots()
+        anchor.exempt = self._ledger.exempt_places()

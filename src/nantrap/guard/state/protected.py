@@ -7,9 +7,8 @@ is made carefully: copy, step, read, and undo if anything became non-finite.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -18,10 +17,9 @@ from torch.optim import LBFGS, Optimizer
 
 from nantrap import finite
 from nantrap.guard.policy import Policy
-from nantrap.guard.state.buffers import BufferShadow
 from nantrap.guard.state.certify import LARGEST_NORM, Certificate, certify
 from nantrap.guard.state.data_writes import reached_through_data
-from nantrap.guard.state.forward_writes import ForwardWrites, put_back_silently
+from nantrap.guard.state.ledger import Ledger
 from nantrap.guard.state.members import Members, name_beside, optimizer_tensors
 from nantrap.guard.state.snapshot import UpdateSnapshot
 from nantrap.guard.torch_private import count_writes, local_parts, step_hooks_of, version_of
@@ -59,9 +57,16 @@ class Protected:
     ) -> None:
         self.members = Members(model, optimizer, also=also, owned_only=owned_only)
         self.root = self.members.root
-        self.buffers = BufferShadow(self.root, self.members.also)
-        self.has_buffers = bool(self.buffers)
         self.averages = list(averages)
+        self.ledger = Ledger(
+            self.root,
+            self.members.also,
+            parameters=self.members.named(),
+            limit_bytes=policy.anchor_bytes,
+            suspects=reached_through_data(self.modules),
+        )
+        """What a step may change apart from its update, and who writes it."""
+        self.has_buffers = bool(self.ledger)
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.result: Any = None
@@ -78,12 +83,6 @@ class Protected:
         """What was seen bad without taking part in a step, each with the first such step, by name."""
         self._bad_before: list[Finding] = []
         self._schedule_at_begin: Any = None
-        self._in_buffers = self.buffers.followed()
-        self._others: list[nn.Parameter] = []
-        self.buffers.released = self._others  # what is not followed there is followed here
-        self._follow_others()
-        suspects = reached_through_data(self.modules)
-        self.forward_writes = ForwardWrites(self._others, limit_bytes=policy.anchor_bytes, suspects=suspects)
         self._sums: list[int] | None = None
         self._not_restored: list[str] = []
         self.program = Program(self.modules)
@@ -104,25 +103,15 @@ class Protected:
             earlier: copies of its buffers before the step, by name, if it was called already.
         """
         name = name_beside(module, {name for name, _ in self.members.also})
-        if self.buffers.add(name, module, earlier=earlier):
+        if self.ledger.add(name, module, earlier=earlier):
             self.members.also.append((name, module))
             self.has_buffers = True
-
-    def _follow_others(self) -> None:
-        """The parameters that are not treated as buffers."""
-        known = {id(parameter) for parameter in self._others} | self._in_buffers
-        self._others += [parameter for parameter in self.members.parameters if id(parameter) not in known]
 
     # ---- the beginning of a step
 
     def begin(self) -> None:
         """Before the first forward pass of a step: what is there now is what a refused step goes back to."""
-        if self.has_buffers:
-            self.buffers.adopt(begins=True)  # what was written since the last step was written by the script
-        writes = self.forward_writes
-        writes.writes_at_begin = sum(map(version_of, self._others))
-        if writes.copies_something:
-            writes.copy()
+        self.ledger.capture(begins=True)  # what was written since the last step was written by the script
         if self.scheduler is not None:
             self._schedule_at_begin = getattr(self.scheduler, "last_epoch", None)
 
@@ -142,7 +131,7 @@ class Protected:
     def refresh(self) -> None:
         """Follow an optimizer that got more parameters since; what is new is not trusted yet."""
         self.members.refresh()
-        self._follow_others()
+        self.ledger.follow(self.members.named())
         self._trusted_writes = -1
 
     # ---- the update
@@ -156,7 +145,7 @@ class Protected:
             self._steps_since_check + 1 >= self._check_every
             or not norm <= LARGEST_NORM
             or self._trusted_state is not optimizer.state
-            or self.forward_writes.writes_uncounted
+            or self.ledger.writes_uncounted
             or sum(map(version_of, self._trusted)) != self._trusted_writes
         ):
             return True
@@ -186,20 +175,20 @@ class Protected:
             self.result = step()
             self._trusted_writes = sum(map(version_of, self._trusted))
             return []
-        self.forward_writes.learn()
+        self.ledger.learn()
         if self._snapshot is None:
             self._snapshot = UpdateSnapshot(self.members.parameters, self.optimizer)
         self._snapshot.take()
         self.result = step()
         self._steps_since_check = 0
         # a hook of the optimizer may write buffers (averaged weights); those of the forward pass were judged before
-        if finite.any_nonfinite([*self._everything(), *self.buffers.suspects(by_forward=False)]):
+        if finite.any_nonfinite([*self._everything(), *self.ledger.suspects(by_forward=False)]):
             found = self.findings("optimizer")
-            found += self.buffers.findings("optimizer")
+            found += self.ledger.findings("optimizer")
             self._trusted_writes = -1
             if found:
                 self._snapshot.restore()
-                self.forward_writes.forget_update()
+                self.ledger.forget_update()
             return found
         self._trust()
         self._certificate = certify(self.optimizer)
@@ -214,24 +203,18 @@ class Protected:
         """Take back a careful update that was good here and bad on another rank."""
         assert self._snapshot is not None
         self._snapshot.restore()
-        self.forward_writes.forget_update()
+        self.ledger.forget_update()
         self._trusted_writes = -1
 
     # ---- containment
 
     def restore(self) -> None:
         """This step never happened: buffers, and what the forward pass wrote into parameters, as before it."""
-        self.buffers.restore(keep_mark=True)
-        whole = self.forward_writes.restore()
+        whole = self.ledger.restore()
         if self._sums is None:  # the first time in this step: from here on only a diagnosis may write
             self._not_restored = [] if whole else ["a parameter that the forward pass writes"]
             self._restore_program()
             self._sums = self._checksums()
-
-    def put_back_script_writes(self) -> list[str]:
-        """After the diagnosis, which needs them: the non-finite values that the script wrote make way for the last good
-        ones. Returns the names."""
-        return self.buffers.script_writes.put_back()
 
     def _restore_program(self) -> None:
         """Put back what the program keeps itself.
@@ -250,16 +233,10 @@ class Protected:
                 f"{', '.join(before.changed()[:3])}, not put back after a second refused step in a row"
             )
 
-    @contextlib.contextmanager
-    def kept(self) -> Iterator[None]:
-        """Whatever is run again inside, what the forward pass wrote stays written: the step will be applied."""
-        with self.buffers.kept(), self.forward_writes.kept():
-            yield
-
     def verify(self) -> list[str]:
         """After `restore`: what is not as it was before the step, by name. Reads everything; for bad steps only."""
         different = list(self._not_restored)
-        different += [f"buffer {name}" for name in self.buffers.differing()]
+        different += [f"buffer {name}" for name in self.ledger.verify()]
         if self._sums is not None and self._checksums() != self._sums:
             different.append("parameters, optimizer state or averages, which the diagnosis changed")
         if self._program_at_begin is not None and self._refused_in_a_row == 1:
@@ -275,7 +252,7 @@ class Protected:
         self._sums = None
         self._not_restored = []
         self._program_at_begin = None
-        self.forward_writes.writes_at_begin = None  # what is written until the next step is written by the script
+        self.ledger.writes_at_begin = None  # what is written until the next step is written by the script
 
     def restore_for_replay(self, *, undone: bool) -> Callable[[], None]:
         """How a replay gets parameters and optimizer state as before the step, and leaves them so.
@@ -287,16 +264,12 @@ class Protected:
             undone: the update created non-finite values, so the replay makes it again.
         """
         snapshot = self._snapshot if undone else None
-        kept: list[tuple[Tensor, Tensor]] = []
+        restore_parameters = self.ledger.restore_for_replay()
 
         def restore() -> None:
             if snapshot is not None:
                 snapshot.restore()
-            self.forward_writes.restore()
-            if kept:
-                put_back_silently(kept)
-            elif sum(parameter.nbytes for parameter in self._others) <= self._policy.anchor_bytes:
-                kept.extend((parameter, parameter.detach().clone()) for parameter in self._others)
+            restore_parameters()
 
         return restore
 
@@ -339,7 +312,7 @@ class Protected:
         """Check everything now: parameters, optimizer state, averages and, if wanted, buffers."""
         found = self.findings("state")
         if buffers:
-            found += self.buffers.findings("state")
+            found += self.ledger.findings("state")
         for module in self.averages:
             named = [*module.named_parameters(), *module.named_buffers()]
             found += [finding("ema", n, t, "state") for n, t in named if finite.any_nonfinite([t])]
@@ -365,7 +338,7 @@ class Protected:
 
     def _checksums(self) -> list[int]:
         """A number for each tensor that the diagnosis could touch: equal contents give equal numbers."""
-        put_back_later = self.buffers.script_writes.is_bad
+        put_back_later = self.ledger.is_bad_script_write
         tensors = [tensor for tensor in self._everything() if not put_back_later(tensor)]
         tensors += [tensor for module in self.averages for tensor in module.parameters()]
         return [checksum(tensor) for tensor in tensors]

@@ -164,7 +164,7 @@ class Recovery:
             loaded = checkpoints.LoadedCheckpoint(Path(resume), int(state["step"]), position, extras, state)
         self.anchors.forget_after(-1)
         self.anchors.factor = float(loaded.state.get("guard", {}).get("factor", 1.0))
-        self._protected.buffers.adopt()
+        self._protected.ledger.capture()
         self._progress.step = loaded.step
         self._due = self._next_due()
         self._older_than = None
@@ -283,7 +283,7 @@ class Recovery:
         self._lowest_factor = factor
         self._older_than = self._restored_step = step
         anchors.forget_after(step if not source else -1, now=self._progress.step + 1)
-        self._protected.buffers.adopt()
+        self._protected.ledger.capture()
         self._tally.rollbacks += 1
         rates = ", ".join(f"{rate:.4g}" for rate in current_rates(self._protected.optimizer)[:3])
         return True, f"; state of step {step:,}{source}, lr now {rates}"
@@ -343,7 +343,7 @@ class Recovery:
 
     def _deliberate(self) -> list[str]:
         """Buffers that were non-finite from the start, in the model and in its average."""
-        names = self._protected.buffers.exempt_names()
+        names = self._protected.ledger.exempt_names()
         return [pattern for name in names for pattern in (f"model.{name}", f"ema.{name}", f"ema.*.{name}")]
 
     def _raise_rates(self) -> None:
