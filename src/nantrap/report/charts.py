@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 from markupsafe import Markup, escape
 
+from nantrap.incident.wording import visible
 from nantrap.report.axes import Scale, round_numbers, step_texts, tick_text
 from nantrap.report.columns import Columns
-from nantrap.report.visible import visible
 
 _WIDTH = 1000
 _SPIKE = 3.0

@@ -14,12 +14,11 @@ from xml.etree import ElementTree
 from nantrap._version import __version__
 from nantrap.incident import BY_CODE, Incident
 from nantrap.incident.codec import encode
-from nantrap.incident.wording import counted
+from nantrap.incident.wording import counted, visible, visible_lines
 from nantrap.report.github import command_property, command_text
 from nantrap.report.terminal import render_incident
 from nantrap.report.view_incident import IncidentView
 from nantrap.report.view_run import RunView
-from nantrap.report.visible import visible, visible_lines
 from nantrap.report.wording import headline, verified_text
 
 SCHEMA = "nantrap.report/1"

@@ -11,11 +11,11 @@ from typing import Any, Final, Literal
 import numpy as np
 
 from nantrap import health
+from nantrap.incident.wording import visible
 from nantrap.record import Column, Run, Series
 from nantrap.report.numbers import duration
 from nantrap.report.numbers import value as number
 from nantrap.report.terminal import render_incident
-from nantrap.report.visible import visible
 
 State = Literal["waiting", "running", "quiet", "finished", "stopped", "dead"]
 BARS: Final = "▁▂▃▄▅▆▇█"

@@ -17,6 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from nantrap._version import __version__
+from nantrap.incident.wording import visible_lines
 from nantrap.report import wording as words
 from nantrap.report.drawings import magnitudes_chart, moments_charts
 from nantrap.report.numbers import percent, size, value
@@ -25,7 +26,6 @@ from nantrap.report.run_charts import legend, run_charts
 from nantrap.report.terminal import render_incident
 from nantrap.report.view_incident import IncidentView
 from nantrap.report.view_run import RunView
-from nantrap.report.visible import visible_lines
 
 _LONGEST_TEXT = 4000
 

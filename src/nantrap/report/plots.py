@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from nantrap.errors import MissingExtraError, UsageError
+from nantrap.incident.wording import visible
 from nantrap.record import ACTIONS, Column, Run, envelope
 from nantrap.report.axes import Scale, tick_text
-from nantrap.report.visible import visible
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -7,7 +7,7 @@ import math
 import numpy as np
 from markupsafe import Markup, escape
 
-from nantrap.incident.wording import counted
+from nantrap.incident.wording import counted, visible
 from nantrap.record import Column
 from nantrap.report.axes import Scale, scale_for
 from nantrap.report.charts import (
@@ -27,7 +27,6 @@ from nantrap.report.charts import (
 from nantrap.report.columns import Columns, columns
 from nantrap.report.numbers import value
 from nantrap.report.view_run import Drawn, RunView
-from nantrap.report.visible import visible
 
 COLUMNS = 400
 _LANES = 6

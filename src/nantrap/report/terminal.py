@@ -20,9 +20,8 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from nantrap.incident import Incident
-from nantrap.incident.wording import is_cell
+from nantrap.incident.wording import is_cell, visible
 from nantrap.report.page_queue import page_is_coming
-from nantrap.report.visible import visible
 from nantrap.report.wording import Diagnostic, Excerpt, diagnostic
 from nantrap.report.wrapping import wrapped
 

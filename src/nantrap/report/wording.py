@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from nantrap.incident import Action, Cause, Finding, Incident, Probe, TensorStats
-from nantrap.incident.wording import place_text, some_of
+from nantrap.incident.wording import place_text, some_of, visible, visible_lines
 from nantrap.report.numbers import shape, value
-from nantrap.report.visible import visible, visible_lines
 
 DONE: Mapping[str, str] = {
     Action.APPLY.value: "step applied",

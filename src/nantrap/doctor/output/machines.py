@@ -8,9 +8,9 @@ from urllib.parse import quote
 
 from nantrap._version import __version__
 from nantrap.doctor.findings import Finding, Report
+from nantrap.incident.wording import visible
 from nantrap.pages import check_pages
 from nantrap.report.github import command_property, command_text
-from nantrap.report.visible import visible
 
 _LEVELS: Final = {"high": "error", "medium": "warning", "low": "note"}
 _COMMANDS: Final = {"high": "error", "medium": "warning", "low": "notice"}

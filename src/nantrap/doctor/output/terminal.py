@@ -8,8 +8,7 @@ from typing import Any, Final
 from rich.text import Text
 
 from nantrap.doctor.findings import Fact, Finding, Report
-from nantrap.incident.wording import counted
-from nantrap.report.visible import visible
+from nantrap.incident.wording import counted, visible
 
 _STYLES: Final = {"high": "bold red", "medium": "bold yellow", "low": "cyan"}
 _ORDER: Final = {"high": 0, "medium": 1, "low": 2}

@@ -19,7 +19,7 @@ from starlette.routing import Route
 
 from nantrap.errors import NantrapError
 from nantrap.incident import BY_SLUG
-from nantrap.incident.wording import counted
+from nantrap.incident.wording import counted, visible
 from nantrap.record import open_run
 from nantrap.report.charts import spark
 from nantrap.report.environment import environment
@@ -35,7 +35,6 @@ from nantrap.report.serving.standing import standing_charts
 from nantrap.report.serving.summary import Summary
 from nantrap.report.surroundings import read_json
 from nantrap.report.view_run import view_run
-from nantrap.report.visible import visible
 from nantrap.report.writing import read_incident_view
 
 _MOST_LISTED = 200

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from nantrap.incident import BY_SLUG
+from nantrap.incident.wording import visible
 from nantrap.report.numbers import value
 from nantrap.report.serving.finding import incident_folders
 from nantrap.report.serving.foreign import ForeignLog
@@ -14,7 +15,6 @@ from nantrap.report.serving.index import Index
 from nantrap.report.serving.journals import Row, finite_or_none, tail
 from nantrap.report.serving.summary import Summary
 from nantrap.report.surroundings import read_json
-from nantrap.report.visible import visible
 from nantrap.report.wording import VERBS
 
 KINDS = {
