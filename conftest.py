@@ -46,7 +46,7 @@ def _same_start_and_end() -> Iterator[None]:
     torch.set_default_dtype(torch.float32)
     if _get_current_dispatch_mode_stack():  # of a guard that was not closed: it ends when the guard is collected
         gc.collect()
-        importlib.import_module("nantrap.guard.diagnosis.armed").end_unfinished()
+        importlib.import_module("nantrap.guard.armed").end_unfinished()
     assert not _get_current_dispatch_mode_stack(), "this test leaves a trace running, which the next ones would meet"
     assert not list(_still_wrapped()), "this test leaves functions of PyTorch wrapped, which the next ones would call"
     assert os.getcwd() == folder

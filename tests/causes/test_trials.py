@@ -46,7 +46,7 @@ UPDATE = example("adam_eps_underflow_half")
 
 def state(case: Case) -> dict[str, Any]:
     """Everything a trial could leave behind, as bytes."""
-    failed = case.failed
+    failed = case.failure
     optimizer = failed.optimizer.state_dict()
     return {
         "parameters": {name: _bits(p) for name, p in failed.parameters.items()},
@@ -67,7 +67,7 @@ def _bits(value: Any) -> Any:
 
 def zero_weights(case: Case) -> Callable[[], None]:
     def alter() -> None:
-        for parameter in case.failed.parameters.values():
+        for parameter in case.failure.parameters.values():
             parameter.zero_()
 
     return alter
@@ -150,7 +150,7 @@ def test_the_control_of_each_harness_is_recorded(inspect_case: InspectCase) -> N
 
 def test_a_control_that_does_not_hold_says_why(inspect_case: InspectCase) -> None:
     def look(case: Case) -> None:
-        case.failed.batch.fill_(0.5)  # the step is finite when it is run again
+        case.failure.batch.fill_(0.5)  # the step is finite when it is run again
         trial = case.lab.single_precision()
         assert trial.note == "not run: the unchanged step is finite when it is run again"
         (control,) = case.lab.controls
@@ -204,7 +204,7 @@ def test_loss_is_reported(inspect_case: InspectCase) -> None:
 
 def test_the_two_line_form_cannot_be_run_again(inspect_case: InspectCase) -> None:
     def look(case: Case) -> None:
-        case.failed = replace(case.failed, forward=None)
+        case.failure = replace(case.failure, forward=None)
         assert case.lab.again().note == (
             "LookupError: the two-line form cannot compute the loss again; guard.attempt can"
         )
@@ -237,7 +237,7 @@ def test_another_learning_rate_from_an_older_state(inspect_case: InspectCase) ->
             return rate
 
         assert case.lab.rate("same", "nothing", same).finite is False
-        assert rates == [(step, 50.0) for step in range(case.failed.step)]
+        assert rates == [(step, 50.0) for step in range(case.failure.step)]
         assert case.lab.rate("tenth", "a tenth", lambda _step, _group, rate: rate / 1000).finite is True
         assert state(case) == before
 
@@ -248,16 +248,16 @@ def test_earlier_steps_are_driven_exactly(inspect_case: InspectCase) -> None:
     """With the old learning rates, the steps since the anchor lead to exactly the weights of the failed step."""
 
     def look(case: Case) -> None:
-        wanted = {name: _bits(p) for name, p in case.failed.parameters.items()}
-        forward = case.failed.forward
+        wanted = {name: _bits(p) for name, p in case.failure.parameters.items()}
+        forward = case.failure.forward
         assert forward is not None
         reached: list[dict[str, Any]] = []
 
         def watching(batch: Any) -> Tensor:
-            reached.append({name: _bits(p) for name, p in case.failed.parameters.items()})
+            reached.append({name: _bits(p) for name, p in case.failure.parameters.items()})
             return forward(batch)
 
-        case.failed = replace(case.failed, forward=watching)
+        case.failure = replace(case.failure, forward=watching)
         case.lab.rate("same", "nothing", lambda _step, _group, rate: rate)
         assert reached[-1] == wanted
 

@@ -394,7 +394,7 @@ def test_a_diagnosis_that_fails_costs_the_diagnosis_and_not_the_run(monkeypatch:
     def broken(*_: Any, **__: Any) -> Any:
         raise RuntimeError("a bug of ours")
 
-    monkeypatch.setattr("nantrap.guard.diagnosis.diagnosis.locate", broken)
+    monkeypatch.setattr("nantrap.guard.diagnosis.diagnose.locate", broken)
     run = make_run()
     outcome = run.guard().attempt(run.forward, poison(run.batches[0]))
     assert outcome.incident is not None

@@ -99,7 +99,7 @@ def test_a_kill_during_the_diagnosis_leaves_a_line(tmp_path: Path) -> None:
     program = textwrap.dedent(
         f"""
         import os, signal, torch, nantrap
-        import nantrap.guard.diagnosis.diagnosis as diagnosis
+        import nantrap.guard.diagnosis.diagnose as diagnosis
         diagnosis.locate = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
         model = torch.nn.Linear(2, 1)
         guard = nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), run_dir={str(tmp_path)!r})

@@ -74,7 +74,7 @@ def worker(rank: int, folder: str) -> None:
                 results[form][name] = train(form, rank, bad=name == "bad")
                 (loop,) = attachment.registry
                 results[form][name]["steps"] = [loop.tally.attempted, loop.tally.applied]
-                results[form][name]["notes"] = loop.parts.ranks.stands_down
+                results[form][name]["notes"] = loop.session.ranks.stands_down
     Path(folder, f"result-{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     dist.destroy_process_group()

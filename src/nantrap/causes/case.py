@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from nantrap.incident import Cause, Evidence
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import Tensor
 
     from nantrap.causes.trials import Laboratory
     from nantrap.incident import Incident, Phase, Trial
-    from nantrap.locate import FailedStep, Location
+    from nantrap.locate import Failure, Location, RunFacts
     from nantrap.locate.trace import Capture, External, Op, Trace
-    from nantrap.record import History
 
 HALF = ("float16", "bfloat16")
 RECENT = 64
@@ -28,26 +27,21 @@ _MEASURES = {"linalg_vector_norm": "norm", "norm": "norm", "sum": "sum", "mean":
 
 @dataclass
 class Case:
-    """One failure: the step, where it began, what came before, and the runner of trials."""
+    """One failure as the rules read it: the step, where it began, and the runner of trials."""
 
-    failed: FailedStep
+    failure: Failure
     location: Location
     incident: Incident
-    history: History
     lab: Laboratory = field(init=False)
-    scale: float | None = None
-    max_grad_norm: float | None = None
-    anchors: Any = None
-    ema_modules: tuple[nn.Module, ...] = ()
-    scheduler: Any = None
-    state_untouched: bool | None = None
-    loaded: frozenset[str] | None = None
-    bad_before: Mapping[str, int] = field(default_factory=dict)
-    checksums: tuple[float, ...] = ()
     refuted: list[Cause] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """What rules saw that is worth a sentence, though it is no cause."""
     _kept: dict[int, Capture | None] = field(default_factory=dict)
+
+    @property
+    def run(self) -> RunFacts:
+        """What is known of the run around the step."""
+        return self.failure.run
 
     # ---- the origin
 
@@ -168,12 +162,12 @@ class Case:
         from nantrap.locate.trace.storage import share_memory
         from nantrap.locate.twoline.caller import given_by_loop
 
-        given = [t for _, t in tensors_of(self.failed.batch)]
-        if not self.failed.repeatable:
+        given = [t for _, t in tensors_of(self.failure.batch)]
+        if not self.failure.repeatable:
             given += given_by_loop()
         if any(share_memory(t, tensor) for t in given):
             return "loader"
-        calls = self.failed.root_call.chain() if self.failed.root_call is not None else []
+        calls = self.failure.root_call.chain() if self.failure.root_call is not None else []
         for call in calls:
             if any(share_memory(t, tensor) for _, t in tensors_of((call.args, call.kwargs))):
                 return "loader" if call.loaded else "argument"
@@ -188,9 +182,9 @@ class Case:
         from nantrap.locate import tensors_of
         from nantrap.locate.wrapping import arguments_by_name
 
-        calls = self.failed.root_call.chain() if self.failed.root_call is not None else []
+        calls = self.failure.root_call.chain() if self.failure.root_call is not None else []
         for call in calls:
-            called = self.failed.root if call.module is None else call.module
+            called = self.failure.root if call.module is None else call.module
             given = arguments_by_name(called, call.args, call.kwargs)
             for path, tensor in () if call.made_from_finite else tensors_of(given):
                 if tensor.grad_fn is not None or not tensor.is_floating_point():
@@ -205,7 +199,7 @@ class Case:
         from nantrap.locate import tensors_of
         from nantrap.locate.trace.storage import share_memory
 
-        calls = self.failed.root_call.chain() if self.failed.root_call is not None else []
+        calls = self.failure.root_call.chain() if self.failure.root_call is not None else []
         inputs = [t for call in calls if call.made_from_finite for _, t in tensors_of((call.args, call.kwargs))]
         return any(share_memory(t, tensor) for t in inputs)
 
@@ -215,8 +209,8 @@ class Case:
         from nantrap.finite import any_nonfinite
         from nantrap.locate.twoline.caller import given_by_loop
 
-        call = self.failed.root_call
-        tensors = [] if self.failed.repeatable or (call is not None and call.passed) else given_by_loop()
+        call = self.failure.root_call
+        tensors = [] if self.failure.repeatable or (call is not None and call.passed) else given_by_loop()
         return bool(tensors) and not any_nonfinite(tensors)
 
     @functools.cached_property
@@ -290,7 +284,7 @@ class Case:
     def try_replacement(self, family: str, instead: str) -> Trial | None:
         """Replace the guilty call at its own line by its stable form, if line and step can be run again."""
         source = self.location.source
-        if source is None or not self.failed.repeatable:
+        if source is None or not self.failure.repeatable:
             return None
         return self.lab.replaced(source, family, instead)
 
@@ -303,22 +297,22 @@ class Case:
     @functools.cached_property
     def first_step(self) -> bool:
         """Whether no step was applied before: the run begins with this failure."""
-        return not self.history.applied()
+        return not self.run.history.applied()
 
     def was_loaded_bad(self, name: str) -> bool:
         """Whether a parameter or buffer was not finite when `load_state_dict` ended, since the last step."""
-        return self.loaded is not None and name in self.loaded
+        return self.run.loaded is not None and name in self.run.loaded
 
     @functools.cached_property
     def growth(self) -> float:
         """How many times larger |loss| or the gradient norm is now than at its smallest in the recent steps."""
-        applied = self.history.applied()[-RECENT:]
+        applied = self.run.history.applied()[-RECENT:]
         return max(self.loss_growth, _growth([record.grad_norm for record in applied]))
 
     @functools.cached_property
     def loss_growth(self) -> float:
         """How many times larger |loss| is now than in the first half of the recent steps."""
-        return _growth([abs(record.loss) for record in self.history.applied()[-RECENT:]])
+        return _growth([abs(record.loss) for record in self.run.history.applied()[-RECENT:]])
 
     def calls_of(self, *names: str) -> Iterator[Capture]:
         """The recorded forward calls of these operations: the guilty one, and those kept as witnesses."""

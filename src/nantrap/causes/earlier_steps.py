@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 from nantrap.causes.case import RECENT
 from nantrap.causes.harness import Result
 from nantrap.finite import any_nonfinite, clip_with_norm, gradient_norm
+from nantrap.locate.failure import Part
 from nantrap.locate.replay.replay import forward_and_backward
-from nantrap.locate.step import Part
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
@@ -30,11 +30,11 @@ def drift(case: Case) -> float | None:
     A loss may rise since its batches are noisy or get harder. Only a rise on the same batch, with the same random
     numbers, shows that the weights got worse.
     """
-    failed = case.failed
-    found = drivable(case.anchors, failed.step)
+    failed = case.failure
+    found = drivable(case.run.anchors, failed.step)
     if found is None or not failed.repeatable or (failed.crew is not None and not failed.averaged):
         return None
-    recorded = {record.step: record.loss for record in case.history.applied()}
+    recorded = {record.step: record.loss for record in case.run.history.applied()}
     earlier = next((a for a in found[1] if a.applied and recorded.get(a.step)), None)
     if earlier is None:
         return None
@@ -50,12 +50,12 @@ def drift(case: Case) -> float | None:
 
 def older_weights(case: Case) -> tuple[int, Callable[[], None]] | None:
     """The step of a state that is older than all recent steps, and what writes its weights; `None` if none is kept."""
-    recent = case.history.applied()[-RECENT:]
-    anchors = [] if case.anchors is None or not recent else case.anchors.candidates()
+    recent = case.run.history.applied()[-RECENT:]
+    anchors = [] if case.run.anchors is None or not recent else case.run.anchors.candidates()
     anchor = next((anchor for anchor in reversed(anchors) if anchor.step <= recent[0].step), None)
     if anchor is None:
         return None
-    trained = [parameter for parameter in case.failed.parameters.values() if parameter.requires_grad]
+    trained = [parameter for parameter in case.failure.parameters.values() if parameter.requires_grad]
     pairs = [(parameter, anchor.snapshot.value_of(parameter)) for parameter in trained]
     if any(value is None or value.shape != parameter.shape for parameter, value in pairs):
         return None
@@ -69,16 +69,16 @@ def older_weights(case: Case) -> tuple[int, Callable[[], None]] | None:
 
 def driven(case: Case, rate_of: RateOf, alter: Callable[[Any], Any] | None = None) -> Result:
     """The steps from an older state up to the failed one, which is run last. Everything is put back."""
-    failed = case.failed
+    failed = case.failure
     if not failed.repeatable or failed.rng is None:
         raise LookupError("the two-line form cannot run earlier steps again")
     if failed.averaged and failed.crew is None:
         raise LookupError("earlier steps averaged the gradients of all ranks, which one alone does not get again")
-    found = drivable(case.anchors, failed.step)
+    found = drivable(case.run.anchors, failed.step)
     if found is None:
         raise LookupError("no older state is kept from which the steps could be run again")
     anchor, attempts = found
-    recorded = {record.step: record.lr for record in case.history}
+    recorded = {record.step: record.lr for record in case.run.history}
     groups = failed.optimizer.param_groups
     rates = {}
     for attempt in attempts:
@@ -109,7 +109,7 @@ def drive(
         alter: gives the batch that is used instead of another.
         average: averages the gradients over the ranks, where all of them do this.
     """
-    anchors, failed = case.anchors, case.failed
+    anchors, failed = case.run.anchors, case.failure
     found = drivable(anchors, failed.step)
     if found is None or found[0].step != since or failed.rng is None:
         raise LookupError(f"the state of step {since:,} is not kept, or not every step since then")
@@ -147,19 +147,19 @@ def _drive_one(
     average: Callable[[], None] | None,
 ) -> None:
     """One earlier step, as the plain loop would make it."""
-    optimizer = case.failed.optimizer
+    optimizer = case.failure.optimizer
     attempt.rng.restore(beside=False)
-    for parameter in case.failed.parameters.values():
+    for parameter in case.failure.parameters.values():
         parameter.grad = None
     for batch in attempt.batches:
         loss = attempt.forward(change(batch)) / len(attempt.batches)
         loss.backward()
     if average is not None:
         average()
-    parameters = list(case.failed.parameters.values())
-    if case.max_grad_norm is not None:
+    parameters = list(case.failure.parameters.values())
+    if case.run.max_grad_norm is not None:
         total = gradient_norm([p.grad for p in parameters if p.grad is not None])
-        clip_with_norm(parameters, max_norm=case.max_grad_norm, total=total)
+        clip_with_norm(parameters, max_norm=case.run.max_grad_norm, total=total)
     for rate, group in zip(rates, optimizer.param_groups, strict=True):
         group["lr"] = rate
     optimizer.step()

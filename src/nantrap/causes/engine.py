@@ -57,7 +57,7 @@ def _unknown(case: Case) -> Cause:
     """No rule fits: report that, with what was measured and what would decide it."""
     if case.bad_number is not None:
         return _plain_number(case, case.bad_number)
-    if not case.failed.repeatable:
+    if not case.failure.repeatable:
         needs = "guard.attempt(fn, batch) would allow a replay and trials"
     elif case.location.replay is None or case.location.replay.origin is None:
         needs = "the failure did not repeat, so nothing could be tried on it"

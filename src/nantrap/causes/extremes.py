@@ -29,12 +29,12 @@ def largest_input(case: Case) -> Extreme | None:
     """The largest value that came in from outside: from the batch, or in the two-line form from the model's inputs."""
     from nantrap.locate import tensors_of
 
-    if case.made == "" or case.phase not in ("forward", "backward") or case.failed.norm_overflowed:
+    if case.made == "" or case.phase not in ("forward", "backward") or case.failure.norm_overflowed:
         return None
-    given = list(tensors_of(case.failed.batch))
-    if not case.failed.repeatable and case.failed.root_call is not None:
-        given += list(tensors_of((case.failed.root_call.args, case.failed.root_call.kwargs)))
-    if not case.failed.repeatable and case.phase == "forward" and case.location.module == "loss":
+    given = list(tensors_of(case.failure.batch))
+    if not case.failure.repeatable and case.failure.root_call is not None:
+        given += list(tensors_of((case.failure.root_call.args, case.failure.root_call.kwargs)))
+    if not case.failure.repeatable and case.phase == "forward" and case.location.module == "loss":
         given += [("a target of the loss", t) for t in case.inputs[1:]]
     worst: Extreme | None = None
     for path, tensor in given:
@@ -57,7 +57,7 @@ def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim
     """A finite value that overflows: proven if the step is finite without its samples, or with the batch rescaled."""
     facts = [f"|{found.name}| reaches {found.value:.4g}, though it is finite"]
     samples = case.location.samples
-    if not case.failed.repeatable:
+    if not case.failure.repeatable:
         return Claim("hint", summary, tuple(facts), help=advice) if case.growth < 8 else None
     trial = None
     shows = ""
@@ -69,7 +69,7 @@ def out_of_range(case: Case, found: Extreme, summary: str, advice: str) -> Claim
         trial = case.lab.without_samples(samples.guilty, samples.size or 0)
         shows = f"{without(samples.guilty, extreme)} the step is finite"
     if trial is None or not trial.finite:
-        trial = case.lab.with_batch("rescaled_batch", "the batch in the usual scale", rescaled(case.failed.batch))
+        trial = case.lab.with_batch("rescaled_batch", "the batch in the usual scale", rescaled(case.failure.batch))
         shows = "with the batch brought to the usual scale the step is finite"
     if trial.finite is False:
         return None

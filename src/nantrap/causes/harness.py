@@ -86,7 +86,7 @@ def run_step(
         batch: another batch in place of the failed one.
         stop_early: whether a non-finite loss ends it.
     """
-    failed = case.failed
+    failed = case.failure
     if failed.forward is None:
         raise LookupError("the two-line form cannot compute the loss again; guard.attempt can")
     if failed.crew is not None:
@@ -103,7 +103,7 @@ def run_step(
 @contextlib.contextmanager
 def update_rewound(case: Case) -> Iterator[None]:
     """The failed step's gradients in place for one update; everything is put back afterwards."""
-    failed = case.failed
+    failed = case.failure
     with failed.rewound():
         for name, parameter in failed.parameters.items():
             gradient = failed.gradients.get(name)
@@ -113,7 +113,7 @@ def update_rewound(case: Case) -> Iterator[None]:
 
 def update_is_finite(case: Case) -> bool:
     """Run the update, and whether parameters and optimizer state are finite after it."""
-    failed = case.failed
+    failed = case.failure
     assert failed.run_update is not None
     failed.run_update()
     return not any_nonfinite([*failed.parameters.values(), *state_tensors(failed.optimizer)])
@@ -121,7 +121,7 @@ def update_is_finite(case: Case) -> bool:
 
 def update_in_float32(case: Case) -> bool:
     """Whether the update is finite with parameters, gradients and state in float32. Call it inside `update_rewound`."""
-    failed = case.failed
+    failed = case.failure
     kept = [(p, p.data) for p in failed.parameters.values()]
     try:
         for parameter in failed.parameters.values():

@@ -24,10 +24,10 @@ from nantrap.causes.replacement import Replacement, is_of_family
 from nantrap.finite import any_nonfinite
 from nantrap.incident import Source, Trial
 from nantrap.locate.batch import with_tensor
+from nantrap.locate.failure import Part
 from nantrap.locate.replay.program import cannot_rewind
 from nantrap.locate.replay.replay import fails_alike, replay_step
 from nantrap.locate.replay.samples import fails
-from nantrap.locate.step import Part
 from nantrap.locate.wrapping import layers_of
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Laboratory:
 
     def _step_again(self) -> tuple[str, Result | None]:
         """The control of the step: unchanged, it must fail as it did. What cannot be put back is noted."""
-        failed = self._case.failed
+        failed = self._case.failure
         if failed.forward is None:
             raise LookupError("the two-line form cannot compute the loss again; guard.attempt can")
         if failed.symptom == "optimizer":
@@ -146,13 +146,13 @@ class Laboratory:
         """The steps since an older state at their own learning rates must reach this failure, and not another one
         before."""
         result = self._driven(own_rate)
-        if result.finite and self._case.failed.symptom == "optimizer":
+        if result.finite and self._case.failure.symptom == "optimizer":
             return "the steps before this one are finite again, and its update is not among them", result
         if result.finite:
             return "the same steps at the same learning rate do not fail when they are run again", result
         if result.loss is None:
             return "the same steps at the same learning rate fail earlier when they are run again", result
-        alike = fails_alike(self._case.failed, result.loss, result.bad)
+        alike = fails_alike(self._case.failure, result.loss, result.bad)
         return "" if alike else "the same steps fail in another way", result
 
     # ---- the step, with one thing changed
@@ -169,9 +169,9 @@ class Laboratory:
 
     def fails_next_in_float32(self) -> Op | None:
         """What fails with every operation in float32; `None` if that failed before."""
-        if self._case.failed.crew is not None:  # no second trace by all ranks
+        if self._case.failure.crew is not None:  # no second trace by all ranks
             return None
-        op = replay_step(self._case.failed, around=SinglePrecision()).op
+        op = replay_step(self._case.failure, around=SinglePrecision()).op
         before = self._case.capture
         if op is None or (before is not None and (op.name, op.place) == (before.op.name, before.op.place)):
             return None
@@ -196,13 +196,13 @@ class Laboratory:
         noun = "sample" if len(samples) == 1 else "samples"
 
         def experiment() -> Result:
-            return Result(not fails(self._case.failed, rest, size))
+            return Result(not fails(self._case.failure, rest, size))
 
         return self.run("without_samples", f"the batch without {noun} {shown}", experiment, harness="step")
 
     def with_tensor(self, path: str, change: str, old: Tensor, new: Tensor) -> Trial:
         """The batch with one of its tensors changed."""
-        batch = with_tensor(self._case.failed.batch, old, new)
+        batch = with_tensor(self._case.failure.batch, old, new)
         return self.run(f"changed:{path}", change, lambda: run_step(self._case, batch=batch), harness="step")
 
     def with_batch(self, name: str, change: str, batch: Any) -> Trial:
@@ -236,9 +236,9 @@ class Laboratory:
 
     def _next_line(self, sources: list[Source], family: str) -> Source | None:
         """The next line at which a call of the same family fails, with those in `sources` replaced."""
-        if self._case.failed.crew is not None:  # no second trace by all ranks
+        if self._case.failure.crew is not None:  # no second trace by all ranks
             return None
-        replay = replay_step(self._case.failed, around=Replacement(sources, family))
+        replay = replay_step(self._case.failure, around=Replacement(sources, family))
         op = replay.op
         if op is None or op.place is None or not is_of_family(op, family):
             return None
@@ -260,7 +260,7 @@ class Laboratory:
         It is not finite only if it fails at the same operation and line. Then what the updates since did to the weights
         is not needed for the failure.
         """
-        failed, before = self._case.failed, self._case.capture
+        failed, before = self._case.failure, self._case.capture
         older = older_weights(self._case) if failed.repeatable and failed.crew is None else None
         if older is None or before is None:
             return None
@@ -278,7 +278,7 @@ class Laboratory:
     @contextlib.contextmanager
     def _altered(self, alter: Callable[[], None]) -> Iterator[None]:
         """Changed weights, while the step runs. Inside the rewound step: rewinding puts the parameters back, too."""
-        kept = [(p, p.detach().clone()) for p in self._case.failed.parameters.values()]
+        kept = [(p, p.detach().clone()) for p in self._case.failure.parameters.values()]
         try:
             with torch.no_grad():
                 alter()
@@ -290,7 +290,7 @@ class Laboratory:
 
     def writes_again(self, name: str, tensor: Tensor) -> bool:
         """Whether the step itself writes the bad values of a parameter or buffer: they are set to 0 before it."""
-        if not self._case.failed.repeatable or f"rewritten:{name}" in self._done:
+        if not self._case.failure.repeatable or f"rewritten:{name}" in self._done:
             return self._rewritten.get(name, False)
 
         @contextlib.contextmanager
@@ -314,7 +314,7 @@ class Laboratory:
 
         def experiment() -> Result:
             with update_rewound(self._case):
-                for layer in layers_of(self._case.failed.optimizer):
+                for layer in layers_of(self._case.failure.optimizer):
                     layer.state.clear()
                 return Result(update_is_finite(self._case))
 
@@ -342,7 +342,7 @@ class Laboratory:
 
         def experiment() -> Result:
             """The update with the other value, which is put back."""
-            groups = [group for group in self._case.failed.optimizer.param_groups if option in group]
+            groups = [group for group in self._case.failure.optimizer.param_groups if option in group]
             kept = [group[option] for group in groups]
             try:
                 with update_rewound(self._case):
@@ -385,7 +385,7 @@ class Laboratory:
 
     def _driven(self, rate_of: RateOf, alter: Callable[[Any], Any] | None = None) -> Result:
         """The steps from an older state up to the failed one; notes where only all ranks together could make them."""
-        failed = self._case.failed
+        failed = self._case.failure
         self.wants_others = self.wants_others or (
             failed.repeatable and failed.rng is not None and failed.averaged and failed.crew is None
         )

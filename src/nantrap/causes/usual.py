@@ -97,8 +97,8 @@ def flags_before(case: Case, tensor: Tensor) -> bool | None:
     from nantrap.locate import tensors_of
     from nantrap.locate.trace.storage import share_memory
 
-    same = [path for path, one in tensors_of(case.failed.batch) if share_memory(one, tensor) or one is tensor]
-    equal = [path for path, one in tensors_of(case.failed.batch) if one.shape == tensor.shape and not bool(one.any())]
+    same = [path for path, one in tensors_of(case.failure.batch) if share_memory(one, tensor) or one is tensor]
+    equal = [path for path, one in tensors_of(case.failure.batch) if one.shape == tensor.shape and not bool(one.any())]
     path = next(iter(same or equal), None)
     if path is None:
         return None
@@ -109,8 +109,8 @@ def flags_before(case: Case, tensor: Tensor) -> bool | None:
 
 def _batches_before(case: Case) -> list[Any]:
     """The batches of the applied attempts before the failed one, as far as they are kept."""
-    kept = [] if case.anchors is None else [a for a in case.anchors.attempts if a.applied]
-    return [batch for attempt in kept if attempt.step < case.failed.step for batch in attempt.batches][-_MOST:]
+    kept = [] if case.run.anchors is None else [a for a in case.run.anchors.attempts if a.applied]
+    return [batch for attempt in kept if attempt.step < case.failure.step for batch in attempt.batches][-_MOST:]
 
 
 def _compare(name: str, tensor: Tensor, before: list[float]) -> Unusual | None:
@@ -133,7 +133,7 @@ def _given(case: Case) -> Iterator[tuple[str, Tensor, list[float]]]:
 
     from nantrap.locate import tensors_of
 
-    failed = case.failed
+    failed = case.failure
     earlier = [dict(tensors_of(batch)) for batch in _batches_before(case)]
     if earlier:
         for path, tensor in tensors_of(failed.batch):

@@ -35,7 +35,7 @@ def overflowed_buffer(case: Case) -> Overflowed | None:
     wide = recomputed(case, "float32")
     if wide is None or not bool(wide.isfinite().all()) or float(wide.abs().max()) <= FLOAT16_MAX:
         return None
-    for name, buffer in case.failed.root.named_buffers():
+    for name, buffer in case.failure.root.named_buffers():
         writer = case.trace.writer_of(buffer)
         if buffer.dtype == torch.float16 and writer is not None and writer.index == case.capture.op.index:
             return Overflowed(name, float(wide.abs().max()))
@@ -63,14 +63,14 @@ def too_narrow(case: Case, written: Overflowed, summary: str, instead: str) -> C
 
 def _with_wide_buffer(case: Case, name: str) -> Trial | None:
     """The step with one buffer kept in float32; `None` if the step cannot be run again."""
-    if not case.failed.repeatable:
+    if not case.failure.repeatable:
         return None
 
     @contextlib.contextmanager
     def widened() -> Iterator[None]:
         """The module with the wide buffer, while the step runs."""
         path, _, last = name.rpartition(".")
-        module = case.failed.root.get_submodule(path)
+        module = case.failure.root.get_submodule(path)
         kept = getattr(module, last)
         setattr(module, last, kept.float())
         try:

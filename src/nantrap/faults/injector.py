@@ -23,7 +23,7 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from nantrap.errors import UsageError
 from nantrap.faults.plan import VALUES, Fault, parse_faults
 from nantrap.faults.writing import can_hold, flip_bit, spoil, spoiled, tensors_in, with_tensors
-from nantrap.locate.step import is_replaying
+from nantrap.locate.failure import is_replaying
 from nantrap.locate.wrapping import states_of
 
 _BEFORE = ("param", "buffer", "optimizer", "bitflip", "batch")

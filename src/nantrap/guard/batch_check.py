@@ -10,13 +10,13 @@ from nantrap.guard.judge import Flags
 from nantrap.guard.known import bad_batch
 from nantrap.guard.micro_batches import drop
 from nantrap.guard.outcome import Outcome
-from nantrap.guard.parts import Parts
 from nantrap.guard.refusal import refuse_batch
+from nantrap.guard.session import Session
 from nantrap.locate import batch_findings
 
 
 def check_batches(
-    parts: Parts, driver: Driver, collector: Collector, batches: tuple[Any, ...]
+    session: Session, driver: Driver, collector: Collector, batches: tuple[Any, ...]
 ) -> tuple[Outcome | None, frozenset[int]]:
     """Refuse the step, or drop its bad micro-batches, before anything is computed.
 
@@ -25,16 +25,16 @@ def check_batches(
     """
     found = [batch_findings(batch) for batch in batches]
     bad = [index for index, findings in enumerate(found) if findings]
-    parts.ranks.expect_all()
-    verdict = parts.ranks.agree(Flags(origin=bool(bad), harmful=bool(bad)))
+    session.ranks.expect_all()
+    verdict = session.ranks.agree(Flags(origin=bool(bad), harmful=bool(bad)))
     if not verdict.bad:
         return None, frozenset()
     window = collector.open()
-    if not parts.drops_micro_batches or len(bad) == len(batches):
+    if not session.drops_micro_batches or len(bad) == len(batches):
         findings = [f for each in found for f in each]
         batch = batches[bad[0]] if len(bad) == 1 else None
-        return refuse_batch(parts, driver, window, findings, verdict, batch), frozenset()
+        return refuse_batch(session, driver, window, findings, verdict, batch), frozenset()
     for index in bad:
-        draft = bad_batch(parts, found[index], batch=batches[index])
-        drop(parts, window, draft, f"micro-batch {index + 1} dropped, the others stay")
+        diagnosed = bad_batch(session, found[index], batch=batches[index])
+        drop(session, window, diagnosed, f"micro-batch {index + 1} dropped, the others stay")
     return None, frozenset(bad)

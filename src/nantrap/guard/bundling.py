@@ -8,22 +8,24 @@ from typing import Any
 
 from torch import Tensor
 
-from nantrap.guard.drafts import Draft
+from nantrap.guard.diagnosed import Diagnosed
 from nantrap.guard.policy import Policy
 from nantrap.incident import Incident
-from nantrap.locate import FailedStep, Location, RngState
+from nantrap.locate import Failure, Location, RngState
 from nantrap.record import Material, write_bundle
 from nantrap.record.structure import flatten
 from nantrap.report import render_incident, write_page_later
 
 
-def write_incident(run_dir: str | os.PathLike[str], incident: Incident, draft: Draft, policy: Policy) -> Incident:
+def write_incident(
+    run_dir: str | os.PathLike[str], incident: Incident, diagnosed: Diagnosed, policy: Policy
+) -> Incident:
     """Write the bundle of a final incident and return the incident with its place. A full disk is noted, not raised."""
-    if policy.bundle == "off" or not draft.worth_a_bundle:
+    if policy.bundle == "off" or not diagnosed.worth_a_bundle:
         return incident
     try:
         path = write_bundle(
-            run_dir, incident, text=render_incident(incident), material=draft.material, most=policy.max_bundles
+            run_dir, incident, text=render_incident(incident), material=diagnosed.material, most=policy.max_bundles
         )
     except OSError as error:
         return replace(incident, notes=(*incident.notes, f"the bundle could not be written: {error.strerror or error}"))
@@ -32,7 +34,7 @@ def write_incident(run_dir: str | os.PathLike[str], incident: Incident, draft: D
 
 
 def material_of(
-    failed: FailedStep, location: Location, *, data: bool, batch_known: bool, limit_bytes: int
+    failed: Failure, location: Location, *, data: bool, batch_known: bool, limit_bytes: int
 ) -> tuple[Material | None, str]:
     """What a replay needs, copied before the state changes; `None` and the reason if it is too large.
 
@@ -50,7 +52,7 @@ def material_of(
     return material, ""
 
 
-def _material(failed: FailedStep, location: Location, *, data: bool, batch_known: bool, limit_bytes: int) -> Material:
+def _material(failed: Failure, location: Location, *, data: bool, batch_known: bool, limit_bytes: int) -> Material:
     """The state before the step, its random streams and, if data may be kept, the batch and the operation's inputs."""
     material = Material()
     with failed.rewound():

@@ -12,14 +12,15 @@ from torch import Tensor
 
 from nantrap import finite
 from nantrap.errors import UsageError
+from nantrap.guard.diagnosis.diagnose import diagnose
 from nantrap.guard.driver import Driver
 from nantrap.guard.judge import Flags, Kind, judge
 from nantrap.guard.loss import LossLike, as_loss
 from nantrap.guard.observation import observe
 from nantrap.guard.outcome import Outcome
-from nantrap.guard.parts import Parts
 from nantrap.guard.reading import Reading
 from nantrap.guard.refusal import bad_reading, contain, refuse
+from nantrap.guard.session import Session
 from nantrap.guard.state.rates import current_rates
 from nantrap.guard.state.snapshot import UpdateSnapshot
 from nantrap.guard.step import accept
@@ -29,10 +30,10 @@ from nantrap.locate import RngState
 
 
 def attempt_with_closure(
-    parts: Parts, driver: Driver, fn: Callable[[Any], LossLike], batch: Any, rng: RngState, more: tuple[Any, ...]
+    session: Session, driver: Driver, fn: Callable[[Any], LossLike], batch: Any, rng: RngState, more: tuple[Any, ...]
 ) -> Outcome:
     """`optimizer.step(closure)`, exactly as in the plain loop: gradients are not clipped between its evaluations."""
-    optimizer, members = parts.protected.optimizer, parts.protected.members
+    optimizer, members = session.protected.optimizer, session.protected.members
     if more or driver.scaling.enabled:
         raise UsageError(
             f"{type(optimizer).__name__} takes one batch per step and no GradScaler: it evaluates the loss "
@@ -58,18 +59,18 @@ def attempt_with_closure(
     rates = current_rates(optimizer)
     optimizer.step(closure)  # type: ignore[arg-type]
     window.micros = [evaluations[0]]
-    return judge_evaluations(parts, driver, window, finite.read(norms)[0], snapshot, rates)
+    return judge_evaluations(session, driver, window, finite.read(norms)[0], snapshot, rates)
 
 
 def judge_evaluations(
-    parts: Parts, driver: Driver, window: Window, norm: float, snapshot: UpdateSnapshot, rates: tuple[float, ...]
+    session: Session, driver: Driver, window: Window, norm: float, snapshot: UpdateSnapshot, rates: tuple[float, ...]
 ) -> Outcome:
     """After an optimizer evaluated the loss several times: keep the result, or restore the copy taken before.
 
     A line search may try points where the loss overflows and reject them; only the start and the result count.
 
     Args:
-        parts: the collaborators of the step.
+        session: of the run.
         driver: who makes the update.
         window: the step, with its first evaluation.
         norm: the gradient norm of the first evaluation.
@@ -77,21 +78,21 @@ def judge_evaluations(
         rates: the learning rates in force.
     """
     first = window.micros[0]
-    made = parts.protected.findings("state")
+    made = session.protected.findings("state")
     start_bad = first.bad or not math.isfinite(norm)
-    verdict = parts.ranks.agree(Flags(origin=start_bad or bool(made), harmful=True))
+    verdict = session.ranks.agree(Flags(origin=start_bad or bool(made), harmful=True))
     if not verdict.bad:
         window.count(first)
         reading = Reading(norm, window.loss, window.terms, rates)
-        return accept(parts, driver, window, reading)
-    decision = judge(verdict, parts.policy)
-    result = UpdateSnapshot(parts.protected.members.parameters, parts.protected.optimizer)
+        return accept(session, driver, window, reading)
+    decision = judge(verdict, session.policy)
+    result = UpdateSnapshot(session.protected.members.parameters, session.protected.optimizer)
     if decision.kind is Kind.OBSERVE:
         result.take()
     snapshot.restore()
     update = [] if start_bad else [replace(found, phase="optimizer") for found in made]
     observation = observe(
-        parts.protected,
+        session.protected,
         first,
         norm,
         verdict=verdict,
@@ -101,13 +102,13 @@ def judge_evaluations(
     )
     reading = bad_reading(window, Reading(norm, math.nan, {}, rates), observation)
     if decision.kind is Kind.OBSERVE:
-        with parts.protected.ledger.kept():
-            draft = parts.diagnosis.draft(observation)
+        with session.protected.ledger.kept():
+            diagnosed = diagnose(session, observation)
         result.restore()
-        parts.protected.ledger.capture()
+        session.protected.ledger.capture()
         driver.advance(applied=True)
-        incident = parts.recorder.finish(draft, Action.APPLY, "the policy only observes")
-        return parts.recorder.end(window, reading, Action.APPLY, incident)
-    contain(parts, driver)
-    draft = parts.diagnosis.draft(observation)
-    return refuse(parts, driver, window, reading, draft, decision)
+        incident = session.recorder.finish(diagnosed, Action.APPLY, "the policy only observes")
+        return session.recorder.end(window, reading, Action.APPLY, incident)
+    contain(session, driver)
+    diagnosed = diagnose(session, observation)
+    return refuse(session, driver, window, reading, diagnosed, decision)

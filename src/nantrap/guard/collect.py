@@ -26,7 +26,7 @@ from nantrap.guard.heads import drop_bad_terms, heads_of, left_out
 from nantrap.guard.loss import LossLike
 from nantrap.guard.micro_batches import judge_micro_batch
 from nantrap.guard.no_gradient import EXPLAINED_AFTER
-from nantrap.guard.parts import Parts
+from nantrap.guard.session import Session
 from nantrap.guard.torch_private import (
     has_compiled_part,
     inside_transform,
@@ -35,12 +35,12 @@ from nantrap.guard.torch_private import (
 )
 from nantrap.guard.window import Micro, Window
 from nantrap.locate import RngState, RootCall, clear_probes
+from nantrap.locate.failure import active_replays, is_replaying
 from nantrap.locate.hooks import Hook
 from nantrap.locate.probes import forget_probes_of, keep_probes_for, pending_probes
 from nantrap.locate.python_private import current_frame
 from nantrap.locate.replay.root_call import note_loss_part
 from nantrap.locate.source import is_user_code
-from nantrap.locate.step import active_replays, is_replaying
 from nantrap.locate.torch_private import NO_PASS, backward_pass, is_recomputed_later
 from nantrap.locate.twoline.autopsy import examine
 from nantrap.locate.wrapping import arguments_by_name, callable_parts
@@ -55,7 +55,7 @@ class Collector:
 
     Args:
         model: the model as it is called.
-        parts: the collaborators of a step.
+        session: of the run.
         driver: who makes the update.
         before_pass: called before a forward pass is noted; a script's loop may return False.
     """
@@ -63,7 +63,7 @@ class Collector:
     def __init__(
         self,
         model: nn.Module,
-        parts: Parts,
+        session: Session,
         driver: Driver,
         *,
         before_pass: Callable[[nn.Module], bool] | None = None,
@@ -76,14 +76,14 @@ class Collector:
         """A forward pass of the step was seen."""
         self.attempting = False
         """A whole step is being attempted: its batch and its function are known, hooks note nothing."""
-        self.parts = parts
+        self.session = session
         self.before_pass = before_pass
         self._driver = driver
-        self._apart = driver.owns_gradients and parts.drops_micro_batches
-        self._reads_losses = parts.policy.sync == "step"
-        self._drops_terms = parts.policy.bad_terms == "drop"
+        self._apart = driver.owns_gradients and session.drops_micro_batches
+        self._reads_losses = session.policy.sync == "step"
+        self._drops_terms = session.policy.bad_terms == "drop"
         self._graphs_kept: bool | None = None
-        self.together = parts.ranks.together
+        self.together = session.ranks.together
         """Other ranks train the same model."""
         self._parts_watched = False
         self._early: dict[int, nn.Module] = {}  # held, so that no other module gets their numbers
@@ -92,31 +92,31 @@ class Collector:
         """What the model was called with in the last good steps, by reference: the usual range, should a batch fail."""
         self.stream = torch.get_rng_state()
         """torch's random stream at the end of the last step: the loss function may draw before the model."""
-        weakref.finalize(self, parts.armed.stop)  # a step that ended with an exception leaves its trace running
+        weakref.finalize(self, session.armed.stop)  # a step that ended with an exception leaves its trace running
         keep_probes_for(self)
         self._watch(model)
-        for _, module in parts.protected.members.also:
+        for _, module in session.protected.members.also:
             self.watch_beside(module)
-        self._handles.append(parts.protected.root.register_load_state_dict_post_hook(Hook(self.after_load)))
+        self._handles.append(session.protected.root.register_load_state_dict_post_hook(Hook(self.after_load)))
 
     def after_load(self, _: nn.Module, keys: Any) -> None:
         """A state dict was loaded into the model: note what of it is not finite, before other code writes it. One with
         missing keys does not say what was written."""
         if is_replaying():  # what a replay loads is put back after it
             return
-        protected = self.parts.protected
+        protected = self.session.protected
         if not self.begun:  # what was loaded is the script's, finite or not
             protected.ledger.take_over()
         if keys.missing_keys:
-            self.parts.progress.loaded = None
+            self.session.progress.loaded = None
             return
         named = [*protected.members.named(), *protected.root.named_buffers()]
-        self.parts.progress.loaded = frozenset(name for name, tensor in named if finite.any_nonfinite([tensor]))
+        self.session.progress.loaded = frozenset(name for name, tensor in named if finite.any_nonfinite([tensor]))
 
     def close(self) -> None:
         """Remove every hook, and end a trace that is running."""
-        self.parts.armed.stop()
-        self.parts.sampler.end()
+        self.session.armed.stop()
+        self.session.sampler.end()
         forget_probes_of(self)
         for handle in self._handles:
             handle.remove()
@@ -129,7 +129,7 @@ class Collector:
         call, self.root_call = self.root_call, None
         if call is None and not self._parts_watched:  # the model's parts are called, not the model
             self._parts_watched = True
-            for part in callable_parts(self.parts.protected.root):
+            for part in callable_parts(self.session.protected.root):
                 self._watch(part)
         return call
 
@@ -138,21 +138,21 @@ class Collector:
     def begin(self) -> None:
         """Before the first forward pass of a step, of which there may be several (real and fake, two views)."""
         self.begun = True
-        parts = self.parts
-        if parts.armed.on and not self.attempting:
-            parts.armed.start()
+        session = self.session
+        if session.armed.on and not self.attempting:
+            session.armed.start()
         if self._early:
             self._early.clear()
         else:
-            parts.protected.begin()
-        step = parts.progress.step
-        if step >= parts.sampler.due:
-            parts.sampler.begin(step)
-        if parts.ranges is not None:
-            parts.ranges.begin()
+            session.protected.begin()
+        step = session.progress.step
+        if step >= session.sampler.due:
+            session.sampler.begin(step)
+        if session.ranges is not None:
+            session.ranges.begin()
         # after bad steps in a row an anchor would hold the state that the run must leave
-        if step >= parts.recovery.anchors.due and not parts.ladder.in_a_row:
-            parts.recovery.anchors.begin_step(step)
+        if step >= session.recovery.anchors.due and not session.ladder.in_a_row:
+            session.recovery.anchors.begin_step(step)
 
     def begin_inside_transform(self) -> None:
         """The model is called inside `torch.func.grad` or `vmap`: such a call cannot be noted, but it begins a step."""
@@ -177,7 +177,7 @@ class Collector:
         """The step begins with the call of a module beside the model."""
         if not self._early or id(module) in self._early:
             self._early.clear()
-            self.parts.protected.begin()
+            self.session.protected.begin()
         self._early[id(module)] = module
 
     def open(self) -> Window:
@@ -188,7 +188,7 @@ class Collector:
         window = self.window
         if window is None:
             owns = self._driver.owns_gradients
-            protected = self.parts.protected
+            protected = self.session.protected
             if list(map(len, map(_parameters_of, protected.optimizer.param_groups))) != protected.members.sizes:
                 protected.refresh()
             if owns:
@@ -201,7 +201,7 @@ class Collector:
         """Before the forward pass of another micro-batch: the last one is judged by itself."""
         window = self.window
         if window is not None and self._apart and window.has_unjudged:
-            judge_micro_batch(self.parts, self._driver, window)
+            judge_micro_batch(self.session, self._driver, window)
 
     def add(self, micro: Micro, *, given: LossLike, retain_graph: bool = False) -> None:
         """Backward of one micro-batch."""
@@ -210,19 +210,19 @@ class Collector:
             window = self.open()
         elif self._apart and window.has_unjudged:
             # its forward pass was not seen (a submodule was called instead of the model): the buffers have moved on
-            judge_micro_batch(self.parts, self._driver, window, buffers=False)
+            judge_micro_batch(self.session, self._driver, window, buffers=False)
         window.micros.append(micro)
         loss = micro.loss
         total = loss.total
-        recorder = self.parts.recorder
+        recorder = self.session.recorder
         if recorder.tally.steps_without_gradient == EXPLAINED_AFTER:
-            recorder.explain_no_gradient(total, self.parts.protected.members.parameters)
+            recorder.explain_no_gradient(total, self.session.protected.members.parameters)
         if self._reads_losses and (reads_at_once(total) or (self._drops_terms and loss.terms)):
             micro.values = values = finite.read(loss.scalars()) if loss.terms else [finite.value_of(total)]
             good = math.isfinite(values[0]) if len(values) == 1 else not micro.bad
             if not good:
                 if self._drops_terms:
-                    drop_bad_terms(self.parts, window, micro, given)
+                    drop_bad_terms(self.session, window, micro, given)
                 if micro.bad:
                     micro.evidence = examine(micro.loss.total, micro.root_call)
                 total = micro.loss.total
@@ -246,12 +246,12 @@ class Collector:
 
     def tell_ranks(self, window: Window) -> None:
         """Before a backward pass: what the averaged gradients would not show is signalled with them, if need be."""
-        ranks = self.parts.ranks
+        ranks = self.session.ranks
         if ranks.silent and (any(micro.bad for micro in window.micros) or self._has_bad_buffers()):
             ranks.averaged.signal()
 
     def _has_bad_buffers(self) -> bool:
-        protected = self.parts.protected
+        protected = self.session.protected
         largest = protected.ledger.largest() if protected.has_buffers else None
         if largest is None or math.isfinite(finite.value_of(largest)):
             return False
@@ -270,8 +270,8 @@ class Collector:
     def end(self) -> None:
         """The step is over, applied or not."""
         window = self.window
-        due = len(self.inputs) < _INPUTS_KEPT or not self.parts.progress.step & 7  # enough to know what is usual
-        if window is not None and due and not self.attempting and not self.parts.ladder.in_a_row:
+        due = len(self.inputs) < _INPUTS_KEPT or not self.session.progress.step & 7  # enough to know what is usual
+        if window is not None and due and not self.attempting and not self.session.ladder.in_a_row:
             for micro in window.micros:
                 call = micro.root_call
                 if call is not None:
@@ -282,17 +282,17 @@ class Collector:
                             continue  # a sparse tensor does not tell its size
                         if value.is_floating_point() and value.nbytes <= _INPUT_BYTES:
                             inputs += () if value.requires_grad else (value,)  # a graph must not be kept
-        if self.parts.sampler.running:
-            for words in self.parts.sampler.end():
-                self.parts.recorder.say(words)
+        if self.session.sampler.running:
+            for words in self.session.sampler.end():
+                self.session.recorder.say(words)
         self.window = None
         self.begun = False
         if not self.attempting:
             self.stream = torch.default_generator.get_state()
-        self.parts.protected.end()
-        self.parts.progress.loaded = None
+        self.session.protected.end()
+        self.session.progress.loaded = None
         if self.together:
-            self.parts.ranks.end_step()
+            self.session.ranks.end_step()
         if pending_probes:
             clear_probes()
 
@@ -320,13 +320,13 @@ class _Before(Hook):
             return
         if backward_pass() != NO_PASS:
             return  # activation checkpointing computes a forward pass again: it is part of a step that is noted
-        parts = collector.parts
+        session = collector.session
         if collector.together and not active_replays:
-            parts.ranks.note_forward(module)
+            session.ranks.note_forward(module)
         recorded = torch.is_grad_enabled() or is_recomputed_later()
         if collector.attempting or active_replays or not recorded:
-            if parts.armed.on and not active_replays and not module.training:
-                parts.armed.stop()  # an evaluation in the middle of a step is no part of it; a teacher's pass is
+            if session.armed.on and not active_replays and not module.training:
+                session.armed.stop()  # an evaluation in the middle of a step is no part of it; a teacher's pass is
             return
         earlier = collector.root_call
         if earlier is not None and earlier.running and earlier.module is not module:
@@ -340,20 +340,20 @@ class _Before(Hook):
             collector.begin()
         if collector.window is not None:
             collector.before_micro()
-        if parts.ranges is not None:
-            parts.ranges.check(arguments_by_name(module, args, kwargs))
+        if session.ranges is not None:
+            session.ranges.check(arguments_by_name(module, args, kwargs))
         autocast = _autocast_state() if is_any_autocast_on() else None
         frame: FrameType | None = current_frame()
         while frame is not None and not is_user_code(frame.f_code):
             frame = frame.f_back
         called_at = None if frame is None else (frame.f_code, frame.f_lasti)
-        program = parts.protected.program
+        program = session.protected.program
         if program.rest:
             program.rest -= 1
             rng = RngState.capture()
         else:
-            rng = RngState.capture(parts.protected.note_program())
-        redirected = parts.protected.root.__dict__.get("forward")
+            rng = RngState.capture(session.protected.note_program())
+        redirected = session.protected.root.__dict__.get("forward")
         call = RootCall(args, kwargs, rng, autocast, module, called_at, collector.stream, redirected)
         call.before = collector.inputs
         if earlier is not None:

@@ -17,12 +17,13 @@ import torch
 
 from nantrap.errors import NantrapError
 from nantrap.guard.collect import Collector
-from nantrap.guard.drafts import Draft
+from nantrap.guard.diagnosed import Diagnosed
+from nantrap.guard.diagnosis.diagnose import diagnose_exception
 from nantrap.guard.driver import Driver
 from nantrap.guard.loss import Loss
 from nantrap.guard.outcome import Outcome
-from nantrap.guard.parts import Parts
 from nantrap.guard.refusal import refuse_exception
+from nantrap.guard.session import Session
 from nantrap.guard.window import Micro
 from nantrap.incident import Action, Incident
 
@@ -37,38 +38,39 @@ def no_loss() -> Loss:
 
 
 def contain_exception(
-    parts: Parts, driver: Driver, collector: Collector, error: Exception, micro: Micro
+    session: Session, driver: Driver, collector: Collector, error: Exception, micro: Micro
 ) -> Outcome | None:
     """The step that ended with an exception, refused; `None` if the exception must be raised."""
-    draft = _draft(parts, error, micro)
-    if draft is None:
+    diagnosed = _diagnosed(session, error, micro)
+    if diagnosed is None:
         return None
     words = f"it ended with {type(error).__name__}"
-    if parts.policy.on_incident == "observe":
-        parts.recorder.note_exception(draft, Action.APPLY, words)
+    if session.policy.on_incident == "observe":
+        session.recorder.note_exception(diagnosed, Action.APPLY, words)
         return None
-    if parts.ranks.together:
-        draft.incident = replace(draft.incident, notes=(*draft.incident.notes, _RAISED_ON_ONE))
-        parts.recorder.note_exception(draft, Action.SKIP, words)
+    if session.ranks.together:
+        notes = (*diagnosed.incident.notes, _RAISED_ON_ONE)
+        diagnosed = diagnosed.with_incident(replace(diagnosed.incident, notes=notes))
+        session.recorder.note_exception(diagnosed, Action.SKIP, words)
         return None
-    return refuse_exception(parts, driver, collector.open(), draft, words)
+    return refuse_exception(session, driver, collector.open(), diagnosed, words)
 
 
-def explain_exception(parts: Parts, collector: Collector, error: BaseException) -> Incident | None:
+def explain_exception(session: Session, collector: Collector, error: BaseException) -> Incident | None:
     """After an exception in a loop that the guard does not run: report the non-finite value that caused it, if any."""
     call = collector.root_call
     if call is None or not isinstance(error, Exception):
         return None
-    draft = _draft(parts, error, Micro(no_loss(), root_call=call, values=[]))
-    if draft is None:
+    diagnosed = _diagnosed(session, error, Micro(no_loss(), root_call=call, values=[]))
+    if diagnosed is None:
         return None
-    return parts.recorder.note_exception(draft, Action.STOP, f"the run ended with {type(error).__name__}")
+    return session.recorder.note_exception(diagnosed, Action.STOP, f"the run ended with {type(error).__name__}")
 
 
-def _draft(parts: Parts, error: Exception, micro: Micro) -> Draft | None:
-    """The draft of the incident behind an exception; `None` if nothing non-finite led to it."""
-    if isinstance(error, _NOT_OURS) or parts.policy.diagnose == "off":
+def _diagnosed(session: Session, error: Exception, micro: Micro) -> Diagnosed | None:
+    """The diagnosed of the incident behind an exception; `None` if nothing non-finite led to it."""
+    if isinstance(error, _NOT_OURS) or session.policy.diagnose == "off":
         return None
-    if parts.ranks.together and not parts.diagnosis.runs_alone:
+    if session.ranks.together and not session.alone.possible:
         return None  # sharded weights, synchronised statistics: a replay needs ranks that take no part in it
-    return parts.diagnosis.draft_exception(micro, error)
+    return diagnose_exception(session, micro, error)

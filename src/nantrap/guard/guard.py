@@ -24,9 +24,9 @@ from nantrap.guard.exceptions import contain_exception, explain_exception, no_lo
 from nantrap.guard.late import LateSteps
 from nantrap.guard.loss import NO_TERMS, Loss, LossLike, as_loss
 from nantrap.guard.outcome import Outcome
-from nantrap.guard.parts import make_parts
 from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Tally
+from nantrap.guard.session import Session, Setup
 from nantrap.guard.state.anchors import Attempt
 from nantrap.guard.state.ema import ema_update
 from nantrap.guard.state.protected import needs_closure
@@ -125,59 +125,63 @@ class Guard:
         self.optimizer = optimizer
         self.scheduler = scheduler
         self.run_dir = None if run_dir is None else os.fspath(run_dir)
-        self._parts = make_parts(
+        self._session = Session(
             model,
             optimizer,
-            policy=self.policy,
-            also=as_modules(also),
-            scheduler=scheduler,
-            scaler=scaler,
-            ema=ema,
-            max_grad_norm=max_grad_norm,
-            run_dir=run_dir,
-            watch=(watch,) if isinstance(watch, str) else watch,
-            store=store,
-            save_every=save_every,
-            quiet=quiet,
-            process_group=process_group,
-            export=export,
-            alerts=alerts,
-            bad_samples=bad_samples,
+            Setup(
+                policy=self.policy,
+                also=as_modules(also),
+                scheduler=scheduler,
+                scaler=scaler,
+                ema=ema,
+                max_grad_norm=max_grad_norm,
+                run_dir=run_dir,
+                watch=(watch,) if isinstance(watch, str) else watch,
+                store=store,
+                save_every=save_every,
+                quiet=quiet,
+                process_group=process_group,
+                export=export,
+                alerts=alerts,
+                bad_samples=bad_samples,
+            ),
         )
         average = ema_update(ema, model)
         self._driver = OwnLoop(
-            self._parts.protected,
-            scaling=self._parts.scaling,
+            self._session.protected,
+            scaling=self._session.scaling,
             scheduler=scheduler,
             average=average,
             max_grad_norm=max_grad_norm,
         )
         self._late = (
-            LateSteps(self._parts, max_grad_norm=max_grad_norm, average=average) if self.policy.sync == "late" else None
+            LateSteps(self._session, max_grad_norm=max_grad_norm, average=average)
+            if self.policy.sync == "late"
+            else None
         )
         self._evaluates_itself = needs_closure(optimizer)
         self._closed = False
-        self._collector = Collector(model, self._parts, self._driver)
+        self._collector = Collector(model, self._session, self._driver)
         _guarded.add(optimizer)
         # also without close(): when the guard is dropped, and at the end of the program
-        self._end_run = weakref.finalize(self, end_run, self._parts.recorder, self._parts.recovery)
+        self._end_run = weakref.finalize(self, end_run, self._session.recorder, self._session.recovery)
 
     # ---- what is known of the run
 
     @property
     def history(self) -> History:
         """The last steps, as the journal has them."""
-        return self._parts.recorder.history()
+        return self._session.recorder.history()
 
     @property
     def tally(self) -> Tally:
         """What the run did so far, in numbers."""
-        return self._parts.recorder.tally
+        return self._session.recorder.tally
 
     @property
     def last_incident(self) -> Incident | None:
         """The last incident of the run."""
-        return self._parts.recorder.last_incident
+        return self._session.recorder.last_incident
 
     # ---- the two-line form
 
@@ -213,9 +217,9 @@ class Guard:
             raise UsageError("guard.step() without guard.backward(loss) before it: there are no gradients")
         try:
             late = self._late
-            outcome = run_step(self._parts, self._driver, window) if late is None else late.step(window)
-            if self._parts.recovery.acts_after_steps:
-                self._parts.recovery.after_step(outcome)
+            outcome = run_step(self._session, self._driver, window) if late is None else late.step(window)
+            if self._session.recovery.acts_after_steps:
+                self._session.recovery.after_step(outcome)
             return outcome
         finally:
             self._collector.end()
@@ -233,31 +237,31 @@ class Guard:
         """
         if self._closed:
             raise _closed_error()
-        collector, parts = self._collector, self._parts
+        collector, session = self._collector, self._session
         if collector.window is not None:
             raise UsageError("guard.attempt inside a step that guard.backward began; call guard.step() first")
         if not callable(fn):
             raise UsageError(f"guard.attempt(fn, batch): fn computes the loss of a batch, got {fn!r}")
         collector.attempting = True
         collector.begin()
-        program = parts.protected.program
+        program = session.protected.program
         if program.rest and getattr(fn, "__code__", None) in program.clean:
             program.rest -= 1
             rng = RngState.capture()
         else:
-            rng = RngState.capture(parts.protected.note_program(fn, batch))
+            rng = RngState.capture(session.protected.note_program(fn, batch))
         try:
             if self._evaluates_itself:
-                outcome = attempt_with_closure(parts, self._driver, fn, batch, rng, more)
-                if parts.recovery.acts_after_steps:
-                    parts.recovery.after_step(outcome)
+                outcome = attempt_with_closure(session, self._driver, fn, batch, rng, more)
+                if session.recovery.acts_after_steps:
+                    session.recovery.after_step(outcome)
                 return outcome
             batches = (batch, *more)
             early, size = self._run_batches(fn, batches, rng)
             if early is not None:
                 return early
             outcome = self.step()
-            anchors = parts.recovery.anchors
+            anchors = session.recovery.anchors
             if anchors.keeps_attempts:
                 attempt = Attempt(outcome.step, lambda b: as_loss(fn(b)).total, batches, rng, outcome.applied, size)
                 anchors.remember(attempt)
@@ -275,16 +279,16 @@ class Guard:
         Returns:
             The outcome of a step that ended before its gradients were complete, or `None`; the bytes of the batches.
         """
-        collector, parts = self._collector, self._parts
+        collector, session = self._collector, self._session
         refused: frozenset[int] = frozenset()
         if self.policy.check_batch and self.policy.on_incident != "observe":
-            early, refused = check_batches(parts, self._driver, collector, batches)
+            early, refused = check_batches(session, self._driver, collector, batches)
             if early is not None:
                 return early, 0
-        if parts.ranges is not None:
+        if session.ranges is not None:
             for index, batch in enumerate(batches):
                 if index not in refused:
-                    parts.ranges.check(batch)
+                    session.ranges.check(batch)
         factor = 1.0 / len(batches)
         size = 0
         for index, batch in enumerate(batches):
@@ -292,7 +296,7 @@ class Guard:
                 continue
             if index:
                 collector.before_micro()
-                rng = RngState.capture(parts.protected.note_program(fn, batch))
+                rng = RngState.capture(session.protected.note_program(fn, batch))
             versions = {}
             for path, tensor in _tensors(batch):
                 if not tensor.is_inference():
@@ -302,7 +306,7 @@ class Guard:
                 given = fn(batch)
             except Exception as error:
                 micro = Micro(no_loss(), 1.0, batch, fn, rng, versions=versions, values=[])
-                contained = contain_exception(parts, self._driver, collector, error, micro)
+                contained = contain_exception(session, self._driver, collector, error, micro)
                 if contained is None:
                     raise
                 return contained, size
@@ -321,7 +325,7 @@ class Guard:
             batch: number of the batch in the epoch.
             samples: the dataset's indices of the samples in the batch, in order, so that an incident names them.
         """
-        progress = self._parts.progress
+        progress = self._session.progress
         progress.samples = checked_position(epoch=epoch, batch=batch, samples=samples)
         progress.epoch, progress.batch = epoch, batch
 
@@ -334,8 +338,8 @@ class Guard:
         """
         if step is not None and (isinstance(step, bool) or not isinstance(step, int)):
             raise UsageError(f"guard.log_eval(step={step!r}): expected the number of a step, or None for the last one")
-        last = max(0, self._parts.progress.step - 1)
-        self._parts.recorder.log_eval(last if step is None else step, as_metrics(metrics))
+        last = max(0, self._session.progress.step - 1)
+        self._session.recorder.log_eval(last if step is None else step, as_metrics(metrics))
 
     # ---- checkpoints
 
@@ -364,7 +368,7 @@ class Guard:
         """
         if path is not None and not isinstance(path, (str, os.PathLike)):
             raise UsageError(f"guard.save(path): path is a file name, got {path!r}")
-        return self._parts.recovery.save(path, data_position=data_position, extras=extras, pin=pin)
+        return self._session.recovery.save(path, data_position=data_position, extras=extras, pin=pin)
 
     def load(
         self, resume: str | int | os.PathLike[str] = "last_good", *, rng: bool = True, strict: bool = True
@@ -376,8 +380,8 @@ class Guard:
             rng: put the random streams back.
             strict: the keys of the model must fit exactly.
         """
-        loaded = self._parts.recovery.load(resume, rng=rng, strict=strict)
-        self._parts.recorder.note_resume(loaded.step)
+        loaded = self._session.recovery.load(resume, rng=rng, strict=strict)
+        self._session.recorder.note_resume(loaded.step)
         return loaded
 
     def check_resume(
@@ -397,7 +401,7 @@ class Guard:
             step: the step at which the run continues.
             take: `"configured"` puts the configured learning rate in force, at the schedule's present place.
         """
-        return self._parts.recovery.check_resume(lr=lr, expected_keys=expected_keys, step=step, take=take)
+        return self._session.recovery.check_resume(lr=lr, expected_keys=expected_keys, step=step, take=take)
 
     # ---- on demand
 
@@ -411,11 +415,11 @@ class Guard:
             What is non-finite; an empty list means that everything is finite. Buffers that were non-finite from the
             start (masks) are not counted.
         """
-        return check_state(self._parts)
+        return check_state(self._session)
 
     def summary(self) -> str:
         """What was applied, what was skipped and why, in a few lines."""
-        return summary_of(self._parts.recorder, self._parts.recovery)
+        return summary_of(self._session.recorder, self._session.recovery)
 
     def close(self) -> None:
         """Remove every hook, write the journal, print the summary if anything happened. May be called again."""
@@ -428,7 +432,7 @@ class Guard:
                 self._late.judge_last()
         finally:
             self._end_run()
-            self._parts.recovery.close()
+            self._session.recovery.close()
 
     def __enter__(self) -> Guard:
         return self
@@ -436,7 +440,7 @@ class Guard:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         try:
             if error is not None:
-                explain_exception(self._parts, self._collector, error)
+                explain_exception(self._session, self._collector, error)
         finally:
             self.close()
 

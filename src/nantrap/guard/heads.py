@@ -21,11 +21,12 @@ from typing import Any, NamedTuple
 from torch import Tensor
 
 from nantrap import finite
+from nantrap.guard.diagnosis.diagnose import diagnose
 from nantrap.guard.driver import Driver
 from nantrap.guard.judge import Verdict
 from nantrap.guard.loss import LossLike, as_loss, without_terms
 from nantrap.guard.observation import add_findings, observe
-from nantrap.guard.parts import Parts
+from nantrap.guard.session import Session
 from nantrap.guard.window import Micro, Window
 from nantrap.incident import Finding
 from nantrap.incident.wording import some_of
@@ -60,7 +61,7 @@ def heads_of(given: Mapping[str, Tensor | float]) -> list[Head]:
     return heads
 
 
-def drop_bad_terms(parts: Parts, window: Window, micro: Micro, given: LossLike) -> None:
+def drop_bad_terms(session: Session, window: Window, micro: Micro, given: LossLike) -> None:
     """With `bad_terms="drop"`, the micro-batch continues without the terms whose values are bad, if any are left."""
     assert micro.values is not None
     named = micro.loss.named(micro.values[1:])
@@ -74,7 +75,7 @@ def drop_bad_terms(parts: Parts, window: Window, micro: Micro, given: LossLike) 
     micro.absent = frozenset(bad)
     micro.loss = as_loss(kept)
     micro.values = finite.read(micro.loss.scalars())
-    _count(parts, window, [name for name in named if name in bad])
+    _count(session, window, [name for name in named if name in bad])
 
 
 @contextlib.contextmanager
@@ -92,13 +93,13 @@ def left_out(heads: Collection[Head], names: Collection[str]) -> Iterator[None]:
             handle.remove()
 
 
-def drop_bad_heads(parts: Parts, driver: Driver, window: Window, micro: Micro, norm: float) -> bool:
+def drop_bad_heads(session: Session, driver: Driver, window: Window, micro: Micro, norm: float) -> bool:
     """Replace bad gradients by those of the good terms alone, if the bad terms can be found.
 
     The incident is drafted from the failed step as it was, before anything is replaced.
 
     Args:
-        parts: the collaborators of the step.
+        session: of the run.
         driver: who makes the update.
         window: the step.
         micro: its micro-batch whose gradients are in the parameters, non-finite.
@@ -109,11 +110,11 @@ def drop_bad_heads(parts: Parts, driver: Driver, window: Window, micro: Micro, n
     """
     if micro.given is None or micro.bad:
         return False
-    members = parts.protected.members
+    members = session.protected.members
     failed = [parameter.grad for parameter in members.parameters]
     try:
         heads = heads_of(micro.given)
-        bad = _bad_alone(parts, heads, micro.absent)
+        bad = _bad_alone(session, heads, micro.absent)
         if not bad or len(bad) == len(heads) - len(micro.absent):
             raise LookupError("no term is to blame alone, or all of them are")
         members.clear_gradients()
@@ -130,7 +131,7 @@ def drop_bad_heads(parts: Parts, driver: Driver, window: Window, micro: Micro, n
     good = [parameter.grad for parameter in members.parameters]
     for parameter, gradient in zip(members.parameters, failed, strict=True):
         parameter.grad = gradient
-    _draft(parts, window, micro, norm, bad)
+    _diagnose_left_out(session, window, micro, norm, bad)
     for parameter, gradient in zip(members.parameters, good, strict=True):
         parameter.grad = gradient
     driver.scaling.forget()  # the gradients of the good terms are still scaled
@@ -139,9 +140,9 @@ def drop_bad_heads(parts: Parts, driver: Driver, window: Window, micro: Micro, n
     return True
 
 
-def _bad_alone(parts: Parts, heads: list[Head], absent: Collection[str]) -> set[str]:
+def _bad_alone(session: Session, heads: list[Head], absent: Collection[str]) -> set[str]:
     """The heads whose own backward pass gives a non-finite gradient."""
-    members = parts.protected.members
+    members = session.protected.members
     names = {head.name for head in heads}
     bad = set()
     for head in heads:
@@ -155,19 +156,19 @@ def _bad_alone(parts: Parts, heads: list[Head], absent: Collection[str]) -> set[
     return bad
 
 
-def _draft(parts: Parts, window: Window, micro: Micro, norm: float, bad: set[str]) -> None:
+def _diagnose_left_out(session: Session, window: Window, micro: Micro, norm: float, bad: set[str]) -> None:
     """Note and diagnose the step as it failed; it is recorded when the update has been made."""
     assert micro.values is not None
     named = micro.loss.named(micro.values[1:])
     note = "its gradient is not finite"
     found = [Finding("term", name, "backward", value=value, note=note) for name, value in named.items() if name in bad]
-    verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
-    observation = add_findings(observe(parts.protected, micro, norm, verdict=verdict), found)
-    with parts.protected.ledger.kept():
-        draft = parts.diagnosis.draft(observation)
+    verdict = Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,))
+    observation = add_findings(observe(session.protected, micro, norm, verdict=verdict), found)
+    with session.protected.ledger.kept():
+        diagnosed = diagnose(session, observation)
     names = [name for name in named if name in bad]
-    window.drafts.append((draft, left_out_in_words(names, of=len(named))))
-    _count(parts, window, names)
+    window.diagnosed.append((diagnosed, left_out_in_words(names, of=len(named))))
+    _count(session, window, names)
 
 
 def left_out_in_words(names: Sequence[str], *, of: int) -> str:
@@ -177,9 +178,9 @@ def left_out_in_words(names: Sequence[str], *, of: int) -> str:
     return f"loss term{'s' * (len(names) > 1)} {some_of(names, 8)} left out, {others}"
 
 
-def _count(parts: Parts, window: Window, names: list[str]) -> None:
+def _count(session: Session, window: Window, names: list[str]) -> None:
     window.left_out += names
-    parts.recorder.tally.dropped_terms.update(names)
+    session.recorder.tally.dropped_terms.update(names)
 
 
 def _slot_of_scalar(term: Tensor) -> tuple[Any, int] | None:

@@ -7,22 +7,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from nantrap.guard.diagnosed import Diagnosed
 from nantrap.guard.diagnosis.completing import began_elsewhere, with_explanation
-from nantrap.guard.drafts import Draft, build_incident
+from nantrap.guard.diagnosis.describe import new_incident
 from nantrap.guard.judge import Verdict
-from nantrap.guard.parts import Parts
-from nantrap.guard.state.rates import current_rates
+from nantrap.guard.session import Session
 from nantrap.guard.window import Window
 from nantrap.incident import Cause, Evidence, Finding, Fix
-from nantrap.locate import FailedStep, Location, batch_size
+from nantrap.locate import Failure, Location, RunFacts, batch_size
 from nantrap.locate.replay.samples import dataset_indices
 
 
-def bad_batch(parts: Parts, findings: Sequence[Finding], verdict: Verdict | None = None, *, batch: Any = None) -> Draft:
+def bad_batch(
+    session: Session, findings: Sequence[Finding], verdict: Verdict | None = None, *, batch: Any = None
+) -> Diagnosed:
     """A batch that was found bad before the forward pass, here or on another rank.
 
     Args:
-        parts: the collaborators of the step.
+        session: of the run.
         findings: what is bad in it.
         verdict: of all ranks.
         batch: the batch, which may carry the dataset's indices.
@@ -45,37 +47,28 @@ def bad_batch(parts: Parts, findings: Sequence[Finding], verdict: Verdict | None
         causes = (cause,)
     else:
         notes = (began_elsewhere(verdict.origin_rank if verdict else None),)
-    incident = build_incident(
-        parts.progress,
-        rank=parts.ranks.rank,
-        verdict=verdict,
-        phase="data",
+    incident = replace(
+        new_incident(session, "data", verdict=verdict),
         module="data",
-        findings=findings,
+        findings=tuple(findings),
         causes=causes,
         samples=guilty,
-        inputs=findings,
-        rates=current_rates(parts.protected.optimizer),
+        inputs=tuple(findings),
         notes=notes,
+        dataset_indices=dataset_indices(batch, guilty, batch_size(batch)),
     )
-    indices = dataset_indices(batch, guilty, batch_size(batch))
-    return Draft(replace(incident, dataset_indices=indices), worth_a_bundle=bool(findings))
+    return Diagnosed(incident, worth_a_bundle=bool(findings))
 
 
-def rank_divergence(parts: Parts, checksums: tuple[float, ...]) -> Draft:
+def rank_divergence(session: Session, checksums: tuple[float, ...]) -> Diagnosed:
     """The ranks hold different parameters. Nothing is run again: the numbers are enough."""
     from nantrap.causes import Case, explain_case
 
-    protected = parts.protected
-    incident = build_incident(
-        parts.progress,
-        rank=parts.ranks.rank,
-        verdict=Verdict(bad_ranks=parts.ranks.members, contested=True),
-        phase="state",
-        rates=current_rates(protected.optimizer),
-    )
-    failed = FailedStep(
-        step=parts.progress.step,
+    protected = session.protected
+    verdict = Verdict(bad_ranks=session.ranks.members, contested=True)
+    incident = new_incident(session, "state", verdict=verdict)
+    failure = Failure(
+        step=session.progress.step,
         root=protected.root,
         parameters=dict(protected.members.named()),
         optimizer=protected.optimizer,
@@ -84,23 +77,20 @@ def rank_divergence(parts: Parts, checksums: tuple[float, ...]) -> Draft:
         loss_value=math.nan,
         gradients={},
         restore_buffers=protected.ledger.restore_buffers,
+        run=RunFacts(session.recorder.history(), checksums=checksums),
     )
-    case = Case(failed, Location(phase="state"), incident, parts.recorder.history(), checksums=checksums)
-    return Draft(with_explanation(incident, explain_case(case, seconds=0.0)))
+    case = Case(failure, Location(phase="state"), incident)
+    return Diagnosed(with_explanation(incident, explain_case(case, seconds=0.0)))
 
 
-def dropped_terms(parts: Parts, window: Window, loss: float, terms: dict[str, float]) -> Draft:
+def dropped_terms(session: Session, window: Window, loss: float, terms: dict[str, float]) -> Diagnosed:
     """A step that was applied without loss terms whose values are bad."""
-    return Draft(
-        build_incident(
-            parts.progress,
-            rank=parts.ranks.rank,
-            phase="forward",
-            module="loss",
-            findings=window.findings,
-            loss=loss,
-            terms=terms,
-            rates=current_rates(parts.protected.optimizer),
-            notes=('the other terms were applied, as Policy(bad_terms="drop") asks',),
-        )
+    incident = replace(
+        new_incident(session, "forward"),
+        module="loss",
+        findings=tuple(window.findings),
+        loss=loss,
+        terms=terms,
+        notes=('the other terms were applied, as Policy(bad_terms="drop") asks',),
     )
+    return Diagnosed(incident)

@@ -13,7 +13,7 @@ import copy
 import math
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -22,12 +22,13 @@ from torch.optim import Optimizer
 
 from nantrap import finite
 from nantrap.errors import NonFiniteError, UsageError
-from nantrap.guard.drafts import Draft, build_incident
+from nantrap.guard.diagnosed import Diagnosed
+from nantrap.guard.diagnosis.describe import new_incident
 from nantrap.guard.judge import Flags, Verdict, combine
 from nantrap.guard.messages import stop_message
 from nantrap.guard.outcome import Outcome
-from nantrap.guard.parts import Parts
 from nantrap.guard.reading import NOTHING, Reading
+from nantrap.guard.session import Session
 from nantrap.guard.state.certify import LARGEST_NORM, certify
 from nantrap.guard.state.rates import current_rates
 from nantrap.guard.window import Window
@@ -64,17 +65,17 @@ class LateSteps:
     """Steps without reading. Holds the last step's values until they are read one step later.
 
     Args:
-        parts: the collaborators of a step.
+        session: of the run.
         max_grad_norm: clip to this total norm; `None` does not clip.
         average: updates the averaged weights, or `None`.
     """
 
-    def __init__(self, parts: Parts, *, max_grad_norm: float | None, average: Callable[[], Any] | None) -> None:
-        self._parts = parts
+    def __init__(self, session: Session, *, max_grad_norm: float | None, average: Callable[[], Any] | None) -> None:
+        self._session = session
         self._max_grad_norm = max_grad_norm
         self._average = average
         self._pending: _Pending | None = None
-        optimizer = parts.protected.optimizer
+        optimizer = session.protected.optimizer
         fused = all(group.get("fused") for group in optimizer.param_groups)
         momentum = any(group.get("momentum") for group in optimizer.param_groups)
         if type(optimizer) not in _CAPABLE or not fused or momentum:
@@ -89,18 +90,18 @@ class LateSteps:
                 "(half precision parameters, a hook, a learning rate that is a tensor, or unusual constants), and late "
                 'mode has no copy to undo it with; use sync="step"'
             )
-        if average is not None and not parts.protected.averages:
+        if average is not None and not session.protected.averages:
             raise UsageError(
                 'Policy(sync="late") with an ema that is no module: it cannot be taken back on the device when a step '
                 'turns out to be bad; use an AveragedModel or sync="step"'
             )
-        if parts.policy.on_incident != "skip":
+        if session.policy.on_incident != "skip":
             raise UsageError('Policy(sync="late") can only skip; use sync="step" to raise or to observe')
 
     def step(self, window: Window) -> Outcome:
         """Launch the step; report the result of the one before it."""
         reported = self.judge_last()
-        parts, protected = self._parts, self._parts.protected
+        session, protected = self._session, self._session.protected
         optimizer, scheduler = protected.optimizer, protected.scheduler
         norm = finite.gradient_norm(protected.members.gradients())
         losses = [micro.loss.total.detach().float() * micro.factor for micro in window.micros]
@@ -111,7 +112,7 @@ class LateSteps:
         if suspects:
             origin = origin | (finite.nonfinite_flag(suspects).to(origin.device) > 0)
         symptom = (~(norm.isfinite() & (norm <= limit))).to(origin.device)
-        flags = parts.ranks.gather_flags(origin, symptom)
+        flags = session.ranks.gather_flags(origin, symptom)
         bad = flags.max()
         if self._max_grad_norm is not None:
             finite.clip_with_norm(protected.members.parameters, max_norm=self._max_grad_norm, total=norm)
@@ -124,17 +125,17 @@ class LateSteps:
         rates = current_rates(optimizer)
         schedule = None
         if scheduler is not None:
-            if parts.policy.scheduler_on_skip == "hold":
+            if session.policy.scheduler_on_skip == "hold":
                 schedule = _Schedule(scheduler, optimizer)
             scheduler.step()
         self._update_average(bad)
         protected.members.clear_gradients()
         values = torch.cat([torch.stack([loss, norm.float().to(loss.device)]), flags.flatten().to(loss.device)])
         milliseconds = (time.perf_counter() - window.started) * 1e3
-        step = parts.progress.step
+        step = session.progress.step
         self._pending = _Pending(step, values, rates, window, milliseconds, schedule)
-        parts.progress.step = step + 1
-        parts.recorder.tally.attempted += 1
+        session.progress.step = step + 1
+        session.recorder.tally.attempted += 1
         incident = reported.incident if reported is not None else None
         previous = (reported.loss, reported.grad_norm) if reported is not None else (math.nan, math.nan)
         return Outcome(True, Action.APPLY, step, *previous, incident)
@@ -144,23 +145,23 @@ class LateSteps:
         pending, self._pending = self._pending, None
         if pending is None:
             return None
-        parts = self._parts
+        session = self._session
         loss, norm, *flags = finite.read(list(pending.values.unbind()))
-        members = parts.ranks.members if len(flags) == 2 * parts.ranks.size else (parts.ranks.rank,)
+        members = session.ranks.members if len(flags) == 2 * session.ranks.size else (session.ranks.rank,)
         pairs = zip(members, flags[::2], flags[1::2], strict=True)
         verdict = combine({rank: Flags(origin=bool(origin), symptom=bool(bad)) for rank, origin, bad in pairs})
         reading = Reading(norm, loss, NOTHING, pending.rates)
         if not verdict.bad:
-            parts.ladder.applied()
-            return parts.recorder.end(pending.window, reading, launched=(pending.step, pending.milliseconds))
-        action, reason = parts.ladder.decide(
+            session.ladder.applied()
+            return session.recorder.end(pending.window, reading, launched=(pending.step, pending.milliseconds))
+        action, reason = session.ladder.decide(
             pending.step, no_way_back=lambda: 'Policy(sync="late") keeps no older state'
         )
         if pending.schedule is not None:
             pending.schedule.restore()
-        incident = parts.recorder.finish(self._draft(pending, reading, verdict), action, reason)
+        incident = session.recorder.finish(self._diagnosed(pending, reading, verdict), action, reason)
         launched = (pending.step, pending.milliseconds)
-        outcome = parts.recorder.end(pending.window, reading, action, incident, launched=launched)
+        outcome = session.recorder.end(pending.window, reading, action, incident, launched=launched)
         if action is Action.STOP:
             raise NonFiniteError(stop_message(incident, reason), incident=incident)
         return outcome
@@ -169,7 +170,7 @@ class LateSteps:
         """Average, and take it back on the device where the step was bad."""
         if self._average is None:
             return
-        modules = self._parts.protected.averages
+        modules = self._session.protected.averages
         tensors = [t for module in modules for t in (*module.parameters(), *module.buffers())]
         before = [tensor.detach().clone() for tensor in tensors]
         self._average()
@@ -177,7 +178,7 @@ class LateSteps:
             for tensor, kept in zip(tensors, before, strict=True):
                 tensor.copy_(torch.where(bad.to(tensor.device) > 0, kept, tensor))
 
-    def _draft(self, pending: _Pending, reading: Reading, verdict: Verdict) -> Draft:
+    def _diagnosed(self, pending: _Pending, reading: Reading, verdict: Verdict) -> Diagnosed:
         """The incident of a step that is read when the next one has begun: what was seen, and no place."""
         findings = []
         if not math.isfinite(reading.loss):
@@ -185,17 +186,7 @@ class LateSteps:
         if not math.isfinite(reading.norm):
             findings.append(Finding("grad_norm", "total gradient norm", "backward", value=reading.norm))
         forward = not math.isfinite(reading.loss) or math.isfinite(reading.norm)
-        return Draft(
-            build_incident(
-                self._parts.progress,
-                step=pending.step,
-                rank=self._parts.ranks.rank,
-                verdict=verdict,
-                phase="forward" if forward else "backward",
-                findings=findings,
-                loss=reading.loss,
-                norm=reading.norm,
-                rates=pending.rates,
-                notes=('read one step late (Policy(sync="late")): the graph is gone, so it was not located',),
-            )
-        )
+        incident = new_incident(self._session, "forward" if forward else "backward", verdict=verdict)
+        note = 'read one step late (Policy(sync="late")): the graph is gone, so it was not located'
+        incident = replace(incident, step=pending.step, lr=pending.rates, findings=tuple(findings), notes=(note,))
+        return Diagnosed(replace(incident, loss=reading.loss, grad_norm=reading.norm))

@@ -11,25 +11,26 @@ from __future__ import annotations
 import math
 
 from nantrap import finite
-from nantrap.guard.drafts import Draft
+from nantrap.guard.diagnosed import Diagnosed
+from nantrap.guard.diagnosis.diagnose import diagnose
 from nantrap.guard.driver import Driver
 from nantrap.guard.heads import drop_bad_heads
 from nantrap.guard.judge import Verdict
 from nantrap.guard.observation import observe
-from nantrap.guard.parts import Parts
+from nantrap.guard.session import Session
 from nantrap.guard.window import Window
 
 
-def judge_micro_batch(parts: Parts, driver: Driver, window: Window, *, buffers: bool = True) -> None:
+def judge_micro_batch(session: Session, driver: Driver, window: Window, *, buffers: bool = True) -> None:
     """Judge the last micro-batch: keep its gradients aside if they are good, drop it if they are not.
 
     Args:
-        parts: the collaborators of the step.
+        session: of the run.
         driver: who makes the update.
         window: the step.
         buffers: whether no other forward pass has begun since, so that this micro-batch alone wrote the buffers.
     """
-    protected = parts.protected
+    protected = session.protected
     micro = window.micros[-1]
     window.judged = len(window.micros)
     window.buffers_unjudged = window.buffers_unjudged or not buffers
@@ -43,7 +44,7 @@ def judge_micro_batch(parts: Parts, driver: Driver, window: Window, *, buffers: 
     buffers_bad = bool(flag) and bool(protected.ledger.names_of_bad())
     # with a scaler an overflow of good losses is its normal search for a scale, which the whole step decides
     gradients_bad = not math.isfinite(norm_value) and not driver.scaling.enabled
-    if gradients_bad and not buffers_bad and drop_bad_heads(parts, driver, window, micro, norm_value):
+    if gradients_bad and not buffers_bad and drop_bad_heads(session, driver, window, micro, norm_value):
         gradients_bad = False
     if not (micro.bad or buffers_bad or gradients_bad):
         window.count(micro)
@@ -51,27 +52,27 @@ def judge_micro_batch(parts: Parts, driver: Driver, window: Window, *, buffers: 
         if buffers:
             protected.ledger.mark()
         return
-    verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
+    verdict = Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,))
     observation = observe(protected, micro, norm_value, verdict=verdict, buffers_bad=buffers_bad)
     protected.members.clear_gradients()
-    draft = parts.diagnosis.draft(observation)
-    drop(parts, window, draft, f"micro-batch {len(window.micros)} dropped, the others stay")
+    diagnosed = diagnose(session, observation)
+    drop(session, window, diagnosed, f"micro-batch {len(window.micros)} dropped, the others stay")
     if buffers:
         protected.ledger.restore_mark()
 
 
-def drop(parts: Parts, window: Window, draft: Draft, words: str) -> None:
+def drop(session: Session, window: Window, diagnosed: Diagnosed, words: str) -> None:
     """This micro-batch takes no part in the step."""
-    window.drafts.append((draft, words))
+    window.diagnosed.append((diagnosed, words))
     window.dropped += 1
-    parts.recorder.tally.dropped_micro_batches += 1
+    session.recorder.tally.dropped_micro_batches += 1
 
 
-def merge(parts: Parts, window: Window) -> None:
+def merge(session: Session, window: Window) -> None:
     """The gradients of all good micro-batches together, weighted as if the dropped ones did not exist."""
     scale = 1.0
-    if window.dropped and parts.policy.micro_weight == "mean":
+    if window.dropped and session.policy.micro_weight == "mean":
         scale = (window.good + window.dropped) / window.good
     window.loss *= scale
     window.terms = {name: value * scale for name, value in window.terms.items()}
-    window.unstash(parts.protected.members.parameters, scale=scale)
+    window.unstash(session.protected.members.parameters, scale=scale)

@@ -19,7 +19,7 @@ from typing import Any
 from torch import Tensor
 
 from nantrap.guard.bundling import write_incident
-from nantrap.guard.drafts import Draft
+from nantrap.guard.diagnosed import Diagnosed
 from nantrap.guard.messages import LONGEST_LINE
 from nantrap.guard.no_gradient import why_no_gradient
 from nantrap.guard.outcome import Outcome
@@ -239,7 +239,7 @@ class Recorder:
 
     def finish(
         self,
-        draft: Draft,
+        diagnosed: Diagnosed,
         action: Action,
         reason: str,
         *,
@@ -251,9 +251,9 @@ class Recorder:
 
         One of many is printed only if it looks new.
         """
-        incident = self._with_samples(draft.finish(action, restored=restored), draft)
+        incident = self._with_samples(diagnosed.finish(action, restored=restored), diagnosed)
         if self.run_dir is not None:
-            incident = write_incident(self.run_dir, incident, draft, self._policy)
+            incident = write_incident(self.run_dir, incident, diagnosed, self._policy)
         looks_new = not is_one_of_many or (incident.same_as is None and fingerprint(incident) not in self._shown)
         if looks_new and (self._prints or (known_here_only and not self._quiet)):
             self._print(incident, reason)
@@ -266,16 +266,15 @@ class Recorder:
     def finish_dropped(self, window: Window, action: Action = Action.APPLY) -> Incident | None:
         """The incidents of dropped micro-batches. Returns the first of them."""
         first: Incident | None = None
-        for draft, words in window.drafts:
-            draft.incident = replace(draft.incident, notes=(words, *draft.incident.notes))
-            incident = self.finish(draft, action, words)
+        for diagnosed, words in window.diagnosed:
+            incident = self.finish(diagnosed.noting_first(words), action, words)
             first = first or incident
-        window.drafts = []
+        window.diagnosed = []
         return first
 
-    def note_exception(self, draft: Draft, action: Action, reason: str) -> Incident:
+    def note_exception(self, diagnosed: Diagnosed, action: Action, reason: str) -> Incident:
         """An incident that ended with an exception, which is raised again."""
-        incident = self.finish(draft, action, reason, known_here_only=True)
+        incident = self.finish(diagnosed, action, reason, known_here_only=True)
         self._count(incident)
         if self._journal is not None:
             self._journal.append({"step": incident.step, "kind": "exception", "incident": _short(incident)})
@@ -374,12 +373,12 @@ class Recorder:
 
     # ---- parts
 
-    def _with_samples(self, incident: Incident, draft: Draft) -> Incident:
+    def _with_samples(self, incident: Incident, diagnosed: Diagnosed) -> Incident:
         """The dataset's own indices, where the loop told them, and what the list of bad samples says of them."""
         told = self._progress.samples
         if told and incident.samples and not incident.dataset_indices and max(incident.samples) < len(told):
             incident = replace(incident, dataset_indices=tuple(told[index] for index in incident.samples))
-        return incident if self.samples is None else self.samples.note(incident, avoidable=draft.avoidable)
+        return incident if self.samples is None else self.samples.note(incident, avoidable=diagnosed.avoidable)
 
     def _position(self) -> dict[str, int]:
         known = {"epoch": self._progress.epoch, "batch": self._progress.batch}

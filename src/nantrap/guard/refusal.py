@@ -16,15 +16,16 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from nantrap.errors import NonFiniteError
-from nantrap.guard.drafts import Draft
+from nantrap.guard.diagnosed import Diagnosed
+from nantrap.guard.diagnosis.diagnose import diagnose
 from nantrap.guard.driver import Driver
 from nantrap.guard.judge import Decision, Kind, Verdict, judge
 from nantrap.guard.known import bad_batch
 from nantrap.guard.messages import stop_message
 from nantrap.guard.observation import Observation, micro_at_fault, observe
 from nantrap.guard.outcome import Outcome
-from nantrap.guard.parts import Parts
 from nantrap.guard.reading import Reading
+from nantrap.guard.session import Session
 from nantrap.guard.state.rates import current_rates
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding, Incident
@@ -32,15 +33,15 @@ from nantrap.incident.wording import some_of
 
 
 def observe_step(
-    parts: Parts, driver: Driver, window: Window, reading: Reading, decision: Decision, undone: Sequence[Finding]
+    session: Session, driver: Driver, window: Window, reading: Reading, decision: Decision, undone: Sequence[Finding]
 ) -> Observation:
     """Note what is bad, before anything is put back."""
     verdict = decision.verdict
     spike = None
     if decision.spike:
-        found = parts.spikes.find(reading.loss, reading.norm) if parts.spikes is not None else []
-        if parts.ranges is not None and parts.ranges.findings:
-            found = parts.ranges.findings
+        found = session.spikes.find(reading.loss, reading.norm) if session.spikes is not None else []
+        if session.ranges is not None and session.ranges.findings:
+            found = session.ranges.findings
         note = f"a spike on rank {verdict.origin_rank}"
         spike = found[0] if found else Finding("spike", "loss", "forward", note=note)
     micros = window.micros
@@ -49,7 +50,7 @@ def observe_step(
     if several:
         guilty = micro_at_fault(micros)
     observation = observe(
-        parts.protected,
+        session.protected,
         guilty or micros[-1],
         reading.norm,
         verdict=verdict,
@@ -66,10 +67,10 @@ def observe_step(
     return observation if number is None or len(micros) < 2 else replace(observation, number=(number, len(micros)))
 
 
-def contain(parts: Parts, driver: Driver) -> None:
+def contain(session: Session, driver: Driver) -> None:
     """This step never happened: gradients, scaler, buffers, and what the forward pass wrote."""
     driver.refuse_update()
-    parts.protected.restore()
+    session.protected.restore()
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,89 +81,92 @@ class Act:
     reason: str
 
 
-def act(parts: Parts, driver: Driver, decision: Decision, *, incident: Incident, blocked: str = "") -> Act:
+def act(session: Session, driver: Driver, decision: Decision, *, incident: Incident, blocked: str = "") -> Act:
     """Skip, roll back or stop. A rollback that fails says so, and stops."""
-    if decision.spike and parts.ranges is not None and parts.ranges.findings:
+    if decision.spike and session.ranges is not None and session.ranges.findings:
         return Act(Action.SKIP, 'skipped, as Policy(batch_range="skip") asks')
     if decision.spike:
         return Act(Action.SKIP, "a spike, skipped by the policy")
-    verdict, ranks = decision.verdict, parts.ranks
+    verdict, ranks = decision.verdict, session.ranks
 
     def no_way_back() -> str:
         if blocked or not ranks.talking:
-            return blocked or parts.recovery.no_way_back()
-        return (parts.recovery.no_way_back() or "another rank has no older state") if verdict.stop else ""
+            return blocked or session.recovery.no_way_back()
+        return (session.recovery.no_way_back() or "another rank has no older state") if verdict.stop else ""
 
-    spoiled = "" if blocked else spoiled_on_any(parts, incident)
+    spoiled = "" if blocked else spoiled_on_any(session, incident)
     harmless = decision.harmless and not spoiled
-    action, reason = parts.ladder.decide(
-        parts.progress.step, harmless=harmless, spoiled=spoiled, no_way_back=no_way_back
+    action, reason = session.ladder.decide(
+        session.progress.step, harmless=harmless, spoiled=spoiled, no_way_back=no_way_back
     )
     if action is Action.ROLLBACK:
-        done, words = parts.recovery.roll_back(lower_rate=not spoiled)
+        done, words = session.recovery.roll_back(lower_rate=not spoiled)
         return Act(Action.ROLLBACK if done else Action.STOP, reason + words)
-    if parts.policy.scheduler_on_skip == "advance":
+    if session.policy.scheduler_on_skip == "advance":
         driver.advance_schedule()
     return Act(action, reason)
 
 
-def spoiled_on_any(parts: Parts, incident: Incident) -> str:
+def spoiled_on_any(session: Session, incident: Incident) -> str:
     """What of a run's state is non-finite on any rank although an older state is not, in words; else "".
 
     Each rank calls it where they talk: a rank that rolled back alone would have other weights than the rest.
     """
-    own = parts.recovery.spoiled(incident)
-    if not parts.ranks.talking:
+    own = session.recovery.spoiled(incident)
+    if not session.ranks.talking:
         return own
-    told = {rank: words for rank, words in parts.ranks.share(own).items() if words}
+    told = {rank: words for rank, words in session.ranks.share(own).items() if words}
     return next((f"on rank {rank} {words}" for rank, words in told.items()), "")
 
 
-def put_back_buffers(parts: Parts, window: Window, reading: Reading) -> None:
+def put_back_buffers(session: Session, window: Window, reading: Reading) -> None:
     """The step is applied, as on the other ranks; the buffers that became non-finite here are put back.
 
     Ranks that exchange nothing (`Join`, a rank without a guard) all apply a step whose averaged gradients are finite.
     Buffers are each rank's own, so a rank can put them back without the others.
     """
-    verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
+    verdict = Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,))
     micro = reading.guilty or window.micros[-1]
-    observation = observe(parts.protected, micro, reading.norm, verdict=verdict, buffers_bad=True, copy_gradients=True)
+    observation = observe(
+        session.protected, micro, reading.norm, verdict=verdict, buffers_bad=True, copy_gradients=True
+    )
     kinds = ("buffer", "parameter")
     names = ", ".join(dict.fromkeys(found.name for found in observation.findings if found.kind in kinds))
-    with parts.protected.ledger.kept():
-        draft = parts.diagnosis.draft(observation)
-    parts.protected.ledger.restore_buffers()
-    parts.protected.ledger.restore_script_writes()
+    with session.protected.ledger.kept():
+        diagnosed = diagnose(session, observation)
+    session.protected.ledger.restore_buffers()
+    session.protected.ledger.restore_script_writes()
     words = f"the step was applied, because this rank cannot inform the others here; put back on this rank: {names}"
-    window.drafts.append((draft, words))
+    window.diagnosed.append((diagnosed, words))
 
 
 def refuse(
-    parts: Parts,
+    session: Session,
     driver: Driver,
     window: Window,
     reading: Reading,
-    draft: Draft,
+    diagnosed: Diagnosed,
     decision: Decision,
     *,
     blocked: str = "",
     words: str = "",
 ) -> Outcome:
     """The end of a refused step, which is contained and drafted by now: act, then record."""
-    parts.protected.restore()  # a replay may have left buffers at the beginning of a later micro-batch
-    replaced = parts.protected.ledger.restore_script_writes()
-    acted = act(parts, driver, decision, incident=draft.incident, blocked=blocked)
+    session.protected.restore()  # a replay may have left buffers at the beginning of a later micro-batch
+    replaced = session.protected.ledger.restore_script_writes()
+    acted = act(session, driver, decision, incident=diagnosed.incident, blocked=blocked)
     went_back = acted.action is Action.ROLLBACK
     if replaced and not went_back:
-        draft.notes.append(replaced_in_words(replaced))
+        diagnosed = diagnosed.noting(replaced_in_words(replaced))
     if went_back:
-        draft.incident = replace(draft.incident, restored_step=parts.recovery.restored_step)
-    incident = parts.recorder.finish(
-        draft, acted.action, words + acted.reason, restored=None if went_back else parts.protected.verify()
+        step = session.recovery.restored_step
+        diagnosed = diagnosed.with_incident(replace(diagnosed.incident, restored_step=step))
+    incident = session.recorder.finish(
+        diagnosed, acted.action, words + acted.reason, restored=None if went_back else session.protected.verify()
     )
-    outcome = parts.recorder.end(window, reading, acted.action, incident)
+    outcome = session.recorder.end(window, reading, acted.action, incident)
     if acted.action is Action.STOP:
-        message = stop_message(incident, words + acted.reason, parts.recovery.where_to_restart())
+        message = stop_message(incident, words + acted.reason, session.recovery.where_to_restart())
         raise NonFiniteError(message, incident=incident)
     return outcome
 
@@ -174,42 +178,42 @@ def replaced_in_words(names: Sequence[str]) -> str:
     )
 
 
-def refuse_dropped(parts: Parts, driver: Driver, window: Window) -> Outcome:
+def refuse_dropped(session: Session, driver: Driver, window: Window) -> Outcome:
     """Every micro-batch was dropped. They were diagnosed one by one; the first one's incident is that of the step."""
-    contain(parts, driver)
-    (draft, _), *others = window.drafts
-    window.drafts = others
-    first = draft.incident
+    contain(session, driver)
+    (diagnosed, _), *others = window.diagnosed
+    window.diagnosed = others
+    first = diagnosed.incident
     reading = Reading(
         norm=math.nan if first.grad_norm is None else first.grad_norm,
         loss=math.nan if first.loss is None else first.loss,
         terms=dict(first.terms),
-        rates=current_rates(parts.protected.optimizer),
+        rates=current_rates(session.protected.optimizer),
         scale=driver.scaling.value(),
     )
-    verdict = Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,))
+    verdict = Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,))
     decision = Decision(Kind.REFUSE, verdict)
     words = f"all {window.dropped} micro-batches were bad; "
-    return refuse(parts, driver, window, reading, draft, decision, words=words)
+    return refuse(session, driver, window, reading, diagnosed, decision, words=words)
 
 
 def refuse_batch(
-    parts: Parts, driver: Driver, window: Window, findings: Sequence[Finding], verdict: Verdict, batch: Any = None
+    session: Session, driver: Driver, window: Window, findings: Sequence[Finding], verdict: Verdict, batch: Any = None
 ) -> Outcome:
     """`check_batch` found it before the forward pass: nothing was computed. A rollback would not repair the data."""
-    contain(parts, driver)
-    draft = bad_batch(parts, findings, verdict, batch=batch)
-    reading = Reading(rates=current_rates(parts.protected.optimizer), scale=driver.scaling.value())
-    decision = judge(verdict, parts.policy)
-    return refuse(parts, driver, window, reading, draft, decision, blocked="the batch is at fault, not the state")
+    contain(session, driver)
+    diagnosed = bad_batch(session, findings, verdict, batch=batch)
+    reading = Reading(rates=current_rates(session.protected.optimizer), scale=driver.scaling.value())
+    decision = judge(verdict, session.policy)
+    return refuse(session, driver, window, reading, diagnosed, decision, blocked="the batch is at fault, not the state")
 
 
-def refuse_exception(parts: Parts, driver: Driver, window: Window, draft: Draft, words: str) -> Outcome:
+def refuse_exception(session: Session, driver: Driver, window: Window, diagnosed: Diagnosed, words: str) -> Outcome:
     """A non-finite value led to an exception before there was a loss."""
-    contain(parts, driver)
-    reading = Reading(rates=current_rates(parts.protected.optimizer), scale=driver.scaling.value())
-    decision = Decision(Kind.REFUSE, Verdict(bad=True, harmful=True, bad_ranks=(parts.ranks.rank,)))
-    return refuse(parts, driver, window, reading, draft, decision, words=f"{words}; ")
+    contain(session, driver)
+    reading = Reading(rates=current_rates(session.protected.optimizer), scale=driver.scaling.value())
+    decision = Decision(Kind.REFUSE, Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,)))
+    return refuse(session, driver, window, reading, diagnosed, decision, words=f"{words}; ")
 
 
 def bad_reading(window: Window, reading: Reading, observation: Observation) -> Reading:

@@ -4,12 +4,12 @@
     judge     decide       apply, probe, observe or refuse; all ranks the same
     apply     make_update  clip, update, and undo it if it created non-finite values
     contain   contain      this step never happened
-    diagnose  draft        a draft of the incident: where and why
+    diagnose  diagnose     the incident so far: where and why
     act       act          skip, roll back or stop
     record    refuse       the incident is final: bundle, journal line, message, tally
 
 The steps of a healthy run are in this file, in order; what is done with a bad one is in `refusal`. The two other ways
-to make a step, late reads and closures, have their own files and use the same parts.
+to make a step, late reads and closures, have their own files and use the same session.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from nantrap import finite
+from nantrap.guard.diagnosis.diagnose import diagnose, finite_at_scale_one
 from nantrap.guard.driver import Driver
 from nantrap.guard.heads import drop_bad_heads, left_out_in_words
 from nantrap.guard.judge import APPLY, APPLY_CAREFULLY, Decision, Flags, Kind, Verdict, judge
@@ -27,66 +28,66 @@ from nantrap.guard.known import dropped_terms, rank_divergence
 from nantrap.guard.micro_batches import judge_micro_batch, merge
 from nantrap.guard.observation import Observation
 from nantrap.guard.outcome import Outcome
-from nantrap.guard.parts import Parts
 from nantrap.guard.reading import NOTHING, Reading
 from nantrap.guard.refusal import bad_reading, contain, observe_step, put_back_buffers, refuse, refuse_dropped
+from nantrap.guard.session import Session
 from nantrap.guard.state.rates import current_rates
 from nantrap.guard.watching.ranges import outside_in_words
 from nantrap.guard.window import Window
 from nantrap.incident import Action, Finding
 
 
-def run_step(parts: Parts, driver: Driver, window: Window) -> Outcome:
+def run_step(session: Session, driver: Driver, window: Window) -> Outcome:
     """Judge the step as a whole and do what follows from it."""
-    if parts.armed.on:
-        parts.armed.stop()
-    if (window.judged or window.dropped) and not gather(parts, driver, window):
-        return refuse_dropped(parts, driver, window)
-    reading = read(parts, driver, window)
+    if session.armed.on:
+        session.armed.stop()
+    if (window.judged or window.dropped) and not gather(session, driver, window):
+        return refuse_dropped(session, driver, window)
+    reading = read(session, driver, window)
     if not math.isfinite(reading.norm) and window.micros[0].given is not None:
-        reading = without_bad_heads(parts, driver, window, reading)
-    decision = decide(parts, driver, window, reading)
+        reading = without_bad_heads(session, driver, window, reading)
+    decision = decide(session, driver, window, reading)
     if decision.verdict.signalled:
-        reading = without_signal(parts, driver, reading)
+        reading = without_signal(session, driver, reading)
     if decision.kind is Kind.APPLY:
         if reading.buffers_bad:
-            put_back_buffers(parts, window, reading)
-        undone, verdict = make_update(parts, driver, window, reading, careful=decision.verdict.careful)
+            put_back_buffers(session, window, reading)
+        undone, verdict = make_update(session, driver, window, reading, careful=decision.verdict.careful)
         if verdict is None:
-            return accept(parts, driver, window, reading)
-        decision = judge(verdict, parts.policy)
+            return accept(session, driver, window, reading)
+        decision = judge(verdict, session.policy)
     elif decision.kind is Kind.PROBE:
-        return probe(parts, driver, window, reading)
+        return probe(session, driver, window, reading)
     else:
         undone = []
-    observation = observe_step(parts, driver, window, reading, decision, undone)
+    observation = observe_step(session, driver, window, reading, decision, undone)
     if decision.kind is Kind.OBSERVE:
-        return apply_anyway(parts, driver, window, reading, observation)
-    contain(parts, driver)
-    draft = parts.diagnosis.draft(observation)
-    if parts.ranges is not None and parts.ranges.findings and not decision.spike:
-        draft.notes.append(outside_in_words(parts.ranges.findings))
-    return refuse(parts, driver, window, bad_reading(window, reading, observation), draft, decision)
+        return apply_anyway(session, driver, window, reading, observation)
+    contain(session, driver)
+    diagnosed = diagnose(session, observation)
+    if session.ranges is not None and session.ranges.findings and not decision.spike:
+        diagnosed = diagnosed.noting(outside_in_words(session.ranges.findings))
+    return refuse(session, driver, window, bad_reading(window, reading, observation), diagnosed, decision)
 
 
 # ---- detect
 
 
-def gather(parts: Parts, driver: Driver, window: Window) -> bool:
+def gather(session: Session, driver: Driver, window: Window) -> bool:
     """Join the gradients of micro-batches that were kept apart. Returns whether any of them is left."""
     if window.separate:
         if window.has_unjudged:
-            judge_micro_batch(parts, driver, window)
+            judge_micro_batch(session, driver, window)
         if not window.good:
             return False
-        merge(parts, window)
+        merge(session, window)
         return True
     return bool(window.micros)
 
 
-def read(parts: Parts, driver: Driver, window: Window) -> Reading:
+def read(session: Session, driver: Driver, window: Window) -> Reading:
     """Everything the host needs to know of this step, in a single transfer."""
-    protected = parts.protected
+    protected = session.protected
     norm = driver.norm()
     groups = protected.optimizer.param_groups
     rates = (float(groups[0]["lr"]),) if len(groups) == 1 else current_rates(protected.optimizer)
@@ -94,10 +95,10 @@ def read(parts: Parts, driver: Driver, window: Window) -> Reading:
     largest = protected.ledger.largest(buffers=not buffers_judged) if protected.has_buffers else None
     micros = window.micros
     loss_is_read = len(micros) == 1 and micros[0].values is not None and not window.judged
-    nothing_else = parts.watch is None and not driver.scaling.enabled
+    nothing_else = session.watch is None and not driver.scaling.enabled
     fits_in_one_tensor = largest is None or (largest.dtype is norm.dtype and largest.device == norm.device)
     if not (loss_is_read and nothing_else and fits_in_one_tensor):
-        return _read_all(parts, driver, window, norm, rates, largest)
+        return _read_all(session, driver, window, norm, rates, largest)
     # the usual case: only the norm is left to read and, with buffers, whether they are finite
     if largest is None:
         value, buffers_bad = finite.value_of(norm), False
@@ -105,7 +106,7 @@ def read(parts: Parts, driver: Driver, window: Window) -> Reading:
         value, largest_value = finite.values_of(torch.stack((norm, largest)))
         buffers_bad = not math.isfinite(largest_value) and protected.ledger.any_bad()
     if not math.isfinite(value):
-        value = confirmed_norm(parts, driver, value)
+        value = confirmed_norm(session, driver, value)
     micro = micros[0]
     values = micro.values
     if not values:
@@ -118,10 +119,10 @@ def read(parts: Parts, driver: Driver, window: Window) -> Reading:
 
 
 def _read_all(
-    parts: Parts, driver: Driver, window: Window, norm: Tensor, rates: tuple[float, ...], largest: Tensor | None
+    session: Session, driver: Driver, window: Window, norm: Tensor, rates: tuple[float, ...], largest: Tensor | None
 ) -> Reading:
     """The same with watched values, written buffers, a loss scale, and losses that were not read yet."""
-    scaling, watch = driver.scaling, parts.watch
+    scaling, watch = driver.scaling, session.watch
     watched = watch.scalars() if watch is not None else []
     unread = [micro for micro in window.micros if micro.values is None]
     scale = scaling.scalar()
@@ -133,12 +134,12 @@ def _read_all(
     values = iter(finite.read(scalars))
     norm_value = next(values)
     if not math.isfinite(norm_value):
-        norm_value = confirmed_norm(parts, driver, norm_value)
+        norm_value = confirmed_norm(session, driver, norm_value)
     named = watch.named([next(values) for _ in watched]) if watch is not None else NOTHING
     if scale is not None:
         scaling.note(next(values))
     buffers_bad = largest is not None and not math.isfinite(next(values))
-    buffers_bad = buffers_bad and parts.protected.ledger.any_bad()
+    buffers_bad = buffers_bad and session.protected.ledger.any_bad()
     for micro in unread:
         micro.values = [next(values) for _ in micro.loss.scalars()]
     separate = window.separate
@@ -149,53 +150,53 @@ def _read_all(
     return Reading(norm_value, window.loss, window.terms or NOTHING, rates, named, scaling.value(), buffers_bad, guilty)
 
 
-def without_bad_heads(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Reading:
+def without_bad_heads(session: Session, driver: Driver, window: Window, reading: Reading) -> Reading:
     """With `bad_terms="drop"` and a bad gradient: the reading without the terms that make it bad."""
     micro = window.micros[0]
     if len(window.micros) > 1 or window.judged or reading.buffers_bad:
         return reading
-    if not drop_bad_heads(parts, driver, window, micro, reading.norm):
+    if not drop_bad_heads(session, driver, window, micro, reading.norm):
         return reading
     assert micro.values is not None
     norm = finite.read([driver.norm()])[0]
     return reading._replace(norm=norm, loss=micro.values[0] * micro.factor, terms=micro.terms(micro.values))
 
 
-def confirmed_norm(parts: Parts, driver: Driver, norm: float) -> float:
+def confirmed_norm(session: Session, driver: Driver, norm: float) -> float:
     """The norm in float64 where nothing clips by it.
 
     A sum of squares that overflows harms nothing while every gradient is finite.
     """
     if driver.norm_is_used():
         return norm
-    exact = finite.exact_norm(parts.protected.members.gradients())
+    exact = finite.exact_norm(session.protected.members.gradients())
     return exact if math.isfinite(exact) else norm
 
 
 # ---- judge
 
 
-def decide(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Decision:
+def decide(session: Session, driver: Driver, window: Window, reading: Reading) -> Decision:
     """What is done with the step. One exchange with the other ranks; none in a single process."""
     limit = driver.max_grad_norm
-    norm, spikes = reading.norm, parts.spikes
-    careful = parts.protected.needs_care(norm if limit is None or norm < limit else limit)
+    norm, spikes = reading.norm, session.spikes
+    careful = session.protected.needs_care(norm if limit is None or norm < limit else limit)
     bad = not math.isfinite(norm) or reading.guilty is not None or reading.buffers_bad
     spike = False
     if spikes is not None and (reading.loss > spikes.loss_limit or norm > spikes.norm_limit) and not bad:
-        spike = _is_skipped_spike(parts, reading)
-    if parts.ranges is not None and _is_skipped_batch(parts):
+        spike = _is_skipped_spike(session, reading)
+    if session.ranges is not None and _is_skipped_batch(session):
         spike = True
-    if not (bad or spike or parts.ranks.together):
+    if not (bad or spike or session.ranks.together):
         return APPLY_CAREFULLY if careful else APPLY
-    return _decide_together(parts, driver, window, reading, careful=careful, spike=spike)
+    return _decide_together(session, driver, window, reading, careful=careful, spike=spike)
 
 
 def _decide_together(
-    parts: Parts, driver: Driver, window: Window, reading: Reading, *, careful: bool, spike: bool
+    session: Session, driver: Driver, window: Window, reading: Reading, *, careful: bool, spike: bool
 ) -> Decision:
     """The decision of all ranks on a step that is not simply healthy on one of them, or that they always share."""
-    ranks = parts.ranks
+    ranks = session.ranks
     norm_bad = not math.isfinite(reading.norm)
     local_bad = reading.guilty is not None or reading.buffers_bad
     signalled = False
@@ -209,10 +210,10 @@ def _decide_together(
             careful = True
     # several ranks ask each other about the scale, so all of them do: also one that has another reason
     overflow = norm_bad and (ranks.together or not local_bad)
-    probing = overflow and driver.scaling.is_probing() and _is_the_scale(parts, window) and not local_bad
+    probing = overflow and driver.scaling.is_probing() and _is_the_scale(session, window) and not local_bad
     symptom = harmful = norm_bad and not probing
     if signalled:
-        harmful = not math.isfinite(without_signal(parts, driver, reading).norm)
+        harmful = not math.isfinite(without_signal(session, driver, reading).norm)
     flags = Flags(
         origin=local_bad,
         symptom=symptom,
@@ -220,53 +221,53 @@ def _decide_together(
         careful=careful,
         probing=probing,
         spike=spike,
-        stop=_cannot_go_back(parts),
+        stop=_cannot_go_back(session),
         signalled=signalled,
     )
-    decision = judge(ranks.agree(flags), parts.policy)
+    decision = judge(ranks.agree(flags), session.policy)
     if decision.kind is Kind.APPLY and not decision.verdict.careful and ranks.talking:
         ranks.averaged.begin()
-    if decision.spike and _is_new_level(parts):
-        parts.recorder.say(f"step {parts.progress.step:,}: the spike lasts; the new level is accepted")
+    if decision.spike and _is_new_level(session):
+        session.recorder.say(f"step {session.progress.step:,}: the spike lasts; the new level is accepted")
         return Decision(Kind.APPLY, decision.verdict)
     return decision
 
 
-def without_signal(parts: Parts, driver: Driver, reading: Reading) -> Reading:
+def without_signal(session: Session, driver: Driver, reading: Reading) -> Reading:
     """The reading without the NaN by which a rank informs the others of something other than gradients."""
-    parts.ranks.averaged.take_back()
-    norm = finite.value_of(finite.gradient_norm(parts.protected.members.gradients()))
-    return reading._replace(norm=norm if math.isfinite(norm) else confirmed_norm(parts, driver, norm))
+    session.ranks.averaged.take_back()
+    norm = finite.value_of(finite.gradient_norm(session.protected.members.gradients()))
+    return reading._replace(norm=norm if math.isfinite(norm) else confirmed_norm(session, driver, norm))
 
 
-def _is_skipped_spike(parts: Parts, reading: Reading) -> bool:
+def _is_skipped_spike(session: Session, reading: Reading) -> bool:
     """A finite value far outside its range: reported here, or a reason to skip."""
-    assert parts.spikes is not None
-    found = parts.spikes.find(reading.loss, reading.norm)
+    assert session.spikes is not None
+    found = session.spikes.find(reading.loss, reading.norm)
     if found:
-        parts.sampler.watch_closely(parts.progress.step)
-    if found and parts.policy.spikes == "skip" and parts.policy.on_incident == "skip":
-        parts.recorder.tally.spikes += len(found)
+        session.sampler.watch_closely(session.progress.step)
+    if found and session.policy.spikes == "skip" and session.policy.on_incident == "skip":
+        session.recorder.tally.spikes += len(found)
         return True
     for spike in found:
-        parts.recorder.say_spike(spike.note)
+        session.recorder.say_spike(spike.note)
     return False
 
 
-def _is_new_level(parts: Parts) -> bool:
+def _is_new_level(session: Session) -> bool:
     """Whether as many spikes in a row were skipped as the policy skips: then loss or gradients have a new level."""
-    outside = parts.ranges is not None and parts.ranges.findings
-    return not outside and parts.spikes is not None and not parts.spikes.skips_one_more()
+    outside = session.ranges is not None and session.ranges.findings
+    return not outside and session.spikes is not None and not session.spikes.skips_one_more()
 
 
-def _is_skipped_batch(parts: Parts) -> bool:
+def _is_skipped_batch(session: Session) -> bool:
     """Whether the batch lies far outside its usual range and the policy skips such steps."""
-    ranges, policy = parts.ranges, parts.policy
+    ranges, policy = session.ranges, session.policy
     assert ranges is not None
     return bool(ranges.findings) and policy.batch_range == "skip" and policy.on_incident == "skip" and ranges.may_skip
 
 
-def _is_the_scale(parts: Parts, window: Window) -> bool:
+def _is_the_scale(session: Session, window: Window) -> bool:
     """Whether the overflow is due to the loss scale: at a scale of 1 the same micro-batches are finite.
 
     `attempt` tries it, each rank with its own part and without the others. Probes are rare, so running the step once
@@ -275,25 +276,25 @@ def _is_the_scale(parts: Parts, window: Window) -> bool:
     scaler lowers its scale as usual.
     """
     tried = [micro for micro in window.micros if micro.forward is not None]
-    if tried and parts.diagnosis.runs_alone:
-        with parts.protected.ledger.kept():
-            return all(parts.diagnosis.finite_at_scale_one(micro) for micro in tried)
-    if parts.scaling.probes_in_a_row or parts.ladder.in_a_row or not parts.recorder.tally.applied:
+    if tried and session.alone.possible:
+        with session.protected.ledger.kept():
+            return all(finite_at_scale_one(session, micro) for micro in tried)
+    if session.scaling.probes_in_a_row or session.ladder.in_a_row or not session.recorder.tally.applied:
         return True
-    return parts.ranks.any_of_all(finite.any_infinite(parts.protected.members.gradients()))
+    return session.ranks.any_of_all(finite.any_infinite(session.protected.members.gradients()))
 
 
-def _cannot_go_back(parts: Parts) -> bool:
+def _cannot_go_back(session: Session) -> bool:
     """Whether this rank has no older state although a rollback would be next. All ranks are asked beforehand."""
-    at_the_end = parts.ranks.together and parts.ladder.is_at_the_end(parts.progress.step)
-    return at_the_end and bool(parts.recovery.no_way_back())
+    at_the_end = session.ranks.together and session.ladder.is_at_the_end(session.progress.step)
+    return at_the_end and bool(session.recovery.no_way_back())
 
 
 # ---- apply
 
 
 def make_update(
-    parts: Parts, driver: Driver, window: Window, reading: Reading, *, careful: bool
+    session: Session, driver: Driver, window: Window, reading: Reading, *, careful: bool
 ) -> tuple[list[Finding], Verdict | None]:
     """Clip and step. If that made anything non-finite on any rank, it is undone on all of them.
 
@@ -302,57 +303,57 @@ def make_update(
     """
     if driver.max_grad_norm is not None:
         driver.clip(reading.norm)
-    protected = parts.protected
+    protected = session.protected
     undone = protected.update(driver.take_update, careful=careful)
     if not careful:
         return undone, None
     bad = bool(undone)
-    ranks, verdict = parts.ranks, Verdict()
+    ranks, verdict = session.ranks, Verdict()
     silent = ranks.together and ranks.silent
     if silent and bad:
         ranks.wait_for_all()
     if bad or not silent:
         own = bad and protected.is_own(undone)
-        verdict = ranks.agree(Flags(origin=own, symptom=bad, harmful=bad, stop=_cannot_go_back(parts)))
+        verdict = ranks.agree(Flags(origin=own, symptom=bad, harmful=bad, stop=_cannot_go_back(session)))
     if verdict.bad:
         if not undone:
             protected.undo()
             undone = [Finding("parameter", f"rank {verdict.origin_rank}", "optimizer", note="on another rank")]
         return undone, verdict
     protected.release()
-    for found in protected.newly_bad_before(parts.progress.step):
-        parts.recorder.say(
-            f"step {parts.progress.step:,}: {found.kind.replace('_', ' ')} {found.name} was non-finite before this "
+    for found in protected.newly_bad_before(session.progress.step):
+        session.recorder.say(
+            f"step {session.progress.step:,}: {found.kind.replace('_', ' ')} {found.name} was non-finite before this "
             "step and takes no part in it; it is not changed"
         )
     if ranks.together and not silent:
-        compare_ranks(parts, window)
+        compare_ranks(session, window)
     return undone, None
 
 
-def compare_ranks(parts: Parts, window: Window) -> None:
+def compare_ranks(session: Session, window: Window) -> None:
     """Averaged gradients are useless if the ranks hold different weights. Checked after careful steps, reported
     once."""
-    ranks = parts.ranks
+    ranks = session.ranks
     if ranks.differ:
         return
-    sums = ranks.checksums(parts.protected.members.parameters, parts.progress.step)
+    sums = ranks.checksums(session.protected.members.parameters, session.progress.step)
     if len(set(sums)) > 1:
         ranks.differ = True
-        draft = rank_divergence(parts, sums)
-        window.drafts.append((draft, "the step was applied; the parameters still differ between ranks"))
+        diagnosed = rank_divergence(session, sums)
+        window.diagnosed.append((diagnosed, "the step was applied; the parameters still differ between ranks"))
 
 
-def accept(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Outcome:
+def accept(session: Session, driver: Driver, window: Window, reading: Reading) -> Outcome:
     """After an update that stays: scaler, schedule, averages, statistics, record."""
-    if parts.protected.has_buffers:
-        parts.protected.ledger.capture()
+    if session.protected.has_buffers:
+        session.protected.ledger.capture()
     if driver.advances:
         driver.advance(applied=True)
-    parts.scaling.probes_in_a_row = 0
-    if reading.norm == 0.0 or parts.recorder.tally.steps_without_gradient:
-        parts.recorder.note_gradient(missing=reading.norm == 0.0)
-    ladder, spikes = parts.ladder, parts.spikes
+    session.scaling.probes_in_a_row = 0
+    if reading.norm == 0.0 or session.recorder.tally.steps_without_gradient:
+        session.recorder.note_gradient(missing=reading.norm == 0.0)
+    ladder, spikes = session.ladder, session.spikes
     if ladder.in_a_row or ladder.harmless_in_a_row:
         ladder.applied()
     if spikes is not None:
@@ -360,36 +361,38 @@ def accept(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Ou
         if len(spikes.fresh) >= spikes.block:
             spikes.absorb()
     incident = None
-    if window.drafts or window.findings:
-        incident = parts.recorder.finish_dropped(window)
+    if window.diagnosed or window.findings:
+        incident = session.recorder.finish_dropped(window)
         if window.findings and incident is None:
-            draft = dropped_terms(parts, window, reading.loss, dict(reading.terms))
+            diagnosed = dropped_terms(session, window, reading.loss, dict(reading.terms))
             words = left_out_in_words(window.left_out, of=len(window.left_out) + len(reading.terms))
-            incident = parts.recorder.finish(draft, Action.APPLY, words)
-    return parts.recorder.end(window, reading, Action.APPLY, incident)
+            incident = session.recorder.finish(diagnosed, Action.APPLY, words)
+    return session.recorder.end(window, reading, Action.APPLY, incident)
 
 
-def probe(parts: Parts, driver: Driver, window: Window, reading: Reading) -> Outcome:
+def probe(session: Session, driver: Driver, window: Window, reading: Reading) -> Outcome:
     """The scaler found an overflow while it searches its scale: do exactly what it would do without the guard."""
     driver.probe()
-    parts.protected.ledger.capture()
+    session.protected.ledger.capture()
     driver.advance(applied=False)
-    parts.recorder.tally.scaler_probes += 1
-    incident = parts.recorder.finish_dropped(window, Action.SKIP)
-    return parts.recorder.end(window, reading, Action.SKIP, incident)
+    session.recorder.tally.scaler_probes += 1
+    incident = session.recorder.finish_dropped(window, Action.SKIP)
+    return session.recorder.end(window, reading, Action.SKIP, incident)
 
 
-def apply_anyway(parts: Parts, driver: Driver, window: Window, reading: Reading, observation: Observation) -> Outcome:
+def apply_anyway(
+    session: Session, driver: Driver, window: Window, reading: Reading, observation: Observation
+) -> Outcome:
     """The policy only observes: report, and do exactly what the plain loop would have done."""
-    with parts.protected.ledger.kept():
-        draft = parts.diagnosis.draft(observation)
+    with session.protected.ledger.kept():
+        diagnosed = diagnose(session, observation)
     if observation.update:
-        parts.protected.result = driver.repeat_update()
+        session.protected.result = driver.repeat_update()
     else:
         driver.clip(math.nan)
-        parts.protected.result = driver.take_update()
-    parts.protected.ledger.capture()
+        session.protected.result = driver.take_update()
+    session.protected.ledger.capture()
     driver.advance(applied=True)
-    parts.scaling.probes_in_a_row = 0
-    incident = parts.recorder.finish(draft, Action.APPLY, "the policy only observes")
-    return parts.recorder.end(window, bad_reading(window, reading, observation), Action.APPLY, incident)
+    session.scaling.probes_in_a_row = 0
+    incident = session.recorder.finish(diagnosed, Action.APPLY, "the policy only observes")
+    return session.recorder.end(window, bad_reading(window, reading, observation), Action.APPLY, incident)

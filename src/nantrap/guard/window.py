@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nantrap.guard.drafts import Draft
+from nantrap.guard.diagnosed import Diagnosed
 from nantrap.guard.loss import Loss
 from nantrap.guard.torch_private import add_all
 from nantrap.incident import Finding
@@ -74,7 +74,7 @@ class Window:
         loss: the sum of the good losses.
         terms: the sum of their terms by name.
         accumulated: the gradients of the judged ones.
-        drafts: the incidents of the dropped ones, and what was done, in words.
+        diagnosed: the incidents of the dropped ones, and what was done, in words.
         findings: loss terms whose values are bad, and which were left out.
         left_out: the names of all loss terms that were left out.
         given_up: the script itself did not make this step.
@@ -94,7 +94,7 @@ class Window:
     loss: float = 0.0
     terms: dict[str, float] = field(default_factory=dict)
     accumulated: list[Tensor | None] | None = None
-    drafts: list[tuple[Draft, str]] = field(default_factory=list)
+    diagnosed: list[tuple[Diagnosed, str]] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     left_out: list[str] = field(default_factory=list)
     given_up: bool = False

@@ -154,7 +154,7 @@ class Adapter:
     def set_position(self, *, epoch: int, batch: int | None = None) -> None:
         """Where the framework's loop is, for journal and messages; without a batch, the data loader counts."""
         for loop in self.loops():
-            progress = loop.parts.progress
+            progress = loop.session.progress
             progress.epoch = progress.framework_epoch = epoch
             if batch is not None:
                 progress.batch = progress.framework_batch = batch
@@ -172,7 +172,7 @@ class Adapter:
                 numbers[str(name)] = float(value)
         for loop in self.loops():
             if numbers:
-                loop.parts.recorder.log_eval(loop.parts.progress.step, numbers)
+                loop.session.recorder.log_eval(loop.session.progress.step, numbers)
             break  # one line is enough, in the journal of the first optimizer
 
     def bad_state(self) -> list[str]:
@@ -189,7 +189,7 @@ class Adapter:
         self.record_abandoned()
         bad = self._bad_on_any_rank()
         if bad and not self._settings.observes:
-            if all(loop.parts.ranks.prints for loop in self.loops()):
+            if all(loop.session.ranks.prints for loop in self.loops()):
                 self.say(f"{what} is not saved: {bad[0]} is not finite; the last good checkpoint stays")
             return None
         return save()
@@ -198,7 +198,7 @@ class Adapter:
         """What is not finite. Of shards, which all ranks save together, every rank gets the same answer."""
         bad = self.bad_state()
         for loop in self.loops():
-            ranks = loop.parts.ranks
+            ranks = loop.session.ranks
             if ranks.acquainted and not ranks.replicated:
                 bad = sorted({name for names in ranks.share(bad[:20]).values() for name in names})
         return bad

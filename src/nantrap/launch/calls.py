@@ -42,7 +42,7 @@ from nantrap.launch.registry import OptimizerRegistry
 from nantrap.launch.roots import innermost
 from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.torch_private import compiler_listens, not_examined, not_traced
-from nantrap.locate.step import active_replays
+from nantrap.locate.failure import active_replays
 
 _TESTS = ("isnan", "isinf", "isfinite")
 _READS = ("item", "__float__", "detach", "tolist", "__ne__")
@@ -290,7 +290,7 @@ def _step_with_closure(loop: ScriptLoop, run: Callable[[Callable[[], Any]], Any]
 
 def _evaluated_step(loop: ScriptLoop, run: Callable[[Callable[[], Any]], Any], closure: Callable[[], Any]) -> Any:
     """An optimizer that evaluates the loss several times: a copy is taken, start and result are judged."""
-    members = loop.parts.protected.members
+    members = loop.session.protected.members
     norms: list[Tensor] = []
     first: list[Window | None] = []
 
@@ -318,7 +318,7 @@ def _evaluated_step(loop: ScriptLoop, run: Callable[[Callable[[], Any]], Any], c
     def judged(window: Window) -> Outcome:
         first = window.micros[0]
         first.values = finite.read(first.loss.scalars()) if first.values is None else first.values
-        return judge_evaluations(loop.parts, loop.driver, window, norm, snapshot, rates)
+        return judge_evaluations(loop.session, loop.driver, window, norm, snapshot, rates)
 
     loop.step(lambda: taken, judge=judged)
     return taken

@@ -58,7 +58,7 @@ def _install_saving(patches: Patches, registry: OptimizerRegistry) -> None:
         place = _checked_place(registry, obj, f)
         with contextlib.ExitStack() as without:
             for loop in registry:  # a pickled module must open where nantrap is not installed
-                without.enter_context(_unhooked(loop.parts.protected.root))
+                without.enter_context(_unhooked(loop.session.protected.root))
             return original(obj, place, *args, **kwargs)
 
     def save_file(original: Any, tensors: Any, filename: Any, *args: Any, **kwargs: Any) -> Any:
@@ -118,7 +118,7 @@ def _place(registry: OptimizerRegistry, obj: Any, where: Any) -> Any:
     registry.record_abandoned()
     is_path = isinstance(where, (str, os.PathLike))
     path = Path(where) if is_path else Path("a checkpoint")
-    allowed = tuple(f"*{name}" for loop in registry for name in loop.parts.protected.ledger.exempt_names())
+    allowed = tuple(f"*{name}" for loop in registry for name in loop.session.protected.ledger.exempt_names())
     bad = bad_values(obj, allow=allowed)
     if not bad:
         return where
@@ -136,7 +136,7 @@ def _place(registry: OptimizerRegistry, obj: Any, where: Any) -> Any:
 
 
 def _is_guarded_state(registry: OptimizerRegistry, obj: Any) -> bool:
-    names = {name for loop in registry for name, _ in loop.parts.protected.members.named()}
+    names = {name for loop in registry for name, _ in loop.session.protected.members.named()}
     return bool(names) and any(_is_state(value, names) for value in _values(obj, _DEPTH))
 
 
@@ -200,7 +200,7 @@ def _options(registry: OptimizerRegistry, state: Any, options: dict[str, Any]) -
     guards = list(registry)
     if registry.is_own_call() or not guards or not isinstance(state, Mapping):
         return options
-    ranks = guards[0].parts.ranks
+    ranks = guards[0].session.ranks
     bad = sorted(set(_bad(registry, state)))
     together = ranks.together and not options.get("no_dist")
     everywhere = bad
@@ -232,13 +232,13 @@ def _options(registry: OptimizerRegistry, state: Any, options: dict[str, Any]) -
 
 def _bad(registry: OptimizerRegistry, state: Mapping[Any, Any]) -> Iterator[str]:
     """What is not finite on this rank, of a state that belongs to a guarded model."""
-    names = {name for loop in registry for name, _ in loop.parts.protected.members.named()}
+    names = {name for loop in registry for name, _ in loop.session.protected.members.named()}
     tails = {key for each in _mappings(state) for key in each if isinstance(key, str)}
     if any(hasattr(value, "state_dict") for value in state.values()):
         for loop in registry:  # an object may need all ranks to give its state: the model is checked instead
             yield from loop.bad_state()
     if any(key == name or key.endswith(f".{name}") for key in tails for name in names):
-        allowed = tuple(f"*{name}" for loop in registry for name in loop.parts.protected.ledger.exempt_names())
+        allowed = tuple(f"*{name}" for loop in registry for name in loop.session.protected.ledger.exempt_names())
         plain = {key: value for key, value in state.items() if not hasattr(value, "state_dict")}
         yield from (name for name, _ in bad_values(plain, allow=allowed))
 
@@ -298,7 +298,7 @@ def look_at_resume(registry: OptimizerRegistry, optimizer: Optimizer) -> None:
     rates = entry.configured if len(entry.configured) == len(optimizer.param_groups) else None
     take = registry.settings.resume_lr if rates is not None else "restored"
     for found in check_resume(
-        model=loop.parts.protected.root, optimizer=optimizer, scheduler=scheduler, lr=rates, take=take
+        model=loop.session.protected.root, optimizer=optimizer, scheduler=scheduler, lr=rates, take=take
     ):
         if found.kind == "rate" and not found.data["taken"]:
             found = replace(found, help=_USE_FLAG)

@@ -126,7 +126,7 @@ def _install_schedules(patches: Patches, registry: OptimizerRegistry) -> None:
 
     def averaged(original: Any, self: AveragedModel, model: Any) -> None:
         source = unwrap(model)
-        if not any(loop.refused and loop.parts.protected.root is source for loop in registry):
+        if not any(loop.refused and loop.session.protected.root is source for loop in registry):
             original(self, model)
 
     for cls in (LRScheduler, SequentialLR, ChainedScheduler, ReduceLROnPlateau):  # the others do not call LRScheduler's

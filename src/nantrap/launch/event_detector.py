@@ -20,7 +20,7 @@ from nantrap import finite
 from nantrap.guard.collect import Collector
 from nantrap.guard.driver import Driver
 from nantrap.guard.loss import Loss
-from nantrap.guard.parts import Parts
+from nantrap.guard.session import Session
 from nantrap.guard.torch_private import version_of
 from nantrap.guard.window import Micro, Window
 from nantrap.launch.event_recorder import EventRecorder
@@ -69,7 +69,7 @@ class EventDetector:
     became bad, and a gradient of the last step.
 
     Args:
-        parts: the collaborators of a step.
+        session: of the run.
         driver: of the script's loop.
         collector: of the script's loop.
         position: where the script is in its data.
@@ -80,7 +80,7 @@ class EventDetector:
 
     def __init__(
         self,
-        parts: Parts,
+        session: Session,
         driver: Driver,
         collector: Collector,
         position: Position,
@@ -94,9 +94,9 @@ class EventDetector:
         self.frames: list[KeptFrame] = []
         """Where the script was when this step became bad: its variables belong to the bad batch there."""
         self.mark = GradientMark()
-        self.events = EventTable(parts.recorder.say)
-        self._recorder = EventRecorder(parts, driver, collector, shared.activity, self.events)
-        self._parts = parts
+        self.events = EventTable(session.recorder.say)
+        self._recorder = EventRecorder(session, driver, collector, shared.activity, self.events)
+        self._session = session
         self._driver = driver
         self._collector = collector
         self._position = position
@@ -208,7 +208,7 @@ class EventDetector:
         If it is bad, that is noted: the script may repair it before it makes the step.
         """
         window = self._collector.window
-        if window is None or not any(each.grad is tensor for each in self._parts.protected.members.parameters):
+        if window is None or not any(each.grad is tensor for each in self._session.protected.members.parameters):
             return False
         if window.bad_before_repair is None and window.micros and not all(micro.bad for micro in window.micros):
             with self._activity.of_guard():
@@ -219,16 +219,16 @@ class EventDetector:
 
     def restore_buffers(self) -> None:
         """Restore buffers into which a forward pass that led nowhere has written NaN."""
-        ledger = self._parts.protected.ledger
+        ledger = self._session.protected.ledger
         if not self._collector.begun or not ledger or not finite.any_nonfinite(ledger.suspects()):
             return
         bad = [name for name, _ in ledger.names_of_bad()]
-        if bad and self._parts.policy.on_incident != "observe":
+        if bad and self._session.policy.on_incident != "observe":
             ledger.restore_buffers(uncounted=True)
             others = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-            self._parts.recorder.say(
-                f"step {self._parts.progress.step:,}: a forward pass that was not trained on left non-finite values in "
-                f"buffer {bad[0]}{others}; they were restored"
+            self._session.recorder.say(
+                f"step {self._session.progress.step:,}: a forward pass that was not trained on left non-finite values "
+                f"in buffer {bad[0]}{others}; they were restored"
             )
 
     # ---- mistakes that show without any NaN

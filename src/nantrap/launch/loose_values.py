@@ -86,9 +86,9 @@ class LooseValues:
             self.loop = self._make(leaves_below(tensor))
         if self.loop is None or self._is_poisoned(self.loop):
             return
-        if self.passes > self.loop.parts.progress.step:
-            self.loop.parts.progress.step = self.passes
-            self.loop.parts.recorder.remember(self._losses)
+        if self.passes > self.loop.session.progress.step:
+            self.loop.session.progress.step = self.passes
+            self.loop.session.recorder.remember(self._losses)
         with torch.enable_grad():
             value = tensor if tensor.numel() == 1 else tensor.sum()
         micro = Micro(Loss(value, {}), values=[float(value.detach())])

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from nantrap.guard.parts import make_parts
 from nantrap.guard.ranks.ranks import is_sharded
+from nantrap.guard.session import Session, Setup
 from nantrap.guard.watching.sample_list import as_sample_list
 from nantrap.guard.watching.watch import Limit
 from nantrap.incident.wording import some_of
@@ -44,25 +44,27 @@ def make_loop(
         say: prints a line.
     """
     samples = as_sample_list(settings.bad_samples or None)
-    parts = make_parts(
+    session = Session(
         model,
         optimizer,
-        policy=settings.policy(),
-        run_dir=run_dir,
-        quiet=settings.quiet,
-        by="script",
-        watch=_watch(model, settings, say),
-        neighbours=ScriptNeighbours(shared.batches, shared.diagnosed, samples),
-        export=settings.exporters,
-        alerts=settings.alerts(),
-        bad_samples=samples,
-        max_grad_norm=settings.clip or None,
-        save_every=_save_every(model, settings, say),
-        schedules=schedules,
+        Setup(
+            policy=settings.policy(),
+            run_dir=run_dir,
+            quiet=settings.quiet,
+            by="script",
+            watch=_watch(model, settings, say),
+            neighbours=ScriptNeighbours(shared.batches, shared.diagnosed, samples),
+            export=settings.exporters,
+            alerts=settings.alerts(),
+            bad_samples=samples,
+            max_grad_norm=settings.clip or None,
+            save_every=_save_every(model, settings, say),
+            schedules=schedules,
+        ),
     )
     return ScriptLoop(
         model,
-        parts,
+        session,
         shared,
         max_grad_norm=settings.clip or None,
         checks_epochs=settings.check_state == "epoch",
@@ -84,18 +86,20 @@ def make_loose_loop(
     never_steps = torch.optim.SGD(leaves, lr=0.0)
     for group in never_steps.param_groups:
         del group["lr"]  # there is no learning rate to report
-    parts = make_parts(
+    session = Session(
         root,
         never_steps,
-        policy=settings.policy(),
-        run_dir=run_dir,
-        quiet=settings.quiet,
-        by="script",
-        neighbours=ScriptNeighbours(shared.batches, shared.diagnosed, None),
-        export=settings.exporters,
-        alerts=settings.alerts(),
+        Setup(
+            policy=settings.policy(),
+            run_dir=run_dir,
+            quiet=settings.quiet,
+            by="script",
+            neighbours=ScriptNeighbours(shared.batches, shared.diagnosed, None),
+            export=settings.exporters,
+            alerts=settings.alerts(),
+        ),
     )
-    return ScriptLoop(root, parts, shared)
+    return ScriptLoop(root, session, shared)
 
 
 def _watch(root: nn.Module, settings: RunSettings, say: Callable[[str], None]) -> dict[str, Limit | None]:

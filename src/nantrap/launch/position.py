@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from nantrap.guard.parts import Parts
+from nantrap.guard.session import Session
 from nantrap.guard.state_check import check_state
 from nantrap.guard.watching.sample_list import SampleList
 from nantrap.guard.window import Micro
@@ -18,13 +18,13 @@ class Position:
     """Writes epoch and batch of each forward pass into the progress of a guard, where a data loader gives them.
 
     Args:
-        parts: the collaborators of a step.
+        session: of the run.
         shared: what all guards of the script share.
         checks_epochs: check the whole state before each epoch of the data loader, and print the result.
     """
 
-    def __init__(self, parts: Parts, shared: Shared, *, checks_epochs: bool) -> None:
-        self._parts = parts
+    def __init__(self, session: Session, shared: Shared, *, checks_epochs: bool) -> None:
+        self._session = session
         self._shared = shared
         self._checks_epochs = checks_epochs
         self._checked_epoch = -1
@@ -42,15 +42,15 @@ class Position:
             self.move_to(batch)
             if self._checks_epochs and batch.epoch > self._checked_epoch:
                 self._checked_epoch = batch.epoch
-                check_state(self._parts, in_forward=True)
+                check_state(self._session, in_forward=True)
         elif self._is_known:  # the position of the step before would be wrong
-            progress = self._parts.progress
+            progress = self._session.progress
             progress.epoch, progress.batch = progress.framework_epoch, progress.framework_batch
 
     def move_to(self, batch: LoadedBatch) -> None:
         """The next step is made of this batch, or leaves it out."""
         self._is_known = True
-        progress = self._parts.progress
+        progress = self._session.progress
         progress.epoch = batch.epoch if progress.framework_epoch is None else progress.framework_epoch
         progress.batch = batch.number if progress.framework_batch is None else progress.framework_batch
 

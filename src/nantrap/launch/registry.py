@@ -34,7 +34,7 @@ from nantrap.launch.script_loop import ScriptLoop
 from nantrap.launch.settings import RunSettings
 from nantrap.launch.shared import Shared
 from nantrap.locate import unwrap
-from nantrap.locate.step import active_replays
+from nantrap.locate.failure import active_replays
 from nantrap.report import write_line
 
 
@@ -115,7 +115,7 @@ class OptimizerRegistry:
         a folder of their own."""
         self._inherited = len(self.guards)
         for loop in self.guards:
-            loop.parts.recorder.abandon()
+            loop.session.recorder.abandon()
         run_dir = self.settings.run_dir if self.run_dir is None else str(self.run_dir)
         self.run_dir, self.earlier_incidents, self.has_children = None, frozenset(), False
         self.settings = replace(self.settings, run_dir=run_dir, forked=os.getpid(), json=False)
@@ -237,7 +237,7 @@ class OptimizerRegistry:
     def end(self) -> None:
         """The script has ended: what it abandoned is recorded, and no step follows."""
         for loop in self.guards:
-            loop.parts.armed.end()
+            loop.session.armed.end()
         self.record_abandoned()
 
     def let_go(self) -> None:
@@ -263,7 +263,7 @@ class OptimizerRegistry:
         samples = note_cleaned(tensor, self.batches, self.events)
         if samples:
             for loop in self.guards:
-                loop.parts.progress.cleaned += samples
+                loop.session.progress.cleaned += samples
 
     # ---- finding the models
 
@@ -348,10 +348,10 @@ class OptimizerRegistry:
         """With several optimizers each printed line says whose step it is: each counts its own steps from 0."""
         loops = list(self)
         for number, loop in enumerate(loops, 1) if len(loops) > 1 else ():
-            if not loop.parts.recorder.label:
+            if not loop.session.recorder.label:
                 model = loop.model
                 of = "" if isinstance(model, ModuleGroup) else f" of {type(unwrap(model)).__name__}"
-                loop.parts.recorder.label = f"optimizer {number} ({type(loop.optimizer).__name__}{of}): "
+                loop.session.recorder.label = f"optimizer {number} ({type(loop.optimizer).__name__}{of}): "
 
     def _leave_to_its_guard(self, optimizer: Optimizer) -> None:
         """The script made a `Guard` of its own: the options of the command line do not reach it."""
@@ -370,11 +370,11 @@ class OptimizerRegistry:
             loop: the guard of an optimizer.
             bare: the model was called, and not a wrapper around it.
         """
-        ranks = loop.parts.ranks
+        ranks = loop.session.ranks
         if several_ranks() and (bare or not ranks.replicated) and not is_sharded(loop.model):
             loop.comparison = Comparison(
                 len(self.guards),
-                lambda: list(loop.parts.protected.members.named()),
+                lambda: list(loop.session.protected.members.named()),
                 replicas=self.replicas,
                 say=self.say,
             )

@@ -1,6 +1,6 @@
 """A script's own training loop: the script calls PyTorch, and `calls` passes each call on to a `ScriptLoop`.
 
-It uses the same parts and the same `run_step` as a `Guard`. What differs is its driver: it clears no gradient and steps
+It has a session and uses the same `run_step` as a `Guard`. What differs is its driver: it clears no gradient and steps
 no schedule; the script's own `optimizer.step()` runs, or it does not.
 
     the script calls           ScriptLoop method             what it does
@@ -31,9 +31,9 @@ from nantrap.guard.loss import NO_TERMS, Loss
 from nantrap.guard.messages import no_gradient_lines
 from nantrap.guard.no_gradient import EXPLAINED_AFTER
 from nantrap.guard.outcome import Outcome
-from nantrap.guard.parts import Parts
 from nantrap.guard.progress import Tally
 from nantrap.guard.ranks.ranks import is_sharded
+from nantrap.guard.session import Session
 from nantrap.guard.state.protected import Protected
 from nantrap.guard.state.scaling import Scaling
 from nantrap.guard.step import run_step
@@ -126,12 +126,12 @@ class ScriptDriver:
 class ScriptLoop:
     """Guards what one optimizer owns, in a loop of the script.
 
-    State held: the parts and the driver of a step, whether the last step was refused, and the error with which the
+    State held: the session and the driver of a step, whether the last step was refused, and the error with which the
     guard stopped.
 
     Args:
         model: the outermost module that the optimizer's parameters belong to.
-        parts: the collaborators of a step.
+        session: of the run.
         shared: what all guards of the script share.
         max_grad_norm: clip to this total norm before each step, whatever the script does; `None` does not.
         checks_epochs: check the whole state before each epoch of the data loader, and print the result.
@@ -140,30 +140,30 @@ class ScriptLoop:
     def __init__(
         self,
         model: nn.Module,
-        parts: Parts,
+        session: Session,
         shared: Shared,
         *,
         max_grad_norm: float | None = None,
         checks_epochs: bool = False,
     ) -> None:
         self.model = model
-        self.parts = parts
+        self.session = session
         self.shared = shared
-        self.optimizer = parts.protected.optimizer
-        self.policy = parts.policy
+        self.optimizer = session.protected.optimizer
+        self.policy = session.policy
         self.refused = False
         self.stopped: NonFiniteError | None = None
         self.comparison: Comparison | None = None
         """Compares the parameters with those of other ranks that hold the same model."""
         self.evaluating = False
         """Whether the optimizer evaluates a closure now, which clears the gradients each time."""
-        self.parameters = parts.protected.members.parameters
+        self.parameters = session.protected.members.parameters
         """The guarded parameters; the list grows with the optimizer."""
-        self.driver = ScriptDriver(parts.protected, parts.scaling, max_grad_norm=max_grad_norm)
-        self.collector = Collector(model, parts, self.driver, before_pass=self._before_pass)
+        self.driver = ScriptDriver(session.protected, session.scaling, max_grad_norm=max_grad_norm)
+        self.collector = Collector(model, session, self.driver, before_pass=self._before_pass)
         self.is_sharded = is_sharded(model)
         """Whether each rank holds only a part of the parameters, so that no graph ends in them."""
-        self.keeps_bad_gradients = parts.policy.on_incident != "observe"
+        self.keeps_bad_gradients = session.policy.on_incident != "observe"
         """Whether gradients that are not finite are left as they are by the script's clipping: no step follows."""
         # without a module no forward pass is seen, so questions are of interest at any time
         self._always_asks = isinstance(model, ModuleGroup) and not any(True for _ in model.children())
@@ -171,9 +171,9 @@ class ScriptLoop:
         self._asked.open = self._asked.open or self._always_asks
         self._activity = shared.activity
         self._batches = shared.batches
-        self._position = Position(parts, shared, checks_epochs=checks_epochs)
+        self._position = Position(session, shared, checks_epochs=checks_epochs)
         self.detector = EventDetector(
-            parts,
+            session,
             self.driver,
             self.collector,
             self._position,
@@ -187,17 +187,17 @@ class ScriptLoop:
     @property
     def tally(self) -> Tally:
         """What the run did so far, in numbers."""
-        return self.parts.recorder.tally
+        return self.session.recorder.tally
 
     @property
     def last_incident(self) -> Incident | None:
         """The last incident of the run."""
-        return self.parts.recorder.last_incident
+        return self.session.recorder.last_incident
 
     @property
     def history(self) -> History:
         """The last steps, as the journal has them."""
-        return self.parts.recorder.history()
+        return self.session.recorder.history()
 
     # ---- what the script does
 
@@ -217,15 +217,15 @@ class ScriptLoop:
             if mark.is_counting or (mark.parameter is not None and mark.parameter.grad is mark.gradient):
                 self.detector.note_uncleared()
             window = collector.open()
-            if self.parts.recorder.tally.steps_without_gradient == EXPLAINED_AFTER:
-                self.parts.recorder.explain_no_gradient(loss, self.parameters)
+            if self.session.recorder.tally.steps_without_gradient == EXPLAINED_AFTER:
+                self.session.recorder.explain_no_gradient(loss, self.parameters)
         call = collector.root_call
         if call is None:
             call = collector.take_root_call()
         collector.root_call = None
         if call is not None and self._batches.last:
             self._position.note(call)
-        progress = self.parts.progress
+        progress = self.session.progress
         micro = Micro(Loss(loss, NO_TERMS), root_call=call, position=(progress.epoch, progress.batch))
         asked.open, asked.data = self._always_asks, None
         asked.output = None
@@ -276,7 +276,7 @@ class ScriptLoop:
             module: the module.
             earlier: copies of its buffers from before its call, if it was called before this guard was made.
         """
-        protected = self.parts.protected
+        protected = self.session.protected
         if not any(module is each for each in protected.root.modules()):
             if earlier is not None:
                 self.collector.begin_early(module)
@@ -301,7 +301,7 @@ class ScriptLoop:
         """
         if self.stopped is not None:
             self.refuse_again()
-        driver, collector, protected = self.driver, self.collector, self.parts.protected
+        driver, collector, protected = self.driver, self.collector, self.session.protected
         window = collector.window
         if window is None or not window.micros:
             unseen = self._unseen_window()
@@ -322,15 +322,15 @@ class ScriptLoop:
             self.detector.frames = []
         try:
             with seen_from(frames) if frames else contextlib.nullcontext():
-                outcome = run_step(self.parts, driver, window) if judge is None else judge(window)
+                outcome = run_step(self.session, driver, window) if judge is None else judge(window)
             # a step that a scaler left out, to search its scale, has no incident and was not refused
             self.refused = not outcome.applied and outcome.incident is not None
             if window.bad_left_out and outcome.applied:
                 self.tally.left_out += window.bad_left_out
             if self.refused:
                 self.detector.note_judged(window)
-            if self.parts.recovery.acts_after_steps:
-                self.parts.recovery.after_step(outcome)
+            if self.session.recovery.acts_after_steps:
+                self.session.recovery.after_step(outcome)
             if self.comparison is not None:
                 self.comparison.after_step(self.tally.applied)
         except NonFiniteError as error:
@@ -384,26 +384,26 @@ class ScriptLoop:
 
     def continue_at(self, step: int) -> None:
         """The script restored a state of this step: journal and messages count on from there."""
-        if step > self.parts.progress.step and not self.tally.attempted:
-            self.parts.recovery.continue_at(step)
-            self.parts.recorder.note_resume(step)
-            self.parts.recorder.say(f"the script resumes at step {step:,}")
+        if step > self.session.progress.step and not self.tally.attempted:
+            self.session.recovery.continue_at(step)
+            self.session.recorder.note_resume(step)
+            self.session.recorder.say(f"the script resumes at step {step:,}")
 
     def explain(self, error: BaseException) -> Incident | None:
         """The script ended with an exception: report the non-finite value that caused it, if any."""
         if self.collector.root_call is not None and self._batches.last:
             self._position.note(self.collector.root_call, bad=True)
-        return explain_exception(self.parts, self.collector, error)
+        return explain_exception(self.session, self.collector, error)
 
     def bad_state(self) -> list[str]:
         """The names of the guarded parameters and buffers that are not finite now."""
-        protected = self.parts.protected
+        protected = self.session.protected
         bad = [name for name, parameter in protected.members.named() if finite.any_nonfinite([parameter.detach()])]
         return bad + [name for name, _ in protected.ledger.names_of_bad()]
 
     def notes(self) -> list[str]:
         """What the summary says about the training as a whole."""
-        samples = self.parts.recorder.samples
+        samples = self.session.recorder.samples
         added = [samples.summary()] if samples is not None and samples.added else []
         differing = []
         if self.comparison is not None:
@@ -421,8 +421,8 @@ class ScriptLoop:
     def close(self) -> None:
         """Remove every hook and write the journal. May be called again."""
         self.collector.close()
-        self.parts.recorder.close()
-        self.parts.recovery.close()
+        self.session.recorder.close()
+        self.session.recovery.close()
 
     # ---- parts
 
@@ -441,8 +441,8 @@ class ScriptLoop:
         if collector.begun:
             if earlier is not None and earlier.module is module and not earlier.running:
                 self.detector.restore_buffers()
-            elif collector.window is not None and collector.window.micros and self.parts.drops_micro_batches:
-                self.parts.protected.ledger.mark()  # where none is dropped, a bad one may have written them already
+            elif collector.window is not None and collector.window.micros and self.session.drops_micro_batches:
+                self.session.protected.ledger.mark()  # where none is dropped, a bad one may have written them already
         asked.open = module.training
         asked.data = None
         return True
@@ -454,7 +454,7 @@ class ScriptLoop:
         discriminator, whose gradients are cleared after that.
         """
         accumulates = bool(window.micros) or window.dropped or (alone and self._micros_last_time > 1)
-        return bool(accumulates) and self.parts.drops_micro_batches
+        return bool(accumulates) and self.session.drops_micro_batches
 
     def _unseen_window(self) -> Window | None:
         """The window of a step without a backward pass that was seen: it has only the gradients.
@@ -484,6 +484,6 @@ class ScriptLoop:
         """A script may catch the error with which the guard stopped it; it must not continue after that."""
         assert self.stopped is not None
         self.driver.refuse_update()
-        self.parts.protected.ledger.restore_buffers()
+        self.session.protected.ledger.restore_buffers()
         self.collector.end()
         raise self.stopped

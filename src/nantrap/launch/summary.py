@@ -117,15 +117,15 @@ class RunSummary:
             reports=_reports(attachment.registry),
             loose_values=attachment.registry.loose_values.seen,
             checkpoint=next(
-                (_relative(text) for loop in loops if (text := loop.parts.recovery.where_to_restart())), ""
+                (_relative(text) for loop in loops if (text := loop.session.recovery.where_to_restart())), ""
             ),
             optimizers=len(loops),
             own_guards=attachment.registry.own_guards,
             in_children=attachment.registry.has_children,
-            rank=loops[0].parts.ranks.rank if loops else 0,
-            ranks=max([loop.parts.ranks.processes for loop in loops], default=1),
-            own_models=sum(not loop.parts.ranks.acquainted for loop in loops),
-            own_weights=not all(loop.parts.ranks.replicated for loop in loops),
+            rank=loops[0].session.ranks.rank if loops else 0,
+            ranks=max([loop.session.ranks.processes for loop in loops], default=1),
+            own_models=sum(not loop.session.ranks.acquainted for loop in loops),
+            own_weights=not all(loop.session.ranks.replicated for loop in loops),
             injected=dict(Counter(each.kind for each in attachment.injected)),
         )
 

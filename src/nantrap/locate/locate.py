@@ -17,13 +17,13 @@ from dataclasses import replace
 from typing import Any
 
 from nantrap.locate.batch import may_be_listed_image, tensors_of
+from nantrap.locate.failure import Failure
 from nantrap.locate.location import Location, evidence_location, location_of, owner_of
 from nantrap.locate.probes import clear_probes, probes_kept, read_probes
 from nantrap.locate.replay.program import cannot_rewind
 from nantrap.locate.replay.replay import replay_norm, replay_step, replay_update
 from nantrap.locate.replay.samples import find_samples
 from nantrap.locate.source import cell_name
-from nantrap.locate.step import FailedStep
 from nantrap.locate.torch_private import version_of
 from nantrap.locate.trace import Trace
 from nantrap.locate.trace.origin import Replay, judge_tape
@@ -35,7 +35,7 @@ from nantrap.locate.twoline.without_function import locate_without_function
 _LONGEST_ERROR = 200
 
 
-def locate(failed: FailedStep, *, seconds: float = 60.0) -> tuple[FailedStep, Location]:
+def locate(failed: Failure, *, seconds: float = 60.0) -> tuple[Failure, Location]:
     """Find where the failure began. Never raises: what goes wrong while locating is written to `notes`.
 
     Returns:
@@ -53,7 +53,7 @@ def locate(failed: FailedStep, *, seconds: float = 60.0) -> tuple[FailedStep, Lo
         return failed, Location(phase=failed.symptom, notes=(note,))
 
 
-def _with_entries(location: Location, failed: FailedStep) -> Location:
+def _with_entries(location: Location, failed: Failure) -> Location:
     """The location with the sample of a bad tensor that is one entry of a list, such as one image of a detector.
 
     Its first dimension counts channels. Where the batch of a data loader is a list with one entry per sample, the entry
@@ -78,7 +78,7 @@ def _with_entries(location: Location, failed: FailedStep) -> Location:
     return replace(location, findings=tuple(findings))
 
 
-def _locate(failed: FailedStep, seconds: float) -> tuple[FailedStep, Location]:
+def _locate(failed: Failure, seconds: float) -> tuple[Failure, Location]:
     """Choose how to search: the update, the norm, a replay of the step, its source, a tape, or the graph alone."""
     if failed.symptom == "optimizer" and failed.run_update is not None:
         return failed, location_of(replay_update(failed), fallback="optimizer")
@@ -98,7 +98,7 @@ def _locate(failed: FailedStep, seconds: float) -> tuple[FailedStep, Location]:
     return failed, _from_replay(failed, replay_step(failed), seconds)
 
 
-def _from_norm(failed: FailedStep) -> Location:
+def _from_norm(failed: Failure) -> Location:
     """What the norm of the gradients shows when it is taken again."""
     location = location_of(replay_norm(failed), fallback="backward")
     if location.source is not None:  # the guard computes the norm when this line is called
@@ -108,7 +108,7 @@ def _from_norm(failed: FailedStep) -> Location:
     return location
 
 
-def _from_replay(failed: FailedStep, replay: Replay, seconds: float) -> Location:
+def _from_replay(failed: Failure, replay: Replay, seconds: float) -> Location:
     """What a replay of the whole step shows, and which samples are guilty."""
     changed = _changed_in_place(failed)
     location = location_of(replay, fallback=failed.symptom, batch=failed.batch)
@@ -128,7 +128,7 @@ def _from_replay(failed: FailedStep, replay: Replay, seconds: float) -> Location
     return replace(location, samples=samples).noting(*([samples.note] if samples.note else []))
 
 
-def _from_source(failed: FailedStep, seconds: float) -> tuple[FailedStep, Location] | None:
+def _from_source(failed: Failure, seconds: float) -> tuple[Failure, Location] | None:
     """The loss computed again from its own source lines; `None` if that cannot be done, or does not fail as it did."""
     again = compute_again(failed)
     if again is None:
@@ -153,7 +153,7 @@ def _from_source(failed: FailedStep, seconds: float) -> tuple[FailedStep, Locati
     )
 
 
-def _from_tape(failed: FailedStep) -> tuple[FailedStep, Location] | None:
+def _from_tape(failed: Failure) -> tuple[Failure, Location] | None:
     """The location from the trace of the step itself; `None` if it did not run under a trace, or its trace does not
     show it."""
     if not isinstance(failed.tape, Trace):
@@ -171,7 +171,7 @@ def _from_tape(failed: FailedStep) -> tuple[FailedStep, Location] | None:
     return known, location
 
 
-def _repeated_by_tape(failed: FailedStep, then: Replay) -> tuple[FailedStep | None, str]:
+def _repeated_by_tape(failed: Failure, then: Replay) -> tuple[Failure | None, str]:
     """The step, repeatable by its recorded operations, if they fail as it did. Otherwise `None`, and why not."""
     tape = getattr(failed.tape, "tape", None)
     if not isinstance(tape, Tape) or failed.loss is None or failed.root_call is None:
@@ -195,7 +195,7 @@ def _is_used_up(batch: Any) -> bool:
     return any(isinstance(part, Iterator) for part in parts)
 
 
-def _changed_in_place(failed: FailedStep) -> list[str]:
+def _changed_in_place(failed: Failure) -> list[str]:
     """A batch that the loss function wrote into is not the batch of the failed step any more."""
     now = dict(tensors_of(failed.batch))
     written = [

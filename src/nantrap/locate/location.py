@@ -12,9 +12,9 @@ from torch.nn.utils.parametrize import ParametrizationList
 from nantrap.finite import any_nonfinite, first_nonfinite_index, size_in_bytes, tensor_stats
 from nantrap.incident import Finding, Frame, Phase, Probe, Source
 from nantrap.locate.batch import samples_in, tensors_of
+from nantrap.locate.failure import Failure
 from nantrap.locate.replay.replay import compiled_code_ran
 from nantrap.locate.replay.samples import Samples
-from nantrap.locate.step import FailedStep
 from nantrap.locate.trace import OUTSIDE, Capture, External, Op, Trace
 from nantrap.locate.trace.origin import Replay
 from nantrap.locate.twoline.autopsy import Evidence
@@ -155,7 +155,7 @@ def captured_bytes(trace: Trace) -> int:
     return sum(seen.values())
 
 
-def evidence_location(evidence: Evidence, failed: FailedStep, *, replay: Replay | None = None) -> Location:
+def evidence_location(evidence: Evidence, failed: Failure, *, replay: Replay | None = None) -> Location:
     """What the live graph showed. Modules and lines come from a finite replay of the same step, node by node."""
     op = evidence.op
     location = Location(

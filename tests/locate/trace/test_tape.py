@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from nantrap.guard.diagnosis.armed import LiveTrace
+from nantrap.guard.armed import LiveTrace
 from nantrap.locate.trace import Op, Registered
 from nantrap.locate.trace.tape import Tape, substituting
 

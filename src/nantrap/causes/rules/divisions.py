@@ -43,7 +43,7 @@ def division_by_zero(case: Case) -> Claim | None:
     origin = f", made by {made_by.name}" if made_by is not None else ""
     family = "pow" if case.op == "pow" else "sqrt" if case.op == "rsqrt" else "div"
     # a single 0/0 of the two-line form may as well be a mean over nothing: see empty_reduction
-    sure = case.failed.repeatable or denominator.numel() > 1 or case.output.numel() > 1 or case.made != "nan"
+    sure = case.failure.repeatable or denominator.numel() > 1 or case.output.numel() > 1 or case.made != "nan"
     where = _users_backward(case) if own_backward else case.place
     if _is_unwritten(case):
         return Claim(
@@ -72,9 +72,9 @@ def _is_unwritten(case: Case) -> bool:
     """Whether only the graph shows a division, and nothing in the code that computed the loss is written as one."""
     from nantrap.locate.twoline.infer import is_written
 
-    if case.failed.repeatable or case.location.source is not None or case.op not in ("div", "true_divide"):
+    if case.failure.repeatable or case.location.source is not None or case.op not in ("div", "true_divide"):
         return False
-    return case.phase == "forward" and case.location.module == "loss" and not is_written("div", case.failed.root)
+    return case.phase == "forward" and case.location.module == "loss" and not is_written("div", case.failure.root)
 
 
 def _users_backward(case: Case) -> str:

@@ -67,7 +67,7 @@ def domain_error(case: Case) -> Claim | None:
         return None
     values = x[outside] if x.shape == outside.shape else x
     place = "the update" if in_update else case.place
-    has: Has = "tried" if not in_update else "hint" if case.failed.optimizer.state else "measured"
+    has: Has = "tried" if not in_update else "hint" if case.failure.optimizer.state else "measured"
     return Claim(
         # the labels or the data may have moved the argument there, and only the remedy decides; no update reads them
         has,

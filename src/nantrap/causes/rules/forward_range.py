@@ -39,7 +39,7 @@ def exp_overflow(case: Case) -> Claim | None:
         )
     advice = "bound the argument (log-variances to [-30, 20]), or stay in log space with logsumexp"
     trial = None
-    if case.failed.repeatable and case.feeds_a_logarithm:
+    if case.failure.repeatable and case.feeds_a_logarithm:
         trial = case.lab.in_log_space(IN_LOG_SPACE)
     if trial is not None and trial.finite:
         advice = "softplus(x) instead of log(1 + exp(x)), or log space (logsumexp) instead of the logarithm of exp"

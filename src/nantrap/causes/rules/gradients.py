@@ -58,11 +58,11 @@ def _largest_squared(case: Case) -> tuple[str, float, float] | None:
         return None
     if not (_in_second_moment(case) or _squares_a_gradient(case)):
         return None
-    sizes = {n: float(g.detach().abs().max()) for n, g in case.failed.gradients.items() if g.numel()}
+    sizes = {n: float(g.detach().abs().max()) for n, g in case.failure.gradients.items() if g.numel()}
     if not sizes or not all(math.isfinite(size) for size in sizes.values()):
         return None
     name = max(sizes, key=lambda n: sizes[n])
-    limit = float(torch.finfo(case.failed.gradients[name].dtype).max)
+    limit = float(torch.finfo(case.failure.gradients[name].dtype).max)
     return (name, sizes[name], limit) if sizes[name] ** 2 > limit else None
 
 
@@ -79,7 +79,7 @@ def _squares_a_gradient(case: Case) -> bool:
     scalars = () if case.capture is None else case.capture.op.scalars
     squares = case.op in ("square", "linalg_vector_norm", "norm", "dot") or (case.op == "pow" and 2.0 in scalars)
     squares = squares or (case.op == "mul" and len(case.inputs) == 2 and torch.equal(*case.inputs))
-    gradients = [g for g in case.failed.gradients.values() if g.shape == case.inputs[0].shape] if case.inputs else []
+    gradients = [g for g in case.failure.gradients.values() if g.shape == case.inputs[0].shape] if case.inputs else []
     return squares and any(torch.equal(g.detach(), case.inputs[0]) for g in gradients)
 
 
@@ -119,11 +119,11 @@ def _through_a_loop(case: Case) -> Claim | None:
 
 def _over_the_steps(case: Case) -> Claim | None:
     """The gradient norm grew from step to step, and the learning rate is not the reason."""
-    norms = [record.grad_norm for record in case.history.applied()[-8:]]
+    norms = [record.grad_norm for record in case.run.history.applied()[-8:]]
     if len(norms) < 2 or not norms[0] > 0 or norms[-1] / min(norms) < 1e3:
         return None
     shown = " -> ".join(f"{value:.3g}" for value in norms[-5:])
-    losses = [record.loss for record in case.history.applied()[-8:]]
+    losses = [record.loss for record in case.run.history.applied()[-8:]]
     trial = case.lab.tenth_of_rate()
     facts = ("a tenth of the learning rate does not help",) if trial.finite is False else ()
     bounded = case.loss_growth < _GROWTH

@@ -77,7 +77,7 @@ def eps_underflow_half(case: Case) -> Claim | None:
     if trial.finite is False and not swallowed:
         case.refute("eps_underflow_half", trial, "the step is as bad in float32")
         return None
-    if not trial.finite and not constants and case.failed.repeatable:
+    if not trial.finite and not constants and case.failure.repeatable:
         return None
     failed = trial.finite is False
     lost = f"an epsilon has no effect in {case.dtype}" if constants or swallowed else f"rounded away in {case.dtype}"

@@ -22,7 +22,7 @@ def adam_eps_underflow_half(case: Case) -> Claim | None:
     denominator = case.inputs[-1]
     if denominator.numel() <= 1 or not bool((denominator == 0).any()):
         return None
-    given = [group["eps"] for group in case.failed.optimizer.param_groups if "eps" in group]
+    given = [group["eps"] for group in case.failure.optimizer.param_groups if "eps" in group]
     lost = [eps for eps in given if rounded(eps, denominator) == 0]
     if not lost:
         return None  # it divides by something else that is 0
@@ -111,7 +111,7 @@ def _is_one_minus_one(op: Op) -> bool:
 
 def _rounded_to_one(case: Case) -> str:
     """A constant of the optimizer that is exactly 1 in its own low precision, or the difference 1 - 1 in the update."""
-    for group in case.failed.optimizer.param_groups:
+    for group in case.failure.optimizer.param_groups:
         for name, value in group.items():
             if not name.startswith(("beta", "momentum", "rho", "alpha", "decay", "gamma")):
                 continue  # a learning rate of 1 is no constant that is subtracted from 1
@@ -132,7 +132,7 @@ def loss_scale_misuse(case: Case) -> Claim | None:
     """The loss scale overflowed, collapsed or was applied in the wrong order."""
     if case.phase != "backward" or case.trace is None or not case.any_half:
         return None
-    scale = case.scale if case.scale and case.scale > 1 else _scale_by_hand(case)
+    scale = case.run.scale if case.run.scale and case.run.scale > 1 else _scale_by_hand(case)
     if scale is None:
         return _overflow_in_half_backward(case)
     trial = case.lab.loss_scaled(1.0 / scale, f"a loss scale of 1 instead of {scale:g}")
@@ -162,7 +162,7 @@ def _overflow_in_half_backward(case: Case) -> Claim | None:
     if any(finding.kind == "grad_norm" for finding in case.incident.findings):
         return None  # every gradient is finite, and only their norm is not: see grad_norm_overflow
     trial = None
-    if case.failed.repeatable:
+    if case.failure.repeatable:
         if find_amplifier(case) is not None:  # one steep slope made it that large, and is the better explanation
             return None
         trial = case.lab.loss_scaled(1.0 / _SMALLER, f"the loss divided by {_SMALLER:,}")

@@ -30,7 +30,7 @@ def bad_initialisation(case: Case) -> Claim | None:
 
     def rescale() -> None:
         for key, factor in suspects.items():
-            case.failed.parameters[key].div_(factor)
+            case.failure.parameters[key].div_(factor)
 
     trial = case.lab.with_weights("rescaled", "the oversized weights divided by their gain", rescale)
     plural, its = (" multiplies", "its") if len(suspects) == 1 else ("s multiply", "their")
@@ -58,7 +58,7 @@ def _is_parameter_itself(case: Case) -> bool:
     if case.op not in ("exp", "expm1", "exp2", "cosh", "sinh") or not case.inputs:
         return False
     argument = case.inputs[0]
-    same = [p.detach() for p in case.failed.parameters.values() if p.shape == argument.shape]
+    same = [p.detach() for p in case.failure.parameters.values() if p.shape == argument.shape]
     return any(share_memory(p, argument) or bool((p == argument).all()) for p in same)
 
 
@@ -68,11 +68,11 @@ def _oversized(case: Case) -> dict[str, float]:
 
     owners = {
         f"{name}.{key}" if name else key: type(module).__name__
-        for name, module in case.failed.root.named_modules()
+        for name, module in case.failure.root.named_modules()
         for key in parameters_of(module)
     }
     found = {}
-    for name, parameter in case.failed.parameters.items():
+    for name, parameter in case.failure.parameters.items():
         if not (parameter.is_floating_point() or parameter.is_complex()) or not parameter.numel():
             continue
         gain = _gain(parameter.detach(), owners.get(name, ""))

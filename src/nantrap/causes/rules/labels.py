@@ -49,11 +49,11 @@ def _outside_the_domain(case: Case) -> Claim | None:
         return None
     argument = case.inputs[-1 if case.op.startswith("xlog") else 0]
     below = int((argument < (-1 if case.op in ("log1p", "xlog1py") else 0)).sum())
-    if not below or not case.failed.repeatable:
+    if not below or not case.failure.repeatable:
         return None
     from nantrap.locate import tensors_of
 
-    for path, tensor in tensors_of(case.failed.batch):
+    for path, tensor in tensors_of(case.failure.batch):
         if not tensor.numel() or _same_values(argument, tensor):  # a function of the target itself: its domain says all
             continue
         outside = tensor[(tensor < 0) | (tensor > 1)].unique()
@@ -94,13 +94,13 @@ def _negative_label(case: Case) -> Claim | None:
     """A missing value coded as -1 or -999 among counts: lgamma has no value there."""
     if case.phase != "forward" or case.op not in ("lgamma", "digamma") or not case.inputs:
         return None
-    if not case.failed.repeatable or case.output is None or case.output.shape != case.inputs[0].shape:
+    if not case.failure.repeatable or case.output is None or case.output.shape != case.inputs[0].shape:
         return None
     from nantrap.locate import tensors_of
 
     bad = ~case.output.detach().isfinite()
     given = case.inputs[0][bad]
-    for path, tensor in tensors_of(case.failed.batch):
+    for path, tensor in tensors_of(case.failure.batch):
         if not tensor.numel() or tensor.numel() != bad.numel() or not integer_valued(tensor):
             continue
         negative = tensor[tensor < 0].unique()
@@ -124,12 +124,12 @@ def _negative_label(case: Case) -> Claim | None:
 
 def _handmade_cross_entropy(case: Case) -> Claim | None:
     """A loss that should be positive fell below zero, and a batch holds labels above 1: y·log p + (1-y)·log(1-p)."""
-    losses = [record.loss for record in case.history.applied()]
+    losses = [record.loss for record in case.run.history.applied()]
     if len(losses) < 2 or not losses[-1] < 0 or not losses[-1] < losses[0] or case.growth < 3:
         return None
     from nantrap.locate import tensors_of
 
-    for path, tensor in tensors_of(case.failed.batch):
+    for path, tensor in tensors_of(case.failure.batch):
         if integer_valued(tensor) and tensor.numel() and float(tensor.max()) > 1 and float(tensor.min()) >= 0:
             weighs = _weighed_by(case, tensor)
             trial = _with_clean_targets(case, tensor, "[0, 1]") if weighs else None
@@ -157,7 +157,7 @@ def _weighed_by(case: Case, labels: Tensor) -> str:
 
     y·log p + (1 - y)·log(1 - p), or softplus(z) - y·z, or max(z, 0) - y·z + log(1 + exp(-|z|)).
     """
-    if case.trace is None or not case.failed.repeatable:
+    if case.trace is None or not case.failure.repeatable:
         return ""
     ops = [op for op in case.trace.ops if op.phase == "forward"]
     logarithms = {op.index for op in ops if op.name in _LOGARITHMS}
@@ -184,7 +184,7 @@ def _ancestors(trace: Trace, index: int) -> set[int]:
 
 def _label(case: Case, call: Capture, target: Tensor, found: str, allowed: str, count: float) -> Claim | None:
     """Targets outside the range: proven only if the step, or the steps before it, are finite with targets inside it."""
-    losses = [record.loss for record in case.history.applied()]
+    losses = [record.loss for record in case.run.history.applied()]
     below_zero = bool(losses) and losses[-1] < 0
     at_origin = case.capture is call
     trial = _with_clean_targets(case, target, allowed)
@@ -193,7 +193,7 @@ def _label(case: Case, call: Capture, target: Tensor, found: str, allowed: str, 
         return None
     if trial is None and not at_origin and not below_zero:
         return None  # targets a little outside train well; nothing ties them to this failure
-    has: Has = "tried" if case.failed.repeatable or not at_origin else "measured"
+    has: Has = "tried" if case.failure.repeatable or not at_origin else "measured"
     if trial is not None and trial.finite is None and not at_origin and not below_zero:
         has = "hint"  # the failed step is as bad with clean targets; whether they led to it could not be tried
     return Claim(
@@ -213,9 +213,9 @@ def _with_clean_targets(case: Case, target: Tensor, allowed: str) -> Trial | Non
     """The failed step, or if that does not suffice the steps that led to it, with the targets clamped."""
     from nantrap.locate.batch import tensors_of, with_tensor
 
-    if not case.failed.repeatable:
+    if not case.failure.repeatable:
         return None
-    path = next((path for path, tensor in tensors_of(case.failed.batch) if _same_values(tensor, target)), None)
+    path = next((path for path, tensor in tensors_of(case.failure.batch) if _same_values(tensor, target)), None)
     if path is None:
         return None
     high = 1.0 if allowed == "[0, 1]" else None
@@ -224,11 +224,11 @@ def _with_clean_targets(case: Case, target: Tensor, allowed: str) -> Trial | Non
         tensor = dict(tensors_of(batch)).get(path)
         return batch if tensor is None else with_tensor(batch, tensor, tensor.clamp(0, high))
 
-    trial = case.lab.with_batch("clean_targets", f"targets clamped to {allowed}", clean(case.failed.batch))
+    trial = case.lab.with_batch("clean_targets", f"targets clamped to {allowed}", clean(case.failure.batch))
     if trial.finite:
         return trial
     steps = case.lab.steps_with("clean_steps", f"targets clamped to {allowed} in the steps since an older state", clean)
-    led_here = case.loss_growth >= 3 or any(record.loss < 0 for record in case.history.applied())
+    led_here = case.loss_growth >= 3 or any(record.loss < 0 for record in case.run.history.applied())
     return steps if steps.finite is not None or led_here else trial
 
 

@@ -29,11 +29,11 @@ def lr_too_high(case: Case) -> Claim | None:
     if case.phase not in ("forward", "backward", "optimizer") or case.growth < _GROWTH or rate_jump(case) is not None:
         return None
     overflowed = case.incident.loss is None or not math.isfinite(case.incident.loss)
-    if not case.failed.repeatable and not overflowed:
+    if not case.failure.repeatable and not overflowed:
         return None  # nothing can be tried, and a finite loss that rose does not show an unstable learning rate
     if case.lab.weights_diverged() is False:
         return None  # the loss of an earlier batch has not risen: the batches differ, the weights did not get worse
-    records = case.history.applied()[-6:]
+    records = case.run.history.applied()[-6:]
     shown = " -> ".join(f"{record.loss:.3g}" for record in records)
     rates = records[-1].lr if records else ()
     rate = max(rates, default=math.nan)
@@ -78,7 +78,7 @@ def lr_too_high(case: Case) -> Claim | None:
 
 def _beyond_any_scale(case: Case) -> Claim | None:
     """A learning rate that no update survives: Inf, NaN, or so large that it overflows by itself."""
-    rates = [float(group.get("lr", 0.0)) for group in case.failed.optimizer.param_groups]
+    rates = [float(group.get("lr", 0.0)) for group in case.failure.optimizer.param_groups]
     absurd = next((rate for rate in rates if not abs(rate) <= ABSURD_RATE), None)
     if absurd is None:
         return None
@@ -119,7 +119,7 @@ def _only_delays(case: Case, slower: Trial) -> str:
 
 def _is_stable(case: Case, trial: Trial) -> bool:
     """Whether the loss did not grow at the lower learning rate either: finite for a few steps is not yet stable."""
-    first = next((abs(record.loss) for record in case.history.applied()), math.inf)
+    first = next((abs(record.loss) for record in case.run.history.applied()), math.inf)
     return trial.loss is not None and abs(trial.loss) <= 2 * first
 
 
@@ -161,7 +161,7 @@ class Jump(NamedTuple):
 
 def rate_jump(case: Case) -> Jump | None:
     """The last step among the recent ones in which the learning rate of a group rose fivefold. A warm-up is none."""
-    records = [(record.step, record.lr) for record in case.history]
+    records = [(record.step, record.lr) for record in case.run.history]
     if case.phase == "optimizer":  # elsewhere this step failed before its learning rate was used
         records.append((case.incident.step, case.incident.lr))
     groups = max((len(rates) for _, rates in records), default=0)

@@ -123,7 +123,7 @@ def _negative_second_moment(case: Case) -> str:
     if not bool(below.any()):
         return ""
     states = [
-        (key, v) for _, state in states_of(case.failed.optimizer) for key, v in state.items() if hasattr(v, "dim")
+        (key, v) for _, state in states_of(case.failure.optimizer) for key, v in state.items() if hasattr(v, "dim")
     ]
     memory = [value for key, value in states if key not in _SIGNED and value.shape == below.shape]
     if not memory:  # a sparse gradient updates some rows only
@@ -136,7 +136,7 @@ def _negative_second_moment(case: Case) -> str:
 def _weights_and_gradients_are_finite(case: Case) -> bool:
     from nantrap.finite import any_nonfinite
 
-    return not any_nonfinite([*case.failed.parameters.values(), *case.failed.gradients.values()])
+    return not any_nonfinite([*case.failure.parameters.values(), *case.failure.gradients.values()])
 
 
 def _never_written(tensor: Tensor) -> bool:
@@ -177,7 +177,7 @@ def _looks_unfilled(case: Case, tensor: Tensor) -> bool:
 def _not_read_until_now(case: Case, external: External) -> Claim | None:
     """Values that were bad before an earlier step already. They did no harm while no step read them. Whether they were
     loaded or never filled cannot be told any more."""
-    step = case.bad_before.get(external.name)
+    step = case.run.bad_before.get(external.name)
     if step is None:
         return None
     return Claim(
@@ -199,6 +199,6 @@ def _is_bad_everywhere(case: Case) -> bool:
     """Whether several parameters, and more than half of them, are non-finite: one NaN step writes them all."""
     from nantrap.finite import any_nonfinite
 
-    parameters = [p.detach() for p in case.failed.parameters.values()]
+    parameters = [p.detach() for p in case.failure.parameters.values()]
     bad = sum(any_nonfinite([parameter]) for parameter in parameters)
     return bad > 1 and (bad == len(parameters) or (bad > 2 and 2 * bad > len(parameters)))

@@ -100,7 +100,7 @@ def _log_remedy(case: Case) -> tuple[Trial | None, str]:
     }
     found = next((texts for word, texts in together.items() if word in behind), None)
     if found is not None:
-        trial = case.lab.in_log_space(found[0]) if case.failed.repeatable else None
+        trial = case.lab.in_log_space(found[0]) if case.failure.repeatable else None
         if trial is None or trial.finite:
             return trial, f"{found[1]}, which stays finite; or nantrap.ops.safe_log(x)"
     floored = case.try_replacement("log", "nantrap.ops.safe_log")

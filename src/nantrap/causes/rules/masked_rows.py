@@ -63,7 +63,7 @@ def _reduced(case: Case) -> Claim | None:
         if case.capture is not None and case.capture.op is not op:
             facts.append(f"{case.location.op} was given that -Inf")
         trial = None
-        if case.failed.repeatable:
+        if case.failure.repeatable:
             trial = case.lab.replaced(op.place.source(), "masked_reduction", "0 in rows that are masked everywhere")
         return Claim(
             "tried",

@@ -16,7 +16,7 @@ _STILL = 8
 @rule("dead_training")
 def dead_training(case: Case) -> Claim | None:
     """Nothing is learned: the updates are exactly zero."""
-    applied = case.history.applied()
+    applied = case.run.history.applied()
     still = [record for record in applied[-_STILL:] if record.grad_norm == 0]
     if len(applied) < _STILL or len(still) < _STILL:
         return None

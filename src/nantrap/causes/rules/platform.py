@@ -22,7 +22,7 @@ _MODERATE = 1e6
 def hardware_fault(case: Case) -> Claim | None:
     """The same operation gave different results on the same operands."""
     external = case.external
-    if external is not None and external.kind in ("parameter", "buffer") and case.state_untouched:
+    if external is not None and external.kind in ("parameter", "buffer") and case.run.untouched:
         if case.lab.writes_again(external.name, external.tensor):
             return None  # the program itself writes those bits
         return _odd_bits(external.name, external.tensor)
@@ -73,7 +73,7 @@ def compiler_bug(case: Case) -> Claim | None:
     from nantrap.locate.replay.replay import compiled_code_ran
 
     replay = case.location.replay
-    if not compiled_code_ran() or replay is None or replay.failed or not case.failed.repeatable or replay.loss is None:
+    if not compiled_code_ran() or replay is None or replay.failed or not case.failure.repeatable or replay.loss is None:
         return None
     if case.lab.control("step"):
         return None  # the compiled step does not fail again as it did: nothing shows a difference between the two
@@ -96,9 +96,9 @@ def compiler_bug(case: Case) -> Claim | None:
 @rule("rank_divergence")
 def rank_divergence(case: Case) -> Claim | None:
     """The ranks hold or decided different things."""
-    if len(set(case.checksums)) < 2:
+    if len(set(case.run.checksums)) < 2:
         return None
-    shown = ", ".join(f"rank {rank}: {value:.9g}" for rank, value in enumerate(case.checksums[:4]))
+    shown = ", ".join(f"rank {rank}: {value:.9g}" for rank, value in enumerate(case.run.checksums[:4]))
     return Claim(
         "measured",
         "the ranks hold different parameters, though gradients are averaged between them",
@@ -149,7 +149,7 @@ def _other_bits(case: Case) -> Claim | None:
         return None
     recorded = case.trace is not None and case.capture.op.index in case.trace.captures and case.has_all_operands
     return Claim(
-        "measured" if recorded and case.failed.repeatable else "hint",
+        "measured" if recorded and case.failure.repeatable else "hint",
         f"{case.location.op} is finite on the same inputs on which it failed",
         ("run twice more on its recorded operands, in the same precision, it is finite and agrees with itself",),
         help="nothing in the code needs to change; if it happens again on this device, test its memory",
@@ -159,11 +159,11 @@ def _other_bits(case: Case) -> Claim | None:
 def _did_not_repeat(case: Case) -> Claim | None:
     """The step is finite in two exact replays that agree. Something was different, and it is not known what."""
     replay = case.location.replay
-    if replay is None or replay.failed or replay.error is not None or not case.failed.repeatable:
+    if replay is None or replay.failed or replay.error is not None or not case.failure.repeatable:
         return None
     from nantrap.locate.replay.program import cannot_rewind
 
-    if cannot_rewind(case.failed.forward, case.failed.batch):
+    if cannot_rewind(case.failure.forward, case.failure.batch):
         return None
     trial = case.lab.again()
     if not trial.finite or trial.loss != replay.loss:

@@ -108,7 +108,7 @@ def _from_outside(case: Case) -> str:
     from nantrap.finite import any_infinite
     from nantrap.locate import tensors_of
 
-    of_batch = [in_words(path) for path, t in tensors_of(case.failed.batch) if any_infinite([t])]
+    of_batch = [in_words(path) for path, t in tensors_of(case.failure.batch) if any_infinite([t])]
     return f"{of_batch[0]} or a constant of the program" if of_batch else "a constant of the program"
 
 

@@ -80,7 +80,7 @@ def _count_of_nothing(case: Case) -> Claim | None:
     bad = ~case.output.isfinite()
     if not bool((numerator.expand_as(bad)[bad] == 0).all()):
         return None
-    if not case.failed.repeatable and not capture.op.sources:
+    if not case.failure.repeatable and not capture.op.sources:
         return _perhaps_nothing(case, numerator, denominator)
     counted = _counted_by(case)
     if counted is None:

@@ -39,7 +39,7 @@ def _in_other_units(case: Case) -> Claim | None:
     step is finite with it. Otherwise it is the batch, if it is too far outside to be an unusual sample, and the step is
     finite with the batch in its usual range.
     """
-    if case.made != "inf" or case.half or case.phase not in ("forward", "backward") or case.failed.norm_overflowed:
+    if case.made != "inf" or case.half or case.phase not in ("forward", "backward") or case.failure.norm_overflowed:
         return None
     unusual = unusual_inputs(case)
     if not unusual or not _left_the_range(case):
@@ -51,11 +51,11 @@ def _in_other_units(case: Case) -> Claim | None:
         (f"{furthest.words}: {furthest.factor:.3g} times",),
         help=f"check the range of {furthest.name} where the data are read, and scale or drop what lies outside it",
     )
-    if not case.failed.repeatable or (case.op in EXPONENTIALS and not furthest.in_other_units):
+    if not case.failure.repeatable or (case.op in EXPONENTIALS and not furthest.in_other_units):
         return claim
     if case.op in EXPONENTIALS and case.feeds_a_logarithm and case.lab.in_log_space(IN_LOG_SPACE).finite:
         return claim
-    scaled = in_usual_range(case.failed.batch, unusual)
+    scaled = in_usual_range(case.failure.batch, unusual)
     trial = case.lab.with_batch("usual_range", "the batch brought to the range of those before it", scaled)
     if trial.finite is False:
         return None

@@ -97,7 +97,7 @@ def singular_gradient_at_zero(case: Case) -> Claim | None:
     where = f"at exactly {pole}" if exact else f"next to {pole}"
     grows = "is infinite" if exact else "leaves the range of the dtype"
     return Claim(
-        "tried" if case.failed.repeatable and family != "norm" else "measured",
+        "tried" if case.failure.repeatable and family != "norm" else "measured",
         f"the derivative of {call} {grows} {where}",
         (f"{case.node}: the derivative of {call} {grows} {where}; {_zeros(case)}",),
         trial=case.try_replacement(
@@ -121,7 +121,7 @@ def _too_steep_for_half(case: Case, steep: Amplifier) -> Claim:
     """The slope next to 0 is finite, and the gradient that it makes does not fit float16."""
     place = steep.forward.place
     trial = None
-    if place is not None and case.failed.repeatable:
+    if place is not None and case.failure.repeatable:
         trial = case.lab.replaced(place.source(), "floor", f"an eps of {USUAL_EPS:g} for {steep.call}")
     also: tuple[tuple[Trial, str], ...] = ()
     if trial is not None and not trial.finite:

@@ -199,7 +199,7 @@ def _is_mask_product(case: Case, op: Op) -> bool:
     if made_by is None:  # the two-line form: the node's own saved factors, if they were kept
         from nantrap.locate.replay.root_call import LossPart
 
-        part = case.failed.evidence
+        part = case.failure.evidence
         factors = part.saved_by(op.sequence) if isinstance(part, LossPart) else ()
         return any(bool(((factor == 0) | (factor == 1)).all()) for factor in factors)
     for argument in range(len(made_by.sources)):

@@ -90,7 +90,7 @@ def _average_beyond_its_range(case: Case, trained: set[str]) -> Claim | None:
 
 def _average_written_unseen(case: Case, trained: set[str]) -> Claim | None:
     """A copy of a trained weight became bad in this step, and the operation that failed was not seen."""
-    if case.failed.repeatable or case.location.op is not None or not _trained_is_finite(case, trained):
+    if case.failure.repeatable or case.location.op is not None or not _trained_is_finite(case, trained):
         return None
     before = case.external.name if case.external is not None and not case.external.during else None
     bad = [name for name in _bad_buffers(case) if name != before]  # that one was bad when the forward pass began
@@ -107,8 +107,8 @@ def _average_written_unseen(case: Case, trained: set[str]) -> Claim | None:
 
 def _trained(case: Case) -> set[str]:
     """The names of the parameters that the optimizer moves."""
-    optimized = {id(p) for group in case.failed.optimizer.param_groups for p in group["params"]}
-    return {name for name, p in case.failed.parameters.items() if id(p) in optimized}
+    optimized = {id(p) for group in case.failure.optimizer.param_groups for p in group["params"]}
+    return {name for name, p in case.failure.parameters.items() if id(p) in optimized}
 
 
 def _written_beside_the_update(case: Case) -> list[Finding]:
@@ -122,20 +122,20 @@ def _written_beside_the_update(case: Case) -> list[Finding]:
 
 def _is_copy_of_trained(case: Case, name: str, trained: set[str]) -> bool:
     """Whether a tensor has the last word and the shape of one that is trained, as an average of it does."""
-    tensor = {**dict(case.failed.root.named_buffers()), **case.failed.parameters}.get(name)
+    tensor = {**dict(case.failure.root.named_buffers()), **case.failure.parameters}.get(name)
     return tensor is not None and any(
-        _last_word(one) == _last_word(name) and case.failed.parameters[one].shape == tensor.shape for one in trained
+        _last_word(one) == _last_word(name) and case.failure.parameters[one].shape == tensor.shape for one in trained
     )
 
 
 def _is_computed_from(case: Case, name: str, trained: set[str]) -> bool:
     """Whether the update was seen to compute a copy of a trained weight from that weight, as an average is."""
-    tensor = {**dict(case.failed.root.named_buffers()), **case.failed.parameters}.get(name)
+    tensor = {**dict(case.failure.root.named_buffers()), **case.failure.parameters}.get(name)
     writer = None if case.trace is None or tensor is None else case.trace.writer_of(tensor)
     if case.trace is None or writer is None:
         return False
     twins = [one for one in trained if _last_word(one) == _last_word(name)]
-    return any(case.trace.computes_from(writer, case.failed.parameters[one]) for one in twins)
+    return any(case.trace.computes_from(writer, case.failure.parameters[one]) for one in twins)
 
 
 def _last_word(name: str) -> str:
@@ -146,7 +146,7 @@ def _last_word(name: str) -> str:
 def _trained_is_finite(case: Case, trained: set[str]) -> bool:
     from nantrap.finite import any_nonfinite
 
-    return not any_nonfinite([case.failed.parameters[name] for name in trained])
+    return not any_nonfinite([case.failure.parameters[name] for name in trained])
 
 
 @rule("state_overwritten")
@@ -161,7 +161,7 @@ def state_overwritten(case: Case) -> Claim | None:
         who = "the code around the model" if replaced.get(written[0].name) == "outside" else "the forward pass"
         text = f"{who} wrote {written[0].name}: {said}; loss and gradients are finite"
         return _overwritten(written[0].name, "measured", text)
-    between = [f for f in case.incident.findings if f.kind == "parameter" and f.name in case.failed.written_between]
+    between = [f for f in case.incident.findings if f.kind == "parameter" and f.name in case.failure.written_between]
     if between and external is None and case.phase == "state":
         said = between[0].stats.describe() if between[0].stats else "it is non-finite"
         text = f"{between[0].name}: {said}; it was finite after the last good step, and was written since"
@@ -186,23 +186,23 @@ def state_overwritten(case: Case) -> Claim | None:
     if case.first_step and not loaded and external.kind != "overwritten" and made_so(external.tensor):
         text = f"{name} {describe(external.tensor)} before the first step, and no write to it was counted"
         return Claim("hint", f"{name} was made with a non-finite value by the program itself", (text,), help=_AT_START)
-    if external.kind == "buffer" and name in case.failed.deliberate:
+    if external.kind == "buffer" and name in case.failure.deliberate:
         return None  # it was bad from the start, and by design
     if case.first_step or loaded or external.kind == "overwritten" or case.is_updated_in_forward(external):
         return None
-    if name in case.bad_before:
+    if name in case.run.bad_before:
         return None  # it was bad all the time and was not read until now: see loaded_state
     from nantrap.finite import has_nan_payload
 
     bad = external.tensor.detach()[~external.tensor.detach().isfinite()]
-    odd = bool(case.state_untouched) and bad.numel() == 1 and has_nan_payload(bad)
+    odd = bool(case.run.untouched) and bad.numel() == 1 and has_nan_payload(bad)
     if odd and not case.lab.writes_again(name, external.tensor):
         return None  # no assignment writes such bits: see hardware_fault
     if (written_by := _written_by(case, external)) is not None:
         return _overwritten(name, "measured", f"{name} {describe(external.tensor)}: {written_by}")
-    sure = case.state_untouched or name in case.failed.written_between
-    since = "it was finite after the last step" if case.state_untouched else "the last step was applied"
-    if name in case.failed.written_between:
+    sure = case.run.untouched or name in case.failure.written_between
+    since = "it was finite after the last step" if case.run.untouched else "the last step was applied"
+    if name in case.failure.written_between:
         since = "it was finite after the last good step"
     return _overwritten(
         name, "measured" if sure else "hint", f"{name} {describe(external.tensor)} before this step; {since}"
@@ -216,9 +216,9 @@ def _lone_giant(case: Case) -> Claim | None:
     """
     import torch
 
-    if case.first_step or case.phase not in ("forward", "backward") or not case.failed.repeatable:
+    if case.first_step or case.phase not in ("forward", "backward") or not case.failure.repeatable:
         return None
-    for name, parameter in case.failed.parameters.items():
+    for name, parameter in case.failure.parameters.items():
         if hasattr(parameter, "to_local") or parameter.layout != torch.strided or parameter.is_meta:
             continue  # reading a sharded weight is a message to ranks that may not be here
         sizes = parameter.detach().abs().flatten()
@@ -274,18 +274,18 @@ def written_as(case: Case, name: str) -> Literal["average", "new", "outside", "u
     `average`: computed from its old value, as a running average is. `new`: from other values. `outside`: the model's
     calls were traced and did not write it, so the code around them did. `unseen`: nothing was traced.
     """
-    replay, buffer = case.location.replay, dict(case.failed.root.named_buffers()).get(name)
+    replay, buffer = case.location.replay, dict(case.failure.root.named_buffers()).get(name)
     if replay is None or buffer is None:
         return "unseen"
     writer = replay.trace.writer_of(buffer)
     if writer is None:
-        return "outside" if not case.failed.repeatable and replay.trace.ops and replay.error is None else "unseen"
+        return "outside" if not case.failure.repeatable and replay.trace.ops and replay.error is None else "unseen"
     return "average" if replay.trace.computes_from(writer, buffer) else "new"
 
 
 def _bad_buffers(case: Case) -> list[str]:
     """The buffers that the forward pass made non-finite."""
-    return [f.name for f in case.incident.findings if f.kind == "buffer" and f.name in case.failed.bad_buffers]
+    return [f.name for f in case.incident.findings if f.kind == "buffer" and f.name in case.failure.bad_buffers]
 
 
 def _only_buffers(case: Case) -> bool:

@@ -1,1 +1,1 @@
-"""From a bad step to the draft of an incident: where it began and why. Runs only after a failure."""
+"""From a bad step to its incident: where it began and why. Runs only after a failure."""

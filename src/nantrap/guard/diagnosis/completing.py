@@ -1,4 +1,4 @@
-"""How an incident is completed while it is a draft: where it began, why, and that it was seen before.
+"""How an incident is completed before its action is known: where it began, why, and that it was seen before.
 
 Pure functions from one incident to the next; `diagnosis` decides which of them apply.
 """

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from nantrap.guard.diagnosed import Diagnosed
 from nantrap.guard.diagnosis.completing import began_elsewhere
-from nantrap.guard.drafts import Draft
 from nantrap.guard.judge import Verdict
 from nantrap.guard.ranks.ranks import Ranks
 from nantrap.incident import Incident
@@ -36,31 +36,31 @@ class RankReport(NamedTuple):
     incident: dict[str, Any] | None
 
 
-def exchange_incidents(draft: Draft, verdict: Verdict, ranks: Ranks, *, writes: bool) -> None:
-    """Every rank sends what it found, and the draft becomes one that agrees with the others. Each rank calls it.
+def exchange_incidents(diagnosed: Diagnosed, verdict: Verdict, ranks: Ranks, *, writes: bool) -> Diagnosed:
+    """Every rank sends what it found. Returns what this rank says in agreement with the others. Each rank calls it.
 
     Args:
-        draft: this rank's own; it is changed.
+        diagnosed: what this rank found.
         verdict: what the ranks found when the step failed.
         ranks: all of them, which are here.
         writes: whether incidents are written to disk.
     """
-    reports = ranks.share(_report(draft, verdict, ranks, writes=writes))
+    reports = ranks.share(_report(diagnosed, verdict, ranks, writes=writes))
     bad_ranks, certain = guilty_ranks(reports, verdict)
     origin = bad_ranks[0] if bad_ranks and certain else None
-    own = draft.incident
+    own = diagnosed.incident
     if origin is not None and ranks.rank not in bad_ranks:
         sent = reports[origin].incident
         guilty = own if sent is None else Incident.from_dict(sent)
         notes = guilty.notes if sent is not None else (began_elsewhere(origin),)
         # one rank may have made more steps than another, so each keeps its own number
         own = replace(guilty, step=own.step, rank=own.rank, notes=notes, epoch=own.epoch, batch=own.batch)
-        draft.worth_a_bundle, draft.material, draft.notes = False, None, []
+        diagnosed = replace(diagnosed, worth_a_bundle=False, material=None, notes=())
     else:
         others = {rank: reports[rank].incident for rank in bad_ranks if rank != ranks.rank}
         incidents = {rank: Incident.from_dict(sent) for rank, sent in others.items() if sent is not None}
-        draft.notes += other_causes(own, incidents)
-    draft.incident = replace(own, origin_rank=origin, bad_ranks=bad_ranks)
+        diagnosed = diagnosed.noting(*other_causes(own, incidents))
+    return diagnosed.with_incident(replace(own, origin_rank=origin, bad_ranks=bad_ranks))
 
 
 def guilty_ranks(reports: Mapping[int, RankReport], verdict: Verdict) -> tuple[tuple[int, ...], bool]:
@@ -93,17 +93,17 @@ def _place(incident: Incident) -> tuple[object, ...]:
     return cause, incident.phase, incident.module, incident.op
 
 
-def _report(draft: Draft, verdict: Verdict, ranks: Ranks, *, writes: bool) -> RankReport:
+def _report(diagnosed: Diagnosed, verdict: Verdict, ranks: Ranks, *, writes: bool) -> RankReport:
     """What this rank sends to the others about a bad step: whether it found the place, and its incident if they need
     it.
     """
-    own = draft.incident
+    own = diagnosed.incident
     local = ranks.rank in verdict.bad_ranks
     found = local and (own.op is not None or own.module is not None)
     holds = local and not ranks.replicated and any(finding.kind == "gradient" for finding in own.findings)
     if not (found or holds or (local and not verdict.contested)):
         return RankReport(found, holds, None)
     place = own.bundle
-    if writes and draft.worth_a_bundle and ranks.run_dir is not None:
+    if writes and diagnosed.worth_a_bundle and ranks.run_dir is not None:
         place = os.fspath(place_of_bundle(ranks.run_dir, own))
-    return RankReport(found, holds, replace(own, bundle=place, notes=(*own.notes, *draft.notes)).to_dict())
+    return RankReport(found, holds, replace(own, bundle=place, notes=(*own.notes, *diagnosed.notes)).to_dict())

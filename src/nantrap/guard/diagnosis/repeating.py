@@ -30,13 +30,13 @@ def repeated_magnitudes(case: Case, *, seconds: float) -> Magnitudes | None:
         case: the failed step with its place; its trials are over.
         seconds: how long this may take.
     """
-    failed, replay = case.failed, case.location.replay
+    failed, replay = case.failure, case.location.replay
     op = replay.op if replay is not None else None
     if op is None or op.phase not in ("forward", "backward") or not failed.repeatable or failed.crew is not None:
         return None
     from nantrap.causes.earlier_steps import drivable, driven, own_rate
 
-    known = drivable(case.anchors, failed.step)
+    known = drivable(case.run.anchors, failed.step)
     if failed.averaged or known is None:
         return None
     steps = [attempt.step for attempt in known[1] if attempt.applied for _ in attempt.batches]

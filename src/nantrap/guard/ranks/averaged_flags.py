@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from nantrap.guard.policy import Policy
 from nantrap.guard.torch_private import communication_hooks
-from nantrap.locate.step import is_replaying
+from nantrap.locate.failure import is_replaying
 
 EVERY = 1000
 """After this many steps without a message the ranks exchange their flags again."""

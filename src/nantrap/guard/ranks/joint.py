@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 
 from nantrap.errors import RankLostError
 from nantrap.guard.ranks.ranks import Ranks
-from nantrap.locate import FailedStep, Location
+from nantrap.locate import Failure, Location
+from nantrap.locate.failure import Part
 from nantrap.locate.location import location_of
 from nantrap.locate.replay.replay import forward_and_backward
 from nantrap.locate.replay.together import (
@@ -31,7 +32,6 @@ from nantrap.locate.replay.together import (
     replay_together,
     resharded,
 )
-from nantrap.locate.step import Part
 
 if TYPE_CHECKING:
     from nantrap.causes.trials import Laboratory
@@ -46,19 +46,19 @@ class Joint:
     """What a common replay showed on this rank.
 
     Attributes:
-        failed: this rank's part of the step, as it is known now.
+        failure: this rank's part of the step, as it is known now.
         location: where it began, if it began on this rank.
         words: what was done, or why it was not.
         leaders: the ranks that may try causes with the others, one after the other.
     """
 
-    failed: FailedStep
+    failure: Failure
     location: Location | None
     words: str
     leaders: tuple[int, ...] = ()
 
 
-def run_jointly(failed: FailedStep, ranks: Ranks, *, wanted: bool) -> Joint | None:
+def run_jointly(failed: Failure, ranks: Ranks, *, wanted: bool) -> Joint | None:
     """Run the step again on all ranks, if any of them wants it and every one can. Each rank calls it.
 
     Args:
@@ -116,7 +116,7 @@ def run_jointly(failed: FailedStep, ranks: Ranks, *, wanted: bool) -> Joint | No
     return Joint(failed, location, words, chosen)
 
 
-def _computed_again(failed: FailedStep, ranks: Ranks) -> FailedStep | None:
+def _computed_again(failed: Failure, ranks: Ranks) -> Failure | None:
     """In the two-line form: the step as it can be run again; `None` if a rank cannot compute its loss again from its
     source. Each rank calls it."""
     if not all(ranks.share(can_end_early(failed)).values()):
@@ -133,7 +133,7 @@ class Leader:
         ranks: the ranks; each of the others calls `follow`.
     """
 
-    def __init__(self, failed: FailedStep, ranks: Ranks, laboratory: Laboratory) -> None:
+    def __init__(self, failed: Failure, ranks: Ranks, laboratory: Laboratory) -> None:
         self._failed = failed
         self._ranks = ranks
         self._laboratory = laboratory
@@ -148,7 +148,7 @@ class Leader:
         batch: Any = None,
         seed: float | None = None,
     ) -> Part:
-        """The step once more by all ranks, with a change; see `locate.step.Crew`."""
+        """The step once more by all ranks, with a change; see `locate.failure.Crew`."""
         if batch is not None and self._whole:
             raise LookupError(self._whole)
         self._announce(("step", described, seed))
@@ -175,7 +175,7 @@ class Leader:
         self._ranks.share(told)
 
 
-def follow(leader: int, failed: FailedStep, ranks: Ranks, laboratory: Laboratory) -> None:
+def follow(leader: int, failed: Failure, ranks: Ranks, laboratory: Laboratory) -> None:
     """Run this rank's part of whatever the leader asks for, until it has no more questions."""
     from nantrap.causes.described import change_of
 
@@ -190,7 +190,7 @@ def follow(leader: int, failed: FailedStep, ranks: Ranks, laboratory: Laboratory
 
 
 def _part(
-    failed: FailedStep,
+    failed: Failure,
     around: contextlib.AbstractContextManager[Any] | None,
     *,
     batch: Any = None,
@@ -203,7 +203,7 @@ def _part(
 
 
 def _steps(
-    failed: FailedStep, ranks: Ranks, laboratory: Laboratory, since: int, rates: Mapping[int, tuple[float, ...]]
+    failed: Failure, ranks: Ranks, laboratory: Laboratory, since: int, rates: Mapping[int, tuple[float, ...]]
 ) -> Part:
     """The steps since an older state, made again with other learning rates, gradients averaged as in training."""
 

@@ -28,9 +28,9 @@ from nantrap import finite
 from nantrap.guard.torch_private import inside_transform, is_dispatch_mode_on
 from nantrap.guard.watching.headroom import steps_left_in_words
 from nantrap.incident import Magnitudes
+from nantrap.locate.failure import active_replays
 from nantrap.locate.hooks import Hook
 from nantrap.locate.replay.replay import compiled_frames
-from nantrap.locate.step import active_replays
 
 _KEPT = 16
 _CLOSELY = 8

@@ -15,16 +15,16 @@ from torch import Tensor
 
 from nantrap.finite import any_nonfinite, gradient_norm, readable
 from nantrap.locate.batch import tensors_of
+from nantrap.locate.failure import Failure, Part
 from nantrap.locate.replay.root_call import RootCall
 from nantrap.locate.source import is_boundary
-from nantrap.locate.step import FailedStep, Part
 from nantrap.locate.torch_private import sequence_of
 from nantrap.locate.trace import Registered, Trace
 from nantrap.locate.trace.origin import Replay, Sink, judge, judge_step, left_sinks
 from nantrap.locate.wrapping import arguments_by_name, states_of
 
 
-def fails_alike(failed: FailedStep, loss: float, bad: Iterable[str]) -> bool:
+def fails_alike(failed: Failure, loss: float, bad: Iterable[str]) -> bool:
     """Whether a re-run failed as the step did: the same kind of loss and, after a finite one, common bad gradients.
 
     Args:
@@ -41,7 +41,7 @@ def fails_alike(failed: FailedStep, loss: float, bad: Iterable[str]) -> bool:
 
 
 def replay_step(
-    failed: FailedStep,
+    failed: Failure,
     *,
     around: contextlib.AbstractContextManager[Any] | None = None,
     wanted: frozenset[int] = frozenset(),
@@ -82,13 +82,13 @@ def replay_step(
         return replay
 
 
-def _again(failed: FailedStep, run: Callable[..., Replay], wanted: frozenset[int]) -> Trace:
+def _again(failed: Failure, run: Callable[..., Replay], wanted: frozenset[int]) -> Trace:
     """The same replay once more, with the operands of the wanted operations kept."""
     return run(failed, wanted=wanted).trace
 
 
 @is_boundary
-def replay_calls(failed: FailedStep, *, wanted: frozenset[int] = frozenset()) -> Replay:
+def replay_calls(failed: Failure, *, wanted: frozenset[int] = frozenset()) -> Replay:
     """Run the model's calls of the step again, and, after a finite loss, their backward from the gradients they got."""
     assert failed.root_call is not None
     calls = failed.root_call.chain()
@@ -137,7 +137,7 @@ def _outputs_alike(calls: list[RootCall], outputs: list[tuple[RootCall, str, Ten
     )
 
 
-def replay_update(failed: FailedStep) -> Replay:
+def replay_update(failed: Failure) -> Replay:
     """Run the optimizer's step again on the failed step's gradients."""
     assert failed.run_update is not None
     with failed.rewound():
@@ -159,7 +159,7 @@ def replay_update(failed: FailedStep) -> Replay:
         return replay
 
 
-def replay_norm(failed: FailedStep) -> Replay:
+def replay_norm(failed: Failure) -> Replay:
     """Take the norm of the failed step's gradients again."""
     trace = Trace(failed.root, Registered())
     with trace:
@@ -169,7 +169,7 @@ def replay_norm(failed: FailedStep) -> Replay:
     return judge(trace, [Sink("the gradient norm", "gradient", trace.origins_of(norm))])
 
 
-def called_again(call: RootCall, failed: FailedStep) -> Any:
+def called_again(call: RootCall, failed: Failure) -> Any:
     """The module to call again: the root instead of a wrapper around it (compiled, distributed)."""
     inside = call.module is not None and any(module is call.module for module in failed.root.modules())
     return call.module if inside else failed.root
@@ -208,7 +208,7 @@ def autocast_like(state: tuple[str, torch.dtype] | None) -> Iterator[None]:
         yield
 
 
-def registered(failed: FailedStep, *, optimizer: bool = False) -> Registered:
+def registered(failed: Failure, *, optimizer: bool = False) -> Registered:
     return Registered(
         parameters=dict(failed.parameters),
         buffers=dict(failed.root.named_buffers()),
@@ -217,7 +217,7 @@ def registered(failed: FailedStep, *, optimizer: bool = False) -> Registered:
     )
 
 
-def _inputs(failed: FailedStep) -> Any:
+def _inputs(failed: Failure) -> Any:
     """What the step was given, by name: its batch, or the arguments of the model's calls."""
     if failed.forward is not None or failed.root_call is None:
         return failed.batch
@@ -234,7 +234,7 @@ def _inputs(failed: FailedStep) -> Any:
     }
 
 
-def _optimizer_state(failed: FailedStep) -> dict[str, Tensor]:
+def _optimizer_state(failed: Failure) -> dict[str, Tensor]:
     """The tensors of the optimizer's state, named like `exp_avg of head.weight`."""
     names = {id(parameter): name for name, parameter in failed.parameters.items()}
     return {
@@ -245,7 +245,7 @@ def _optimizer_state(failed: FailedStep) -> dict[str, Tensor]:
     }
 
 
-def _compare(failed: FailedStep, loss: float) -> tuple[bool | None, tuple[str, ...]]:
+def _compare(failed: Failure, loss: float) -> tuple[bool | None, tuple[str, ...]]:
     """Whether loss and gradients of the replay are those of the step bit for bit, and what differs, in words."""
     differences = []
     if not _same_number(loss, failed.loss_value):
@@ -287,7 +287,7 @@ def backward_from(outputs: list[tuple[RootCall, str, Tensor]]) -> None:
         torch.autograd.backward(roots, gradients)
 
 
-def forward_and_backward(failed: FailedStep, batch: Any, *, seed: float | None = None, stop_early: bool = True) -> Part:
+def forward_and_backward(failed: Failure, batch: Any, *, seed: float | None = None, stop_early: bool = True) -> Part:
     """Run the step on a batch. Call it inside `failed.rewound()`.
 
     Args:

@@ -13,7 +13,7 @@ import torch
 
 from nantrap.finite import any_nonfinite
 from nantrap.locate.batch import batch_size, select, tensors_of
-from nantrap.locate.step import FailedStep
+from nantrap.locate.failure import Failure
 
 _INDEX_NAMES = frozenset(
     {"index", "idx", "indices", "sample_index", "sample_idx", "dataset_index", "sample_id", "uid"}
@@ -53,7 +53,7 @@ _FIRST_FOUND = 8
 """So many guilty samples in a row, and no part that is finite: then samples from the rest of the batch are tried."""
 
 
-def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 64) -> Samples:
+def find_samples(failed: Failure, *, seconds: float = 20.0, max_runs: int = 64) -> Samples:
     """Bisect the batch. Stops after `seconds` or `max_runs` and returns what it knows by then."""
     if not failed.repeatable:
         return Samples(note="the guilty sample cannot be found in the two-line form; use guard.attempt")
@@ -92,7 +92,7 @@ def find_samples(failed: FailedStep, *, seconds: float = 20.0, max_runs: int = 6
     return Samples(chosen, size, note, clean, search.runs, dataset_indices(failed.batch, chosen, size))
 
 
-def _nobody_alone(failed: FailedStep, search: _Search) -> str:
+def _nobody_alone(failed: Failure, search: _Search) -> str:
     """Why no sample is guilty, as far as it was tried."""
     assert failed.forward is not None
     if failed.crew is not None:
@@ -126,7 +126,7 @@ def dataset_indices(batch: Any, samples: Sequence[int], size: int | None) -> tup
     return ()
 
 
-def fails(failed: FailedStep, samples: Sequence[int], size: int) -> bool:
+def fails(failed: Failure, samples: Sequence[int], size: int) -> bool:
     """Whether the step is non-finite on these samples only. Raises what the user's function raises."""
     assert failed.forward is not None
     part = select(failed.batch, samples, size)
@@ -145,7 +145,7 @@ def fails(failed: FailedStep, samples: Sequence[int], size: int) -> bool:
 
 
 class _Search:
-    def __init__(self, failed: FailedStep, size: int, *, deadline: float, max_runs: int) -> None:
+    def __init__(self, failed: Failure, size: int, *, deadline: float, max_runs: int) -> None:
         self.failed = failed
         self.size = size
         self.deadline = deadline

@@ -27,10 +27,10 @@ from torch import Tensor
 from nantrap.errors import NantrapError
 from nantrap.finite import any_nonfinite
 from nantrap.locate.batch import tensors_of
+from nantrap.locate.failure import Failure
 from nantrap.locate.replay.replay import autocast_like, backward_from, eagerly, fails_alike, registered
 from nantrap.locate.replay.root_call import RootCall
 from nantrap.locate.source import is_boundary
-from nantrap.locate.step import FailedStep
 from nantrap.locate.torch_private import DispatchMode, schema_of
 from nantrap.locate.trace import Trace
 from nantrap.locate.trace.origin import Replay, Sink, judge, left_sinks
@@ -101,7 +101,7 @@ def is_collective(func: Any) -> bool:
     return getattr(func, "namespace", "") in _NAMESPACES
 
 
-def can_run_together(failed: FailedStep) -> str:
+def can_run_together(failed: Failure) -> str:
     """Why this rank's part of the step cannot be run again; empty if it can."""
     if failed.symptom == "optimizer":
         return "the update made it, and updates are not run again by all ranks"
@@ -114,7 +114,7 @@ def can_run_together(failed: FailedStep) -> str:
     return ""
 
 
-def compute_again_together(failed: FailedStep, same: Callable[[int], bool]) -> FailedStep:
+def compute_again_together(failed: Failure, same: Callable[[int], bool]) -> Failure:
     """In the two-line form: the step with a way to compute this rank's loss again from its source. Every rank calls it.
 
     Where there is no such way, the step is returned as it is. Where ranks try different statements, all of them stop.
@@ -129,7 +129,7 @@ def compute_again_together(failed: FailedStep, same: Callable[[int], bool]) -> F
     return failed if again is None else failed.repeated_by(again.forward, again.batch, again.rng)
 
 
-def replay_together(failed: FailedStep, same: Callable[[int], bool]) -> tuple[Replay, str]:
+def replay_together(failed: Failure, same: Callable[[int], bool]) -> tuple[Replay, str]:
     """Run forward and backward again. Every rank calls it at the same time, each with its own part of the step.
 
     The backward pass is run whatever the loss is: it took part in the failed step, and it leaves sharded weights as
@@ -177,7 +177,7 @@ def replay_together(failed: FailedStep, same: Callable[[int], bool]) -> tuple[Re
 
 
 @is_boundary
-def _called_again(failed: FailedStep) -> list[tuple[RootCall, str, Tensor]]:
+def _called_again(failed: Failure) -> list[tuple[RootCall, str, Tensor]]:
     """The model's calls of the step, and their outputs."""
     assert failed.root_call is not None
     outputs: list[tuple[RootCall, str, Tensor]] = []
@@ -190,7 +190,7 @@ def _called_again(failed: FailedStep) -> list[tuple[RootCall, str, Tensor]]:
 
 
 @contextlib.contextmanager
-def resharded(failed: FailedStep) -> Iterator[None]:
+def resharded(failed: Failure) -> Iterator[None]:
     """Whatever happens, sharded modules do not keep gathered weights: the next forward pass gathers the new ones."""
     try:
         yield
@@ -202,7 +202,7 @@ def resharded(failed: FailedStep) -> Iterator[None]:
             module.reshard()
 
 
-def _sharded(failed: FailedStep) -> list[Any]:
+def _sharded(failed: Failure) -> list[Any]:
     """The modules of FSDP2, the outermost first."""
     modules: list[Any] = list(failed.root.modules())
     return [
@@ -212,12 +212,12 @@ def _sharded(failed: FailedStep) -> list[Any]:
     ]
 
 
-def can_end_early(failed: FailedStep) -> bool:
+def can_end_early(failed: Failure) -> bool:
     """Whether a part that ended early leaves the model as the next step needs it; FSDP2 has that since torch 2.13."""
     return all(hasattr(module, "reset_iter_state") for module in _sharded(failed))
 
 
-def _reset_sharded(failed: FailedStep) -> None:
+def _reset_sharded(failed: Failure) -> None:
     """A pass ended in the middle: sharded modules forget it."""
     for module in _sharded(failed):
         with contextlib.suppress(RuntimeError):  # only the outermost one can do it, and it does it for all

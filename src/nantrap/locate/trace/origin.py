@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 from torch import Tensor
 
 from nantrap.finite import any_nonfinite
-from nantrap.locate.step import FailedStep
+from nantrap.locate.failure import Failure
 from nantrap.locate.trace import Op, Trace, earliest
 from nantrap.locate.trace.storage import only_minus_inf
 
@@ -85,7 +85,7 @@ class Replay:
         return self.trace.ops[self.origin] if self.origin is not None and self.origin >= 0 else None
 
 
-def judge_tape(failed: FailedStep, tape: Trace) -> Replay:
+def judge_tape(failed: Failure, tape: Trace) -> Replay:
     """The origin behind what a traced step left behind. Nothing is run."""
     sinks = [] if failed.loss is None else [Sink("the loss", "value", tape.origins_of(failed.loss))]
     sinks += [Sink(f"gradient of {n}", "gradient", tape.origins_of(g)) for n, g in failed.gradients.items()]
@@ -95,12 +95,12 @@ def judge_tape(failed: FailedStep, tape: Trace) -> Replay:
     return replay
 
 
-def left_sinks(failed: FailedStep, trace: Trace, loss: Tensor | None) -> list[Sink]:
+def left_sinks(failed: Failure, trace: Trace, loss: Tensor | None) -> list[Sink]:
     """What a step leaves behind, with the origins that reached it."""
     return [Sink(name, kind, trace.origins_of(tensor)) for kind, name, tensor in _left_behind(failed, loss)]
 
 
-def _left_behind(failed: FailedStep, loss: Tensor | None) -> Iterator[tuple[SinkKind, str, Tensor]]:
+def _left_behind(failed: Failure, loss: Tensor | None) -> Iterator[tuple[SinkKind, str, Tensor]]:
     """What a step leaves behind: its loss, the gradients, and the buffers that were found bad."""
     if loss is not None:
         yield "value", "the loss", loss
@@ -142,7 +142,7 @@ def judge(trace: Trace, sinks: list[Sink], *, last: frozenset[int] = frozenset()
     return replay
 
 
-def judge_step(failed: FailedStep, trace: Trace, sinks: list[Sink], loss: Tensor | None) -> Replay:
+def judge_step(failed: Failure, trace: Trace, sinks: list[Sink], loss: Tensor | None) -> Replay:
     """The origin behind the bad sinks of a whole step, or the constant of the program that reached what it left."""
     deliberate = [i for i, e in trace.externals.items() if e.kind == "buffer" and e.name in failed.deliberate]
     replay = judge(trace, sinks, last=frozenset(deliberate))

@@ -23,10 +23,10 @@ import torch
 from torch import Tensor, nn
 
 from nantrap.finite import any_nonfinite
+from nantrap.locate.failure import Failure
 from nantrap.locate.replay.replay import autocast_like, eagerly
 from nantrap.locate.replay.rng import RngState
 from nantrap.locate.replay.root_call import RootCall
-from nantrap.locate.step import FailedStep
 from nantrap.locate.twoline.caller import Entry, Frame, last_entry, names_in, names_of_loop, near_callers, taken_by_loop
 from nantrap.locate.twoline.guarded import Guarded
 from nantrap.locate.twoline.outer import applied_after, ends_of
@@ -58,7 +58,7 @@ class Again:
     lines: tuple[str, int, int] | None
 
 
-def compute_again(failed: FailedStep) -> Again | None:
+def compute_again(failed: Failure) -> Again | None:
     """Find a way to compute the failed loss again; `None` where none gives the same loss. Never raises."""
     call = failed.root_call
     if failed.loss is None or failed.loss.grad_fn is None or (call is not None and call.passed):
@@ -82,7 +82,7 @@ def compute_again(failed: FailedStep) -> Again | None:
     return without_batch or _by_the_model(failed, calls)
 
 
-def _by_framework(failed: FailedStep, calls: list[RootCall]) -> Again | None:
+def _by_framework(failed: Failure, calls: list[RootCall]) -> Again | None:
     """By the function with which a framework computes the loss of a batch."""
     entry = (calls[-1].entry or last_entry()) if calls else None
     if entry is None:
@@ -95,7 +95,7 @@ def _by_framework(failed: FailedStep, calls: list[RootCall]) -> Again | None:
     return None
 
 
-def _by_the_model(failed: FailedStep, calls: list[RootCall]) -> Again | None:
+def _by_the_model(failed: Failure, calls: list[RootCall]) -> Again | None:
     """By the model alone, which has computed the loss itself."""
     if len(calls) != 1 or failed.loss is None or calls[0].nodes.isdisjoint(ends_of(failed.loss)):
         return None
@@ -334,7 +334,7 @@ class _Rerun:
     def __init__(
         self,
         part: _Slice,
-        failed: FailedStep,
+        failed: Failure,
         calls: list[RootCall],
         ambient: tuple[str, torch.dtype] | None,
         begin: RngState,

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from nantrap.locate.batch import tensors_of
+from nantrap.locate.failure import Failure
 from nantrap.locate.nodes import ACCUMULATE
 from nantrap.locate.replay.replay import autocast_like, called_again, eagerly
 from nantrap.locate.replay.root_call import RootCall
-from nantrap.locate.step import FailedStep
 from nantrap.locate.twoline.outer import applied_after
 from nantrap.locate.wrapping import arguments_by_name
 
@@ -27,7 +27,7 @@ _SHAPE_ONLY = frozenset({"ViewBackward0", "ReshapeAliasBackward0", "UnsafeViewBa
 no mode, and the step that is computed again has one."""
 
 
-def same_value(failed: FailedStep, now: float) -> bool:
+def same_value(failed: Failure, now: float) -> bool:
     """Whether a loss has the value of the failed one. NaN is equal to NaN here."""
     then = failed.loss_value
     return now == then or (math.isnan(now) and math.isnan(then))
@@ -75,7 +75,7 @@ class OwnLoss:
         call: its only call of the model.
     """
 
-    def __init__(self, failed: FailedStep, call: RootCall) -> None:
+    def __init__(self, failed: Failure, call: RootCall) -> None:
         self._failed = failed
         self._call = call
         self._path = ""

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from nantrap.finite import any_nonfinite
+from nantrap.locate.failure import Failure
 from nantrap.locate.location import FINITE_REPLAY, Location, evidence_location, location_of
 from nantrap.locate.nodes import (
     ACCUMULATE,
@@ -31,7 +32,6 @@ from nantrap.locate.nodes import (
 from nantrap.locate.probes import read_probes
 from nantrap.locate.replay.replay import registered, replay_calls
 from nantrap.locate.replay.root_call import LossPart
-from nantrap.locate.step import FailedStep
 from nantrap.locate.torch_private import input_metadata_of, log_softmax_backward, sequence_of, softmax_backward
 from nantrap.locate.trace import OUTSIDE, Op, Trace
 from nantrap.locate.trace.origin import Replay, Sink, judge
@@ -39,12 +39,12 @@ from nantrap.locate.twoline.autopsy import Evidence
 from nantrap.locate.twoline.infer import infer_source
 
 _NO_CALL = (
-    "the guard saw no call of the model in this step (its parts were called directly), so only the graph could be "
+    "the guard saw no call of the model in this step (its session were called directly), so only the graph could be "
     "read; guard.attempt(fn, batch) shows more"
 )
 
 
-def locate_without_function(failed: FailedStep) -> Location:
+def locate_without_function(failed: Failure) -> Location:
     """Find where a failure began without the loss function."""
     probes = read_probes()
     location = replace(_search(failed), probes=probes)
@@ -53,7 +53,7 @@ def locate_without_function(failed: FailedStep) -> Location:
     return location.noting(_NO_CALL) if failed.root_call is None else location
 
 
-def _search(failed: FailedStep) -> Location:
+def _search(failed: Failure) -> Location:
     """Where it began without a function to run: the loss's own nodes first, then the model's calls."""
     evidence = failed.evidence
     if isinstance(evidence, Evidence) and not evidence.inside and failed.root_call is not None:
@@ -88,7 +88,7 @@ def _search(failed: FailedStep) -> Location:
     return location
 
 
-def _in_loss(location: Location, failed: FailedStep) -> Location:
+def _in_loss(location: Location, failed: Failure) -> Location:
     """Code outside the model leaves no frames behind; where only one line is possible, it is named, as inferred."""
     if location.module == OUTSIDE and location.source is None and location.op is not None:
         forward = operation_name(location.node) if location.node else None
@@ -101,7 +101,7 @@ def _in_loss(location: Location, failed: FailedStep) -> Location:
     return location
 
 
-def _by_elimination(replay: Replay, failed: FailedStep) -> Location:
+def _by_elimination(replay: Replay, failed: Failure) -> Location:
     node = replay.unknown[0]
     name = operation_name(node.name())
     op = f"aten.{name}" if name else node.name()
@@ -110,12 +110,12 @@ def _by_elimination(replay: Replay, failed: FailedStep) -> Location:
     return _in_loss(location.noting(note), failed)
 
 
-def _bad_cotangent(failed: FailedStep) -> bool:
+def _bad_cotangent(failed: Failure) -> bool:
     calls = failed.root_call.chain() if failed.root_call is not None else []
     return any(any_nonfinite(call.cotangents.values()) for call in calls)
 
 
-def _finite_model(failed: FailedStep) -> str:
+def _finite_model(failed: Failure) -> str:
     """The note for a model that is finite in a replay: what that says about the cause."""
     if math.isfinite(failed.loss_value) and _bad_cotangent(failed):
         return "the gradient that entered the model was bad already: the cause is in the loss function's backward"
@@ -130,7 +130,7 @@ def _finite_model(failed: FailedStep) -> str:
 # ---- after a failure
 
 
-def replay_loss_part(failed: FailedStep, part: LossPart, *, wanted: frozenset[int] = frozenset()) -> Replay:
+def replay_loss_part(failed: Failure, part: LossPart, *, wanted: frozenset[int] = frozenset()) -> Replay:
     """Run the backward of the loss's nodes again. The sinks are the gradients that enter the model or a parameter."""
     trace = Trace(failed.root, registered(failed), wanted=wanted)
     run = _Backward(part, trace)

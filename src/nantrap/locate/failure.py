@@ -1,4 +1,4 @@
-"""`FailedStep`: what the guard passes on when a step has failed, and how to run it again.
+"""`Failure`: everything that is known of a step that failed, and how to run it again.
 
 It is frozen: what is found out later, such as a way to compute the loss again, makes another one (`repeated_by`).
 Everything is held by reference. `rewound` restores everything to just before the step, and afterwards to just after it:
@@ -21,6 +21,7 @@ from nantrap.incident import Phase
 from nantrap.locate.replay.rng import RngState
 from nantrap.locate.replay.root_call import RootCall
 from nantrap.locate.replay.undisturbed import as_found, silently
+from nantrap.record.history import History
 
 _replays: list[int] = []
 
@@ -73,7 +74,36 @@ class Crew(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class FailedStep:
+class RunFacts:
+    """What is known of the run around a step that failed.
+
+    Attributes:
+        history: the last steps.
+        scale: the loss scale, if there is one.
+        max_grad_norm: to what the guard clips.
+        anchors: older states, from which trials run the steps since then again.
+        ema_modules: averages of the weights.
+        scheduler: the guard's scheduler, or `None`.
+        untouched: whether parameters and optimizer state are those that the last step left; `None` if not known.
+        loaded: what was not finite when `load_state_dict` ended, since the last step.
+        bad_before: what has been non-finite for longer and takes no part in the steps, with the step it was seen at.
+        checksums: of the parameters on each rank, where they differ.
+    """
+
+    history: History = field(default_factory=History)
+    scale: float | None = None
+    max_grad_norm: float | None = None
+    anchors: Any = None
+    ema_modules: tuple[nn.Module, ...] = ()
+    scheduler: Any = None
+    untouched: bool | None = None
+    loaded: frozenset[str] | None = None
+    bad_before: Mapping[str, int] = field(default_factory=dict)
+    checksums: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
     """A step that went wrong, with the means to run it again.
 
     Attributes:
@@ -104,6 +134,7 @@ class FailedStep:
         averaged: the gradients are averages over several ranks, which one of them alone does not get again.
         crew: the other ranks, where the step is run again by all of them.
         tape: the trace of the step itself, if it ran under one.
+        run: what is known of the run around it.
     """
 
     step: int
@@ -132,13 +163,14 @@ class FailedStep:
     tape: Any = None
     averaged: bool = False
     crew: Crew | None = None
+    run: RunFacts = field(default_factory=RunFacts)
 
     @property
     def repeatable(self) -> bool:
         """Whether the whole step, loss included, can be run again."""
         return self.forward is not None and self.rng is not None
 
-    def repeated_by(self, forward: Callable[[Any], Tensor], batch: Any, rng: RngState) -> FailedStep:
+    def repeated_by(self, forward: Callable[[Any], Tensor], batch: Any, rng: RngState) -> Failure:
         """This step with a way to run it again.
 
         Args:

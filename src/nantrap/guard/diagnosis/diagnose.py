@@ -1,0 +1,308 @@
+"""From a bad step to its incident: where it began, and why. Runs only after a failure, and never raises.
+
+`diagnose` is the order of a diagnosis:
+
+    describe   incident_of    the incident as it was seen
+    explore    locate         where it began, on this rank
+               explain_case   the rules are asked, and their trials run
+    agree      together       what only all ranks can run again; then they exchange what they found
+    complete   settle_alone   what one rank can say without the others
+
+The parts take a `Diagnosed` and return another one. What must wait for the action (skip, roll back, stop) is added
+when the step has ended: `Diagnosed.finish`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+from nantrap import finite
+from nantrap.guard.bundling import material_of
+from nantrap.guard.diagnosed import Diagnosed
+from nantrap.guard.diagnosis.completing import (
+    MAY_DIFFER,
+    at_position_of,
+    began_elsewhere,
+    like_known,
+    not_compared,
+    signature_of,
+    with_explanation,
+    with_location,
+    with_unusual_batch,
+)
+from nantrap.guard.diagnosis.describe import failure_of, incident_of, with_run_facts
+from nantrap.guard.diagnosis.exchange import exchange_incidents
+from nantrap.guard.diagnosis.repeating import repeated_magnitudes
+from nantrap.guard.diagnosis.together import explore_graph, explore_together
+from nantrap.guard.judge import Verdict
+from nantrap.guard.observation import Observation
+from nantrap.guard.session import Session
+from nantrap.guard.watching.ranges import inputs_of
+from nantrap.guard.window import Micro
+from nantrap.incident import Incident
+from nantrap.locate import Failure, Location, locate
+
+_NOT_RUN_AGAIN = "not run again: the model communicates with other ranks while it runs, and these take no part here"
+_KEPT_APART = "the ranks average gradients and exchange nothing else here, so it may have begun on another rank"
+
+
+class Explored(NamedTuple):
+    """What this rank found out by itself.
+
+    Attributes:
+        diagnosed: the incident so far.
+        needs_all: the step can only be run again, or more can only be tried, by all ranks together.
+    """
+
+    diagnosed: Diagnosed
+    needs_all: bool = False
+
+
+def diagnose(session: Session, observation: Observation) -> Diagnosed:
+    """The incident of a failed step. Locates it once; the state is as before afterwards."""
+    if session.armed.running:
+        session.armed.stop()  # a micro-batch is judged in the middle of a step
+    seen = as_seen(session, observation)
+    session.recorder.begin_incident(seen.incident)
+    session.sampler.watch_closely(session.progress.step)
+    if observation.spike and observation.phase == "data":
+        seen = seen.with_incident(with_unusual_batch(seen.incident))
+    here = session.ranks.rank in observation.verdict.bad_ranks
+    found = explore(session, observation, seen) if here and not observation.spike else Explored(seen)
+    if observation.agreed and session.ranks.talking:
+        return settle_with_ranks(session, observation, found)
+    return settle_alone(session, observation, found, here=here)
+
+
+def as_seen(session: Session, observation: Observation) -> Diagnosed:
+    """The incident as it was observed, at the position of its micro-batch."""
+    seen = Diagnosed(at_position_of(observation.micro, incident_of(session, observation)))
+    if observation.number is None:
+        return seen
+    return seen.noting("it began in micro-batch {} of {}".format(*observation.number))
+
+
+def settle_with_ranks(session: Session, observation: Observation, found: Explored) -> Diagnosed:
+    """All ranks run again what one could not, then they exchange what they found. Each rank calls it."""
+    joined = explore_together(session, observation, found.diagnosed, wanted=found.needs_all)
+    if joined.together:
+        session.earlier.remember(signature_of(incident_of(session, observation)), joined.diagnosed.incident)
+    return exchange_incidents(joined.diagnosed, observation.verdict, session.ranks, writes=session.writes_bundles)
+
+
+def settle_alone(session: Session, observation: Observation, found: Explored, *, here: bool) -> Diagnosed:
+    """What this rank can say without the others."""
+    diagnosed, ranks = found.diagnosed, session.ranks
+    if found.needs_all:
+        diagnosed = explore_graph(session, observation, diagnosed, _NOT_RUN_AGAIN)
+    incident = diagnosed.incident
+    if not here:
+        elsewhere = began_elsewhere(observation.verdict.origin_rank)
+        diagnosed = diagnosed.with_incident(replace(incident, notes=(elsewhere,)))
+    elif observation.agreed and ranks.kept_apart and incident.op is None and incident.same_as is None:
+        notes = (*incident.notes, _KEPT_APART)
+        diagnosed = diagnosed.with_incident(replace(incident, origin_rank=None, notes=notes))
+    return diagnosed.noting(MAY_DIFFER) if observation.update and ranks.kept_apart else diagnosed
+
+
+# ---- what this rank finds out by itself
+
+
+def explore(session: Session, observation: Observation, seen: Diagnosed) -> Explored:
+    """Locate and explain, as far as the policy asks for it and the run allows it."""
+    known = without_a_replay(session, observation, seen)
+    if known is not None:
+        return Explored(known)
+    policy, earlier, alone = session.policy, session.earlier, session.alone
+    signature = signature_of(seen.incident)
+    earlier.counts[signature] += 1
+    repeated = earlier.counts[signature] > policy.repeat_diagnoses and not observation.verdict.contested
+    if not alone.possible:
+        if repeated and (before := earlier.incidents.get(signature)):
+            return Explored(seen.with_incident(not_compared(seen.incident, before[0])))
+        return Explored(seen, needs_all=True)
+    alone.met_collective = False
+    diagnosed, wants_others = seen, False
+    try:
+        failure = failure_of(session, observation)
+        if repeated and (twin := find_twin(session, failure, seen.incident, earlier.incidents.get(signature, ()))):
+            words = f"looks like the incident of step {twin.step:,} (same place, same evidence): no trials were run"
+            return Explored(seen.with_incident(like_known(seen.incident, twin, words)))
+        failure, location = locate(failure, seconds=policy.diagnose_seconds)
+        if observation.micros:
+            began = among_micros(session, Began(observation, failure, location, seen))
+            observation, failure, location, diagnosed = began
+        diagnosed = placed(session, observation, location, diagnosed)
+        diagnosed, wants_others = explained(session, failure, location, diagnosed)
+        diagnosed = with_material(session, observation, failure, location, diagnosed)
+    except Exception as error:  # a diagnosis is worth less than the run
+        return Explored(_failed(diagnosed, error))
+    if alone.met_collective:  # the loss gathers something from all ranks
+        return Explored(replace(diagnosed, incident=seen.incident, material=None, notes=()), needs_all=True)
+    earlier.remember(signature, diagnosed.incident)
+    if words := session.armed.consider(diagnosed.incident, repeatable=failure.repeatable):
+        notes = (*diagnosed.incident.notes, words)
+        diagnosed = diagnosed.with_incident(replace(diagnosed.incident, notes=notes))
+    if session.setup.neighbours is not None:
+        session.setup.neighbours.remember_incident(observation.micro, diagnosed.incident)
+    causes = diagnosed.incident.causes
+    proven = bool(causes) and causes[0].proven
+    return Explored(diagnosed, needs_all=wants_others and not proven and observation.agreed and session.ranks.talking)
+
+
+def _failed(diagnosed: Diagnosed, error: Exception) -> Diagnosed:
+    """What was found until the diagnosis itself failed."""
+    note = f"the diagnosis failed with {type(error).__name__}: {error}"
+    return diagnosed.with_incident(replace(diagnosed.incident, notes=(*diagnosed.incident.notes, note)))
+
+
+def without_a_replay(session: Session, observation: Observation, seen: Diagnosed) -> Diagnosed | None:
+    """The incident where nothing is to be run again: known already, or not wanted. `None` where it is."""
+    policy, earlier = session.policy, session.earlier
+    if earlier.poisoned_at is not None and finite.any_nonfinite(
+        [p.detach() for p in session.protected.members.parameters]
+    ):
+        words = f"the weights have been non-finite since step {earlier.poisoned_at:,}, which was applied unchanged"
+        return seen.with_incident(replace(seen.incident, same_as=earlier.poisoned_at, notes=(words,)))
+    if policy.on_incident == "observe" and not observation.harmless and earlier.poisoned_at is None:
+        earlier.poisoned_at = session.progress.step
+    if policy.diagnose == "off":
+        return seen
+    neighbours = session.setup.neighbours
+    if neighbours is not None and (known := neighbours.known_incident(observation.micro)) is not None:
+        words = f"the same loss failed in the incident of step {known.step:,}, which has the diagnosis"
+        return seen.with_incident(like_known(seen.incident, known, words))
+    return None
+
+
+class Began(NamedTuple):
+    """A failure with its place, and the micro-batch in which it began."""
+
+    observation: Observation
+    failure: Failure
+    location: Location
+    diagnosed: Diagnosed
+
+
+def among_micros(session: Session, began: Began) -> Began:
+    """Of several micro-batches whose gradients were added up, the one in which it began, by running each again."""
+    observation, location = began.observation, began.location
+    micros = observation.micros
+    for micro in [observation.micro, *(m for m in micros if m is not observation.micro)]:
+        if micro is not observation.micro:
+            own = replace(observation, micro=micro, values=micro.values or [])
+            seconds = session.policy.diagnose_seconds / len(micros)
+            failure, location = locate(failure_of(session, own), seconds=seconds)
+            if location.op is None:
+                continue
+            began = Began(own, failure, location, began.diagnosed)
+        if location.op is not None:
+            number = next(i for i, m in enumerate(micros) if m is micro) + 1
+            diagnosed = began.diagnosed.noting(f"it began in micro-batch {number} of {len(micros)}")
+            incident = replace(at_position_of(micro, diagnosed.incident), inputs=tuple(inputs_of(micro)))
+            return began._replace(diagnosed=diagnosed.with_incident(incident))
+    return began
+
+
+def find_twin(session: Session, failure: Failure, incident: Incident, known: Sequence[Incident]) -> Incident | None:
+    """The earlier incident that this one looks like, if there is one.
+
+    The step is run once more to see where it began: phase, module, operation and rank must be the same, and what
+    is measured there must point to the same cause. Nothing is tried, which is what a diagnosis takes time for.
+    """
+    if not known:
+        return None
+    failure, location = locate(failure, seconds=0.0)
+    place = (location.phase, location.module, location.op, location.node, incident.rank)
+    here = [k for k in known if (k.phase, k.module, k.op, k.node, k.rank) == place]
+    if not here or session.policy.diagnose != "full":
+        return here[0] if here else None
+    from nantrap.causes import Case, explain_case  # the rules are many: imported by the first failure
+
+    case = Case(failure, location, with_location(incident, location))
+    slugs = {cause.slug for cause in explain_case(case, seconds=0.0).causes} or {""}
+    return next((k for k in here if (k.cause.slug if k.cause is not None else "") in slugs), None)
+
+
+def placed(session: Session, observation: Observation, location: Location, diagnosed: Diagnosed) -> Diagnosed:
+    """The incident with the place where it began."""
+    incident = with_run_facts(session, with_location(diagnosed.incident, location), observation)
+    avoidable = bool(location.samples.rest_is_finite)
+    return replace(diagnosed, incident=incident, worth_a_bundle=True, avoidable=avoidable)
+
+
+def explained(session: Session, failure: Failure, location: Location, diagnosed: Diagnosed) -> tuple[Diagnosed, bool]:
+    """The incident with its causes, and whether other ranks could try more."""
+    if session.policy.diagnose != "full":
+        return diagnosed, False
+    from nantrap.causes import Case, explain_case  # the rules are many: imported by the first failure
+
+    seconds = session.policy.diagnose_seconds
+    case = Case(failure, location, diagnosed.incident)
+    explanation = explain_case(case, seconds=seconds)
+    incident = with_explanation(diagnosed.incident, explanation)
+    if (repeated := repeated_magnitudes(case, seconds=seconds / 10)) is not None:
+        incident = replace(incident, magnitudes=(repeated, *incident.magnitudes))
+    incident = replace(incident, notes=(*case.notes, *incident.notes))
+    return diagnosed.with_incident(incident), explanation.wants_others
+
+
+def with_material(
+    session: Session, observation: Observation, failure: Failure, location: Location, diagnosed: Diagnosed
+) -> Diagnosed:
+    """The incident with what a bundle needs to run the step again, where the policy keeps that."""
+    policy = session.policy
+    if session.setup.run_dir is None or policy.bundle != "full":
+        return diagnosed
+    material, note = material_of(
+        failure,
+        location,
+        data=policy.bundle_data,
+        batch_known=observation.micro.forward is not None,
+        limit_bytes=policy.bundle_bytes,
+    )
+    return replace(diagnosed, material=material).noting(*([note] if note else []))
+
+
+# ---- steps that ended otherwise
+
+
+def diagnose_exception(session: Session, micro: Micro, error: Exception) -> Diagnosed | None:
+    """The incident of a step that an exception ended; `None` if nothing non-finite led to the exception."""
+    verdict = Verdict(bad=True, harmful=True, bad_ranks=(session.ranks.rank,))
+    observation = Observation(micro, [], 0.0, (), {}, verdict, raised=True)
+    diagnosed = Diagnosed(incident_of(session, observation))
+    failure = failure_of(session, observation)
+    try:
+        failure, location = locate(failure, seconds=session.policy.diagnose_seconds)
+    except Exception:  # a failing diagnosis must not hide the exception itself
+        return None
+    if location.op is None and location.phase not in ("data", "state"):
+        return None
+    session.recorder.begin_incident(diagnosed.incident)
+    try:
+        diagnosed = placed(session, observation, location, diagnosed)
+        diagnosed, _ = explained(session, failure, location, diagnosed)
+        diagnosed = with_material(session, observation, failure, location, diagnosed)
+    except Exception as trouble:
+        diagnosed = diagnosed.noting(f"the diagnosis failed with {type(trouble).__name__}: {trouble}")
+    text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error).strip() else ''}"
+    incident = diagnosed.incident
+    others = tuple(note for note in incident.notes if text not in note)  # the replay ended with it, too
+    return diagnosed.with_incident(replace(incident, notes=(f"the step ended with {text}", *others)))
+
+
+def finite_at_scale_one(session: Session, micro: Micro) -> bool:
+    """Whether a micro-batch whose scaled gradients overflowed has finite ones without the scale."""
+    failure = failure_of(session, Observation(micro, micro.values or [], math.nan, (), {}, Verdict()))
+    if not failure.repeatable or failure.forward is None:
+        return True
+    try:
+        with failure.rewound():
+            failure.forward(failure.batch).backward()
+            return not finite.any_nonfinite([p.grad for p in failure.parameters.values()])
+    except Exception:  # a function that cannot be run again proves nothing
+        return True

@@ -1,0 +1,267 @@
+"""The session: what the steps of one run need, made once and passed to every function that makes one."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import nn
+from torch.optim import Optimizer
+
+from nantrap import finite
+from nantrap.guard.armed import Armed
+from nantrap.guard.ladder import Ladder
+from nantrap.guard.policy import Policy
+from nantrap.guard.progress import Progress
+from nantrap.guard.ranks.alone import Alone
+from nantrap.guard.ranks.ranks import Ranks
+from nantrap.guard.recorder import Recorder
+from nantrap.guard.state.anchors import Anchors
+from nantrap.guard.state.ema import ema_modules
+from nantrap.guard.state.protected import Protected
+from nantrap.guard.state.recovery import Recovery
+from nantrap.guard.state.scaling import Scaling
+from nantrap.guard.watching.magnitudes import Sampler
+from nantrap.guard.watching.ranges import Ranges
+from nantrap.guard.watching.sample_list import SampleList, as_sample_list
+from nantrap.guard.watching.spikes import Spikes
+from nantrap.guard.watching.watch import Watch, WatchSpec
+from nantrap.guard.window import Micro
+from nantrap.incident import Incident
+from nantrap.locate import is_compiled
+from nantrap.record import open_listeners
+
+if TYPE_CHECKING:
+    from nantrap.checkpoints import CheckpointStore
+    from nantrap.record.alerts import Alerts
+    from nantrap.record.exporters import Exporter
+
+
+class Neighbours(Protocol):
+    """What is known outside the guard: the data loader's indices, and the guards of other optimizers."""
+
+    def name_samples(self, incident: Incident, micro: Micro) -> Incident:
+        """The incident with the dataset's own indices, where they are known."""
+
+    def known_incident(self, micro: Micro) -> Incident | None:
+        """The incident of another guard that saw the same loss."""
+
+    def remember_incident(self, micro: Micro, incident: Incident) -> None:
+        """For another guard that sees the same loss."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setup:
+    """How a model is guarded: the arguments of `Guard`, and what `nantrap run` and the adapters add.
+
+    Attributes:
+        policy: what to check and what to do.
+        also: further modules that a step may change.
+        scheduler: the schedule that the guard advances.
+        scaler: the loss scaler.
+        ema: an average of the weights.
+        max_grad_norm: to what the guard clips.
+        run_dir: where the journal and the incidents go.
+        watch: values to follow.
+        store: where the guard saves.
+        save_every: how often it saves.
+        quiet: print nothing.
+        by: who makes the update: `guard`, or `script`.
+        process_group: the ranks that train the model, if that is not seen from it.
+        neighbours: what is known outside the guard.
+        export: where each line of the journal is sent as well.
+        alerts: who is told of incidents.
+        bad_samples: the list of samples that led to incidents.
+        schedules: gives the schedules that the script steps itself.
+    """
+
+    policy: Policy
+    also: Sequence[nn.Module] = ()
+    scheduler: Any = None
+    scaler: Any = None
+    ema: Any = None
+    max_grad_norm: float | None = None
+    run_dir: str | os.PathLike[str] | None = None
+    watch: WatchSpec = ()
+    store: CheckpointStore | None = None
+    save_every: int = 0
+    quiet: bool = False
+    by: str = "guard"
+    process_group: Any = None
+    neighbours: Neighbours | None = None
+    export: Iterable[str | Exporter] = ()
+    alerts: Alerts | None = None
+    bad_samples: str | os.PathLike[str] | SampleList | None = None
+    schedules: Callable[[], Sequence[Any]] = tuple
+
+
+@dataclass(slots=True)
+class Earlier:
+    """What the diagnoses of a run leave for later ones, so that a run with many failures stays fast.
+
+    Attributes:
+        counts: how often an incident looked like this, by its signature.
+        incidents: those that were diagnosed, by signature.
+        poisoned_at: the step since which the weights are non-finite, where a policy only observes.
+    """
+
+    counts: Counter[tuple[str, ...]] = field(default_factory=Counter)
+    incidents: dict[tuple[str, ...], list[Incident]] = field(default_factory=dict)
+    poisoned_at: int | None = None
+
+    def remember(self, signature: tuple[str, ...], incident: Incident) -> None:
+        """Keep a diagnosed incident for those that look like it."""
+        self.incidents.setdefault(signature, []).append(incident)
+
+
+class Session:
+    """What the steps of one run need: plain members, each of which knows nothing of the guard that holds them.
+
+    Attributes:
+        setup: how the model is guarded.
+        policy: what to check and what to do.
+        progress: where the run is.
+        protected: everything a step may change.
+        scaling: the loss scale.
+        ranks: the ranks that decide together.
+        alone: lets this rank run the model without the others.
+        watch: watched values, or `None` without any.
+        spikes: the statistic of loss and gradient norm, or `None` if the policy does not check it.
+        ranges: the usual range of batches, or `None` if the policy does not check it.
+        sampler: how large the outputs of modules are, in a few steps.
+        ladder: skip, roll back, stop.
+        anchors: older states in memory.
+        recovery: the way back to an older state or a checkpoint.
+        recorder: journal, messages, tally.
+        armed: steps that are traced while they run.
+        earlier: what was diagnosed before.
+    """
+
+    __slots__ = (
+        "alone", "anchors", "armed", "earlier", "ladder", "policy", "progress", "protected", "ranges", "ranks",
+        "recorder", "recovery", "sampler", "scaling", "setup", "spikes", "watch",
+    )  # fmt: skip
+
+    def __init__(self, model: nn.Module, optimizer: Optimizer, setup: Setup) -> None:
+        policy = setup.policy
+        self.setup = setup
+        self.policy = policy
+        self.earlier = Earlier()
+        self.progress = Progress()
+        self.protected = Protected(
+            model,
+            optimizer,
+            policy=policy,
+            also=setup.also,
+            averages=ema_modules(setup.ema),
+            scheduler=setup.scheduler,
+            owned_only=setup.by != "guard",
+        )
+        self.scaling = Scaling(setup.scaler, optimizer, policy)
+        self.ranks = Ranks(model, process_group=setup.process_group)
+        self.ranks.averaged.allow(policy, self.protected.members.parameters)
+        self.alone = Alone(model, together=self.ranks.together)
+        self.watch = Watch(setup.watch, self.protected.root) if setup.watch else None
+        self.spikes = None if policy.spikes == "off" else Spikes(policy)
+        self.ranges = None if policy.batch_range == "off" and not policy.batch_ranges else Ranges(policy)
+        self.ladder = Ladder(policy)
+        self.sampler = Sampler(
+            self.protected.root,
+            every=0 if policy.diagnose == "off" else policy.headroom_every or policy.magnitudes_every,
+            warns=bool(policy.headroom_every),
+            compiled=is_compiled(model),
+        )
+        self.anchors = Anchors(
+            self.protected.members.parameters,
+            optimizer,
+            self.protected.modules,
+            scheduler=setup.scheduler,
+            scaling=self.scaling,
+            ema=setup.ema,
+            ledger=self.protected.ledger,
+            every=policy.anchor_every if policy.sync == "step" else 0,
+            limit_bytes=policy.anchor_bytes,
+        )
+        self.recorder = Recorder(
+            self.progress,
+            policy=policy,
+            run_dir=setup.run_dir,
+            rank=self.ranks.rank,
+            prints=self.ranks.prints,
+            quiet=setup.quiet,
+            by=setup.by,
+            watch=self.watch,
+            samples=as_sample_list(setup.bad_samples),
+            ranges=self.ranges,
+        )
+        self.recovery = Recovery(
+            model,
+            self.protected,
+            self.anchors,
+            policy=policy,
+            ranks=self.ranks,
+            progress=self.progress,
+            tally=self.recorder.tally,
+            scaling=self.scaling,
+            average=setup.ema,
+            store=setup.store,
+            save_every=setup.save_every,
+            run_dir=self.recorder.run_dir,
+            schedules=setup.schedules,
+        )
+        self.armed = Armed(
+            self.protected.members,
+            policy,
+            alone=not self.ranks.together,
+            compiled=is_compiled(model),
+            has_policy=setup.by != "script",
+        )
+        self._introduce()
+
+    def _introduce(self) -> None:
+        """Write what is known of the run, and let those who follow it listen."""
+        facts = _facts(self)
+        self.recorder.describe_run(facts)
+        if self.ranks.prints:
+            setup = self.setup
+            listeners = open_listeners(export=setup.export, alerts=setup.alerts, run_dir=setup.run_dir, facts=facts)
+            self.recorder.listen(listeners)
+        self.ranks.say = self.recorder.say
+        self.ranks.run_dir = self.recorder.run_dir
+
+    @property
+    def drops_micro_batches(self) -> bool:
+        """Whether a bad micro-batch is dropped alone; other ranks could not know which one this rank drops."""
+        policy = self.policy
+        return (
+            policy.micro_batches == "drop"
+            and policy.on_incident == "skip"
+            and policy.sync == "step"
+            and not self.ranks.together
+        )
+
+    @property
+    def writes_bundles(self) -> bool:
+        """Whether incidents are written to disk."""
+        return self.setup.run_dir is not None and self.policy.bundle != "off"
+
+
+def _facts(session: Session) -> dict[str, Any]:
+    """What `run.json` stores about this run: an allow-list."""
+    protected, policy, watched = session.protected, session.policy, session.watch
+    parameters = protected.members.parameters
+    return {
+        "model": type(protected.root).__name__,
+        "parameters": sum(p.numel() for p in parameters),
+        "optimizer": type(protected.optimizer).__name__,
+        "precision": sorted({finite.dtype_name(p.dtype) for p in parameters}),
+        "devices": sorted({str(p.device) for p in parameters}),
+        "world_size": session.ranks.size,
+        "max_grad_norm": session.setup.max_grad_norm,
+        "loss_scaler": session.scaling.enabled,
+        "policy": {name: getattr(policy, name) for name in policy.__slots__},
+        **({"watch": watched.limits()} if watched is not None and watched.limits() else {}),
+    }
