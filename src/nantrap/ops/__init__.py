@@ -13,24 +13,34 @@ keep to:
 They depend on torch alone.
 """
 
-from nantrap.ops.adaln import AdaLNZero, modulate
-from nantrap.ops.attention import MaskedAttention, masked_attention
-from nantrap.ops.classification import cross_entropy
 from nantrap.ops.colour import colour_to_tokens, tokens_to_colour
-from nantrap.ops.ctc import ctc_feasible, ctc_loss
-from nantrap.ops.diffusion import decoupled_weights, min_snr_weight
-from nantrap.ops.elementary import safe_divide, safe_log, safe_pow, safe_sqrt, xlogx
-from nantrap.ops.gaussian import kl_divergence
-from nantrap.ops.norms import RMSNorm, rms_norm, safe_norm
-from nantrap.ops.pmi import beta_pmi
-from nantrap.ops.reductions import masked_mean, masked_mse
-from nantrap.ops.schedules import cosine_schedule, linear_schedule, signal_and_noise
-from nantrap.ops.sinkhorn import Sinkhorn, sinkhorn
-from nantrap.ops.softmax import masked_log_softmax, masked_softmax
-from nantrap.ops.spread import safe_std, safe_var
-from nantrap.ops.temperature import temperature_log_softmax, temperature_softmax
-from nantrap.ops.trigonometry import safe_acos, safe_asin
-from nantrap.ops.weights import normalize_weights
+from nantrap.ops.diffusion import (
+    AdaLNZero,
+    cosine_schedule,
+    decoupled_weights,
+    linear_schedule,
+    min_snr_weight,
+    modulate,
+    signal_and_noise,
+)
+from nantrap.ops.distributions import (
+    Sinkhorn,
+    normalize_weights,
+    sinkhorn,
+    temperature_log_softmax,
+    temperature_softmax,
+)
+from nantrap.ops.elementary import safe_acos, safe_asin, safe_divide, safe_log, safe_pow, safe_sqrt, xlogx
+from nantrap.ops.losses import beta_pmi, cross_entropy, ctc_feasible, ctc_loss, kl_divergence
+from nantrap.ops.masked import (
+    MaskedAttention,
+    masked_attention,
+    masked_log_softmax,
+    masked_mean,
+    masked_mse,
+    masked_softmax,
+)
+from nantrap.ops.norms import RMSNorm, rms_norm, safe_norm, safe_std, safe_var
 
 __all__ = [
     "AdaLNZero",
