@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from nantrap.cli.demo import Demo
+from nantrap.cli.demo import DemoCommand
 from nantrap.errors import MissingExtraError, UsageError
 from nantrap_systems import SYSTEMS, load_system
 from nantrap_systems.before import reported_before
@@ -28,7 +28,7 @@ FAULT = "nan_row"
 
 def run(*arguments: str) -> int:
     parser = argparse.ArgumentParser()
-    demo = Demo()
+    demo = DemoCommand()
     demo.prepare_parser(parser)
     return demo.run(parser.parse_args(arguments))
 

@@ -17,12 +17,12 @@ import torch
 
 import nantrap.cli.audit as command
 from nantrap.cli import main
-from nantrap.cli.audit import Audit
+from nantrap.cli.audit import AuditCommand
 
 
 def run(*arguments: str | Path) -> int:
     parser = argparse.ArgumentParser()
-    audit = Audit()
+    audit = AuditCommand()
     audit.prepare_parser(parser)
     return audit.run(parser.parse_args([str(argument) for argument in arguments]))
 

@@ -11,7 +11,7 @@ import pytest
 import nantrap
 import nantrap.cli
 from nantrap.cli import COMMANDS, main
-from nantrap.cli.explain import Explain
+from nantrap.cli.explain import ExplainCommand
 
 
 def python(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -74,29 +74,29 @@ def test_help_of_a_command_is_its_docstring(name: str, capsys: pytest.CaptureFix
 
 
 def test_errors_are_one_line_and_exit_2(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self: Explain, arguments: argparse.Namespace) -> int:
+    def fail(self: ExplainCommand, arguments: argparse.Namespace) -> int:
         raise nantrap.UsageError("the file is\n  not what it should be")
 
-    monkeypatch.setattr(Explain, "run", fail)
+    monkeypatch.setattr(ExplainCommand, "run", fail)
     assert main(["explain"]) == 2
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "error: the file is not what it should be\n")
 
 
 def test_an_interrupt_exits_130(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(self: Explain, arguments: argparse.Namespace) -> int:
+    def interrupted(self: ExplainCommand, arguments: argparse.Namespace) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Explain, "run", interrupted)
+    monkeypatch.setattr(ExplainCommand, "run", interrupted)
     assert main(["explain"]) == 130
     assert capsys.readouterr().err == "interrupted\n"
 
 
 def test_a_failure_of_ours_is_no_finding(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def broken(self: Explain, arguments: argparse.Namespace) -> int:
+    def broken(self: ExplainCommand, arguments: argparse.Namespace) -> int:
         raise ZeroDivisionError("\x1b[2J")
 
-    monkeypatch.setattr(Explain, "run", broken)
+    monkeypatch.setattr(ExplainCommand, "run", broken)
     assert main(["explain"]) == 2
     assert capsys.readouterr().err.splitlines() == [
         "error: nantrap itself failed: ZeroDivisionError: \\x1b[2J",
@@ -134,10 +134,10 @@ def test_only_the_command_that_was_asked_for_is_imported() -> None:
 
 def test_a_reader_that_stops_early_is_no_error() -> None:
     code = (
-        "import os, sys; from nantrap.cli import main; from nantrap.cli.explain import Explain\n"
+        "import os, sys; from nantrap.cli import main; from nantrap.cli.explain import ExplainCommand\n"
         "read, write = os.pipe(); os.close(read); os.dup2(write, 1)\n"
         "def run(self, arguments): print('x' * 100_000, flush=True)\n"
-        "Explain.run = run\n"
+        "ExplainCommand.run = run\n"
         "sys.exit(main(['explain']))"
     )
     result = python("-c", code)

@@ -15,7 +15,6 @@ from collections.abc import Sequence
 from typing import Final, Protocol
 
 from nantrap._version import __version__
-from nantrap.cli.start import start_text
 from nantrap.errors import MissingExtraError, NantrapError
 from nantrap.incident.wording import escaped
 
@@ -25,7 +24,22 @@ COMMANDS: Final = (
     "run", "demo", "preflight", "doctor", "data", "audit", "check", "report", "plot", "watch", "serve", "replay",
     "explain",
 )  # fmt: skip
-"""The commands in the order of the help. Each is a module of this package with a class of its name, capitalised."""
+"""The commands in the order of the help. `run` is the class `RunCommand` in the module `run` of this package."""
+
+_FIRST: Final = (
+    ("my loss is NaN", "nantrap run train.py --your --options"),
+    ("it went NaN last night", "nantrap report runs/exp1"),
+    ("a run is training now", "nantrap watch runs/exp1"),
+    ("the same in a browser, for many runs", "nantrap serve runs"),
+    ("is this run healthy?", "nantrap check runs/exp1"),
+    ("an old checkpoint", "nantrap audit checkpoints/"),
+    ("before training: configuration and code", "nantrap doctor ."),
+    ("before training: the model", "nantrap preflight module:factory"),
+    ("before training: the data", "nantrap data dataset/"),
+    ("a code or a word from a message", "nantrap explain NT203"),
+    ("what does all this look like?", "nantrap demo pixeldlm"),
+)
+"""What `nantrap` alone shows: what to do first, by problem."""
 
 
 class Command(Protocol):
@@ -44,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run `nantrap` with these arguments (those of the process by default) and return the exit code."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if not given:
-        print(start_text(COMMANDS), file=sys.stderr)
+        print(_start_text(), file=sys.stderr)
         return 2
     names = (given[0],) if given[0] in COMMANDS else () if given == ["--version"] else COMMANDS
     parser = make_parser(names)
@@ -76,6 +90,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: nantrap itself failed: {type(error).__name__}: {words}", file=sys.stderr)
         print("help: NANTRAP_DEBUG=1 shows where; please report it with the command that you ran", file=sys.stderr)
         return 2
+
+
+def _start_text() -> str:
+    """One line for each problem, with the command for it."""
+    widest = max(len(why) for why, _ in _FIRST)
+    lines = [f"  {why:<{widest}}   {line}" for why, line in _FIRST]
+    return "\n".join(
+        [
+            "nantrap stops NaN and Inf before they reach the weights, names the guilty operation, proves the cause.",
+            "",
+            "What to do first:",
+            *lines,
+            "",
+            "`nantrap --help` lists every command, `nantrap COMMAND --help` explains one.",
+        ]
+    )
 
 
 def _print_completion(parser: argparse.ArgumentParser, shell: str) -> int:
@@ -118,6 +148,6 @@ def make_parser(names: Sequence[str] = COMMANDS) -> argparse.ArgumentParser:
 
 def _load(name: str) -> Command:
     module = importlib.import_module(f"nantrap.cli.{name}")
-    command: Command = getattr(module, name.capitalize())()
+    command: Command = getattr(module, f"{name.capitalize()}Command")()
     assert command.name == name
     return command

@@ -26,7 +26,7 @@ _SHOWN = 5
 _MOST_WORKERS = 64
 
 
-class Audit:
+class AuditCommand:
     """Check checkpoints for NaN, Inf, absurd values, damage and unsafe pickles, without running pickled code.
 
     PATH is a file, a folder, a glob in quotes or a URL that fsspec understands (s3://bucket/run). It reads torch files

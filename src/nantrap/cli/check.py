@@ -15,7 +15,7 @@ _EPILOG = (
 )
 
 
-class Check:
+class CheckCommand:
     """Judge a run, finished or running, or a log that nantrap did not write.
 
     Reads a run folder, JSON lines, trainer_state.json, metrics.csv, a text log or TensorBoard event files. Checks

@@ -34,7 +34,7 @@ _LONGEST = 4096
 """Characters of a path or a message that are printed: the longest path of Linux."""
 
 
-class Data:
+class DataCommand:
     """Check data files for NaN, wrong ranges, copies, empty masks and damage. Nothing in a file is executed.
 
     PATH is a file, a folder, a glob in quotes or a URL that fsspec understands. It reads .npy, .npz, .pt,

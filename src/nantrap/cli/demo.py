@@ -13,7 +13,7 @@ from pathlib import Path
 from nantrap.errors import UsageError
 
 
-class Demo:
+class DemoCommand:
     """Train a small system that goes NaN: plain, with the remedies that were tried, and under the guard.
 
     SYSTEM is one of five small but faithful training projects; --fault switches on one of the faults the real project

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 LEVELS = ("conservative", "very-conservative", "scale-up")
 
 
-class Doctor:
+class DoctorCommand:
     """Check training settings and training code for what leads to NaN. Nothing in a file is executed.
 
     PATH is a file or a folder (default: this one). It reads YAML, JSON, TOML, Hydra folders, DeepSpeed and Accelerate

@@ -19,7 +19,7 @@ _NARROWEST = 30
 _MORE = "`nantrap explain CODE` shows the page of a cause or a check"
 
 
-class Explain:
+class ExplainCommand:
     """Show what a cause is, code that shows it, why it happens, the fix, and how nantrap proves it.
 
     CAUSE is a code (NT203) or a slug (softmax_fully_masked_row), as a diagnostic names it, a check of `nantrap doctor`

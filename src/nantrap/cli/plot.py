@@ -9,7 +9,7 @@ from pathlib import Path
 from nantrap.incident.wording import escaped
 
 
-class Plot:
+class PlotCommand:
     """Draw the curves of one or several runs or logs as PNG, SVG or PDF.
 
     Loss on a logarithmic axis by default, any column with --y. NaN is shown as a gap with a mark, skipped steps as

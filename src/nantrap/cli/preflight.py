@@ -23,7 +23,7 @@ _CHECKS = 26
 """How many checks a whole preflight makes."""
 
 
-class Preflight:
+class PreflightCommand:
     """Test a model before its first real step: initialisation, gradients, precision, edge inputs, margins, guard.
 
     MODULE:FACTORY is a function without arguments that returns a dict with model, optimizer, batch and loss (a

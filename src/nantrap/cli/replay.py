@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from nantrap.guard.replaying import ReplayResult
 
 
-class Replay:
+class ReplayCommand:
     """Test a fix: run the failed step of an incident again with today's code.
 
     With --entry module:function the whole step is run; state, random streams and batch come from the bundle. The

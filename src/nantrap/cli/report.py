@@ -11,7 +11,7 @@ from nantrap.incident.wording import escaped
 _SUFFIXES = {".html": "html", ".htm": "html", ".md": "md", ".json": "json", ".xml": "junit", ".sarif": "sarif"}
 
 
-class Report:
+class ReportCommand:
     """Write a report on a run or an incident: one HTML file that needs no network and no script.
 
     PATH is the folder of a run (runs/exp1), the folder of an incident (runs/exp1/incidents/001204-r0), or a log that

@@ -12,7 +12,7 @@ _SAME_NAMES = (
 )  # fmt: skip
 
 
-class Run:
+class RunCommand:
     """Run a training script under guard: nantrap run train.py --lr 1e-4, or nantrap run -m package.train.
 
     The script is run as Python would run it, unchanged. A step whose loss, gradients or buffers are not finite is

@@ -15,7 +15,7 @@ from nantrap.errors import MissingExtraError, UsageError
 from nantrap.incident.wording import escaped
 
 
-class Serve:
+class ServeCommand:
     """Show runs in the browser while they train: health at a glance, live curves, incidents.
 
     RUNS_DIR is a folder of runs, or one run (default: runs, or here). The page is read-only and answers only this

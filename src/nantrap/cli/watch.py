@@ -8,7 +8,7 @@ import sys
 import time
 
 
-class Watch:
+class WatchCommand:
     """Follow a run or a log live in the terminal: progress, curves, skipped steps, the last incident in full.
 
     Reads what nantrap check reads, also while it grows, also after it has ended. On a terminal it is a full-screen
