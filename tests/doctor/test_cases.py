@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from nantrap.doctor.examine import examine
+from nantrap.doctor.report import RISK_OF
 from nantrap.incident.checks import CHECKS
 
 HERE = Path(__file__).parent
@@ -33,9 +34,9 @@ def test_case(case: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     if case.risk is None:
         assert found == []
     else:
-        assert {finding.risk for finding in found} == {case.risk}, report.findings
-        assert all(finding.slug == SLUGS[case.code] for finding in found)
-        assert all(finding.file in case.files for finding in found)
+        assert {RISK_OF[finding.severity] for finding in found} == {case.risk}, report.findings
+        assert all(finding.title == SLUGS[case.code] for finding in found)
+        assert all(finding.place.file in case.files for finding in found)
 
 
 def test_every_check_has_cases_of_both_kinds() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from nantrap.doctor.examine import examine
+from nantrap.doctor.report import RISK_OF
 
 RADIODIFF = {
     "configs/radio_train_m.yaml": """trainer:
@@ -255,5 +256,7 @@ def test_what_the_authors_needed(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
-    found = {(each.code, each.file.replace("\\", "/"), each.risk) for each in examine(["."]).findings}
+    found = {
+        (each.code, each.place.file.replace("\\", "/"), RISK_OF[each.severity]) for each in examine(["."]).findings
+    }
     assert found == needed

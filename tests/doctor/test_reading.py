@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from nantrap.doctor.examine import examine
-from nantrap.doctor.findings import Report
+from nantrap.doctor.report import DoctorReport
 from nantrap.errors import UsageError
 
 
@@ -19,13 +19,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def report_on(folder: Path, **files: str) -> Report:
+def report_on(folder: Path, **files: str) -> DoctorReport:
     for name, text in files.items():
         (folder / name.replace("__", ".")).write_text(text, encoding="utf-8")
     return examine(["."])
 
 
-def fact(report: Report, name: str) -> tuple[object, int]:
+def fact(report: DoctorReport, name: str) -> tuple[object, int]:
     found = [each for each in report.facts if each.name == name]
     assert len(found) == 1, found
     return found[0].value, found[0].line
@@ -79,7 +79,7 @@ def test_hydra_puts_a_folder_together(folder: Path) -> None:
     (folder / "conf" / "optimizer" / "adam.yaml").write_text("_target_: torch.optim.Adam\nlr: ${peak}\n")
     (folder / "conf" / "optimizer" / "sgd.yaml").write_text("_target_: torch.optim.SGD\nlr: 0.5\n")
     found = examine(["conf"]).findings
-    assert [(each.code, each.file, each.line, each.value) for each in found] == [
+    assert [(each.code, each.place.file, each.place.line, each.data["value"]) for each in found] == [
         ("NT810", os.path.join("conf", "optimizer", "adam.yaml"), 2, 0.5)
     ]
 
@@ -95,7 +95,7 @@ def test_a_recursive_anchor_and_a_billion_laughs_are_notes(folder: Path) -> None
     notes = {note.file: note.message for note in report.notes}
     assert notes["loop.yaml"] == "an anchor contains itself"
     assert notes["laugh.yaml"].startswith("more than 20,000 values")
-    assert [each.file for each in report.findings] == ["good.yaml"]
+    assert [each.place.file for each in report.findings] == ["good.yaml"]
 
 
 def test_broken_files_are_notes_and_the_rest_is_read(folder: Path) -> None:
@@ -146,7 +146,7 @@ loss = torch.nan_to_num(loss)
 loss = torch.nan_to_num(loss)  # nantrap: ignore[NT851]
 """,
     )
-    assert [each.line for each in report.findings] == [6]
+    assert [each.place.line for each in report.findings] == [6]
 
 
 def test_tests_and_inference_are_silent(folder: Path) -> None:
@@ -154,7 +154,7 @@ def test_tests_and_inference_are_silent(folder: Path) -> None:
     (folder / "tests").mkdir()
     (folder / "tests" / "helper.py").write_text(bad)
     report = report_on(folder, test_x__py=bad, y__py=bad.replace("def f", "@torch.no_grad()\ndef f"), z__py=bad)
-    assert [each.file for each in report.findings] == ["z.py"]
+    assert [each.place.file for each in report.findings] == ["z.py"]
     # a file that is asked for by name is read, wherever it lies
     assert len(examine([os.path.join("tests", "helper.py")]).findings) == 1
 
@@ -186,4 +186,4 @@ def test_marks_that_others_leave_in_shared_nodes_are_not_followed(folder: Path) 
         )
     finally:
         del minus.parent  # type: ignore[attr-defined]
-    assert [each.line for each in report.findings] == [4]
+    assert [each.place.line for each in report.findings] == [4]

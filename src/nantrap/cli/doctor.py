@@ -7,14 +7,12 @@ import json
 import sys
 from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.text import Text
-
 from nantrap.errors import UsageError
 from nantrap.incident.wording import counted, escaped
+from nantrap.problems.terminal import Printer
 
 if TYPE_CHECKING:
-    from nantrap.doctor.findings import Report
+    from nantrap.doctor.report import DoctorReport
     from nantrap.doctor.repository import Repository
 
 LEVELS = ("conservative", "very-conservative", "scale-up")
@@ -48,28 +46,24 @@ class DoctorCommand:
         if arguments.install:
             return _install(as_json=arguments.json or arguments.format == "json")
         from nantrap.doctor.examine import examine_repository
-        from nantrap.doctor.output import as_github, as_json, as_sarif
+        from nantrap.doctor.report import as_github, as_lines, as_sarif
 
         kind = "json" if arguments.json else arguments.format
         names = _mapping(arguments.names) if arguments.names else None
         report, repository = examine_repository(arguments.paths, names=names)
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
         if kind == "text":
-            _show(Console(highlight=False, soft_wrap=True), report)
+            Printer(sys.stdout).lines(as_lines(report))
         else:
             if kind == "json":
                 document = report.to_dict()
                 if arguments.checkpoint:
                     document["frozen"] = [vars_of(each) for each in _frozen(arguments.checkpoint, repository)]
                 print(json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False))
-            else:
-                text = (
-                    as_sarif(report) if kind == "sarif" else as_github(report) if kind == "github" else as_json(report)
-                )
-                if text:
-                    print(text)
+            elif text := as_sarif(report) if kind == "sarif" else as_github(report):
+                print(text)
+            printer = Printer(sys.stderr)
             for note in report.notes:
-                console.print(Text(escaped(f"note: {note.file}: {note.message}", most=1000)))
+                printer.line(escaped(f"note: {note.file}: {note.message}", most=1000))
         if arguments.checkpoint and kind == "text":
             _show_frozen(arguments.checkpoint, repository)
         if arguments.suggest or arguments.fix:
@@ -91,15 +85,7 @@ def vars_of(share: object) -> dict[str, object]:
     }
 
 
-def _show(console: Console, report: Report) -> None:
-    from nantrap.doctor.output import as_text
-    from nantrap.doctor.output.terminal import reader
-
-    for line in as_text(report, line_of=reader({})):
-        console.print(line)
-
-
-def _suggest(arguments: argparse.Namespace, report: Report, repository: Repository, *, quiet: bool) -> None:
+def _suggest(arguments: argparse.Namespace, report: DoctorReport, repository: Repository, *, quiet: bool) -> None:
     """Print the changes of settings as a patch, and apply it if asked."""
     from nantrap.doctor.suggest import apply_edits, edits_for, patch_of
 
@@ -165,20 +151,16 @@ def _install(*, as_json: bool) -> int:
     if as_json:
         print(json.dumps(as_dict(rows), indent=2))
     else:
-        console = Console(highlight=False, soft_wrap=True)
+        printer = Printer(sys.stdout)
         group = ""
         for row in rows:
             if row.group != group:
                 group = row.group
-                console.print(Text(group, style="bold"))
+                printer.line((group, "bold"))
             mark = ("missing" if row.found == "missing" else "problem", "bold red") if row.problem else ("ok", "green")
-            console.print(
-                Text.assemble(
-                    f"  {row.name:<14} ", mark, f"  {row.found}" + (f": {row.problem}" if row.problem else "")
-                )
-            )
+            printer.line(f"  {row.name:<14} ", mark, f"  {row.found}" + (f": {row.problem}" if row.problem else ""))
             if row.fix:
-                console.print(Text.assemble(("    fix", "cyan"), f": {row.fix}"))
+                printer.line(("    fix", "cyan"), f": {row.fix}")
         wrong = sum(bool(row.problem) for row in rows)
-        console.print(counted(wrong, "problem") if wrong else "nothing is missing")
+        printer.line(counted(wrong, "problem") if wrong else "nothing is missing")
     return 1 if any(row.problem for row in rows) else 0

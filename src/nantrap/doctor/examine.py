@@ -18,16 +18,18 @@ from nantrap.doctor.configuration.toml_file import read_toml
 from nantrap.doctor.configuration.tree import Branch, UnreadableError, settings_of
 from nantrap.doctor.configuration.yaml_file import read_yaml
 from nantrap.doctor.files import Text, read_files
-from nantrap.doctor.findings import RISKS, Finding, Note, Report
+from nantrap.doctor.report import SEVERITY_OF, DoctorReport, LeftOut
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.source.module import Module, read_module
 from nantrap.doctor.status import alignment_of, status_of
 from nantrap.incident.checks import CheckCode
+from nantrap.problems import Problem, ProblemPlace
+from nantrap.problems.problem import SEVERITIES
 
 _IGNORE: Final = re.compile(r"nantrap:\s*ignore(?:\[([^\]]*)\])?")
 
 
-def examine(paths: Sequence[str] = (".",), *, names: Mapping[str, str] | None = None) -> Report:
+def examine(paths: Sequence[str] = (".",), *, names: Mapping[str, str] | None = None) -> DoctorReport:
     """Read files and folders and report what is wrong with their settings and their training code. Nothing is run.
 
     Args:
@@ -41,7 +43,9 @@ def examine(paths: Sequence[str] = (".",), *, names: Mapping[str, str] | None = 
     return report
 
 
-def examine_repository(paths: Sequence[str], *, names: Mapping[str, str] | None = None) -> tuple[Report, Repository]:
+def examine_repository(
+    paths: Sequence[str], *, names: Mapping[str, str] | None = None
+) -> tuple[DoctorReport, Repository]:
     """The report, and everything it was made from."""
     collecting = gc.isenabled()
     gc.disable()  # syntax trees are many small objects, which the collector would walk over again and again
@@ -52,9 +56,9 @@ def examine_repository(paths: Sequence[str], *, names: Mapping[str, str] | None 
             gc.enable()
 
 
-def _examined(paths: Sequence[str], names: Mapping[str, str] | None) -> tuple[Report, Repository]:
+def _examined(paths: Sequence[str], names: Mapping[str, str] | None) -> tuple[DoctorReport, Repository]:
     """Read all files, compose their settings and run every check."""
-    notes: list[Note] = []
+    notes: list[LeftOut] = []
     texts: dict[str, Text] = {}
     repository = Repository()
     trees: dict[str, Branch] = {}
@@ -70,17 +74,17 @@ def _examined(paths: Sequence[str], names: Mapping[str, str] | None) -> tuple[Re
             else:
                 trees[text.file] = _read_tree(text)
         except UnreadableError as error:
-            notes.append(Note(text.file, str(error), error.line))
+            notes.append(LeftOut(text.file, str(error), error.line))
         except SyntaxError as error:
-            notes.append(Note(text.file, f"not Python: {error.msg}", error.lineno))
+            notes.append(LeftOut(text.file, f"not Python: {error.msg}", error.lineno))
         except (RecursionError, ValueError, MemoryError) as error:
-            notes.append(Note(text.file, f"cannot be read: {type(error).__name__}: {error}"))
+            notes.append(LeftOut(text.file, f"cannot be read: {type(error).__name__}: {error}"))
     _add_trees(trees, texts, repository, names, notes)
     lines = {file: text.text.splitlines() for file, text in texts.items() if "nantrap:" in text.text}
-    findings = [each for each in _deduplicated(_run(repository)) if not ignored(each, lines.get(each.file, ()))]
+    findings = [each for each in _deduplicated(_run(repository)) if not ignored(each, lines.get(each.place.file, ()))]
     status, facts = status_of(repository.sources)
     return (
-        Report(tuple(texts), status, tuple(facts), tuple(alignment_of(findings)), tuple(findings), tuple(notes)),
+        DoctorReport(tuple(texts), status, tuple(facts), tuple(alignment_of(findings)), tuple(findings), tuple(notes)),
         repository,
     )
 
@@ -108,7 +112,7 @@ def _add_trees(
     texts: Mapping[str, Text],
     repository: Repository,
     names: Mapping[str, str] | None,
-    notes: list[Note],
+    notes: list[LeftOut],
 ) -> None:
     """Add the configuration files as sources: composed by Hydra where they are, else each alone."""
     taken: set[str] = set()
@@ -121,13 +125,13 @@ def _add_trees(
                 taken |= {each.file for each in settings} | {file}
                 repository.sources.append(Source(file, "composed", settings, framework=framework_of(settings)))
         except (UnreadableError, RecursionError) as error:
-            notes.append(Note(file, str(error)))
+            notes.append(LeftOut(file, str(error)))
     for file, tree in trees.items():
         kind = texts[file].kind
         try:
             settings = settings_of(resolved(tree), file=file, extra=names)
         except (UnreadableError, RecursionError) as error:
-            notes.append(Note(file, str(error), getattr(error, "line", None)))
+            notes.append(LeftOut(file, str(error), getattr(error, "line", None)))
             continue
         if file in taken:
             continue  # its values count through the composition
@@ -135,7 +139,7 @@ def _add_trees(
         repository.sources += sources_of(settings, file=file, kind=kind)  # type: ignore[arg-type]
 
 
-def _run(repository: Repository) -> Iterable[Finding]:
+def _run(repository: Repository) -> Iterable[Problem]:
     """The findings of every check on every source and module."""
     for source in list(repository.sources):
         for check in CONFIGURATION:
@@ -147,7 +151,7 @@ def _run(repository: Repository) -> Iterable[Finding]:
         yield from _run_module(module, repository)
 
 
-def _run_module(module: Module, repository: Repository) -> Iterable[Finding]:
+def _run_module(module: Module, repository: Repository) -> Iterable[Problem]:
     for check in SOURCE:
         try:
             found = list(check.function(module, repository))
@@ -157,32 +161,34 @@ def _run_module(module: Module, repository: Repository) -> Iterable[Finding]:
             yield _finding(check.row, module.file, each)
 
 
-def _finding(row: CheckCode, file: str, seen: Sighting) -> Finding:
-    return Finding(row.code, row.slug, seen.risk, seen.file or file, seen.line, seen.value, seen.message, seen.fix)
+def _finding(row: CheckCode, file: str, seen: Sighting) -> Problem:
+    place = ProblemPlace(seen.file or file, seen.line)
+    return Problem(row.code, SEVERITY_OF[seen.risk], seen.message, seen.fix, {"value": seen.value}, place, row.slug)
 
 
-def _deduplicated(findings: Iterable[Finding]) -> list[Finding]:
-    best: dict[tuple[str, str, int], Finding] = {}
+def _deduplicated(findings: Iterable[Problem]) -> list[Problem]:
+    best: dict[tuple[str, ProblemPlace], Problem] = {}
     for finding in findings:
-        key = (finding.code, finding.file, finding.line)
-        if key not in best or RISKS.index(finding.risk) < RISKS.index(best[key].risk):
+        key = (finding.code, finding.place)
+        if key not in best or SEVERITIES.index(finding.severity) < SEVERITIES.index(best[key].severity):
             best[key] = finding
-    return sorted(best.values(), key=lambda each: (each.file, each.line, each.code))
+    return sorted(best.values(), key=lambda each: (each.place.file, each.place.line, each.code))
 
 
-def ignored(finding: Finding, lines: Sequence[str]) -> bool:
+def ignored(finding: Problem, lines: Sequence[str]) -> bool:
     """Whether a comment on the finding's line, or alone on the line above, says to leave it out."""
-    for number in (finding.line, finding.line - 1):
+    own = finding.place.line
+    for number in (own, own - 1):
         if not 1 <= number <= len(lines):
             continue
         line = lines[number - 1]
-        if number != finding.line and not line.lstrip().startswith(("#", "//")):
+        if number != own and not line.lstrip().startswith(("#", "//")):
             continue
         found = _IGNORE.search(line)
         if found is None:
             continue
         listed = found.group(1)
-        if listed is None or {finding.code.lower(), finding.slug} & {
+        if listed is None or {finding.code.lower(), finding.title} & {
             part.strip().lower() for part in listed.split(",")
         }:
             return True

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from nantrap.doctor.findings import Note
+from nantrap.doctor.report import LeftOut
 from nantrap.errors import UsageError
 
 KINDS: Final = {
@@ -83,7 +83,7 @@ class Text:
         return self.asked or self.kind == "shell" or _SETTINGS.search(self.text) is not None
 
 
-def read_files(paths: Sequence[str], notes: list[Note]) -> Iterator[Text]:
+def read_files(paths: Sequence[str], notes: list[LeftOut]) -> Iterator[Text]:
     """Every file of the kinds that are known. What cannot be read becomes a note and never an error.
 
     Raises:
@@ -101,11 +101,11 @@ def read_files(paths: Sequence[str], notes: list[Note]) -> Iterator[Text]:
             yield from _read(path, path, seen, notes, asked=True)
 
 
-def _walk(folder: str, notes: list[Note]) -> Iterator[str]:
+def _walk(folder: str, notes: list[LeftOut]) -> Iterator[str]:
     """The files of known kinds below a folder, in order; folders that cannot be read are noted."""
 
     def refused(error: OSError) -> None:
-        notes.append(Note(str(error.filename), f"cannot be read: {error.strerror}"))
+        notes.append(LeftOut(str(error.filename), f"cannot be read: {error.strerror}"))
 
     for at, folders, files in os.walk(folder, onerror=refused):
         folders[:] = sorted(name for name in folders if name not in _LEFT_OUT and not name.endswith(".egg-info"))
@@ -114,7 +114,7 @@ def _walk(folder: str, notes: list[Note]) -> Iterator[str]:
                 yield os.path.normpath(os.path.join(at, name))
 
 
-def _read(file: str, root: str, seen: set[str], notes: list[Note], *, asked: bool) -> Iterator[Text]:
+def _read(file: str, root: str, seen: set[str], notes: list[LeftOut], *, asked: bool) -> Iterator[Text]:
     """The text of a file, once; noted and left out if it is too large or not text."""
     identity = os.path.realpath(file)
     if identity in seen:
@@ -124,27 +124,27 @@ def _read(file: str, root: str, seen: set[str], notes: list[Note], *, asked: boo
     try:
         status = os.stat(file)
         if not os.path.isfile(file):
-            notes.append(Note(file, "is not a regular file"))
+            notes.append(LeftOut(file, "is not a regular file"))
             return
         if status.st_size > LARGEST:
             if asked or kind != "json" or status.st_size > 50 * LARGEST:
                 notes.append(
-                    Note(file, f"{status.st_size:,} bytes: left out, no configuration or source file is that long")
+                    LeftOut(file, f"{status.st_size:,} bytes: left out, no configuration or source file is that long")
                 )
             return
         with open(file, "rb") as stream:
             data = stream.read(LARGEST + 1)
     except OSError as error:
-        notes.append(Note(file, f"cannot be read: {error.strerror or error}"))
+        notes.append(LeftOut(file, f"cannot be read: {error.strerror or error}"))
         return
     if b"\0" in data[:8192]:
-        notes.append(Note(file, "is binary: left out"))
+        notes.append(LeftOut(file, "is binary: left out"))
         return
     if kind is None:
-        notes.append(Note(file, f"is of no kind that is read ({', '.join(sorted(KINDS))})"))
+        notes.append(LeftOut(file, f"is of no kind that is read ({', '.join(sorted(KINDS))})"))
         return
     text = data.decode("utf-8-sig", errors="replace")
     if text.count("\ufffd") > max(20, len(text) // 20):
-        notes.append(Note(file, "is not text: left out"))
+        notes.append(LeftOut(file, "is not text: left out"))
         return
     yield Text(file, kind, text.replace("\r\n", "\n").replace("\r", "\n"), root, asked)

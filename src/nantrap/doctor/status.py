@@ -8,7 +8,8 @@ from typing import Any, Final
 from nantrap.doctor.configuration.precision import computation, weights
 from nantrap.doctor.configuration.setting import Setting, Source
 from nantrap.doctor.configuration.values import number, switch
-from nantrap.doctor.findings import Fact, Finding
+from nantrap.doctor.report import Fact
+from nantrap.problems import Problem
 
 FIELDS: Final = (
     "mixed_precision",
@@ -74,9 +75,9 @@ def status_of(sources: Sequence[Source]) -> tuple[dict[str, dict[str, Any]], lis
     return whole, facts
 
 
-def alignment_of(findings: Sequence[Finding]) -> list[str]:
+def alignment_of(findings: Sequence[Problem]) -> list[str]:
     """Where the files contradict each other, one sentence each; empty if they are aligned."""
-    return [f"{each.file}:{each.line}: {each.message}" for each in findings if each.code in _DISAGREEMENTS]
+    return [f"{each.place.file}:{each.place.line}: {each.message}" for each in findings if each.code in _DISAGREEMENTS]
 
 
 def _row(source: Source) -> list[tuple[str, Setting]]:

@@ -15,7 +15,7 @@ from nantrap._version import __version__
 from nantrap.incident import BY_CODE, Incident
 from nantrap.incident.codec import encode
 from nantrap.incident.wording import counted, visible, visible_lines
-from nantrap.report.github import command_property, command_text
+from nantrap.problems.github import command_property, command_text
 from nantrap.report.terminal import render_incident
 from nantrap.report.view_incident import IncidentView
 from nantrap.report.view_run import RunView

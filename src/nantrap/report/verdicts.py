@@ -8,7 +8,7 @@ from xml.sax.saxutils import escape, quoteattr
 
 from nantrap.health import Finding, Verdict
 from nantrap.incident.wording import visible
-from nantrap.report.github import command_property, command_text
+from nantrap.problems.github import command_property, command_text
 
 _SIGNS: Final = {"pass": "✓", "warn": "▲", "fail": "✖", "unknown": "?"}
 _COLOURS: Final = {"pass": "32", "warn": "33", "fail": "31", "unknown": "2"}

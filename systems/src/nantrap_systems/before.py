@@ -29,11 +29,12 @@ def reported_before(
 def _of_doctor(system: System, code: str) -> tuple[str, ...]:
     """What `nantrap doctor` says about this fault in the system's own folder."""
     from nantrap.doctor.examine import examine
+    from nantrap.doctor.report import RISK_OF
 
     folder = system.config.parent
     return tuple(
-        f"`nantrap doctor`: {each.risk}[{each.code}] {each.slug}: {each.message} "
-        f"({os.path.relpath(each.file, folder.parent)}:{each.line})"
+        f"`nantrap doctor`: {RISK_OF[each.severity]}[{each.code}] {each.title}: {each.message} "
+        f"({os.path.relpath(each.place.file, folder.parent)}:{each.place.line})"
         for each in examine([str(folder)]).findings
         if each.code == code
     )

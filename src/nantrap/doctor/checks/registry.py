@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final, TypeVar
 
-from nantrap.doctor.findings import Risk
+from nantrap.doctor.report import Risk
 from nantrap.incident.checks import CHECKS_BY_SLUG, CheckCode
 
 

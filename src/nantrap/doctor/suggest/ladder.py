@@ -10,7 +10,7 @@ from nantrap.doctor.checks.weights import SMALL_RATE
 from nantrap.doctor.configuration.precision import weights
 from nantrap.doctor.configuration.setting import Setting, Source
 from nantrap.doctor.configuration.values import number, whole
-from nantrap.doctor.findings import Report
+from nantrap.doctor.report import DoctorReport
 from nantrap.doctor.repository import Repository
 from nantrap.doctor.suggest.edits import Edit
 
@@ -22,9 +22,9 @@ _STREAMS: Final = {"very-conservative": 0.5, "scale-up": 2.0}
 _LEAST_TEMPERATURE: Final = {"conservative": 0.04, "very-conservative": 0.05}
 
 
-def edits_for(report: Report, repository: Repository, *, level: str | None) -> list[Edit]:
+def edits_for(report: DoctorReport, repository: Repository, *, level: str | None) -> list[Edit]:
     """The edits of a level; without a level, only those that fix findings."""
-    at = {(finding.file, finding.line, finding.code) for finding in report.findings}
+    at = {(finding.place.file, finding.place.line, finding.code) for finding in report.findings}
     codes: dict[tuple[str, int], set[str]] = {}
     for file, line, code in at:
         codes.setdefault((file, line), set()).add(code)

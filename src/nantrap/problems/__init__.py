@@ -1,0 +1,14 @@
+"""What is wrong outside of a guarded step: one shape for all commands, and one file for each output. No torch.
+
+problem      `Problem`, the shape of what the commands find
+terminal     lines for a person, with colours on a terminal
+json_values  values that JSON can hold; each command has a schema of its own
+sarif        a document for code scanning
+github       workflow commands
+"""
+
+from __future__ import annotations
+
+from nantrap.problems.problem import NOWHERE, Problem, ProblemPlace, Severity
+
+__all__ = ["NOWHERE", "Problem", "ProblemPlace", "Severity"]

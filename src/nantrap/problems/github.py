@@ -1,0 +1,32 @@
+"""Workflow commands: GitHub shows each problem as an annotation, at its line in the pull request if it has one.
+
+The text is escaped so that no name ends its field or begins a command of its own.
+"""
+
+from __future__ import annotations
+
+from nantrap.problems.problem import Problem
+
+_COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
+
+
+def annotation(problem: Problem) -> str:
+    """The workflow command of a problem."""
+    properties = []
+    if problem.place.file:
+        properties.append(f"file={command_property(problem.place.file)}")
+        if problem.place.line:
+            properties.append(f"line={problem.place.line}")
+    properties.append(f"title={command_property(f'{problem.code} {problem.title}')}")
+    message = f"{problem.message}. Fix: {problem.fix}" if problem.fix else problem.message
+    return f"::{_COMMANDS[problem.severity]} {','.join(properties)}::{command_text(message)}"
+
+
+def command_text(text: str) -> str:
+    """The message of a workflow command."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def command_property(text: str) -> str:
+    """The value of a property of a workflow command: `title=...`."""
+    return command_text(text).replace(":", "%3A").replace(",", "%2C")

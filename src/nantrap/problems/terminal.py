@@ -1,0 +1,65 @@
+"""Lines for a person, with colours on a terminal. rich would take a quarter of a short command's time to import."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from typing import Final, TextIO
+
+from nantrap.incident.wording import visible
+from nantrap.problems.problem import Problem, Severity
+
+Part = str | tuple[str, str]
+"""Plain text, or text and its style, `bold red`."""
+Line = tuple[Part, ...]
+
+STYLES: Final[dict[Severity, str]] = {"error": "bold red", "warning": "bold yellow", "note": "cyan"}
+_ESCAPES: Final = {
+    "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"
+}  # fmt: skip
+_LONGEST_SOURCE_LINE: Final = 160
+
+
+class Printer:
+    """Prints lines on a stream, with colours on a terminal, and with escapes for what the stream cannot encode."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        terminal = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._colour = (terminal or "FORCE_COLOR" in os.environ) and not os.environ.get("NO_COLOR")
+
+    def line(self, *parts: Part) -> None:
+        """Print one line."""
+        text = "".join(part if isinstance(part, str) else self._styled(*part) for part in parts)
+        encoding = self._stream.encoding or "utf-8"
+        print(text.encode(encoding, "backslashreplace").decode(encoding), file=self._stream)
+
+    def lines(self, lines: Iterable[Line]) -> None:
+        """Print several lines."""
+        for line in lines:
+            self.line(*line)
+
+    def _styled(self, text: str, style: str) -> str:
+        if not self._colour or not text:
+            return text
+        return f"\x1b[{';'.join(_ESCAPES[word] for word in style.split())}m{text}\x1b[0m"
+
+
+def source_problem(problem: Problem, word: str, source: str) -> Iterator[Line]:
+    """A problem of a source file: what, where, the source line and the fix.
+
+    Args:
+        problem: what was found.
+        word: how bad it is, in the words of the command.
+        source: the text of its line; empty if it cannot be read.
+    """
+    yield (
+        (word, STYLES[problem.severity]),
+        (f"[{problem.code}]", "bold"),
+        f" {problem.title}: {visible(problem.message)}",
+    )
+    yield ("  --> ", "blue"), f"{visible(problem.place.file)}:{problem.place.line}"
+    if source.strip():
+        shown = visible(source.rstrip().expandtabs(4))[:_LONGEST_SOURCE_LINE]
+        yield (f"{problem.place.line:>5} | ", "blue"), shown
+    yield ("  fix", "bold cyan"), f": {visible(problem.fix)}"
