@@ -4,15 +4,31 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
-from nantrap.incident.wording import escaped
+from nantrap.incident.wording import escaped, visible
+from nantrap.problems import Problem, Severity, worst
+from nantrap.problems.github import annotation
+from nantrap.problems.terminal import Line, Printer, check_lines, marked
+
+if TYPE_CHECKING:
+    from nantrap.health import HealthFinding, HealthVerdict
 
 _EPILOG = (
     """A plan (--expect) says what the run should do, as a whole and stage by stage: see docs/commands/check.md."""
 )
+
+_KINDS: Final = {
+    "nantrap": "nantrap journal", "jsonl": "JSON lines", "json": "JSON log", "csv": "table", "text": "text log",
+    "tensorboard": "TensorBoard events",
+}  # fmt: skip
+_SEVERITIES: Final[dict[str, Severity]] = {
+    "healthy": "ok", "doubtful": "warning", "sick": "error", "unknown": "unjudged",
+}  # fmt: skip
 
 
 class CheckCommand:
@@ -47,7 +63,6 @@ class CheckCommand:
         """Run it."""
         from nantrap import health
         from nantrap.cli.reading import open_runs
-        from nantrap.report.verdicts import verdict_as_github, verdict_as_junit, verdict_as_text
 
         expect = health.read_expectations(arguments.expect) if arguments.expect else None
         (run,) = open_runs([arguments.path])
@@ -56,11 +71,11 @@ class CheckCommand:
         if form == "json":
             print(json.dumps({**verdict.to_dict(), "problems": list(run.problems)}, allow_nan=False))
         elif form == "junit":
-            print(verdict_as_junit(verdict))
+            print(_as_junit(verdict), end="")
         elif form == "github":
-            print(verdict_as_github(verdict))
+            print(*_as_github(verdict), sep="\n")
         else:
-            _print(verdict_as_text(verdict, color=_colored()))
+            Printer(sys.stdout).lines(_as_lines(verdict))
         for problem in run.problems:
             print(f"warning: {escaped(problem, most=1000)}", file=sys.stderr)
         bad = ("fail", "unknown", "warn") if arguments.strict else ("fail", "unknown")
@@ -75,17 +90,46 @@ def _seconds(text: str) -> float:
     return value
 
 
-def _colored() -> bool:
-    return sys.stdout.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
+def _as_lines(verdict: HealthVerdict) -> Iterator[Line]:
+    """The verdict for a person: one line for each check, with a sign and a word."""
+    kind = _KINDS.get(verdict.kind, verdict.kind)
+    facts = f"{kind}, {verdict.steps:,} rows, last step {verdict.last_step:,}, {visible(verdict.state)}"
+    yield marked(_SEVERITIES[verdict.word], verdict.word), f"  {visible(verdict.run)}  ({facts})"
+    for finding in verdict.findings:
+        yield from check_lines(finding, "  ")
+    for stage in verdict.stages:
+        severity = "unjudged" if stage.state == "not reached" else worst(stage.findings)
+        yield (marked(severity, f"stage: {visible(stage.name)} ({stage.span}, {stage.state})"),)
+        for finding in stage.findings:
+            yield from check_lines(finding, "    ")
+    if verdict.advice:
+        yield (f"next: {visible(verdict.advice)}",)
 
 
-def _print(text: str) -> None:
-    """Print, with plain letters where the output cannot encode the signs."""
-    encoding = sys.stdout.encoding or "ascii"
-    try:
-        text.encode(encoding)
-    except UnicodeEncodeError:
-        for sign, plain in (("✓", "ok"), ("▲", "!"), ("✖", "x"), ("×", "x")):
-            text = text.replace(sign, plain)
-        text = text.encode(encoding, "replace").decode(encoding)
-    print(text)
+def _as_junit(verdict: HealthVerdict) -> str:
+    """The verdict as JUnit XML: a test case for each check; what fails is a failure, what is not known is skipped."""
+    from nantrap.problems.junit import JUnitCase, junit_document
+
+    def case(group: str, finding: HealthFinding) -> JUnitCase:
+        if finding.severity == "error":
+            return JUnitCase(f"check.{group}", finding.code, "failed", finding.message, finding.fix)
+        if finding.severity == "unjudged":
+            return JUnitCase(f"check.{group}", finding.code, "skipped", finding.message)
+        word = "warning: " if finding.severity == "warning" else ""
+        return JUnitCase(f"check.{group}", finding.code, "passed", word + finding.message)
+
+    cases = [case("run", finding) for finding in verdict.findings]
+    cases += [case(f"stage {stage.name}", finding) for stage in verdict.stages for finding in stage.findings]
+    return junit_document(f"nantrap check {verdict.run}", cases)
+
+
+def _as_github(verdict: HealthVerdict) -> Iterator[str]:
+    """The verdict as workflow commands: errors and warnings that GitHub shows with the run, then the verdict."""
+    for place, finding in [
+        *(("", finding) for finding in verdict.findings),
+        *((f"{stage.name}: ", finding) for stage in verdict.stages for finding in stage.findings),
+    ]:
+        if finding.severity in ("error", "warning"):
+            said = replace(finding, message=place + finding.message, fix="")
+            yield annotation(said, title=f"nantrap check: {finding.code}")
+    yield annotation(Problem("", "note", f"{verdict.run}: {verdict.word}"), title="nantrap check")

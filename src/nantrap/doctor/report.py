@@ -186,7 +186,7 @@ def _source_line(finding: Problem, texts: dict[str, list[str]]) -> str:
 
 
 def _summary(report: DoctorReport) -> str:
-    counts = [(RISK_OF[each], sum(one.severity == each for one in report.findings)) for each in SEVERITIES]
+    counts = [(risk, sum(each.severity == severity for each in report.findings)) for severity, risk in RISK_OF.items()]
     parts = ", ".join(f"{count} {risk}" for risk, count in counts if count) or "no findings"
     more = "; `nantrap explain CODE` explains each" if report.findings else ""
     return f"{counted(len(report.files_read), 'file')} read: {parts}{more}"

@@ -5,8 +5,17 @@ verdict.word                    # "healthy", "doubtful", "sick", "unknown"
 verdict.findings[0].summary     # "loss falls from 10.2 to 2.31"
 """
 
-from nantrap.health.expectations import Expectations, Stage, read_expectations
-from nantrap.health.finding import Finding, StageVerdict, Verdict
-from nantrap.health.judging import judge
+from nantrap.health.checks import HealthFinding
+from nantrap.health.expectations import Expectations, PlannedStage, read_expectations
+from nantrap.health.planned import StageVerdict
+from nantrap.health.verdict import HealthVerdict, judge
 
-__all__ = ["Expectations", "Finding", "Stage", "StageVerdict", "Verdict", "judge", "read_expectations"]
+__all__ = [
+    "Expectations",
+    "HealthFinding",
+    "HealthVerdict",
+    "PlannedStage",
+    "StageVerdict",
+    "judge",
+    "read_expectations",
+]

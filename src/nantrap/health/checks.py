@@ -9,15 +9,16 @@ from __future__ import annotations
 import fnmatch
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
-from nantrap.health.finding import Finding, Outcome
 from nantrap.health.trend import LEAST, spikes, trend
-from nantrap.health.window import Window
+from nantrap.health.window import LogWindow
 from nantrap.health.words import number, share
 from nantrap.incident.wording import counted
+from nantrap.problems import Problem, Severity
+from nantrap.problems.json_values import json_value
 from nantrap.record import Column
 
 _DEAD = 10
@@ -27,15 +28,58 @@ _FROZEN = 50
 _LOWER_IS_BETTER = re.compile(r"loss|err|ppl|perplex|wer|cer|fid|mse|mae|rmse|nll|bpb|bpd|kl|distance", re.I)
 
 
-def finite_loss(window: Window) -> Iterator[Finding]:
+CheckOutcome = Literal["pass", "warn", "fail", "unknown"]
+OUTCOMES: Final[dict[Severity, CheckOutcome]] = {
+    "ok": "pass", "note": "pass", "warning": "warn", "error": "fail", "unjudged": "unknown",
+}  # fmt: skip
+"""The words of `nantrap check`. `unknown`: the log does not hold what the check needs."""
+
+
+class HealthFinding(Problem):
+    """The result of one check of a run, in the words of `nantrap check`."""
+
+    __slots__ = ()
+
+    @property
+    def check(self) -> str:
+        """The name of the check (`loss_falls`, `applied`, ...)."""
+        return self.code
+
+    @property
+    def outcome(self) -> CheckOutcome:
+        """`pass`, `warn`, `fail`, or `unknown` where the log does not hold what the check needs."""
+        return OUTCOMES[self.severity]
+
+    @property
+    def summary(self) -> str:
+        """One sentence with the numbers."""
+        return self.message
+
+    @property
+    def evidence(self) -> Mapping[str, Any]:
+        """The numbers by name, for programs."""
+        return self.data
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "check": self.check,
+            "outcome": self.outcome,
+            "summary": self.summary,
+            "evidence": json_value(self.evidence),
+            "help": self.help,
+        }
+
+
+def finite_loss(window: LogWindow) -> Iterator[HealthFinding]:
     """Is the loss finite, and is the run still alive?"""
     loss = window.column("loss")
     if loss is None or not len(loss):
-        yield Finding(
+        yield HealthFinding(
             "loss_finite",
-            "unknown",
+            "unjudged",
             "the log has no loss",
-            help="known names are loss, train_loss, train/loss, total_loss and similar ones",
+            fix="known names are loss, train_loss, train/loss, total_loss and similar ones",
         )
         return
     bad = ~np.isfinite(loss.value)
@@ -45,28 +89,28 @@ def finite_loss(window: Window) -> Iterator[Finding]:
     if tail >= min(_DEAD, max(3, total // 2)) or (amount == total and total):
         since = int(loss.step[total - tail])
         evidence["dead_since"] = since
-        yield Finding(
-            "loss_finite", "fail",
-            f"dead since step {since:,}: no finite loss in the last {counted(tail, 'value')}", evidence,
-            help="resume from a checkpoint before it (nantrap audit finds a healthy one), under nantrap run",
+        yield HealthFinding(
+            "loss_finite", "error",
+            f"dead since step {since:,}: no finite loss in the last {counted(tail, 'value')}", data=evidence,
+            fix="resume from a checkpoint before it (nantrap audit finds a healthy one), under nantrap run",
         )  # fmt: skip
         return
     if not amount:
-        yield Finding("loss_finite", "pass", f"all {counted(total, 'loss', 'losses')} finite", evidence)
+        yield HealthFinding("loss_finite", "ok", f"all {counted(total, 'loss', 'losses')} finite", data=evidence)
         return
     first = int(loss.step[np.flatnonzero(bad)[0]])
     contained = not (bad & window.applied(loss)).any() and window.run.kind == "nantrap"
-    outcome: Outcome = "warn" if contained or amount <= 0.01 * total else "fail"
+    outcome: Severity = "warning" if contained or amount <= 0.01 * total else "error"
     after = "; none of them reached the weights" if contained else ", and the run continued"
-    yield Finding(
+    yield HealthFinding(
         "loss_finite",
         outcome,
         f"{share(amount, total)} losses not finite, the first at step {first:,}{after}",
-        evidence,
+        data=evidence,
     )
 
 
-def falling_loss(window: Window) -> Iterator[Finding]:
+def falling_loss(window: LogWindow) -> Iterator[HealthFinding]:
     """Does the loss fall, stay, rise, or rise again?"""
     loss = window.column("loss")
     if loss is None:
@@ -76,35 +120,37 @@ def falling_loss(window: Window) -> Iterator[Finding]:
     found = trend(values)
     if found is None:
         words = f"only {counted(len(values), 'finite loss', 'finite losses')}: too few for a trend (needs {LEAST})"
-        yield Finding("loss_falls", "unknown", words, {"values": len(values)})
+        yield HealthFinding("loss_falls", "unjudged", words, data={"values": len(values)})
         return
     evidence = {"first": found.first, "last": found.last, "low": found.low, "direction": found.direction}
     ends = f"from {number(found.first)} to {number(found.last)} (medians of the first and the last tenth)"
     low_step = int(loss.step[good][found.low_index])
     if np.ptp(values[-_FROZEN:]) == 0 and len(values) >= _FROZEN:
         printed = window.run.kind in ("text", "csv")  # a printed loss may have few digits
-        yield Finding(
-            "loss_falls", "warn" if printed else "fail",
-            f"the loss does not change any more: {number(found.last)} in the last {_FROZEN} values", evidence,
-            help="do gradients reach the weights (grad_norm), and is the learning rate above 0?",
+        yield HealthFinding(
+            "loss_falls", "warning" if printed else "error",
+            f"the loss does not change any more: {number(found.last)} in the last {_FROZEN} values", data=evidence,
+            fix="do gradients reach the weights (grad_norm), and is the learning rate above 0?",
         )  # fmt: skip
     elif found.direction == "rises":
         help = "a loss that rises from the start points to the learning rate, the sign of a term, or the data"
-        yield Finding("loss_falls", "fail", f"the loss rises {ends}", evidence, help=help)
+        yield HealthFinding("loss_falls", "error", f"the loss rises {ends}", data=evidence, fix=help)
     elif found.last - found.low > max(0.3 * (found.first - found.low), found.noise, 8 * found.error):
-        yield Finding(
-            "loss_falls", "fail",
+        yield HealthFinding(
+            "loss_falls", "error",
             f"the loss diverges: {number(found.low)} around step {low_step:,}, {number(found.last)} at the end",
-            evidence,
-            help=f"resume from a checkpoint at or before step {low_step:,} with a lower learning rate",
+            data=evidence,
+            fix=f"resume from a checkpoint at or before step {low_step:,} with a lower learning rate",
         )  # fmt: skip
     elif found.direction == "flat":
-        yield Finding("loss_falls", "warn", f"the loss shows no clear trend: {ends}, within its noise", evidence)
+        yield HealthFinding(
+            "loss_falls", "warning", f"the loss shows no clear trend: {ends}, within its noise", data=evidence
+        )
     else:
-        yield Finding("loss_falls", "pass", f"the loss falls {ends}", evidence)
+        yield HealthFinding("loss_falls", "ok", f"the loss falls {ends}", data=evidence)
 
 
-def loss_spikes(window: Window) -> Iterator[Finding]:
+def loss_spikes(window: LogWindow) -> Iterator[HealthFinding]:
     """Does the loss jump?"""
     loss = window.column("loss")
     if loss is None:
@@ -116,16 +162,18 @@ def loss_spikes(window: Window) -> Iterator[Finding]:
     found = spikes(values)
     evidence: dict[str, Any] = {"spikes": len(found), "values": len(values)}
     if not len(found):
-        yield Finding("spikes", "pass", "no spike in the loss", evidence)
+        yield HealthFinding("spikes", "ok", "no spike in the loss", data=evidence)
         return
     top = found[np.argsort(values[found])[::-1][:3]]
     evidence["largest"] = [{"step": int(steps[i]), "loss": float(values[i])} for i in top]
     examples = ", ".join(f"{number(values[i])} at step {steps[i]:,}" for i in top)
-    outcome: Outcome = "warn" if len(found) > max(1, 0.001 * len(values)) else "pass"
-    yield Finding("spikes", outcome, f"{counted(len(found), 'spike')} in the loss; the largest: {examples}", evidence)
+    outcome: Severity = "warning" if len(found) > max(1, 0.001 * len(values)) else "ok"
+    yield HealthFinding(
+        "spikes", outcome, f"{counted(len(found), 'spike')} in the loss; the largest: {examples}", data=evidence
+    )
 
 
-def applied_steps(window: Window) -> Iterator[Finding]:
+def applied_steps(window: LogWindow) -> Iterator[HealthFinding]:
     """How many steps moved the weights?"""
     if window.run.kind != "nantrap" or not window.rows.any():
         return
@@ -135,17 +183,18 @@ def applied_steps(window: Window) -> Iterator[Finding]:
     tail = total - (int(np.flatnonzero(applied)[-1]) + 1 if applied.any() else 0)
     if tail >= _DEAD:
         since = int(window.series.step[window.rows][total - tail])
-        yield Finding(
-            "applied", "fail", f"no step was applied since step {since:,}: the last {tail:,} were skipped", evidence,
-            help="the weights do not change any more; see the last incident: nantrap report",
+        yield HealthFinding(
+            "applied", "error", f"no step was applied since step {since:,}: the last {tail:,} were skipped",
+            data=evidence,
+            fix="the weights do not change any more; see the last incident: nantrap report",
         )  # fmt: skip
         return
-    outcome: Outcome = "pass" if skipped <= max(2, 0.01 * total) else "warn" if skipped <= 0.1 * total else "fail"
+    outcome: Severity = "ok" if skipped <= max(2, 0.01 * total) else "warning" if skipped <= 0.1 * total else "error"
     words = f"{share(total - skipped, total)} steps applied"
-    yield Finding("applied", outcome, words, evidence)
+    yield HealthFinding("applied", outcome, words, data=evidence)
 
 
-def incidents(window: Window) -> Iterator[Finding]:
+def incidents(window: LogWindow) -> Iterator[HealthFinding]:
     """What went wrong, by cause?"""
     if window.run.kind != "nantrap":
         yield from _notes(window)
@@ -157,12 +206,12 @@ def incidents(window: Window) -> Iterator[Finding]:
     exceptions = [mark for mark in marks if mark.event == "exception"]
     if exceptions:
         words = f"{counted(len(exceptions), 'exception')} in a step, the last at step {exceptions[-1].step:,}"
-        yield Finding("exceptions", "warn", words, {"exceptions": len(exceptions)})
+        yield HealthFinding("exceptions", "warning", words, data={"exceptions": len(exceptions)})
     if marks and marks[-1].event == "incident_begins" and marks[-1].row >= len(window.series):
         words = f"the run ended while the failure of step {marks[-1].step:,} was being diagnosed"
-        yield Finding("ended", "warn", words, {"step": marks[-1].step})
+        yield HealthFinding("ended", "warning", words, data={"step": marks[-1].step})
     if not len(rows):
-        yield Finding("incidents", "pass", "no incident", evidence)
+        yield HealthFinding("incidents", "ok", "no incident", data=evidence)
         return
     causes = window.series.labels("incident.cause")
     by_cause: dict[str, int] = {}
@@ -176,21 +225,21 @@ def incidents(window: Window) -> Iterator[Finding]:
     evidence["causes"] = by_cause
     ranked = sorted(by_cause.items(), key=lambda item: -item[1])
     parts = ", ".join(f"{amount:,} × {cause}" for cause, amount in ranked[:4])
-    yield Finding(
-        "incidents", "warn", f"{counted(len(rows), 'incident')}: {parts}", evidence,
-        help=f"nantrap explain {ranked[0][0]}" if ranked[0][0] != "no cause named" else "",
+    yield HealthFinding(
+        "incidents", "warning", f"{counted(len(rows), 'incident')}: {parts}", data=evidence,
+        fix=f"nantrap explain {ranked[0][0]}" if ranked[0][0] != "no cause named" else "",
     )  # fmt: skip
 
 
-def _notes(window: Window) -> Iterator[Finding]:
+def _notes(window: LogWindow) -> Iterator[HealthFinding]:
     rows = np.flatnonzero(window.rows)
     notes = [note for note in window.run.notes if len(rows) and rows[0] <= note.row <= rows[-1] + 1]
     if notes:
         words = f"{counted(len(notes), 'line')} about NaN or an error; line {notes[0].line:,}: {notes[0].text[:120]}"
-        yield Finding("log_lines", "warn", words, {"lines": len(notes), "first": notes[0].line})
+        yield HealthFinding("log_lines", "warning", words, data={"lines": len(notes), "first": notes[0].line})
 
 
-def gradient_norm(window: Window) -> Iterator[Finding]:
+def gradient_norm(window: LogWindow) -> Iterator[HealthFinding]:
     """Do gradients explode or vanish?"""
     column = window.column("grad_norm")
     if column is None or not len(column):
@@ -204,24 +253,24 @@ def gradient_norm(window: Window) -> Iterator[Finding]:
     evidence = {"column": column.name, "early": early, "late": late, "highest": float(values.max())}
     ends = f"from {number(early)} to {number(late)}"
     if late == 0:
-        yield Finding("grad_norm", "fail", "the gradient norm is 0: nothing is learned any more", evidence)
+        yield HealthFinding("grad_norm", "error", "the gradient norm is 0: nothing is learned any more", data=evidence)
     elif early > 0 and late > 100 * early:
-        yield Finding(
+        yield HealthFinding(
             "grad_norm",
-            "fail",
+            "error",
             f"the gradient norm explodes {ends}",
-            evidence,
-            help="clip it (max_grad_norm), lower the learning rate",
+            data=evidence,
+            fix="clip it (max_grad_norm), lower the learning rate",
         )
     elif early > 0 and late > 10 * early:
-        yield Finding("grad_norm", "warn", f"the gradient norm grows {ends}", evidence)
+        yield HealthFinding("grad_norm", "warning", f"the gradient norm grows {ends}", data=evidence)
     elif late < 1e-6 * early:
-        yield Finding("grad_norm", "warn", f"the gradient norm vanishes {ends}", evidence)
+        yield HealthFinding("grad_norm", "warning", f"the gradient norm vanishes {ends}", data=evidence)
     else:
-        yield Finding("grad_norm", "pass", f"the gradient norm goes {ends}", evidence)
+        yield HealthFinding("grad_norm", "ok", f"the gradient norm goes {ends}", data=evidence)
 
 
-def learning_rate(window: Window) -> Iterator[Finding]:
+def learning_rate(window: LogWindow) -> Iterator[HealthFinding]:
     """Is there a learning rate, and does it jump?"""
     column = window.column("lr")
     if column is None or not len(column):
@@ -231,9 +280,9 @@ def learning_rate(window: Window) -> Iterator[Finding]:
     evidence = {"column": column.name, "first": float(values[0]), "highest": highest, "last": float(values[-1])}
     words = f"first {number(values[0])}, highest {number(highest)}, last {number(values[-1])}"
     if not np.isfinite(values).all():
-        yield Finding("lr", "fail", "the learning rate is not finite", evidence)
+        yield HealthFinding("lr", "error", "the learning rate is not finite", data=evidence)
     elif (values <= 0).all():
-        yield Finding("lr", "fail", "the learning rate is 0 at every step", evidence)
+        yield HealthFinding("lr", "error", "the learning rate is 0 at every step", data=evidence)
     else:
         # a warm-up climbs; a jump after a fall is a learning rate that came back. Several are a schedule with restarts
         fallen = values[:-1] < 0.7 * np.maximum.accumulate(values)[:-1]
@@ -243,15 +292,15 @@ def learning_rate(window: Window) -> Iterator[Finding]:
             jump = (
                 f"jumps from {number(values[place])} to {number(values[place + 1])} at step {column.step[place + 1]:,}"
             )
-            yield Finding(
-                "lr", "warn", f"the learning rate {jump}", evidence,
-                help="a resumed optimizer or scheduler may bring its old learning rate back",
+            yield HealthFinding(
+                "lr", "warning", f"the learning rate {jump}", data=evidence,
+                fix="a resumed optimizer or scheduler may bring its old learning rate back",
             )  # fmt: skip
         else:
-            yield Finding("lr", "pass", f"learning rate: {words}", evidence)
+            yield HealthFinding("lr", "ok", f"learning rate: {words}", data=evidence)
 
 
-def loss_scale(window: Window) -> Iterator[Finding]:
+def loss_scale(window: LogWindow) -> Iterator[HealthFinding]:
     """Does the loss scale of mixed precision collapse?"""
     column = window.column("scale")
     if column is None or not len(column):
@@ -259,15 +308,16 @@ def loss_scale(window: Window) -> Iterator[Finding]:
     last, highest = float(column.value[-1]), float(np.nanmax(column.value))
     evidence = {"last": last, "highest": highest}
     if last < 1:
-        yield Finding(
-            "scale", "fail", f"the loss scale has collapsed to {number(last)} (highest: {number(highest)})", evidence,
-            help="every step overflows: the cause is in the values, not in the scale",
+        yield HealthFinding(
+            "scale", "error", f"the loss scale has collapsed to {number(last)} (highest: {number(highest)})",
+            data=evidence,
+            fix="every step overflows: the cause is in the values, not in the scale",
         )  # fmt: skip
     else:
-        yield Finding("scale", "pass", f"loss scale {number(last)} (highest: {number(highest)})", evidence)
+        yield HealthFinding("scale", "ok", f"loss scale {number(last)} (highest: {number(highest)})", data=evidence)
 
 
-def watched_values(window: Window) -> Iterator[Finding]:
+def watched_values(window: LogWindow) -> Iterator[HealthFinding]:
     """Are watched values within the limits that the run was started with?"""
     limits = window.run.info.get("watch")
     for pattern, bounds in limits.items() if isinstance(limits, Mapping) else ():
@@ -276,7 +326,7 @@ def watched_values(window: Window) -> Iterator[Finding]:
                 yield from _within(window, f"watch.{pattern}", bound)
 
 
-def _within(window: Window, pattern: str, bound: Mapping[str, Any]) -> Iterator[Finding]:
+def _within(window: LogWindow, pattern: str, bound: Mapping[str, Any]) -> Iterator[HealthFinding]:
     until = bound.get("until")
     for name in window.series.names:
         if fnmatch.fnmatchcase(name, pattern) and (column := window.column(name)) is not None:
@@ -285,7 +335,9 @@ def _within(window: Window, pattern: str, bound: Mapping[str, Any]) -> Iterator[
             yield from limits_of(kept, low=bound.get("min"), high=bound.get("max"))
 
 
-def limits_of(column: Column, *, low: float | None, high: float | None, check: str = "limits") -> Iterator[Finding]:
+def limits_of(
+    column: Column, *, low: float | None, high: float | None, check: str = "limits"
+) -> Iterator[HealthFinding]:
     """A column against limits: the first value outside and the worst."""
     if not len(column):
         return
@@ -315,21 +367,21 @@ def limits_of(column: Column, *, low: float | None, high: float | None, check: s
         words = (
             f"{column.name} stays {wanted} ({'highest' if high is not None else 'lowest'}: {number(float(extreme))})"
         )
-        yield Finding(check, "pass", words, evidence)
+        yield HealthFinding(check, "ok", words, data=evidence)
         return
     first = int(outside[0])
     words = f"{column.name} is {number(column.value[first])} at step {column.step[first]:,}, expected {wanted}"
-    yield Finding(check, "fail", f"{words} ({share(len(outside), len(column))} values outside)", evidence)
+    yield HealthFinding(check, "error", f"{words} ({share(len(outside), len(column))} values outside)", data=evidence)
 
 
-def evaluation(window: Window) -> Iterator[Finding]:
+def evaluation(window: LogWindow) -> Iterator[HealthFinding]:
     """Does the evaluation improve?"""
     for name, column in window.evaluations().items():
         if len(column):
             yield improvement(name, column)
 
 
-def improvement(name: str, column: Column) -> Finding:
+def improvement(name: str, column: Column) -> HealthFinding:
     """Whether a result of evaluations gets better; losses and errors by falling, all else by rising."""
     lower = _LOWER_IS_BETTER.search(name) is not None
     values = column.value
@@ -339,24 +391,30 @@ def improvement(name: str, column: Column) -> Finding:
     )
     if not np.isfinite(values).all():
         first = int(column.step[np.flatnonzero(~np.isfinite(values))[0]])
-        return Finding(check, "fail", f"{name} is not finite at step {first:,}", evidence)
+        return HealthFinding(check, "error", f"{name} is not finite at step {first:,}", data=evidence)
     if len(values) < 2:
-        return Finding(check, "unknown", f"{name}: one evaluation ({number(values[0])}), no trend yet", evidence)
+        return HealthFinding(
+            check, "unjudged", f"{name}: one evaluation ({number(values[0])}), no trend yet", data=evidence
+        )
     best = int(np.argmin(values) if lower else np.argmax(values))
     evidence |= {"best": float(values[best]), "best_step": int(column.step[best])}
     middle = f"best {number(values[best])} at step {column.step[best]:,}"
     words = f"{name}: first {number(values[0])}, {middle}, last {number(values[-1])}"
     if best == 0:
-        return Finding(check, "warn", f"{words}: it never improves", evidence)
+        return HealthFinding(check, "warning", f"{words}: it never improves", data=evidence)
     gained, lost = abs(values[best] - values[0]), abs(values[best] - values[-1])
     if len(values) - 1 - best >= 3 and lost > 0.3 * gained:
-        return Finding(
-            check, "warn", f"{words}: worse since its best", evidence, help="stop, or resume from the best checkpoint"
+        return HealthFinding(
+            check,
+            "warning",
+            f"{words}: worse since its best",
+            data=evidence,
+            fix="stop, or resume from the best checkpoint",
         )
-    return Finding(check, "pass", f"{words}: it improves", evidence)
+    return HealthFinding(check, "ok", f"{words}: it improves", data=evidence)
 
 
-def ranks(window: Window) -> Iterator[Finding]:
+def ranks(window: LogWindow) -> Iterator[HealthFinding]:
     """Are all ranks at the same step?"""
     series = window.run.series
     if len(series) < 2:
@@ -367,12 +425,14 @@ def ranks(window: Window) -> Iterator[Finding]:
     evidence = {"last_steps": {str(rank): step for rank, step in last.items()}}
     if behind[slowest] > 1024:  # a journal is written every few hundred lines
         words = f"rank {slowest} is {behind[slowest]:,} steps behind the others"
-        yield Finding("ranks", "warn", words, evidence)
+        yield HealthFinding("ranks", "warning", words, data=evidence)
     else:
-        yield Finding("ranks", "pass", f"{counted(len(series), 'rank')} at step {max(last.values()):,}", evidence)
+        yield HealthFinding(
+            "ranks", "ok", f"{counted(len(series), 'rank')} at step {max(last.values()):,}", data=evidence
+        )
 
 
-CHECKS: Final[tuple[Callable[[Window], Iterator[Finding]], ...]] = (
+CHECKS: Final[tuple[Callable[[LogWindow], Iterator[HealthFinding]], ...]] = (
     finite_loss, falling_loss, loss_spikes, applied_steps, incidents, gradient_norm, learning_rate, loss_scale,
     watched_values, evaluation, ranks,
 )  # fmt: skip

@@ -54,7 +54,7 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class PlannedStage:
     """A part of a run and what is expected of it; `first` to `last`, both included, of epochs or of steps."""
 
     name: str
@@ -74,7 +74,7 @@ class Expectations:
     """The plan of a run."""
 
     run: Expected = field(default_factory=Expected)
-    stages: tuple[Stage, ...] = ()
+    stages: tuple[PlannedStage, ...] = ()
     steps_per_epoch: int | None = None
     then: str = ""
 
@@ -111,7 +111,7 @@ def parse_expectations(document: Any, *, where: str = "plan") -> Expectations:
     )
 
 
-def _stage(given: Any, where: str, index: int) -> Stage:
+def _stage(given: Any, where: str, index: int) -> PlannedStage:
     """A stage of a plan: its range of epochs or steps, and what is expected in it."""
     table = _table(given, where, ("name", "epochs", "steps", *_KEYS))
     units = [unit for unit in ("epochs", "steps") if unit in table]
@@ -127,7 +127,7 @@ def _stage(given: Any, where: str, index: int) -> Stage:
     if last is not None and last < first:
         raise FormatError(f"{where}: {unit}: {table[unit]!r} ends before it begins")
     rest = {key: value for key, value in table.items() if key in _KEYS}
-    return Stage(str(table.get("name") or f"stage {index + 1}"), unit, first, last, _expected(rest, where))
+    return PlannedStage(str(table.get("name") or f"stage {index + 1}"), unit, first, last, _expected(rest, where))
 
 
 def _expected(given: Any, where: str) -> Expected:

@@ -4,27 +4,61 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from nantrap.health.checks import applied_steps, falling_loss, improvement, incidents, limits_of
-from nantrap.health.expectations import Expectations, Expected, Limits, Stage
-from nantrap.health.finding import Finding, StageVerdict
+from nantrap.health.checks import (
+    OUTCOMES,
+    CheckOutcome,
+    HealthFinding,
+    applied_steps,
+    falling_loss,
+    improvement,
+    incidents,
+    limits_of,
+)
+from nantrap.health.expectations import Expectations, Expected, Limits, PlannedStage
 from nantrap.health.trend import spikes
-from nantrap.health.window import Window
+from nantrap.health.window import LogWindow
 from nantrap.health.words import number, share
 from nantrap.incident.wording import counted
+from nantrap.problems import worst
 from nantrap.record import Column
 
 
-def judge_stage(window: Window, stage: Stage, plan: Expectations) -> StageVerdict:
+@dataclass(frozen=True, slots=True)
+class StageVerdict:
+    """A stage of the plan against the run. `state` says whether the run has passed through it."""
+
+    name: str
+    span: str
+    state: Literal["not reached", "in progress", "ended early", "complete"]
+    findings: tuple[HealthFinding, ...]
+
+    @property
+    def outcome(self) -> CheckOutcome:
+        """The worst of its findings."""
+        return OUTCOMES[worst(self.findings)]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain JSON values."""
+        return {
+            "name": self.name, "span": self.span, "state": self.state, "outcome": self.outcome,
+            "findings": [finding.to_dict() for finding in self.findings],
+        }  # fmt: skip
+
+
+def judge_stage(window: LogWindow, stage: PlannedStage, plan: Expectations) -> StageVerdict:
     """One stage of the plan."""
     place = _position(window, stage, plan)
     if place is None:
         words = "the log has no epochs; set steps_per_epoch in the plan, or give the stage in steps"
-        return StageVerdict(stage.name, stage.span, "not reached", (Finding("epochs", "warn", f"not judged: {words}"),))
+        return StageVerdict(
+            stage.name, stage.span, "not reached", (HealthFinding("epochs", "warning", f"not judged: {words}"),)
+        )
     inside = (place >= stage.first) & (place <= (np.inf if stage.last is None else stage.last)) & window.rows
     if not inside.any():
         return StageVerdict(stage.name, stage.span, "not reached", ())
@@ -37,11 +71,11 @@ def judge_stage(window: Window, stage: Stage, plan: Expectations) -> StageVerdic
         state = "complete"
     else:
         state = "ended early" if over else "in progress"
-    part = Window(window.run, window.series, inside)
+    part = LogWindow(window.run, window.series, inside)
     return StageVerdict(stage.name, stage.span, state, tuple(compare(part, stage.expected)))
 
 
-def compare(window: Window, expected: Expected) -> Iterator[Finding]:
+def compare(window: LogWindow, expected: Expected) -> Iterator[HealthFinding]:
     """What the plan expects, one finding each."""
     if expected.loss is not None:
         yield from _loss(window, expected.loss)
@@ -59,7 +93,7 @@ def compare(window: Window, expected: Expected) -> Iterator[Finding]:
         yield from _evaluation(window, name, limits_or_none)
 
 
-def _position(window: Window, stage: Stage, plan: Expectations) -> NDArray[Any] | None:
+def _position(window: LogWindow, stage: PlannedStage, plan: Expectations) -> NDArray[Any] | None:
     """The epoch, counted from 1, or the step of each row."""
     series = window.series
     if stage.unit == "steps":
@@ -76,12 +110,12 @@ def _position(window: Window, stage: Stage, plan: Expectations) -> NDArray[Any] 
     return epoch + (1 if column.value.min() == 0 else 0)
 
 
-def _loss(window: Window, expected: Literal["falls", "stable"] | Limits) -> Iterator[Finding]:
+def _loss(window: LogWindow, expected: Literal["falls", "stable"] | Limits) -> Iterator[HealthFinding]:
     """Whether the loss falls, is stable or ends within its limits, as the plan says."""
     if isinstance(expected, Limits):
         column = window.column("loss")
         if column is None:
-            yield Finding("loss", "unknown", "the log has no loss")
+            yield HealthFinding("loss", "unjudged", "the log has no loss")
         else:
             tenth = max(1, len(column) // 10)
             value = float(np.median(column.value[-tenth:])) if len(column) else float("nan")
@@ -94,60 +128,60 @@ def _loss(window: Window, expected: Literal["falls", "stable"] | Limits) -> Iter
                 else f"above {number(expected.above or 0.0)}"
             )
             words = f"the loss ends at {number(value)} (median of the last tenth), expected {wanted}"
-            yield Finding("loss", "pass" if good else "fail", words, {"last": value})
+            yield HealthFinding("loss", "ok" if good else "error", words, data={"last": value})
         return
     bad = window.column("loss")
     if bad is not None and (amount := int((~np.isfinite(bad.value) & window.applied(bad)).sum())):
         words = f"{share(amount, len(bad))} losses not finite, expected a loss that is {expected}"
-        yield Finding("loss", "fail", words, {"nonfinite": amount})
+        yield HealthFinding("loss", "error", words, data={"nonfinite": amount})
     for finding in falling_loss(window):
-        flat_is_well = expected == "stable" and finding.evidence.get("direction") == "flat"
-        outcome = "pass" if finding.outcome == "warn" and flat_is_well else finding.outcome
-        if outcome == "warn":
-            outcome = "fail"  # the plan asked for it
-        yield Finding("loss", outcome, finding.summary, finding.evidence, finding.help)
+        flat_is_well = expected == "stable" and finding.data.get("direction") == "flat"
+        outcome = "ok" if finding.severity == "warning" and flat_is_well else finding.severity
+        if outcome == "warning":
+            outcome = "error"  # the plan asked for it
+        yield HealthFinding("loss", outcome, finding.message, data=finding.data, fix=finding.fix)
     if bad is None:
-        yield Finding("loss", "unknown", "the log has no loss")
+        yield HealthFinding("loss", "unjudged", "the log has no loss")
 
 
-def _incidents(window: Window, most: int) -> Iterator[Finding]:
+def _incidents(window: LogWindow, most: int) -> Iterator[HealthFinding]:
     """Whether there were at most as many incidents, or lines about errors, as the plan allows."""
     for finding in incidents(window):
-        if finding.check not in ("incidents", "log_lines"):
+        if finding.code not in ("incidents", "log_lines"):
             continue
-        amount = int(finding.evidence.get("incidents", finding.evidence.get("lines", 0)))
-        outcome: Literal["pass", "fail"] = "pass" if amount <= most else "fail"
-        yield Finding(
-            "incidents", outcome, f"{finding.summary} (at most {most:,} expected)", finding.evidence, finding.help
+        amount = int(finding.data.get("incidents", finding.data.get("lines", 0)))
+        outcome: Literal["ok", "error"] = "ok" if amount <= most else "error"
+        yield HealthFinding(
+            "incidents", outcome, f"{finding.message} (at most {most:,} expected)", data=finding.data, fix=finding.fix
         )
         return
-    yield Finding(
-        "incidents", "pass", f"no line mentions NaN or an error (at most {most:,} expected)", {"incidents": 0}
+    yield HealthFinding(
+        "incidents", "ok", f"no line mentions NaN or an error (at most {most:,} expected)", data={"incidents": 0}
     )
 
 
-def _applied(window: Window, least: float) -> Iterator[Finding]:
+def _applied(window: LogWindow, least: float) -> Iterator[HealthFinding]:
     for finding in applied_steps(window):
-        part = finding.evidence["applied"] / finding.evidence["steps"]
-        words = f"{finding.summary} (at least {100 * least:g}% expected)"
-        yield Finding("applied", "pass" if part >= least else "fail", words, finding.evidence)
+        part = finding.data["applied"] / finding.data["steps"]
+        words = f"{finding.message} (at least {100 * least:g}% expected)"
+        yield HealthFinding("applied", "ok" if part >= least else "error", words, data=finding.data)
         return
-    yield Finding("applied", "warn", "not judged: the log does not say which steps were applied")
+    yield HealthFinding("applied", "warning", "not judged: the log does not say which steps were applied")
 
 
-def _spikes(window: Window, most: int) -> Iterator[Finding]:
+def _spikes(window: LogWindow, most: int) -> Iterator[HealthFinding]:
     column = window.column("loss")
     values = np.empty(0) if column is None else column.value[np.isfinite(column.value)]
     amount = len(spikes(values))
     words = f"{counted(amount, 'spike')} in the loss (at most {most:,} expected)"
-    yield Finding("spikes", "pass" if amount <= most else "fail", words, {"spikes": amount})
+    yield HealthFinding("spikes", "ok" if amount <= most else "error", words, data={"spikes": amount})
 
 
-def _lr(window: Window, expected: Expected) -> Iterator[Finding]:
+def _lr(window: LogWindow, expected: Expected) -> Iterator[HealthFinding]:
     """Whether first, largest and last learning rate are those of the plan, within one percent."""
     column = window.column("lr")
     if column is None or not len(column):
-        yield Finding("lr", "warn", "not judged: the log has no learning rate")
+        yield HealthFinding("lr", "warning", "not judged: the log has no learning rate")
         return
     found = {"first": float(column.value[0]), "peak": float(column.value.max()), "last": float(column.value[-1])}
     for key, wanted in expected.lr.items():
@@ -157,12 +191,14 @@ def _lr(window: Window, expected: Expected) -> Iterator[Finding]:
             step = int(column.step[0 if key == "first" else int(column.value.argmax()) if key == "peak" else -1])
             words = f"{key} learning rate {number(value)} (step {step:,}), configured {number(wanted)}"
             help = "" if close else "a resumed optimizer or scheduler keeps the learning rate of its checkpoint"
-            yield Finding("lr", "pass" if close else "fail", words, {"found": value, "expected": wanted}, help)
+            yield HealthFinding(
+                "lr", "ok" if close else "error", words, data={"found": value, "expected": wanted}, fix=help
+            )
     if expected.lr.keys() & {"above", "below"}:
         yield from limits_of(column, low=expected.lr.get("above"), high=expected.lr.get("below"), check="lr")
 
 
-def _values(window: Window, pattern: str, limits: Limits) -> Iterator[Finding]:
+def _values(window: LogWindow, pattern: str, limits: Limits) -> Iterator[HealthFinding]:
     """Whether the columns that match a pattern stay within their limits."""
     names = [
         name
@@ -173,25 +209,28 @@ def _values(window: Window, pattern: str, limits: Limits) -> Iterator[Finding]:
         names = [column.name]
     if not names:
         some = ", ".join(window.series.names[:6])
-        yield Finding(
-            "values", "warn", f"not judged: no column matches {pattern!r}; the log has {some}", {"pattern": pattern}
+        yield HealthFinding(
+            "values",
+            "warning",
+            f"not judged: no column matches {pattern!r}; the log has {some}",
+            data={"pattern": pattern},
         )
     for name in names:
         if (found := window.column(name)) is not None:
             yield from limits_of(found, low=limits.above, high=limits.below, check="values")
 
 
-def _evaluation(window: Window, name: str, limits: Limits | None) -> Iterator[Finding]:
+def _evaluation(window: LogWindow, name: str, limits: Limits | None) -> Iterator[HealthFinding]:
     """Whether an evaluation improved, or ended within its limits."""
     results = window.evaluations()
     column = results.get(name) or results.get(f"eval_{name}") or results.get(f"val_{name}")
     if column is None:
         words = f"no evaluation named {name!r}" + (f"; there are {', '.join(results)}" if results else "")
-        yield Finding("evaluation", "warn", f"not judged: {words}")
+        yield HealthFinding("evaluation", "warning", f"not judged: {words}")
     elif limits is None:
         finding = improvement(name, column)
-        outcome = "fail" if finding.outcome == "warn" else finding.outcome
-        yield Finding("evaluation", outcome, finding.summary, finding.evidence, finding.help)
+        outcome = "error" if finding.severity == "warning" else finding.severity
+        yield HealthFinding("evaluation", outcome, finding.message, data=finding.data, fix=finding.fix)
     else:
         last = Column(name, column.step[-1:], column.row[-1:], column.value[-1:])
         yield from limits_of(last, low=limits.above, high=limits.below, check="evaluation")

@@ -13,7 +13,7 @@ Bools = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Window:
+class LogWindow:
     """Rows `rows` of the run's first rank, without what a later start of the run did again."""
 
     run: Run
@@ -51,7 +51,7 @@ class Window:
         return Column(column.name, column.step[inside], column.row[inside], column.value[inside])
 
 
-def whole(run: Run) -> Window:
+def whole(run: Run) -> LogWindow:
     """The run as it counts: all rows but those that a later start went through again."""
     series = run.main
     lead = series.get("loss")
@@ -61,5 +61,5 @@ def whole(run: Run) -> Window:
         for segment, after in zip(series.segments, series.segments[1:], strict=False):
             late = np.arange(segment.start, segment.stop)
             rows[late[series.step[late] >= after.first_step]] = False
-        return Window(run, series, rows)
-    return Window(run, series, series.current)
+        return LogWindow(run, series, rows)
+    return LogWindow(run, series, series.current)

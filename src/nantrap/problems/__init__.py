@@ -5,10 +5,11 @@ terminal     lines for a person, with colours on a terminal
 json_values  values that JSON can hold; each command has a schema of its own
 sarif        a document for code scanning
 github       workflow commands
+junit        XML for test dashboards
 """
 
 from __future__ import annotations
 
-from nantrap.problems.problem import NOWHERE, Problem, ProblemPlace, Severity
+from nantrap.problems.problem import NOWHERE, Problem, ProblemPlace, Severity, worst
 
-__all__ = ["NOWHERE", "Problem", "ProblemPlace", "Severity"]
+__all__ = ["NOWHERE", "Problem", "ProblemPlace", "Severity", "worst"]

@@ -5,19 +5,20 @@ The text is escaped so that no name ends its field or begins a command of its ow
 
 from __future__ import annotations
 
+from nantrap.incident.wording import visible
 from nantrap.problems.problem import Problem
 
 _COMMANDS = {"error": "error", "warning": "warning", "note": "notice"}
 
 
-def annotation(problem: Problem) -> str:
-    """The workflow command of a problem."""
+def annotation(problem: Problem, *, title: str = "") -> str:
+    """The workflow command of a problem. Its title is `title`, or the code and what that means."""
     properties = []
     if problem.place.file:
         properties.append(f"file={command_property(problem.place.file)}")
         if problem.place.line:
             properties.append(f"line={problem.place.line}")
-    properties.append(f"title={command_property(f'{problem.code} {problem.title}')}")
+    properties.append(f"title={command_property(title or f'{problem.code} {problem.title}')}")
     message = f"{problem.message}. Fix: {problem.fix}" if problem.fix else problem.message
     return f"::{_COMMANDS[problem.severity]} {','.join(properties)}::{command_text(message)}"
 
@@ -29,4 +30,4 @@ def command_text(text: str) -> str:
 
 def command_property(text: str) -> str:
     """The value of a property of a workflow command: `title=...`."""
-    return command_text(text).replace(":", "%3A").replace(",", "%2C")
+    return command_text(visible(text)).replace(":", "%3A").replace(",", "%2C")

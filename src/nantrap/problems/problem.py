@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
-Severity = Literal["error", "warning", "note"]
-SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note")
+Severity = Literal["error", "warning", "note", "ok", "unjudged"]
+"""`ok`: the check passed. `unjudged`: it does not apply, or what it needs is not there."""
+SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note", "ok", "unjudged")
 """The worst first."""
 
 
@@ -24,10 +25,10 @@ NOWHERE: Final = ProblemPlace()
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Problem:
-    """The result of one check.
+    """The result of one check. A command whose users know it by other words has a subclass with these as properties.
 
     Attributes:
-        code: the stable code, `NT851`.
+        code: the stable code, `NT851`, or the name of the check where checks have no codes, `loss_falls`.
         severity: how bad it is.
         message: what was seen, in one sentence.
         fix: what to do about it; empty if there is nothing to do.
@@ -43,3 +44,13 @@ class Problem:
     data: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     place: ProblemPlace = NOWHERE
     title: str = ""
+
+    @property
+    def help(self) -> str:
+        """What to do about it, by the name that most commands use."""
+        return self.fix
+
+
+def worst(problems: Iterable[Problem]) -> Severity:
+    """The worst severity; `unjudged` where there is nothing to judge."""
+    return min((problem.severity for problem in problems), key=SEVERITIES.index, default="unjudged")

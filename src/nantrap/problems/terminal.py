@@ -14,6 +14,11 @@ Part = str | tuple[str, str]
 Line = tuple[Part, ...]
 
 STYLES: Final[dict[Severity, str]] = {"error": "bold red", "warning": "bold yellow", "note": "cyan"}
+_MARKS: Final[dict[Severity, tuple[str, str]]] = {
+    "ok": ("✓", "green"), "note": ("▲", "yellow"), "warning": ("▲", "yellow"), "error": ("✖", "red"),
+    "unjudged": ("?", "dim"),
+}  # fmt: skip
+_PLAIN_SIGNS: Final = (("✓", "ok"), ("▲", "!"), ("✖", "x"), ("×", "x"))
 _ESCAPES: Final = {
     "bold": "1", "dim": "2", "red": "31", "green": "32", "yellow": "33", "blue": "34", "cyan": "36"
 }  # fmt: skip
@@ -21,7 +26,7 @@ _LONGEST_SOURCE_LINE: Final = 160
 
 
 class Printer:
-    """Prints lines on a stream, with colours on a terminal, and with escapes for what the stream cannot encode."""
+    """Prints lines on a stream, with colours on a terminal, and with letters or escapes for what it cannot encode."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -32,6 +37,11 @@ class Printer:
         """Print one line."""
         text = "".join(part if isinstance(part, str) else self._styled(*part) for part in parts)
         encoding = self._stream.encoding or "utf-8"
+        try:
+            text.encode(encoding)
+        except UnicodeEncodeError:
+            for sign, plain in _PLAIN_SIGNS:
+                text = text.replace(sign, plain)
         print(text.encode(encoding, "backslashreplace").decode(encoding), file=self._stream)
 
     def lines(self, lines: Iterable[Line]) -> None:
@@ -63,3 +73,16 @@ def source_problem(problem: Problem, word: str, source: str) -> Iterator[Line]:
         shown = visible(source.rstrip().expandtabs(4))[:_LONGEST_SOURCE_LINE]
         yield (f"{problem.place.line:>5} | ", "blue"), shown
     yield ("  fix", "bold cyan"), f": {visible(problem.fix)}"
+
+
+def check_lines(problem: Problem, indent: str) -> Iterator[Line]:
+    """A check that passed, failed or was not made, with its sign, and what to do if it failed."""
+    yield indent, marked(problem.severity, f"{problem.code:<12}"), f" {visible(problem.message)}"
+    if problem.fix and problem.severity in ("warning", "error"):
+        yield (f"{indent}  help: {visible(problem.fix)}",)
+
+
+def marked(severity: Severity, words: str) -> Part:
+    """Words after the sign of a severity, in its colour."""
+    sign, style = _MARKS[severity]
+    return f"{sign} {words}", style

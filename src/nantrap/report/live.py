@@ -99,7 +99,7 @@ def view_of(
     *,
     now: float,
     rank: int | None = None,
-    verdict: health.Verdict | None = None,
+    verdict: health.HealthVerdict | None = None,
     width: int = 30,
     window: int | None = None,
     log: bool = True,

@@ -57,7 +57,7 @@ class WatchApp(App[None]):
         self._log_scale = True
         self._paused = False
         self._incident_index: int | None = None  # None: always the newest
-        self._verdict: health.Verdict | None = None
+        self._verdict: health.HealthVerdict | None = None
         self._judge_after = 0.0
 
     def compose(self) -> ComposeResult:
@@ -97,7 +97,7 @@ class WatchApp(App[None]):
         texts = incident_texts(run, width=width - 4, color=True)  # beside the bar that scrolls
         self.query_one("#text", Static).update(self._incident(texts, view))
 
-    def _judged(self) -> health.Verdict | None:
+    def _judged(self) -> health.HealthVerdict | None:
         """The health of the run, computed again if that took only a small part of the time since."""
         begin = time.monotonic()
         if begin >= self._judge_after:

@@ -32,11 +32,11 @@ def log(folder: Path, losses: Values, **columns: Values) -> record.Run:
     return record.open_run(path)
 
 
-def finding(verdict: health.Verdict, check: str) -> health.Finding:
+def finding(verdict: health.HealthVerdict, check: str) -> health.HealthFinding:
     return next(found for found in verdict.findings if found.check == check)
 
 
-def outcomes(verdict: health.Verdict) -> dict[str, str]:
+def outcomes(verdict: health.HealthVerdict) -> dict[str, str]:
     return {found.check: found.outcome for found in verdict.findings}
 
 
