@@ -153,51 +153,99 @@ def _trained_is_finite(case: Case, trained: set[str]) -> bool:
 def state_overwritten(case: Case) -> Claim | None:
     """The program itself wrote a non-finite value into its own state."""
     external = case.external
-    written = [f for f in case.incident.findings if (f.kind, f.phase) == ("parameter", "forward")]
-    replaced = {name: how for name in _bad_buffers(case) if (how := written_as(case, name)) in ("new", "outside")}
-    written += [f for f in case.incident.findings if f.kind == "buffer" and f.name in replaced]
-    if written and external is None and _only_buffers(case):
-        said = written[0].stats.describe() if written[0].stats else "it is non-finite"
-        who = "the code around the model" if replaced.get(written[0].name) == "outside" else "the forward pass"
-        text = f"{who} wrote {written[0].name}: {said}; loss and gradients are finite"
-        return _overwritten(written[0].name, "measured", text)
-    between = [f for f in case.incident.findings if f.kind == "parameter" and f.name in case.failure.written_between]
-    if between and external is None and case.phase == "state":
-        said = between[0].stats.describe() if between[0].stats else "it is non-finite"
-        text = f"{between[0].name}: {said}; it was finite after the last good step, and was written since"
-        return _overwritten(between[0].name, "measured", text)
-    beside = [f for f in _written_beside_the_update(case) if not _is_copy_of_trained(case, f.name, _trained(case))]
-    if beside:
-        said = beside[0].stats.describe() if beside[0].stats else "it is non-finite"
-        text = f"{beside[0].name}: {said} after the update, and the optimizer does not train it"
-        return _overwritten(beside[0].name, "measured", text)
+    if external is None and (written := _written_by_the_pass(case) or _written_between_steps(case)) is not None:
+        return written
+    if (beside := _written_beside_by_a_hook(case)) is not None:
+        return beside
     if external is None:
         return _lone_giant(case)
     if external.kind not in ("parameter", "buffer", "overwritten"):
         return None
-    name = external.name or "a value of the forward pass"
-    if external.during and case.trace is not None and (op := case.trace.overwriter_of(external.tensor)) is not None:
-        held = "" if bool(external.tensor.isfinite().all()) else f" {describe(external.tensor)}"  # put back by now
-        return _overwritten(name, "measured", f"{name}{held}: {_writer_in_words(op)}")
     if external.during:
-        text = f"{name} {describe(external.tensor)} inside the forward pass, and no operation that was seen wrote it"
-        return _overwritten(name, "measured", text)
-    loaded = case.was_loaded_bad(name)
-    if case.first_step and not loaded and external.kind != "overwritten" and made_so(external.tensor):
+        return _written_during_the_pass(case, external)
+    if _is_bad_since_it_was_made(case, external):
+        name = _name_of(external)
         text = f"{name} {describe(external.tensor)} before the first step, and no write to it was counted"
         return Claim("hint", f"{name} was made with a non-finite value by the program itself", (text,), help=_AT_START)
-    if external.kind == "buffer" and name in case.failure.deliberate:
-        return None  # it was bad from the start, and by design
-    if case.first_step or loaded or external.kind == "overwritten" or case.is_updated_in_forward(external):
+    if _has_another_reason(case, external) or _has_bits_that_nothing_writes(case, external):
         return None
-    if name in case.run.bad_before:
-        return None  # it was bad all the time and was not read until now: see loaded_state
+    return _written_before_the_step(case, external)
+
+
+def _written_by_the_pass(case: Case) -> Claim | None:
+    """The forward pass, or the code around it, wrote a parameter or a buffer; loss and gradients are finite."""
+    written = [f for f in case.incident.findings if (f.kind, f.phase) == ("parameter", "forward")]
+    replaced = {name: how for name in _bad_buffers(case) if (how := written_as(case, name)) in ("new", "outside")}
+    written += [f for f in case.incident.findings if f.kind == "buffer" and f.name in replaced]
+    if not written or not _only_buffers(case):
+        return None
+    first = written[0]
+    who = "the code around the model" if replaced.get(first.name) == "outside" else "the forward pass"
+    return _overwritten(
+        first.name, "measured", f"{who} wrote {first.name}: {_held_by(first)}; loss and gradients are finite"
+    )
+
+
+def _written_between_steps(case: Case) -> Claim | None:
+    """A parameter was finite after the last good step, and was written before this one."""
+    between = [f for f in case.incident.findings if f.kind == "parameter" and f.name in case.failure.written_between]
+    if not between or case.phase != "state":
+        return None
+    first = between[0]
+    text = f"{first.name}: {_held_by(first)}; it was finite after the last good step, and was written since"
+    return _overwritten(first.name, "measured", text)
+
+
+def _written_beside_by_a_hook(case: Case) -> Claim | None:
+    """The update made something non-finite that the optimizer does not train, and that is no average of the weights."""
+    beside = [f for f in _written_beside_the_update(case) if not _is_copy_of_trained(case, f.name, _trained(case))]
+    if not beside:
+        return None
+    first = beside[0]
+    text = f"{first.name}: {_held_by(first)} after the update, and the optimizer does not train it"
+    return _overwritten(first.name, "measured", text)
+
+
+def _written_during_the_pass(case: Case, external: External) -> Claim:
+    """A value was finite when the forward pass began, and was bad when an operation read it."""
+    name, op = _name_of(external), None if case.trace is None else case.trace.overwriter_of(external.tensor)
+    if op is not None:
+        held = "" if bool(external.tensor.isfinite().all()) else f" {describe(external.tensor)}"  # restored by now
+        return _overwritten(name, "measured", f"{name}{held}: {_writer_in_words(op)}")
+    text = f"{name} {describe(external.tensor)} inside the forward pass, and no operation that was seen wrote it"
+    return _overwritten(name, "measured", text)
+
+
+def _is_bad_since_it_was_made(case: Case, external: External) -> bool:
+    """Whether the run begins with this value: it was neither loaded nor written since the program made it."""
+    loaded = case.was_loaded_bad(_name_of(external))
+    return case.first_step and not loaded and external.kind != "overwritten" and made_so(external.tensor)
+
+
+def _has_another_reason(case: Case, external: External) -> bool:
+    """Whether a value that was bad before the step was bad by design, was loaded so, or was bad for longer."""
+    name = _name_of(external)
+    if external.kind == "buffer" and name in case.failure.deliberate:
+        return True  # it was bad from the start, and by design
+    if case.first_step or case.was_loaded_bad(name) or external.kind == "overwritten":
+        return True
+    # what was bad all the time and was not read until now: see loaded_state
+    return case.is_updated_in_forward(external) or name in case.run.bad_before
+
+
+def _has_bits_that_nothing_writes(case: Case, external: External) -> bool:
+    """Whether the one bad value has bits that no assignment writes, and the step does not write it: see
+    hardware_fault."""
     from nantrap.finite import has_nan_payload
 
     bad = external.tensor.detach()[~external.tensor.detach().isfinite()]
     odd = bool(case.run.untouched) and bad.numel() == 1 and has_nan_payload(bad)
-    if odd and not case.lab.writes_again(name, external.tensor):
-        return None  # no assignment writes such bits: see hardware_fault
+    return odd and not case.lab.writes_again(_name_of(external), external.tensor)
+
+
+def _written_before_the_step(case: Case, external: External) -> Claim:
+    """A parameter or buffer was bad before this step: what wrote it, or since when it is bad."""
+    name = _name_of(external)
     if (written_by := _written_by(case, external)) is not None:
         return _overwritten(name, "measured", f"{name} {describe(external.tensor)}: {written_by}")
     sure = case.run.untouched or name in case.failure.written_between
@@ -207,6 +255,15 @@ def state_overwritten(case: Case) -> Claim | None:
     return _overwritten(
         name, "measured" if sure else "hint", f"{name} {describe(external.tensor)} before this step; {since}"
     )
+
+
+def _name_of(external: External) -> str:
+    return external.name or "a value of the forward pass"
+
+
+def _held_by(finding: Finding) -> str:
+    """The statistics of a finding in words."""
+    return finding.stats.describe() if finding.stats else "it is non-finite"
 
 
 def _lone_giant(case: Case) -> Claim | None:
