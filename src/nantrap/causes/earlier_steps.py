@@ -1,20 +1,34 @@
-"""The steps before the failed one, run again from an older state with one thing changed. Everything is put back."""
+"""The steps before the failed one, run again from an older state. Everything is restored afterwards.
+
+Only `guard.attempt` keeps what is needed: anchors, and the batches since then. The steps run as they were (`own_rate`),
+with one thing changed (a trial), or with one operation measured (`repeated_magnitudes`). Nothing of this runs before a
+failure.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import math
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from nantrap.causes.case import RECENT
 from nantrap.causes.harness import Result
 from nantrap.finite import any_nonfinite, clip_with_norm, gradient_norm
+from nantrap.incident import Magnitudes
 from nantrap.locate.failure import Part
-from nantrap.locate.replay.replay import forward_and_backward
+from nantrap.locate.replay.replay import fails_alike, forward_and_backward
+from nantrap.locate.torch_private import DispatchMode, is_in_backward
+from nantrap.locate.trace import Op
+from nantrap.locate.trace.operations import op_name
+from nantrap.locate.trace.storage import extremes, tensors_in
 
 if TYPE_CHECKING:
     from nantrap.causes.case import Case
 
+_SHOWN = 32
+"""Of how many of the last steps a magnitude is shown: as many as one line of a terminal or a small chart can hold."""
 RateOf = Callable[[int, int, float], float]
 """The learning rate of a step in a trial: `rate_of(step, group, rate)`, with the number of the parameter group."""
 
@@ -67,8 +81,21 @@ def older_weights(case: Case) -> tuple[int, Callable[[], None]] | None:
     return anchor.step, write
 
 
-def driven(case: Case, rate_of: RateOf, alter: Callable[[Any], Any] | None = None) -> Result:
-    """The steps from an older state up to the failed one, which is run last. Everything is put back."""
+def driven(
+    case: Case,
+    rate_of: RateOf,
+    alter: Callable[[Any], Any] | None = None,
+    *,
+    measuring: OperationMeter | None = None,
+) -> Result:
+    """The steps from an older state up to the failed one, which is run last. Everything is restored.
+
+    Args:
+        case: the failure.
+        rate_of: gives the learning rate of each step.
+        alter: gives the batch that is used instead of another.
+        measuring: measures one operation in each pass.
+    """
     failed = case.failure
     if not failed.repeatable or failed.rng is None:
         raise LookupError("the two-line form cannot run earlier steps again")
@@ -86,7 +113,7 @@ def driven(case: Case, rate_of: RateOf, alter: Callable[[Any], Any] | None = Non
         before = [known[i] if i < len(known) else float(group["lr"]) for i, group in enumerate(groups)]
         rates[attempt.step] = tuple(rate_of(attempt.step, group, rate) for group, rate in enumerate(before))
     if failed.crew is None:
-        return Result(*drive(case, anchor.step, rates, alter=alter))
+        return Result(*drive(case, anchor.step, rates, alter=alter, measuring=measuring))
     if alter is not None:
         raise LookupError("the batches of the other ranks are not changed")
     return Result(*failed.crew.steps(anchor.step, rates))
@@ -99,6 +126,7 @@ def drive(
     *,
     alter: Callable[[Any], Any] | None = None,
     average: Callable[[], None] | None = None,
+    measuring: OperationMeter | None = None,
 ) -> Part:
     """Make the steps since an older state again, and the failed one.
 
@@ -108,6 +136,7 @@ def drive(
         rates: the learning rates of each step, by parameter group.
         alter: gives the batch that is used instead of another.
         average: averages the gradients over the ranks, where all of them do this.
+        measuring: measures one operation in each pass.
     """
     anchors, failed = case.run.anchors, case.failure
     found = drivable(anchors, failed.step)
@@ -124,13 +153,14 @@ def drive(
             if attempt.step == failed.step:
                 break
             if attempt.applied:
-                _drive_one(case, attempt, rates[attempt.step], change, average)
+                _drive_one(case, attempt, rates[attempt.step], change, average, measuring)
             bad = bad or any_nonfinite(failed.parameters.values())
             if bad and average is None:  # several ranks make all steps: each sees only its own part of the weights
                 return Part(False)
         if failed.symptom == "optimizer":
             return Part(not bad)  # reached the failed step with finite weights; its update is another harness
-        part = forward_and_backward(failed, change(failed.batch), stop_early=average is None)
+        with contextlib.nullcontext() if measuring is None else measuring.forward_pass():
+            part = forward_and_backward(failed, change(failed.batch), stop_early=average is None)
         return Part(False) if bad else part
     finally:
         anchors.restore(present)
@@ -145,6 +175,7 @@ def _drive_one(
     rates: tuple[float, ...],
     change: Callable[[Any], Any],
     average: Callable[[], None] | None,
+    measuring: OperationMeter | None,
 ) -> None:
     """One earlier step, as the plain loop would make it."""
     optimizer = case.failure.optimizer
@@ -152,8 +183,10 @@ def _drive_one(
     for parameter in case.failure.parameters.values():
         parameter.grad = None
     for batch in attempt.batches:
-        loss = attempt.forward(change(batch)) / len(attempt.batches)
-        loss.backward()
+        with contextlib.nullcontext() if measuring is None else measuring.forward_pass():
+            loss = attempt.forward(change(batch)) / len(attempt.batches)
+        with contextlib.nullcontext() if measuring is None else measuring.backward_pass():
+            loss.backward()
     if average is not None:
         average()
     parameters = list(case.failure.parameters.values())
@@ -175,3 +208,86 @@ def drivable(anchors: Any, step: int) -> tuple[Any, list[Any]] | None:
         if len(since) == step - anchor.step and len(since) >= 1:
             return anchor, since
     return None
+
+
+def repeated_magnitudes(case: Case, *, seconds: float) -> Magnitudes | None:
+    """The magnitude of the guilty operation's result by step; `None` where the steps cannot be run again in time.
+
+    What is measured counts only if the last of the steps, the failed one, fails as it did.
+
+    Args:
+        case: the failed step with its place; its trials are over.
+        seconds: how long this may take.
+    """
+    failed, replay = case.failure, case.location.replay
+    op = replay.op if replay is not None else None
+    if op is None or op.phase not in ("forward", "backward") or not failed.repeatable or failed.crew is not None:
+        return None
+    known = drivable(case.run.anchors, failed.step)
+    if failed.averaged or known is None:
+        return None
+    steps = [attempt.step for attempt in known[1] if attempt.applied for _ in attempt.batches]
+    assert replay is not None
+    meter = OperationMeter(op, _occurrence(replay.trace.ops, op), time.monotonic() + seconds)
+    try:
+        result = driven(case, own_rate, measuring=meter)
+    except Exception:  # a history is worth less than the incident: what cannot be repeated is not shown
+        return None
+    if result.finite or result.loss is None or not fails_alike(failed, result.loss, result.bad):
+        return None
+    if len(meter.passes) != len(steps) + 1 or meter.passes[-1] is not None:  # the last one is not finite
+        return None
+    largest: dict[int, float] = {}
+    for step, number in zip(steps, meter.passes[:-1], strict=True):
+        if number is not None:
+            largest[step] = max(number, largest.get(step, 0.0))
+    if not largest:
+        return None
+    found = {str(step): largest[step] for step in sorted(largest)[-_SHOWN:]}
+    words = f"the result of {op.name}" + (f" in {op.module}" if op.module else "")
+    return Magnitudes(words, op.dtype, "repeated", found)
+
+
+def _occurrence(ops: list[Op], op: Op) -> int:
+    """Counts how many operations of the same name ran before this one in its phase."""
+    return sum(1 for other in ops[: op.index] if other.name == op.name and other.phase == op.phase)
+
+
+class OperationMeter(DispatchMode):
+    """Measures one operation of each pass: the same name, at the same place in the order of those.
+
+    `passes` has the largest magnitude of its result in each pass, `None` where it did not run or is not finite.
+    """
+
+    def __init__(self, op: Op, occurrence: int, deadline: float) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.passes: list[float | None] = []
+        self._name = op.name
+        self._backward = op.phase == "backward"
+        self._occurrence = occurrence
+        self._count = 0
+        self._deadline = deadline
+
+    def forward_pass(self) -> contextlib.AbstractContextManager[Any]:
+        """Begins a pass. An operation of the backward pass is measured in a graph that was made in this mode, too."""
+        if time.monotonic() > self._deadline:
+            raise TimeoutError("the steps take too long")
+        self.passes.append(None)
+        self._count = 0
+        return self
+
+    def backward_pass(self) -> contextlib.AbstractContextManager[Any]:
+        """The mode for a backward pass, which costs nothing where the operation belongs to the forward pass."""
+        return self if self._backward else contextlib.nullcontext()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operation, and measure its result if it is the one."""
+        result = func(*args, **(kwargs or {}))
+        if op_name(func) == self._name and is_in_backward() == self._backward:
+            if self._count == self._occurrence:
+                tensors = list(tensors_in(args[:1] if result is None else result))
+                self.passes[-1] = max((a for t in tensors if (a := extremes(t)[2]) is not None), default=None)
+            self._count += 1
+        return result

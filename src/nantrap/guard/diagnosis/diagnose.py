@@ -35,7 +35,6 @@ from nantrap.guard.diagnosis.completing import (
 )
 from nantrap.guard.diagnosis.describe import failure_of, incident_of, with_run_facts
 from nantrap.guard.diagnosis.exchange import exchange_incidents
-from nantrap.guard.diagnosis.repeating import repeated_magnitudes
 from nantrap.guard.diagnosis.together import explore_graph, explore_together
 from nantrap.guard.judge import Verdict
 from nantrap.guard.observation import Observation
@@ -238,7 +237,7 @@ def explained(session: Session, failure: Failure, location: Location, diagnosed:
     """The incident with its causes, and whether other ranks could try more."""
     if session.policy.diagnose != "full":
         return diagnosed, False
-    from nantrap.causes import Case, explain_case  # the rules are many: imported by the first failure
+    from nantrap.causes import Case, explain_case, repeated_magnitudes  # many rules: imported by the first failure
 
     seconds = session.policy.diagnose_seconds
     case = Case(failure, location, diagnosed.incident)

@@ -54,6 +54,7 @@ SILENT_WRITERS = frozenset({"aten.native_batch_norm", "aten.cudnn_batch_norm", "
 """They update the running statistics among their arguments, and their schema does not show it."""
 
 
+@functools.cache
 def op_name(func: Any) -> str:
     """`aten.log` for `aten.log.default`."""
     return str(func).rsplit(".", 1)[0] if str(func).count(".") > 1 else str(func)
