@@ -7,8 +7,7 @@ import math
 import numpy as np
 import pytest
 
-from nantrap.report.axes import Scale, round_numbers, scale_for, step_texts, tick_text
-from nantrap.report.charts import Range, curve, rug, spark
+from nantrap.report.charts import Range, Scale, curve, round_numbers, rug, scale_for, spark, step_texts, tick_text
 from nantrap.report.columns import columns
 
 NAN = math.nan

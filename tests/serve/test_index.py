@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from nantrap.report.journals import appended, tail, window
 from nantrap.report.serving.cache import BUCKET
 from nantrap.report.serving.index import Index
-from nantrap.report.serving.journals import appended, tail, window
 from nantrap.report.serving.state import Recent, state_of
 from report.runs import line, skipped, usual_run, write_run
 

@@ -12,7 +12,7 @@ from typing import Any
 from nantrap.errors import UsageError
 from nantrap.incident.checks import DataRule
 from nantrap.pages import Page, cause_pages, check_pages, find_page, search
-from nantrap.report.wrapping import wrapped
+from nantrap.report.terminal import wrapped
 
 _WIDEST = 100
 _NARROWEST = 30

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from nantrap._lazy import lazy_names
 from nantrap.incident.wording import visible
-from nantrap.report.lines import write_line
 from nantrap.report.page_queue import begin_pages, wait_for_pages, write_page_later
-from nantrap.report.terminal import render_incident
+from nantrap.report.terminal import render_incident, write_line
 from nantrap.report.wording import diagnostic, fingerprint, one_line
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ class Value:
 
 
 @dataclass(frozen=True, slots=True)
-class RankRow:
+class LiveRank:
     """A rank at a glance."""
 
     rank: int
@@ -72,7 +72,7 @@ class View:
     applied: int
     skipped: int
     rollbacks: int
-    ranks: tuple[RankRow, ...]
+    ranks: tuple[LiveRank, ...]
     trouble: tuple[str, ...]
 
     @property
@@ -300,7 +300,7 @@ def _alarm(name: str, column: Column, limits: Any) -> str:
     return ""
 
 
-def _rank(series: Series) -> RankRow:
+def _rank(series: Series) -> LiveRank:
     loss = series.get("loss")
     last = number(float(loss.value[-1]), 5) if loss is not None and len(loss) else ""
-    return RankRow(series.rank, int(series.step[-1]) if len(series) else -1, last, int((~series.applied).sum()))
+    return LiveRank(series.rank, int(series.step[-1]) if len(series) else -1, last, int((~series.applied).sum()))

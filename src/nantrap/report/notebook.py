@@ -19,7 +19,7 @@ from nantrap.report.writing import make_report
 _USAGE = "%nantrap report PATH shows the report on a run or an incident here; other commands: !nantrap COMMAND"
 
 
-class Shown:
+class NotebookPage:
     """A page that a notebook shows as HTML."""
 
     def __init__(self, page: str, text: str) -> None:
@@ -53,7 +53,7 @@ def framed(page: str, *, height: int = 640) -> str:
     )
 
 
-def magic(line: str) -> Shown | None:
+def magic(line: str) -> NotebookPage | None:
     """`%nantrap report runs/exp1`."""
     words = shlex.split(line)
     try:
@@ -63,4 +63,4 @@ def magic(line: str) -> Shown | None:
     except NantrapError as error:
         print(f"error: {error}")  # noqa: T201  (a notebook shows a line better than a traceback)
         return None
-    return Shown(report.text, f"report on {report.about}")
+    return NotebookPage(report.text, f"report on {report.about}")

@@ -19,10 +19,9 @@ from markupsafe import Markup, escape
 from nantrap._version import __version__
 from nantrap.incident.wording import visible_lines
 from nantrap.report import wording as words
-from nantrap.report.drawings import magnitudes_chart, moments_charts
 from nantrap.report.numbers import percent, size, value
+from nantrap.report.page_charts import legend, magnitudes_chart, moments_charts, run_charts
 from nantrap.report.poison import path_note
-from nantrap.report.run_charts import legend, run_charts
 from nantrap.report.terminal import render_incident
 from nantrap.report.view_incident import IncidentView
 from nantrap.report.view_run import RunView

@@ -19,7 +19,7 @@ import numpy as np
 from nantrap.errors import MissingExtraError, UsageError
 from nantrap.incident.wording import visible
 from nantrap.record import ACTIONS, Column, Run, envelope
-from nantrap.report.axes import Scale, tick_text
+from nantrap.report.charts import Scale, tick_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

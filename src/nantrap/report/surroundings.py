@@ -1,69 +1,23 @@
 """What is around an incident on disk: the run's description, the steps before, other incidents, the source file.
 
 Everything here is optional and may be missing: an incident folder may be all that there is, and it is read while the
-run continues. A journal of a gigabyte is searched by halving, never read whole.
+run continues. Of the run's description a report shows only the facts that `environment` lists, and no secrets.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import mmap
 import os
-from collections.abc import Callable, Iterator, Mapping
+import re
+import shlex
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from nantrap.incident import Incident, Source
-from nantrap.incident.codec import NONFINITE
-
-# ---- Where a step is in a journal, found by halving: a journal of a gigabyte is not read as a whole.
-
-CHUNK = 64 * 1024
-"""A place in the file is found to this many bytes; no line of a journal is longer."""
-
-
-def bracket(file: BinaryIO, passed: Callable[[int], bool]) -> tuple[int, int]:
-    """Two offsets, at most `CHUNK` apart, between which the first step begins that `passed` accepts.
-
-    Args:
-        file: the journal, whose steps rise.
-        passed: whether a step is at or behind the place that is searched for.
-    """
-    low, high = 0, file.seek(0, os.SEEK_END)
-    while high - low > CHUNK:
-        middle = (low + high) // 2
-        found = _first_step_after(file, middle, high)
-        if found is None or passed(found):
-            high = middle
-        else:
-            low = middle
-    return low, high
-
-
-def _first_step_after(file: BinaryIO, offset: int, end: int) -> int | None:
-    """The first step in a whole line after an offset."""
-    file.seek(offset)
-    file.readline(CHUNK)  # the rest of a line
-    while file.tell() < end:
-        step = step_of(file.readline(CHUNK))
-        if step is not None:
-            return step
-    return None
-
-
-def step_of(line: bytes) -> int | None:
-    """The number of the step in one line; `None` for a broken line and for one that is no step."""
-    try:
-        raw = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(raw, dict) or raw.get("kind") not in (None, "step"):
-        return None
-    step = raw.get("step")
-    return step if isinstance(step, int) else None
-
+from nantrap.report.journals import JournalRow, rows_before
 
 # ---- The other steps of a run that failed as an incident did: most of them were counted and not diagnosed again.
 
@@ -128,32 +82,25 @@ _MOST_SIBLINGS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
-    """One step before the incident, as far as the journal has it."""
-
-    step: int
-    loss: float
-    grad_norm: float
-    lr: float
-    action: str
-
-
-@dataclass(frozen=True, slots=True)
-class Sibling:
-    """Another incident of the same run, as its own folder has it."""
-
-    folder: str
-    incident: Incident
-
-
-@dataclass(frozen=True, slots=True)
 class Surroundings:
-    """What was found around an incident. Empty where there is nothing."""
+    """What was found around an incident. Empty where there is nothing.
+
+    Attributes:
+        run_name: the name of the folder of the run.
+        info: `run.json`.
+        moments: the steps up to this one, oldest first.
+        siblings: the other incidents of the run, each with the name of its folder.
+        repeats: the other steps that failed alike.
+        folder: the name of the folder of the incident.
+        files: the files of its bundle with their sizes.
+        kind: what the bundle holds.
+        source: the lines around the guilty one, with their numbers.
+    """
 
     run_name: str = ""
     info: Mapping[str, Any] = field(default_factory=dict)
-    moments: tuple[Moment, ...] = ()
-    siblings: tuple[Sibling, ...] = ()
+    moments: tuple[JournalRow, ...] = ()
+    siblings: tuple[tuple[str, Incident], ...] = ()
     repeats: Repeats = field(default_factory=Repeats)
     folder: str = ""
     files: tuple[tuple[str, int], ...] = ()
@@ -176,7 +123,7 @@ def surroundings(incident: Incident, folder: Path | None) -> Surroundings:
     return Surroundings(
         run_name=run.name if run is not None else "",
         info=read_json(run / "run.json") if run is not None else {},
-        moments=moments_before(journal, incident.step) if journal is not None else (),
+        moments=tuple(rows_before(journal, incident.step, most=_STEPS_BEFORE)) if journal is not None else (),
         siblings=_siblings(folder),
         repeats=repeats_of(incident, journal) if journal is not None else Repeats(),
         folder=folder.name,
@@ -214,46 +161,7 @@ def source_lines(source: Source | None) -> tuple[tuple[int, str], ...]:
     return tuple((number + 1, lines[number]) for number in range(first, last))
 
 
-def moments_before(journal: Path, step: int) -> tuple[Moment, ...]:
-    """The steps up to this one, oldest first, without reading the whole journal."""
-    try:
-        with journal.open("rb") as file:
-            return tuple(_read_before(file, step))
-    except OSError:
-        return ()
-
-
-def _read_before(file: BinaryIO, step: int) -> list[Moment]:
-    """The last steps up to this one. The place is found by bisection, so a long journal is not read as a whole."""
-    low, high = bracket(file, lambda found: found > step)
-    file.seek(max(0, low - 4 * CHUNK))
-    lines = file.read(high + CHUNK - file.tell()).split(b"\n")
-    moments = [moment for line in lines if (moment := _moment(line)) is not None and moment.step <= step]
-    return moments[-_STEPS_BEFORE:]
-
-
-def _moment(line: bytes) -> Moment | None:
-    """A line of the journal as a step; `None` for a broken line and for one that tells something else."""
-    try:
-        raw = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(raw, dict) or not isinstance(raw.get("step"), int) or raw.get("kind") not in (None, "step"):
-        return None
-    rates = raw.get("lr")
-    rate = rates[0] if isinstance(rates, list) and rates else rates
-    return Moment(
-        raw["step"], _number(raw.get("loss")), _number(raw.get("grad_norm")), _number(rate), str(raw.get("action", ""))
-    )
-
-
-def _number(raw: Any) -> float:
-    if isinstance(raw, str):
-        return NONFINITE.get(raw, math.nan)
-    return float(raw) if isinstance(raw, (int, float)) and not isinstance(raw, bool) else math.nan
-
-
-def _siblings(folder: Path) -> tuple[Sibling, ...]:
+def _siblings(folder: Path) -> tuple[tuple[str, Incident], ...]:
     """The other incidents of the same run. A folder that is not an incident, or is being written, is left out."""
     found = []
     try:
@@ -265,7 +173,7 @@ def _siblings(folder: Path) -> tuple[Sibling, ...]:
             continue
         document = read_json(folder.parent / name / "incident.json")
         try:
-            found.append(Sibling(name, Incident.from_dict(document)))
+            found.append((name, Incident.from_dict(document)))
         except ValueError:  # not an incident of ours, or being written
             continue
     return tuple(found)
@@ -276,3 +184,62 @@ def _size(path: Path) -> int:
         return path.stat().st_size
     except OSError:
         return 0
+
+
+_SECRET = re.compile(r"(key|token|secret|password|passwd|credential)", re.IGNORECASE)
+
+
+def environment(info: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    """The facts of `run.json` that a report shows: an allow-list. Values after a secret's name are left out."""
+    facts: list[tuple[str, str]] = []
+    for name, label in (("nantrap", "nantrap"), ("torch", "torch"), ("python", "python"), ("model", "model"),
+                        ("optimizer", "optimizer"), ("world_size", "ranks"), ("max_grad_norm", "clip")):  # fmt: skip
+        found = info.get(name)
+        if isinstance(found, (str, int, float)) and not isinstance(found, bool):
+            facts.append((label, str(found)))
+    parameters = info.get("parameters")
+    if isinstance(parameters, int):
+        facts.append(("parameters", f"{parameters:,}"))
+    for name, label in (("precision", "precision"), ("devices", "device")):
+        found = info.get(name)
+        if isinstance(found, (list, tuple)) and found:
+            facts.append((label, ", ".join(str(item) for item in found[:8])))
+    if isinstance(info.get("loss_scaler"), bool):
+        facts.append(("loss scaler", "yes" if info["loss_scaler"] else "no"))
+    policy = info.get("policy")
+    if isinstance(policy, Mapping):
+        facts.append(("policy", _policy(policy)))
+    if isinstance(info.get("started"), str):
+        facts.append(("started", info["started"]))
+    arguments = info.get("arguments")
+    if isinstance(arguments, list) and arguments:
+        facts.append(("command", command_text([str(item) for item in arguments])))
+    return tuple(facts)
+
+
+def command_text(arguments: list[str]) -> str:
+    """A command line without what looks like a secret."""
+    shown: list[str] = []
+    hide = False
+    for argument in arguments[:60]:
+        name, sign, _ = argument.partition("=")
+        if hide and not argument.startswith("-"):
+            shown.append("...")
+        elif sign and _SECRET.search(name):
+            shown.append(f"{name}=...")
+        else:
+            shown.append(shlex.quote(argument))
+        hide = argument.startswith("-") and not sign and bool(_SECRET.search(name))
+    return " ".join(shown) + (" ..." if len(arguments) > 60 else "")
+
+
+def _policy(policy: Mapping[str, Any]) -> str:
+    """What the guard does with bad steps, in the order in which it does it."""
+    parts = [str(policy.get("on_incident", "skip"))]
+    if "max_consecutive_skips" in policy:
+        parts.append(f"at most {policy['max_consecutive_skips']} in a row")
+    if "then" in policy:
+        parts.append(f"then {policy['then']}")
+    if policy.get("then") == "rollback" and "max_rollbacks" in policy:
+        parts.append(f"at most {policy['max_rollbacks']} rollbacks")
+    return ", ".join(parts)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shlex
 import shutil
 import socket
@@ -16,14 +17,13 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TextIO
 from urllib.parse import quote
 
 from nantrap.incident import Incident
 from nantrap.incident.wording import is_cell, visible
 from nantrap.report.page_queue import page_is_coming
 from nantrap.report.wording import Diagnostic, Excerpt, diagnostic
-from nantrap.report.wrapping import wrapped
 
 _WIDEST = 120
 _LONGEST_SOURCE = 400
@@ -33,7 +33,7 @@ _STYLES: Mapping[str, str] = {
 }  # fmt: skip
 
 
-class Segment(NamedTuple):
+class LinePart(NamedTuple):
     """A piece of a line: its text, what it is, and the file it leads to."""
 
     text: str
@@ -41,7 +41,7 @@ class Segment(NamedTuple):
     path: str = ""
 
 
-Line = list[Segment]
+Line = list[LinePart]
 
 
 def render_incident(incident: Incident, *, color: bool | None = False, width: int | None = None) -> str:
@@ -73,23 +73,23 @@ def render_incident(incident: Incident, *, color: bool | None = False, width: in
 def lay_out(said: Diagnostic, *, width: int | None, bundle: str | None = None, reported: bool = False) -> list[Line]:
     """The lines of a diagnostic. `reported`: the bundle has a page of its own."""
     start = f"error[{said.code}]"
-    lines = _labelled(Segment(start, "error"), said.headline, width, role="headline")
+    lines = _labelled(LinePart(start, "error"), said.headline, width, role="headline")
     if said.excerpt is not None:
         lines += _excerpt_lines(said.excerpt, width)
     longest = max((len(note.label) for note in said.notes), default=0)
     for note in said.notes:
         indent = 3 + 2 + longest + 2
         texts = wrapped(note.text, None if width is None else width - indent)
-        label = Segment(f"{note.label}:".ljust(longest + 2), "label")
-        lines.append([Segment("   = ", "frame"), label, Segment(texts[0])])
-        lines += [[Segment(" " * indent + text)] for text in texts[1:]]
+        label = LinePart(f"{note.label}:".ljust(longest + 2), "label")
+        lines.append([LinePart("   = ", "frame"), label, LinePart(texts[0])])
+        lines += [[LinePart(" " * indent + text)] for text in texts[1:]]
     if said.help:
-        lines += _labelled(Segment("help", "help"), said.help, width)
+        lines += _labelled(LinePart("help", "help"), said.help, width)
         for change in _dedented(said.change, None if width is None else width - 6):
             role = "added" if change.startswith("+") else "removed" if change.startswith("-") else ""
-            lines.append([Segment(f"      {change}", role)])
+            lines.append([LinePart(f"      {change}", role)])
     if said.also:
-        lines += _labelled(Segment("also possible", "label"), said.also, width)
+        lines += _labelled(LinePart("also possible", "label"), said.also, width)
     lines += _more(said.explain, bundle, width, reported=reported)
     return lines + _fix_test(bundle)
 
@@ -139,11 +139,11 @@ def can_link(environment: Mapping[str, str]) -> bool:
     return version.isdigit() and int(version) >= 5000
 
 
-def _labelled(label: Segment, text: str, width: int | None, *, role: str = "") -> list[Line]:
+def _labelled(label: LinePart, text: str, width: int | None, *, role: str = "") -> list[Line]:
     indent = len(label.text) + 2
     texts = wrapped(text, None if width is None else width - indent)
-    lines = [[label, Segment(f": {texts[0]}", role)]]
-    return lines + [[Segment(" " * indent + line, role)] for line in texts[1:]]
+    lines = [[label, LinePart(f": {texts[0]}", role)]]
+    return lines + [[LinePart(" " * indent + line, role)] for line in texts[1:]]
 
 
 def _dedented(change: Sequence[str], width: int | None) -> Sequence[str]:
@@ -164,15 +164,15 @@ def _report_in(bundle: str) -> str:
 
 def _more(explain: str, bundle: str | None, width: int | None, *, reported: bool) -> list[Line]:
     """Where to read more: the page of the cause and the report, in two lines if one does not fit."""
-    parts = [Segment(explain)]
+    parts = [LinePart(explain)]
     if bundle:
         place = ("report", _report_in(bundle)) if reported else ("bundle", bundle)
-        parts.append(Segment(f"{place[0]}: {visible(place[1])}", path=place[1]))
-    line = [Segment("more", "label"), Segment(": ")]
+        parts.append(LinePart(f"{place[0]}: {visible(place[1])}", path=place[1]))
+    line = [LinePart("more", "label"), LinePart(": ")]
     if len(parts) == 2 and width is not None and sum(len(p.text) for p in (*parts, *line)) + 3 > width:
-        return [[*line, parts[0]], [Segment(" " * 6), parts[1]]]
+        return [[*line, parts[0]], [LinePart(" " * 6), parts[1]]]
     for number, part in enumerate(parts):
-        line += [Segment(" · "), part] if number else [part]
+        line += [LinePart(" · "), part] if number else [part]
     return [line]
 
 
@@ -182,7 +182,7 @@ def _fix_test(bundle: str | None) -> list[Line]:
     if not bundle or not all(os.path.exists(os.path.join(bundle, name)) for name in needed):
         return []
     command = f"nantrap replay {shlex.quote(visible(bundle))} --entry module:function"
-    return [[Segment("test a fix", "label"), Segment(f": {command}")]]
+    return [[LinePart("test a fix", "label"), LinePart(f": {command}")]]
 
 
 def _excerpt_lines(excerpt: Excerpt, width: int | None) -> list[Line]:
@@ -195,27 +195,27 @@ def _excerpt_lines(excerpt: Excerpt, width: int | None) -> list[Line]:
         return lines
     gutter = len(number) + 3
     text, start, end = _cropped(excerpt, (_LONGEST_SOURCE if width is None else width) - gutter)
-    lines.append([Segment(f"{pad} |", "frame")])
-    lines.append([Segment(f"{number} | ", "frame"), Segment(text)])
+    lines.append([LinePart(f"{pad} |", "frame")])
+    lines.append([LinePart(f"{number} | ", "frame"), LinePart(text)])
     blank, carets = " " * _cells(text[:start]), "^" * max(1, _cells(text[start:end]))
-    bar = Segment(f"{pad} | ", "frame")
+    bar = LinePart(f"{pad} | ", "frame")
     if width is None or gutter + len(blank) + len(carets) + 1 + len(excerpt.label) <= width:
-        lines.append([bar, Segment(blank + carets + (f" {excerpt.label}" if excerpt.label else ""), "mark")])
+        lines.append([bar, LinePart(blank + carets + (f" {excerpt.label}" if excerpt.label else ""), "mark")])
         return lines
-    lines.append([bar, Segment(blank + carets, "mark")])
+    lines.append([bar, LinePart(blank + carets, "mark")])
     indent = min(len(blank), max(0, width - gutter - len(excerpt.label)))
     labels = wrapped(excerpt.label, width - gutter - indent)
-    return lines + [[bar, Segment(" " * indent + label, "mark")] for label in labels]
+    return lines + [[bar, LinePart(" " * indent + label, "mark")] for label in labels]
 
 
 def _place_lines(excerpt: Excerpt, path: str, width: int | None) -> list[Line]:
     """Where it began. In a narrow terminal the function goes to the next line; a path is never broken."""
-    start, indent = Segment("  --> ", "frame"), 6
+    start, indent = LinePart("  --> ", "frame"), 6
     if width is None or indent + _cells(excerpt.place) <= width or not excerpt.function:
-        return [[start, Segment(excerpt.place, "frame", path=path)]]
+        return [[start, LinePart(excerpt.place, "frame", path=path)]]
     alone = replace(excerpt, function="", inferred=False).place
     inside = excerpt.place.removeprefix(alone).strip()
-    return [[start, Segment(alone, "frame", path=path)], [Segment(" " * indent + inside, "frame")]]
+    return [[start, LinePart(alone, "frame", path=path)], [LinePart(" " * indent + inside, "frame")]]
 
 
 def _cropped(excerpt: Excerpt, room: int) -> tuple[str, int, int]:
@@ -273,3 +273,90 @@ def _coloured(lines: list[Line], *, links: bool) -> str:
 def _address(path: str) -> str:
     """The address of a file for a terminal: with the host, since the terminal may run on another machine."""
     return f"file://{socket.gethostname()}{quote(Path(path).absolute().as_posix())}"
+
+
+_ATOM = re.compile(
+    r"`[^`]*`\S*"  # quoted code
+    r"|[\w.\[\]]+\([^()\n]{0,60}\)[^\s]*"  # a call with its arguments
+    r"|\d[\d,.]* of \d[\d,.]*"  # a count keeps its total
+    r"|\S+"
+)
+_SHORTEST = 20
+
+
+def wrapped(text: str, width: int | None, *, first: int | None = None) -> list[str]:
+    """The text in lines of at most `width` characters. A word that is longer stays whole.
+
+    Args:
+        text: words; runs of spaces between them count as one.
+        width: of every line; `None` gives one line.
+        first: of the first line, where it differs.
+    """
+    if width is None or len(text) <= (width if first is None else first):
+        return [text]
+    rest = max(width, _SHORTEST)
+    room = max(rest if first is None else first, _SHORTEST)
+    lines: list[list[str]] = [[]]
+    used = 0
+    for atom in _atoms(text, rest):
+        if lines[-1] and used + 1 + len(atom) > room:
+            lines.append([])
+            used, room = 0, rest
+        used += len(atom) + (1 if lines[-1] else 0)
+        lines[-1].append(atom)
+    if len(lines) > 1 and len(lines[-1]) == 1 and len(lines[-2]) > 2 and len(lines[-1][0]) < 12:
+        word = lines[-2][-1]
+        if len(word) + 1 + len(lines[-1][0]) <= rest:
+            lines[-1].insert(0, lines[-2].pop())
+    return [" ".join(line) for line in lines]
+
+
+def _atoms(text: str, width: int) -> list[str]:
+    """What must not be broken, as long as it fits on one line."""
+    atoms: list[str] = []
+    for match in _ATOM.finditer(text):
+        found = match[0]
+        atoms += [found] if len(found) <= width else found.split()
+    return atoms
+
+
+def write_line(text: str, stream: TextIO | None = None) -> None:
+    """Write a line (or several) to a stream, standard error by default, around any progress bar that is shown there.
+
+    On a terminal, lines that are too long are wrapped at spaces, with a hanging indent.
+    """
+    out = stream or sys.stderr
+    if _is_terminal(out):
+        text = "\n".join(_folded(line, terminal_width()) for line in text.split("\n"))
+    with contextlib.ExitStack() as aside:
+        for bars in _bars():
+            aside.enter_context(bars.external_write_mode(file=out))
+        print(text, file=out, flush=True)
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):
+        return False
+
+
+def _folded(line: str, width: int) -> str:
+    """A long line of words in several; what has colours or an indentation was laid out before."""
+    if len(line) <= width or "\x1b" in line or line[:1].isspace():
+        return line
+    return "\n  ".join(wrapped(line, width - 2, first=width))
+
+
+def _bars() -> list[Any]:
+    """The classes of progress bars that are in use now."""
+    std = sys.modules.get("tqdm.std")
+    if std is None:
+        return []
+    classes, waiting = [], [std.tqdm]
+    while waiting:
+        bar = waiting.pop()
+        waiting += bar.__subclasses__()
+        if len(vars(bar).get("_instances", ())):
+            classes.append(bar)
+    return classes

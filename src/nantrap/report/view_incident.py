@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from nantrap.incident import Action, Cause, Fix, Incident
+from nantrap.incident import Action, Cause, Finding, Fix, Frame, Incident, Trial
+from nantrap.incident.wording import counted
 from nantrap.report import wording as words
-from nantrap.report.environment import environment
-from nantrap.report.incident_rows import (
-    CauseRow,
-    FrameRow,
-    Growth,
-    StatsRow,
-    TrialRow,
-    Verdict,
-    cause_rows,
-    frame_row,
-    growths,
-    stats_rows,
-    trial_rows,
-    verdict_of,
-)
-from nantrap.report.numbers import LIMITS
+from nantrap.report.journals import JournalRow
+from nantrap.report.numbers import LIMITS, shape, value
 from nantrap.report.poison import Stop, path_of_poison
-from nantrap.report.surroundings import Moment, Repeats, Surroundings
+from nantrap.report.surroundings import Repeats, Surroundings, environment
 
 _FINDINGS_SHOWN = 6
 _FINDINGS_LISTED = 60
@@ -46,7 +35,7 @@ class IncidentView:
 
     incident: Incident
     said: words.Diagnostic
-    verdict: Verdict
+    verdict: Badge
     title: str
     where: tuple[str, str]
     why: tuple[str, str]
@@ -58,7 +47,7 @@ class IncidentView:
     frames: tuple[FrameRow, ...]
     limit: tuple[str, float] | None
     magnitudes: tuple[Growth, ...]
-    moments: tuple[Moment, ...]
+    moments: tuple[JournalRow, ...]
     stats: tuple[StatsRow, ...]
     more_stats: tuple[StatsRow, ...]
     left_out: int
@@ -198,11 +187,262 @@ def _similar(incident: Incident, around: Surroundings) -> tuple[tuple[SimilarRow
     mark = words.fingerprint(incident)
     same: list[SimilarRow] = []
     others: list[SimilarRow] = []
-    for sibling in around.siblings:
-        other = sibling.incident
+    for folder, other in around.siblings:
         code = other.causes[0].code if other.causes else "NT000"
         did = words.VERBS[other.action.value]
         alike = words.fingerprint(other) == mark
-        row = SimilarRow(other.step, sibling.folder, words.samples_text(other), did if alike else f"{code}, {did}")
+        row = SimilarRow(other.step, folder, words.samples_text(other), did if alike else f"{code}, {did}")
         (same if alike else others).append(row)
     return tuple(same), tuple(others)
+
+
+@dataclass(frozen=True, slots=True)
+class Badge:
+    """How sure a cause is: a tone for the colour, always with a sign and a word."""
+
+    tone: str
+    sign: str
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRow:
+    """An operation before the origin: its largest value and how much of the dtype's range is left."""
+
+    op: str
+    module: str
+    line: str
+    dtype: str
+    largest: str
+    bits: str
+    used: float | None
+    origin: bool
+    harmless: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StatsRow:
+    """The statistics of one tensor, as text."""
+
+    name: str
+    kind: str
+    origin: bool
+    bad: str
+    nan: str
+    posinf: str
+    neginf: str
+    low: str
+    high: str
+    mean: str
+    shape: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRow:
+    """A cause with its verdict; each reason is a tag (`measured`, `trial 1`) and a sentence."""
+
+    code: str
+    title: str
+    verdict: Badge
+    reasons: tuple[tuple[str, str], ...]
+    best: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRow:
+    """A trial and how the step went in it."""
+
+    number: int
+    change: str
+    verdict: Badge
+    result: str
+    time: str
+    note: str
+    control: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The suspect's largest value at a step."""
+
+    step: int
+    number: float
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How large the suspect was over the last steps, against the limit of its dtype."""
+
+    of: str
+    dtype: str
+    limit: float
+    points: tuple[Point, ...]
+    sentence: str
+
+
+def verdict_of(cause: Cause | None) -> Badge:
+    """Proven, likely, a guess, or unknown."""
+    if cause is None or cause.slug == "unknown":
+        return Badge("muted", "?", "cause unknown")
+    if cause.proven:
+        trial = next((e.trial for e in cause.evidence if e.trial is not None), None)
+        return Badge("ok", "✓", f"proven by trial {trial}" if trial is not None else "proven by measurement")
+    if cause.evidence:
+        return Badge("plain", "≈", "likely, not proven")
+    return Badge("warn", "?", "a guess: no evidence yet")
+
+
+def frame_row(frame: Frame) -> FrameRow:
+    """An operation before the origin as a row; its bits are how often its largest value could still be doubled."""
+    limit = LIMITS.get(frame.dtype)
+    bits, used = "", None
+    if frame.origin:
+        bits = "origin"
+    elif frame.absmax == 0:
+        bits, used = "all", 0.0
+    elif frame.absmax is not None and limit is not None and math.isfinite(frame.absmax):
+        left = math.log2(limit / frame.absmax)
+        bits, used = f"{left:.1f}" if left < 10 else f"{left:.0f}", max(0.0, min(1.0, 1 - left / math.log2(limit)))
+    return FrameRow(
+        op=frame.op.removeprefix("aten."),
+        module=frame.module or "",
+        line=str(frame.line) if frame.line else "",
+        dtype=frame.dtype,
+        largest="not finite" if frame.nonfinite and frame.absmax is None else value(frame.absmax, 3),
+        bits=bits,
+        used=used,
+        origin=frame.origin,
+        harmless=bool(frame.nonfinite) and not frame.origin,
+    )
+
+
+_HOW = {
+    "sampled": "Sampled while the run was healthy, in {}.",
+    "repeated": "Measured after the failure: {} were run again from an older state and ended in it again.",
+}
+
+
+def growths(incident: Incident, dtype: str) -> tuple[Growth, ...]:
+    """What is known of the suspect's size; of a file without it, the samples of its headroom."""
+    found = [
+        _growth(one.of, one.dtype, one.by_step, _HOW.get(one.how, ""))
+        for one in incident.magnitudes
+        if one.dtype in LIMITS
+    ]
+    if not incident.magnitudes:
+        limit = LIMITS.get(dtype) or LIMITS["float32"]
+        numbers = {step: limit / 2.0**bits if bits > -1000 else math.inf for step, bits in incident.headroom.items()}
+        of = f"the output of {incident.module}" if incident.module else "the module's output"
+        found = [_growth(of, dtype if dtype in LIMITS else "float32", numbers, _HOW["sampled"])]
+    return tuple(growth for growth in found if growth.points)
+
+
+def _growth(of: str, dtype: str, by_step: Mapping[str, float], how: str) -> Growth:
+    points = tuple(
+        Point(int(step), number)
+        for step, number in by_step.items()
+        if step.isdecimal() and len(step) < 16 and number >= 0
+    )
+    said = f"{_grew(points, LIMITS[dtype])} {how.format(counted(len(points), 'step'))}"
+    return Growth(of, dtype, LIMITS[dtype], points, said.strip())
+
+
+def _grew(points: tuple[Point, ...], limit: float) -> str:
+    """What the picture shows, in a sentence of numbers."""
+    if len(points) < 2 or not all(0 < point.number < math.inf for point in (points[0], points[-1])):
+        return ""
+    first, last = points[0], points[-1]
+    factor, left = last.number / first.number, math.log2(limit / last.number)
+    times = f"{value(factor, 3) if factor >= 1e4 else f'{factor:,.3g}'} times"
+    return f"At step {last.step:,} it was {times} what it was at step {first.step:,}, with {left:.1f} bits left."
+
+
+def stats_rows(incident: Incident) -> tuple[StatsRow, ...]:
+    rows = [_stats_row(finding, origin=number == 0) for number, finding in enumerate(incident.findings)]
+    rows += [
+        _stats_row(Finding("activation", f"probe {probe.name}", "forward", stats=probe.stats), origin=False)
+        for probe in incident.probes
+    ]
+    return tuple(rows)
+
+
+def _stats_row(finding: Finding, *, origin: bool) -> StatsRow:
+    """The statistics of one tensor as a row. A single number, such as a loss, has only its value."""
+    stats = finding.stats
+    kind = finding.kind.replace("_", " ")
+    if stats is None:
+        said = value(finding.value) if finding.value is not None else finding.note
+        return StatsRow(finding.name, kind, origin, said, "", "", "", "", "", "", "", "")
+
+    def number(found: float | None) -> str:
+        return "none" if found is None else value(found, 4)
+
+    return StatsRow(
+        finding.name, kind, origin, f"{stats.nonfinite:,} of {stats.numel:,}", f"{stats.nan:,}", f"{stats.posinf:,}",
+        f"{stats.neginf:,}", number(stats.min), number(stats.max), number(stats.mean), shape(stats.shape), stats.dtype,
+    )  # fmt: skip
+
+
+def cause_rows(incident: Incident) -> tuple[CauseRow, ...]:
+    """The causes, the best one first, and after them those that a trial refuted."""
+    rows = []
+    for number, cause in enumerate(incident.causes):
+        rows.append(CauseRow(cause.code, cause.summary or cause.title, verdict_of(cause), _reasons(cause), number == 0))
+    for cause in incident.refuted:
+        trial = next((e.trial for e in cause.evidence if e.trial is not None), None)
+        word = f"refuted by trial {trial}" if trial is not None else "refuted"
+        rows.append(CauseRow(cause.code, cause.title, Badge("muted", "✗", word), _reasons(cause), False))
+    return tuple(rows)
+
+
+def _reasons(cause: Cause) -> tuple[tuple[str, str], ...]:
+    """An arrow of two characters would be broken at the end of a line."""
+    return tuple(
+        (f"trial {e.trial}" if e.trial is not None else e.kind, e.text.replace(" -> ", " → ")) for e in cause.evidence
+    )
+
+
+def trial_rows(incident: Incident) -> tuple[TrialRow, ...]:
+    """The trials, each kind after the control that it rests on. Files of an older nantrap have no controls."""
+    rows = []
+    shown: set[str] = set()
+    for trial in incident.trials:
+        for control in incident.controls:
+            if control.harness == trial.harness and control.harness not in shown:
+                shown.add(control.harness)
+                rows.append(_trial_row(control, incident))
+        rows.append(_trial_row(trial, incident))
+    return tuple(rows)
+
+
+def _trial_row(trial: Trial, incident: Incident) -> TrialRow:
+    """A trial as a row. A control must fail as the step did: only then do the trials of its kind count."""
+    control = "control" in trial.name
+    if trial.finite is None:
+        verdict = Badge("muted", "?", "not run")
+    elif trial.finite:
+        verdict = Badge("warn" if control else "ok", "▲" if control else "✓", "finite")
+    else:
+        verdict = Badge("plain" if control else "bad", "✖", "not finite")
+    result = "" if trial.loss is None else f"loss {value(trial.loss, 4)}"
+    if control and not trial.note:
+        note = "nothing changed: the trials cannot be trusted" if trial.finite else "fails as it did: the trials count"
+    else:
+        note = trial.note or _tells(trial, incident)
+    change = trial.change or ("nothing changed" if control else trial.name)
+    return TrialRow(trial.number, change, verdict, result, f"{trial.milliseconds:,.0f} ms", note, control)
+
+
+def _tells(trial: Trial, incident: Incident) -> str:
+    """Which causes a trial proves, supports or refutes, and whether it verifies the fix."""
+    said = []
+    for cause in incident.causes:
+        if any(evidence.trial == trial.number for evidence in cause.evidence):
+            said.append(f"{'proves' if cause.proven else 'supports'} {cause.code}")
+        if cause.fix is not None and cause.fix.verified and cause.fix.trial == trial.number:
+            said.append("verifies the fix")
+    for cause in incident.refuted:
+        if any(evidence.trial == trial.number for evidence in cause.evidence):
+            said.append(f"refutes {cause.code}")
+    return ", ".join(dict.fromkeys(said))

@@ -10,19 +10,42 @@ from typing import Any
 import numpy as np
 
 from nantrap.health import Expectations, judge
-from nantrap.incident import Incident
-from nantrap.incident.wording import counted
+from nantrap.incident import BY_SLUG, Incident
+from nantrap.incident.wording import counted, place_text
 from nantrap.record import ACTIONS, Column, Event, Run, Series
 from nantrap.report import wording as words
-from nantrap.report.environment import environment
-from nantrap.report.incident_rows import Group, Verdict, groups_of
 from nantrap.report.numbers import percent, value
+from nantrap.report.surroundings import environment
+from nantrap.report.view_incident import Badge, verdict_of
 
 _MOST_EVENTS = 200_000
 _MOST_TERMS = 6
 _MOST_WATCHED = 8
 _MOST_GROUPS = 40
 _MOST_EVALUATIONS = 60
+
+
+@dataclass(frozen=True, slots=True)
+class IncidentGroup:
+    """Incidents with one cause at one place."""
+
+    number: int
+    code: str
+    title: str
+    verdict: Badge
+    place: str
+    steps: tuple[int, ...]
+    did: str
+    fix: str
+    verified: bool
+    folder: str
+    folder_step: int | None
+
+    @property
+    def span(self) -> str:
+        """`590 to 19,942`."""
+        first, last = self.steps[0], self.steps[-1]
+        return f"{first:,}" if first == last else f"{first:,} to {last:,}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,13 +81,13 @@ class RankRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class CheckRow:
     """One check of the whole run or of one stage of the plan."""
 
     stage: str
     check: str
     found: str
-    verdict: Verdict
+    verdict: Badge
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +96,7 @@ class RunView:
 
     name: str
     kind: str
-    verdict: Verdict
+    verdict: Badge
     title: str
     span: str
     result: tuple[str, str]
@@ -91,7 +114,7 @@ class RunView:
     drawn: tuple[Drawn, ...]
     terms: tuple[Drawn, ...]
     left_out: tuple[str, ...]
-    groups: tuple[Group, ...]
+    groups: tuple[IncidentGroup, ...]
     more_groups: int
     incidents: int
     spikes: tuple[int, ...]
@@ -99,7 +122,7 @@ class RunView:
     evaluations: tuple[Evaluation, ...]
     evaluation_loss: Column | None
     ranks: tuple[RankRow, ...]
-    stages: tuple[Stage, ...]
+    stages: tuple[CheckRow, ...]
     environment: tuple[tuple[str, str], ...]
     files: tuple[tuple[str, int], ...]
     problems: tuple[str, ...]
@@ -117,7 +140,7 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
     action = series.action
     events = series.events(limit=_MOST_EVENTS)
     incidents = {folder.path.name: folder.incident for folder in run.incidents if folder.incident is not None}
-    groups = groups_of(events, incidents)
+    groups = _groups(events, incidents)
     step = series.step
     skipped = tuple(int(s) for s in step[(action > 0) & (action < 4)])
     attempted, applied = _counts(series)
@@ -167,21 +190,78 @@ def view_run(run: Run, *, expect: Expectations | None = None) -> RunView:
     )
 
 
+def _groups(events: Sequence[Event], incidents: Mapping[str, Incident]) -> tuple[IncidentGroup, ...]:
+    """Incidents by cause, phase and module, the most frequent first.
+
+    The journal knows all of them, the folders only those with a bundle; the folder with trials is shown for its group.
+    """
+    groups: dict[tuple[str | None, ...], list[Event]] = {}
+    for event in events:
+        if event.phase is not None or event.cause is not None or event.action != "apply":
+            groups.setdefault((event.cause, event.phase, event.module), []).append(event)
+    folders: dict[tuple[str | None, ...], tuple[str, Incident]] = {}
+    for name, incident in sorted(incidents.items()):
+        slug = incident.causes[0].slug if incident.causes else None
+        key = (slug, incident.phase, incident.module)
+        kept = folders.get(key)
+        if kept is None or (not kept[1].trials and incident.trials):
+            folders[key] = (name, incident)
+        groups.setdefault(key, [Event(incident.step, -1, incident.action.value, slug, incident.phase, incident.module)])
+    ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[1][0].step))
+    return tuple(_group(number, key, found, folders.get(key)) for number, (key, found) in enumerate(ordered, start=1))
+
+
+def _group(
+    number: int, key: tuple[str | None, ...], found: Sequence[Event], folder: tuple[str, Incident] | None
+) -> IncidentGroup:
+    """One group of incidents, with what the incident in `folder` knows about its cause and fix."""
+    slug, phase, module = key
+    incident = folder[1] if folder is not None else None
+    cause = incident.causes[0] if incident is not None and incident.causes else None
+    entry = BY_SLUG.get(slug or "unknown") or BY_SLUG["unknown"]
+    source = incident.source if incident is not None else None
+    places = [place_text(source.file.rpartition("/")[2], source.line)] if source is not None else []
+    if module:
+        places.append(f"in {module}")
+    if not places and phase:
+        places.append(phase)
+    done = {
+        action: sum(1 for event in found if event.action == action) for action in ("skip", "rollback", "stop", "apply")
+    }
+    did = ", ".join(f"{number_:,} {words.VERBS[action]}" for action, number_ in done.items() if number_)
+    title = entry.title if cause is None or cause.slug != "unknown" else cause.summary or entry.title
+    if cause is None and slug is None:
+        title = "not applied, not diagnosed" if incident is None else words.what(incident)
+    return IncidentGroup(
+        number=number,
+        code=cause.code if cause is not None else entry.code,
+        title=title,
+        verdict=verdict_of(cause),
+        place=" ".join(places),
+        steps=tuple(event.step for event in found),
+        did=did,
+        fix=cause.fix.text if cause is not None and cause.fix is not None else "",
+        verified=bool(cause and cause.fix and cause.fix.verified),
+        folder=folder[0] if folder is not None else "",
+        folder_step=incident.step if incident is not None else None,
+    )
+
+
 def _counts(series: Series) -> tuple[int, int]:
     current = series.current
     rows = np.ones(len(series), dtype=bool) if len(current) != len(series) else current
     return int(rows.sum()), int((series.applied & rows).sum())
 
 
-def _verdict(*, stopped: bool, skipped: int, events: int) -> Verdict:
+def _verdict(*, stopped: bool, skipped: int, events: int) -> Badge:
     if stopped:
-        return Verdict("bad", "✖", "stopped by the guard")
+        return Badge("bad", "✖", "stopped by the guard")
     if skipped or events:
-        return Verdict("warn", "▲", "with incidents")
-    return Verdict("ok", "✓", "no incident")
+        return Badge("warn", "▲", "with incidents")
+    return Badge("ok", "✓", "no incident")
 
 
-def _title(attempted: int, applied: int, groups: Sequence[Group], kind: str) -> str:
+def _title(attempted: int, applied: int, groups: Sequence[IncidentGroup], kind: str) -> str:
     """The run in a sentence: how many steps, how many applied, how many causes, how many of them proven."""
     if kind != "nantrap":
         return f"{counted(attempted, 'step')} in this log."
@@ -268,7 +348,7 @@ def _recovered(
     return f"{counted(len(rollbacks), 'rollback')}, the last at step {step:,}{where}.", used
 
 
-def _first(groups: Sequence[Group], skipped: int) -> tuple[str, str, str]:
+def _first(groups: Sequence[IncidentGroup], skipped: int) -> tuple[str, str, str]:
     if not groups:
         return "Nothing to do.", "", ""
     best = next((group for group in groups if group.verified), groups[0])
@@ -348,7 +428,7 @@ def _agrees(lead: Series, series: Series) -> str:
     return "always" if not len(differs) else f"differs from step {int(series.step[differs[0]]):,} on"
 
 
-def _stages(run: Run, expect: Expectations | None) -> tuple[Stage, ...]:
+def _stages(run: Run, expect: Expectations | None) -> tuple[CheckRow, ...]:
     """The checks of the whole run, then those of each stage of the plan."""
     if not len(run.main):
         return ()
@@ -357,7 +437,7 @@ def _stages(run: Run, expect: Expectations | None) -> tuple[Stage, ...]:
     found += [(f"{stage.name} ({stage.span}, {stage.state})", f) for stage in verdict.stages for f in stage.findings]
     signs = {"pass": ("ok", "✓"), "warn": ("warn", "▲"), "fail": ("bad", "✖"), "unknown": ("muted", "?")}
     return tuple(
-        Stage(name, f.check.replace("_", " "), f.summary, Verdict(*signs[f.outcome], f.outcome))
+        CheckRow(name, f.check.replace("_", " "), f.summary, Badge(*signs[f.outcome], f.outcome))
         for name, f in found[:80]
     )
 

@@ -42,7 +42,7 @@ def done_text(incident: Incident) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class DiagnosticNote:
     """One line of facts: `= where: step 1,204, rank 0, forward`."""
 
     label: str
@@ -76,7 +76,7 @@ class Diagnostic:
     code: str
     headline: str
     excerpt: Excerpt | None
-    notes: tuple[Note, ...]
+    notes: tuple[DiagnosticNote, ...]
     help: str
     change: tuple[str, ...]
     also: str
@@ -103,19 +103,19 @@ def diagnostic(incident: Incident) -> Diagnostic:
     """The words for an incident. Observed facts and inferred causes are kept apart."""
     cause = incident.causes[0] if incident.causes else None
     code = cause.code if cause else "NT000"
-    notes = [Note("where", _where(incident)), *_found(incident)]
+    notes = [DiagnosticNote("where", _where(incident)), *_found(incident)]
     if cause is not None:
-        notes += [Note("proof" if cause.proven else "hint", text) for text in evidence_texts(cause)]
+        notes += [DiagnosticNote("proof" if cause.proven else "hint", text) for text in evidence_texts(cause)]
         if cause.risk in RISKS and cause.slug != "unknown":
-            notes.append(Note("risk", f"{cause.risk}: {RISKS[cause.risk]}"))
+            notes.append(DiagnosticNote("risk", f"{cause.risk}: {RISKS[cause.risk]}"))
     if incident.samples:
-        notes.append(Note("sample", samples_text(incident)))
+        notes.append(DiagnosticNote("sample", samples_text(incident)))
     if incident.inputs:
-        notes.append(Note("input" if incident.inputs[0].note else "batch", inputs_text(incident)))
+        notes.append(DiagnosticNote("input" if incident.inputs[0].note else "batch", inputs_text(incident)))
     notes += _before(incident)
-    notes += [Note("probe", probe_text(probe)) for probe in incident.probes]
-    notes.append(Note("did", done_text(incident)))
-    notes += [Note("note", visible(note)) for note in incident.notes[:3]]
+    notes += [DiagnosticNote("probe", probe_text(probe)) for probe in incident.probes]
+    notes.append(DiagnosticNote("did", done_text(incident)))
+    notes += [DiagnosticNote("note", visible(note)) for note in incident.notes[:3]]
     fix = cause.fix if cause is not None else None
     others = incident.causes[1:3]
     return Diagnostic(
@@ -332,36 +332,36 @@ def origin_dtype(incident: Incident) -> str:
     return framed or next((f.stats.dtype for f in incident.findings if f.kind == "activation" and f.stats), "")
 
 
-def _found(incident: Incident) -> list[Note]:
+def _found(incident: Incident) -> list[DiagnosticNote]:
     """What was found: the loss terms, and the first few tensors that are not finite."""
     notes = []
     if terms := terms_text(incident):
-        notes.append(Note("terms", terms))
+        notes.append(DiagnosticNote("terms", terms))
     if inside := [f for f in incident.findings if f.kind == "term" and f.phase == "backward"]:
-        notes.append(Note("found", terms_said(inside)))
+        notes.append(DiagnosticNote("found", terms_said(inside)))
     stated = [f for f in incident.findings if f.kind != "activation" and f.stats is not None]
     for finding in stated[:4]:
         assert finding.stats is not None
         noun = _noun(finding)
         named = noun if finding.name == noun else f"{noun} {visible(finding.name)}"  # "batch", not "batch batch"
-        notes.append(Note("found", f"{named}: {finding.stats.describe()}"))
+        notes.append(DiagnosticNote("found", f"{named}: {finding.stats.describe()}"))
     if len(stated) > 4:
-        notes.append(Note("found", f"{len(stated) - 4:,} more, all in incident.json"))
+        notes.append(DiagnosticNote("found", f"{len(stated) - 4:,} more, all in incident.json"))
     return notes
 
 
-def _before(incident: Incident) -> list[Note]:
+def _before(incident: Incident) -> list[DiagnosticNote]:
     """How the values grew before the failure: through the last operations, and over the last steps."""
     notes = []
     sized = [frame for frame in incident.frames if frame.absmax is not None and not frame.origin]
     if len(sized) > 1:
         steps = [f"{visible(frame.op).removeprefix('aten.')} {value(frame.absmax, 3)}" for frame in sized[-5:]]
         steps.append(visible(incident.op).removeprefix("aten.") if incident.op else "?")
-        notes.append(Note("before", " -> ".join(steps)))
+        notes.append(DiagnosticNote("before", " -> ".join(steps)))
     if incident.headroom:
         bits = " -> ".join(f"{left:.1f}" for left in incident.headroom.values())
         first, *_, last = [next(iter(incident.headroom)), *incident.headroom]
-        notes.append(Note("headroom", f"{bits} bits in {visible(incident.module)}, steps {first} to {last}"))
+        notes.append(DiagnosticNote("headroom", f"{bits} bits in {visible(incident.module)}, steps {first} to {last}"))
     return notes
 
 

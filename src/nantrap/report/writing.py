@@ -17,7 +17,7 @@ from nantrap.report import formats
 from nantrap.report.pages import incident_page, run_page
 from nantrap.report.surroundings import surroundings
 from nantrap.report.view_incident import IncidentView, view_incident
-from nantrap.report.view_run import RunView, Stage, view_run
+from nantrap.report.view_run import CheckRow, RunView, view_run
 
 FORMATS = ("html", "md", "json", "junit", "github", "sarif")
 REPORT = "report.html"
@@ -26,7 +26,7 @@ _MARK = '<meta name="generator" content="nantrap '
 
 
 @dataclass(frozen=True, slots=True)
-class Report:
+class RenderedReport:
     """A report in one format, and where it belongs if no place is named."""
 
     text: str
@@ -95,7 +95,7 @@ def make_report(
     *,
     beside: bool = True,
     expect: str | os.PathLike[str] | None = None,
-) -> Report:
+) -> RenderedReport:
     """The report on a run, a log or an incident in one of `FORMATS`.
 
     Args:
@@ -109,15 +109,17 @@ def make_report(
         place = place.parent
     if (place / "incident.json").is_file():
         shown = read_incident_view(place)
-        return Report(_incident_report(shown, kind, links=beside), place / REPORT, f"step {shown.incident.step:,}")
+        return RenderedReport(
+            _incident_report(shown, kind, links=beside), place / REPORT, f"step {shown.incident.step:,}"
+        )
     run = open_run(place)
     folder = place if place.is_dir() else place.parent
     name = REPORT if place.is_dir() else f"{place.name}.{REPORT}"
     view = view_run(run, expect=read_expectations(expect) if expect is not None else None)
-    return Report(_run_report(run, view, kind, links=beside and place.is_dir()), folder / name, run.name)
+    return RenderedReport(_run_report(run, view, kind, links=beside and place.is_dir()), folder / name, run.name)
 
 
-def save(report: Report, place: Path, *, force: bool = False) -> None:
+def save(report: RenderedReport, place: Path, *, force: bool = False) -> None:
     """Write a report to a file. Only a page that nantrap made is replaced without `force`."""
     if not force and not _ours(place):
         raise UsageError(f"{place} exists and was not written by nantrap; --force overwrites it")
@@ -166,7 +168,7 @@ def _run_report(run: Run, view: RunView, kind: str, *, links: bool) -> str:
     return _problems(view.name, formats.problems_of_run(view, _run_incidents(run)), kind, view.stages)
 
 
-def _problems(name: str, problems: Sequence[formats.Problem], kind: str, stages: Sequence[Stage]) -> str:
+def _problems(name: str, problems: Sequence[formats.Problem], kind: str, stages: Sequence[CheckRow]) -> str:
     if kind == "junit":
         checks = [(f"{stage.stage}: {stage.check}", stage.found, stage.verdict.tone != "bad") for stage in stages]
         return formats.junit(name, problems, stages=checks)

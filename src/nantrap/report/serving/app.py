@@ -22,18 +22,17 @@ from nantrap.incident import BY_SLUG
 from nantrap.incident.wording import counted, visible
 from nantrap.record import open_run
 from nantrap.report.charts import spark
-from nantrap.report.environment import environment
+from nantrap.report.journals import journals_of
 from nantrap.report.numbers import duration
+from nantrap.report.page_charts import standing_charts
 from nantrap.report.pages import incident_context, render, resource, run_context
 from nantrap.report.serving.content import KINDS, facts_of, feed_of, lines_of, message_of, ranks_of, raw_columns
-from nantrap.report.serving.finding import journals_of
-from nantrap.report.serving.guarding import Guarded
+from nantrap.report.serving.guarding import AccessControl
 from nantrap.report.serving.index import BUCKET, Index
 from nantrap.report.serving.metrics import CONTENT_TYPE, metrics
 from nantrap.report.serving.results import results_of
-from nantrap.report.serving.standing import standing_charts
 from nantrap.report.serving.summary import Summary
-from nantrap.report.surroundings import read_json
+from nantrap.report.surroundings import environment, read_json
 from nantrap.report.view_run import view_run
 from nantrap.report.writing import read_incident_view
 
@@ -57,7 +56,7 @@ class Live:
         self._interval = interval
         self._stopping = asyncio.Event()
 
-    def application(self, *, hosts: tuple[str, ...], token: str | None = None) -> Guarded:
+    def application(self, *, hosts: tuple[str, ...], token: str | None = None) -> AccessControl:
         """The application with its guard."""
         routes = [
             Route("/", self.list_page),
@@ -71,7 +70,7 @@ class Live:
             Route("/metrics", self.metrics_text),
             Route("/healthz", self.health_text),
         ]
-        return Guarded(Starlette(routes=routes, lifespan=self._lifespan), hosts=hosts, token=token)
+        return AccessControl(Starlette(routes=routes, lifespan=self._lifespan), hosts=hosts, token=token)
 
     @contextlib.asynccontextmanager
     async def _lifespan(self, app: Starlette) -> AsyncIterator[None]:

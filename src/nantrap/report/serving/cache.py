@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median_low
 from typing import Any
 
-from nantrap.report.serving.journals import Row
+from nantrap.report.journals import JournalRow
 
 BUCKET = 256
 """Steps of a bucket of the stored curves."""
@@ -93,7 +93,7 @@ class JournalCache:
             for table in ("scans", "buckets", "marks"):
                 self._database.execute(f"DELETE FROM {table} WHERE path = ?", (path,))
 
-    def store(self, path: str, inode: int, offset: int, counts: StepCounts, rows: Iterable[Row]) -> None:
+    def store(self, path: str, inode: int, offset: int, counts: StepCounts, rows: Iterable[JournalRow]) -> None:
         """Keep what new rows say, in one transaction: curves in buckets, steps that were not applied, counts."""
         buckets: dict[tuple[str, int], tuple[list[float], int]] = {}
         marks = []
@@ -148,7 +148,7 @@ def _opened(cache: Path | None) -> sqlite3.Connection:
     return in_memory
 
 
-def _count(counts: StepCounts, row: Row) -> None:
+def _count(counts: StepCounts, row: JournalRow) -> None:
     """Add one step to the counts of its run."""
     counts.steps += 1
     counts.applied += row.action == "apply"

@@ -8,11 +8,10 @@ from typing import Any
 
 from nantrap.incident import BY_SLUG
 from nantrap.incident.wording import visible
+from nantrap.report.journals import JournalRow, finite_or_none, incident_folders, tail
 from nantrap.report.numbers import value
-from nantrap.report.serving.finding import incident_folders
 from nantrap.report.serving.foreign import ForeignLog
 from nantrap.report.serving.index import Index
-from nantrap.report.serving.journals import Row, finite_or_none, tail
 from nantrap.report.serving.summary import Summary
 from nantrap.report.surroundings import read_json
 from nantrap.report.wording import VERBS
@@ -52,7 +51,7 @@ def facts_of(summary: Summary, index: Index) -> list[tuple[str, str, str]]:
     return facts
 
 
-def message_of(summary: Summary, rows: list[Row], index: Index) -> dict[str, Any]:
+def message_of(summary: Summary, rows: list[JournalRow], index: Index) -> dict[str, Any]:
     """What is new on the page of a run."""
     return {
         "run": summary.to_dict(),
@@ -62,7 +61,7 @@ def message_of(summary: Summary, rows: list[Row], index: Index) -> dict[str, Any
     }
 
 
-def feed_of(rows: list[Row], run: Path) -> list[dict[str, Any]]:
+def feed_of(rows: list[JournalRow], run: Path) -> list[dict[str, Any]]:
     """The last events: those at the end of the journal, and the incidents before it that have a folder."""
     folders: dict[int, Path] = {}
     for folder in incident_folders(run):
@@ -79,11 +78,11 @@ def feed_of(rows: list[Row], run: Path) -> list[dict[str, Any]]:
         causes = found.get("causes")
         first = causes[0] if isinstance(causes, list) and causes and isinstance(causes[0], dict) else {}
         summary = {"cause": first.get("slug"), "module": found.get("module"), "op": found.get("op")}
-        events.append(event_of(Row(step, str(found.get("action", "skip")), {}, incident=summary), folder.name))
+        events.append(event_of(JournalRow(step, str(found.get("action", "skip")), {}, incident=summary), folder.name))
     return sorted(events, key=lambda event: -int(event["step"]))[:40]
 
 
-def event_of(row: Row, folder: str) -> dict[str, Any]:
+def event_of(row: JournalRow, folder: str) -> dict[str, Any]:
     """One event of the list beside the curves."""
     tone, sign = _SIGNS.get(row.action, ("warn", "▲"))
     cause = str(row.incident.get("cause") or "")
@@ -109,7 +108,7 @@ def ranks_of(journals: list[Path]) -> list[tuple[int, str, str, str]]:
     return ranks
 
 
-def raw_columns(rows: list[Row], first: int, last: int) -> dict[str, Any]:
+def raw_columns(rows: list[JournalRow], first: int, last: int) -> dict[str, Any]:
     """Every step of a short range, in the form of the stored curves."""
     columns: dict[str, list[list[Any]]] = {}
     for row in rows:

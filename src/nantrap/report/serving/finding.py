@@ -15,16 +15,16 @@ _ENDINGS = (".jsonl", ".ndjson", ".log", ".out", ".txt", ".csv", ".tsv")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class RunPlace:
     """Where a run is: its folder, or the file (TensorBoard: the folder) of a log that nantrap did not write."""
 
     path: Path
     foreign: bool = False
 
 
-def places_under(root: Path) -> list[Place]:
+def places_under(root: Path) -> list[RunPlace]:
     """Runs (folders with a journal) and possible logs, by path. Folders inside a run are not searched."""
-    found: list[Place] = []
+    found: list[RunPlace] = []
     waiting = [(root, 0)]
     while waiting and len(found) < _MOST_RUNS:
         folder, depth = waiting.pop()
@@ -33,9 +33,9 @@ def places_under(root: Path) -> list[Place]:
         except OSError:
             continue
         if any(entry.name.startswith("journal-r") and entry.name.endswith(".jsonl") for entry in entries):
-            found.append(Place(folder))
+            found.append(RunPlace(folder))
             continue
-        found += [Place(path, foreign=True) for path in _logs(folder, entries)]
+        found += [RunPlace(path, foreign=True) for path in _logs(folder, entries)]
         if depth < _DEPTH:
             for entry in entries:
                 if entry.name[:1] not in (".", "_") and entry.is_dir(follow_symlinks=False):
@@ -68,22 +68,3 @@ def _is_newer(checkpoint: Path) -> bool:
             if number.isdigit() and later.isdigit() and int(later) > int(number):
                 return True
     return False
-
-
-def journals_of(folder: Path) -> list[Path]:
-    """The journals of a run in the order of their ranks."""
-    found = []
-    with contextlib.suppress(OSError):
-        for path in folder.glob("journal-r*.jsonl"):
-            number = path.name.removeprefix("journal-r").removesuffix(".jsonl")
-            if number.isdigit() and path.is_file():
-                found.append((int(number), path))
-    return [path for _, path in sorted(found)]
-
-
-def incident_folders(run: Path) -> list[Path]:
-    """The folders of the incidents of a run, by name."""
-    try:
-        return sorted(p for p in (run / "incidents").iterdir() if p.is_dir() and not p.name.startswith("."))
-    except OSError:
-        return []

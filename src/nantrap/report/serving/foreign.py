@@ -11,7 +11,7 @@ import numpy as np
 
 from nantrap.record import Column, Run, is_evaluation, open_run
 from nantrap.report.columns import columns
-from nantrap.report.serving.journals import Row, finite_or_none
+from nantrap.report.journals import JournalRow, finite_or_none
 
 LARGEST = 32 << 20
 """Bytes of a log that are read for its page; of a longer one, the end."""
@@ -89,7 +89,7 @@ class ForeignLog:
         blocks = [float(np.median(values[i : i + _BLOCK])) for i in range(0, len(values) - _BLOCK + 1, _BLOCK)]
         return min(blocks, default=None)
 
-    def rows(self, *, most: int = 2000, after: int | None = None) -> list[Row]:
+    def rows(self, *, most: int = 2000, after: int | None = None) -> list[JournalRow]:
         """The last steps, or those after a step."""
         with self._lock:
             steps = self._run.main.step
@@ -99,7 +99,7 @@ class ForeignLog:
             found = [row for row in found if row.step > after]
         return found[-most:]
 
-    def window(self, first: int, last: int) -> list[Row]:
+    def window(self, first: int, last: int) -> list[JournalRow]:
         """The steps from `first` to `last`."""
         with self._lock:
             inside = np.flatnonzero((self._run.main.step >= first) & (self._run.main.step <= last))
@@ -146,7 +146,7 @@ def _shown(run: Run) -> Iterator[tuple[str, Column]]:
         yield name, main[name]
 
 
-def _rows(run: Run, start: int, stop: int) -> Iterator[Row]:
+def _rows(run: Run, start: int, stop: int) -> Iterator[JournalRow]:
     """Rows of the table as steps; consecutive rows of one step are one."""
     steps = run.main.step[start:stop].tolist()
     numbers: list[dict[str, float]] = [{} for _ in steps]
@@ -159,5 +159,5 @@ def _rows(run: Run, start: int, stop: int) -> Iterator[Row]:
         merged.update(numbers[i])
         if i + 1 == len(steps) or steps[i + 1] != step:
             if merged:
-                yield Row(step, "apply", merged)
+                yield JournalRow(step, "apply", merged)
             merged = {}

@@ -39,7 +39,7 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-class Guarded:
+class AccessControl:
     """Wraps the application. Holds the token and the allowed host names.
 
     Args:

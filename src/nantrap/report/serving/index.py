@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from nantrap.errors import NantrapError
+from nantrap.report.journals import JournalRow, appended, ending, incident_folders, journals_of, window
 from nantrap.report.serving.cache import BUCKET, JournalCache, StepCounts
-from nantrap.report.serving.finding import Place, incident_folders, journals_of, places_under
+from nantrap.report.serving.finding import RunPlace, places_under
 from nantrap.report.serving.foreign import ForeignLog, stamp
-from nantrap.report.serving.journals import Row, appended, ending, window
 from nantrap.report.serving.state import Recent, state_of
 from nantrap.report.serving.summary import Summary, is_alive, summarised, summarised_log
 
@@ -42,7 +42,7 @@ class Index:
     def __init__(self, root: Path, *, cache: Path | None = None) -> None:
         self.root = root.resolve()
         self._lock = threading.Lock()
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, RunPlace] = {}
         self._kept: dict[str, _Kept] = {}
         self._open: OrderedDict[str, ForeignLog] = OrderedDict()
         self._cache = JournalCache(cache)
@@ -55,7 +55,7 @@ class Index:
 
     def discover(self) -> None:
         """Look for runs and logs, not too deep."""
-        found: dict[str, Place] = {}
+        found: dict[str, RunPlace] = {}
         for place in places_under(self.root):
             ident = hashlib.sha256(str(place.path.relative_to(self.root)).encode()).hexdigest()[:12]
             found[ident] = place
@@ -126,18 +126,18 @@ class Index:
 
     # ---- steps
 
-    def rows(self, ident: str) -> list[Row]:
+    def rows(self, ident: str) -> list[JournalRow]:
         """The last steps of a run."""
         return self.follow(ident)[0]
 
-    def follow(self, ident: str) -> tuple[list[Row], Callable[[], list[Row]]]:
+    def follow(self, ident: str) -> tuple[list[JournalRow], Callable[[], list[JournalRow]]]:
         """The last steps of a run, and a function that gives those that were written since its last call."""
         log, journal = self.log(ident), self._journal(ident)
         if log is not None:
             rows = log.rows()
             seen = rows[-1].step if rows else -1
 
-            def newer() -> list[Row]:
+            def newer() -> list[JournalRow]:
                 nonlocal seen
                 log.refresh()
                 found = log.rows(after=seen)
@@ -150,14 +150,14 @@ class Index:
         end = ending(journal)
         offset = end.offset
 
-        def new() -> list[Row]:
+        def new() -> list[JournalRow]:
             nonlocal offset
             found, offset = appended(journal, offset)
             return found
 
         return end.rows, new
 
-    def window(self, ident: str, first: int, last: int) -> list[Row]:
+    def window(self, ident: str, first: int, last: int) -> list[JournalRow]:
         """The steps from `first` to `last`."""
         log, journal = self.log(ident), self._journal(ident)
         if log is not None:

@@ -17,7 +17,7 @@ _TITLES = {"nantrap.audit": "Checkpoint audit", "nantrap.data": "Data check", "n
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class SavedResult:
     """One result: a verdict and its first findings in words."""
 
     title: str
@@ -28,7 +28,7 @@ class Result:
     lines: tuple[str, ...]
 
 
-def results_of(run: Path) -> tuple[Result, ...]:
+def results_of(run: Path) -> tuple[SavedResult, ...]:
     """The results in the folder of a run, by the schema that they name."""
     found = []
     try:
@@ -43,14 +43,14 @@ def results_of(run: Path) -> tuple[Result, ...]:
     return tuple(found)
 
 
-def _result(title: str, name: str, document: Mapping[str, Any]) -> Result:
+def _result(title: str, name: str, document: Mapping[str, Any]) -> SavedResult:
     lines = tuple(_sentences(document))
     clean = document.get("clean", document.get("ok"))
     if clean is None:
         clean = not lines
     verdict = str(document.get("verdict") or ("no problem found" if clean else counted(len(lines), "finding")))
     tone, sign = ("ok", "✓") if clean else ("warn", "▲") if verdict == "doubtful" else ("bad", "✖")
-    return Result(title, name, tone, sign, verdict, lines[:_MOST_LINES])
+    return SavedResult(title, name, tone, sign, verdict, lines[:_MOST_LINES])
 
 
 def _sentences(document: Mapping[str, Any]) -> list[str]:

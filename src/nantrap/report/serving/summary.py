@@ -13,9 +13,8 @@ from typing import Any
 from nantrap.errors import NantrapError
 from nantrap.incident import BY_SLUG
 from nantrap.incident.wording import visible
-from nantrap.report.serving.finding import incident_folders
+from nantrap.report.journals import ending, finite_or_none, incident_folders
 from nantrap.report.serving.foreign import ForeignLog
-from nantrap.report.serving.journals import ending, finite_or_none
 from nantrap.report.serving.state import RECENT, Recent, State, state_of
 from nantrap.report.surroundings import read_json
 

@@ -1,24 +1,48 @@
-"""Steps from anywhere in a journal: a journal of a gigabyte is searched by halving, its end is read from the end."""
+"""The files of a run, and the steps from anywhere in a journal.
+
+A journal of a gigabyte is never read as a whole: a place in it is found by halving, its end is read from the end.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from nantrap.record import RUN_ENDS, steps_of
-from nantrap.report.surroundings import CHUNK, bracket
 
 _KNOWN = ("loss", "grad_norm", "lr", "scale")
 _MOST_BYTES = 32 * 1024 * 1024
+_CHUNK = 64 * 1024
+"""A place in the file is found to this many bytes; no line of a journal is longer."""
+
+
+def journals_of(folder: Path) -> list[Path]:
+    """The journals of a run in the order of their ranks."""
+    found = []
+    with contextlib.suppress(OSError):
+        for path in folder.glob("journal-r*.jsonl"):
+            number = path.name.removeprefix("journal-r").removesuffix(".jsonl")
+            if number.isdigit() and path.is_file():
+                found.append((int(number), path))
+    return [path for _, path in sorted(found)]
+
+
+def incident_folders(run: Path) -> list[Path]:
+    """The folders of the incidents of a run, by name."""
+    try:
+        return sorted(p for p in (run / "incidents").iterdir() if p.is_dir() and not p.name.startswith("."))
+    except OSError:
+        return []
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class JournalRow:
     """One step of a journal: its numbers by name (`loss`, `grad_norm`, `lr`, `terms.kl`, `watch.alpha`)."""
 
     step: int
@@ -28,7 +52,7 @@ class Row:
     incident: dict[str, Any] = field(default_factory=dict)
 
 
-def rows_of(lines: bytes) -> list[Row]:
+def rows_of(lines: bytes) -> list[JournalRow]:
     """The steps in whole lines of a journal; half a line and what is no step are left out."""
     if not lines.strip():
         return []
@@ -53,7 +77,7 @@ def rows_of(lines: bytes) -> list[Row]:
     for taken in filter(None, [series.get("ms")]):
         for row, number in zip(taken.row.tolist(), taken.value.tolist(), strict=True):
             times[row] = number
-    rows = [Row(*fields) for fields in zip(series.step.tolist(), actions, numbers, times, strict=True)]
+    rows = [JournalRow(*fields) for fields in zip(series.step.tolist(), actions, numbers, times, strict=True)]
     for name in ("cause", "phase", "module", "op"):
         for labels in filter(None, [series.labels(f"incident.{name}")]):
             for row, code in zip(labels.row.tolist(), labels.code.tolist(), strict=True):
@@ -65,7 +89,7 @@ def rows_of(lines: bytes) -> list[Row]:
 class Ending:
     """The end of a journal: its last steps, the line with which the run said that it is over, and where it ends."""
 
-    rows: list[Row]
+    rows: list[JournalRow]
     over: dict[str, Any] | None
     offset: int
 
@@ -85,7 +109,7 @@ def ending(path: Path, *, most_bytes: int = 256 * 1024) -> Ending:
     return Ending(rows_of(lines), _run_end(data.rstrip(b"\n").rpartition(b"\n")[2]), start + whole)
 
 
-def tail(path: Path, *, most_bytes: int = 256 * 1024) -> list[Row]:
+def tail(path: Path, *, most_bytes: int = 256 * 1024) -> list[JournalRow]:
     """The last steps of a journal, as many as fit into this many bytes."""
     return ending(path, most_bytes=most_bytes).rows
 
@@ -99,7 +123,7 @@ def _run_end(last: bytes) -> dict[str, Any] | None:
     return line if isinstance(line, dict) and line.get("kind") == RUN_ENDS else None
 
 
-def appended(path: Path, offset: int, *, most_bytes: int = 4 * 1024 * 1024) -> tuple[list[Row], int]:
+def appended(path: Path, offset: int, *, most_bytes: int = 4 * 1024 * 1024) -> tuple[list[JournalRow], int]:
     """The whole lines after an offset, and the offset after them. A file that became shorter is read from the start."""
     try:
         with path.open("rb") as file:
@@ -114,22 +138,75 @@ def appended(path: Path, offset: int, *, most_bytes: int = 4 * 1024 * 1024) -> t
     return rows_of(data[:whole]), offset + whole
 
 
-def window(path: Path, first: int, last: int) -> list[Row]:
+def window(path: Path, first: int, last: int) -> list[JournalRow]:
     """The steps from `first` to `last`, found by halving; cut off after 32 MB."""
     try:
         with path.open("rb") as file:
-            return [row for row in _rows_from(file, first) if row.step <= last]
+            low, _ = _bracket(file, lambda found: found >= first)
+            data = _whole_lines(file, max(0, low - _CHUNK), _MOST_BYTES)
     except OSError:
         return []
+    return [row for row in rows_of(data) if first <= row.step <= last]
 
 
-def _rows_from(file: BinaryIO, first: int) -> Iterator[Row]:
-    """The rows from a step on. The place is found by bisection, so a long journal is not read as a whole."""
-    low, _ = bracket(file, lambda found: found >= first)
-    file.seek(max(0, low - CHUNK))
-    start = file.tell()
-    data = file.read(_MOST_BYTES)
-    yield from (row for row in rows_of(data.partition(b"\n")[2] if start else data) if row.step >= first)
+def rows_before(path: Path, step: int, *, most: int) -> list[JournalRow]:
+    """The last steps up to this one, oldest first, found by halving."""
+    try:
+        with path.open("rb") as file:
+            low, high = _bracket(file, lambda found: found > step)
+            start = max(0, low - 4 * _CHUNK)
+            data = _whole_lines(file, start, high + _CHUNK - start)
+    except OSError:
+        return []
+    return [row for row in rows_of(data) if row.step <= step][-most:]
+
+
+def _whole_lines(file: BinaryIO, start: int, most_bytes: int) -> bytes:
+    """The lines after an offset; the line that the offset cuts is left out."""
+    file.seek(start)
+    data = file.read(most_bytes)
+    return data.partition(b"\n")[2] if start else data
+
+
+def _bracket(file: BinaryIO, passed: Callable[[int], bool]) -> tuple[int, int]:
+    """Two offsets, at most `_CHUNK` apart, between which the first step begins that `passed` accepts.
+
+    Args:
+        file: the journal, whose steps rise.
+        passed: whether a step is at or behind the place that is searched for.
+    """
+    low, high = 0, file.seek(0, os.SEEK_END)
+    while high - low > _CHUNK:
+        middle = (low + high) // 2
+        found = _first_step_after(file, middle, high)
+        if found is None or passed(found):
+            high = middle
+        else:
+            low = middle
+    return low, high
+
+
+def _first_step_after(file: BinaryIO, offset: int, end: int) -> int | None:
+    """The first step in a whole line after an offset."""
+    file.seek(offset)
+    file.readline(_CHUNK)  # the rest of a line
+    while file.tell() < end:
+        step = _step_of(file.readline(_CHUNK))
+        if step is not None:
+            return step
+    return None
+
+
+def _step_of(line: bytes) -> int | None:
+    """The number of the step in one line; `None` for a broken line and for one that is no step."""
+    try:
+        raw = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(raw, dict) or raw.get("kind") not in (None, "step"):
+        return None
+    step = raw.get("step")
+    return step if isinstance(step, int) else None
 
 
 def finite_or_none(number: float) -> float | None:

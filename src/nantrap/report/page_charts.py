@@ -1,31 +1,38 @@
-"""The charts on the page of a run: all share one axis of steps, and the same numbers name the same causes."""
+"""The charts on the pages: of a run, of an incident, and of a run that is watched live.
+
+All charts of a page share one axis of steps, and the same numbers name the same causes.
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 from markupsafe import Markup, escape
 
 from nantrap.incident.wording import counted, visible
 from nantrap.record import Column
-from nantrap.report.axes import Scale, scale_for
 from nantrap.report.charts import (
-    Limit,
     Range,
+    Scale,
     chart,
     curve,
     diamond,
     flag,
     guides,
+    hatched,
     limit_line,
     note,
     numbered,
     rug,
+    scale_for,
     swatch,
 )
 from nantrap.report.columns import Columns, columns
+from nantrap.report.journals import JournalRow
 from nantrap.report.numbers import value
+from nantrap.report.view_incident import Growth, IncidentView
 from nantrap.report.view_run import Drawn, RunView
 
 COLUMNS = 400
@@ -257,7 +264,7 @@ def _drawn(view: RunView, drawn: Drawn, span: Range) -> Markup:
     scale = scale_for([found], height=84 if drawn.key == "grad_norm" else 60, include=shown, logarithmic=logarithmic)
     over = guides(_important(view), span, scale.height)
     if drawn.limit is not None:
-        over += limit_line(Limit(*drawn.limit), scale)
+        over += limit_line(*drawn.limit, scale)
     if drawn.key == "grad_norm":
         over += _spike_flag(column, found, span, scale)
     now = _now(column)
@@ -305,3 +312,110 @@ def _describe(title: str, column: Column, view: RunView) -> str:
         f"{title} over {counted(view.attempted, 'step')}, from {first} to {last}, smallest {least}, largest {most}, "
         f"{len(column.value) - len(good):,} not finite."
     )
+
+
+def magnitudes_chart(view: IncidentView) -> Markup:
+    """How large the suspect was over the last steps, against the limit of its dtype, with the step that failed."""
+    return Markup("").join(_magnitudes(growth, view.incident.step) for growth in view.magnitudes)
+
+
+def _magnitudes(growth: Growth, failed: int) -> Markup:
+    """How large the suspect was, against the limit of its dtype; described for readers who cannot see it."""
+    points, limit = growth.points, growth.limit
+    step, number = np.array([p.step for p in points]), np.array([p.number for p in points])
+    span = Range(int(step.min()), max(int(step.max()), failed))
+    low = min([p.number for p in points if p.number > 0], default=1.0)
+    scale = Scale(min(low, 1.0) / 2, limit * 4, 112, logarithmic=True)
+    found = columns(step, number, first=span.first, last=span.last, most=200)
+    last = points[-1]
+    left = f", {math.log2(limit / last.number):.1f} bits left" if 0 < last.number < math.inf else ""
+    figure = chart(
+        f"How large {growth.of} was",
+        describe=f"The largest value of {growth.of} is {value(last.number, 3)} at step {last.step:,}; the limit of "
+        f"{growth.dtype} is {value(limit, 3)}; step {failed:,} failed.",
+        scale=scale,
+        span=span,
+        inner=curve(found, scale, band=False) + hatched(failed, span, scale),
+        over=limit_line(limit, f"limit of {growth.dtype}: {value(limit, 5)}", scale, tone="bad", lifted=True),
+        caption=note("log scale, hatched: the step that failed"),
+        lifted=True,
+        now=f"{value(last.number, 3)} at step {last.step:,}{left}",
+    )
+    return figure + Markup('<p class="note break">{}</p>').format(growth.sentence)
+
+
+def moments_charts(view: IncidentView) -> list[Markup]:
+    """Loss and gradient norm of the steps before and of the failed one, which the journal may not have yet."""
+    incident, moments = view.incident, view.moments
+    if moments and moments[-1].step < incident.step:
+        numbers = {"loss": incident.loss, "grad_norm": incident.grad_norm}
+        known = {name: number for name, number in numbers.items() if number is not None}
+        moments = (*moments, JournalRow(incident.step, incident.action.value, known))
+    if len(moments) < 3:
+        return []
+    step = np.array([moment.step for moment in moments])
+    span = Range(int(step.min()), int(step.max()))
+    skipped = [moment.step for moment in moments if moment.action in ("skip", "rollback", "stop")]
+    figures = []
+    for title, name in (("Loss up to the incident", "loss"), ("Gradient norm up to the incident", "grad_norm")):
+        number = np.array([moment.numbers.get(name, math.nan) for moment in moments])
+        good = number[np.isfinite(number)]
+        if not len(good):
+            continue
+        found = columns(step, number, first=span.first, last=span.last, most=400)
+        scale = scale_for([found], height=84)
+        figures.append(
+            chart(
+                title,
+                describe=f"{title}, steps {span.first:,} to {span.last:,}, from {value(float(good[0]), 3)} to "
+                f"{value(float(good[-1]), 3)}, {len(number) - len(good)} not finite.",
+                scale=scale,
+                span=span,
+                inner=curve(found, scale, band=False) + rug(skipped, span, scale.height),
+                caption=note(", ".join(_legend(logarithmic=scale.logarithmic, gaps=len(good) < len(number)))),
+                now=f"last finite {value(float(good[-1]), 4)}",
+            )
+        )
+    return figures
+
+
+def _legend(*, logarithmic: bool, gaps: bool) -> list[str]:
+    return [*(["log scale"] if logarithmic else []), *(["hatched: not finite"] if gaps else [])]
+
+
+_TITLES = {"loss": "Loss", "grad_norm": "Gradient norm", "lr": "Learning rate", "scale": "Loss scale"}
+_SHOWN = 600
+_MOST = 12
+
+
+def standing_charts(rows: Sequence[JournalRow]) -> Markup:
+    """A chart for each number of the last steps."""
+    rows = rows[-_SHOWN:]
+    if not rows:
+        return Markup('<p class="note">No step yet.</p>')
+    names = [*(name for name in _TITLES), *sorted({n for row in rows for n in row.numbers} - _TITLES.keys())]
+    span = Range(rows[0].step, rows[-1].step)
+    skipped = [row.step for row in rows if row.action != "apply"]
+    step = np.array([row.step for row in rows])
+    figures: list[Markup] = []
+    for name in names:
+        number = np.array([row.numbers.get(name, math.nan) for row in rows])
+        if not np.isfinite(number).any() or len(figures) == _MOST:
+            continue
+        found = columns(step, number, first=span.first, last=span.last, most=_SHOWN)
+        logarithmic = False if name == "lr" else None
+        scale = scale_for([found], height=150 if name == "loss" else 84, logarithmic=logarithmic)
+        title = _TITLES.get(name, name.replace("terms.", "Term ", 1).replace("watch.", "Watched: ", 1))
+        last = value(float(number[-1]), 4)
+        figures.append(
+            chart(
+                title,
+                describe=f"{title} of steps {span.first:,} to {span.last:,}, last {last}.",
+                scale=scale,
+                span=span,
+                inner=curve(found, scale, band=False) + rug(skipped, span, scale.height, length=9),
+                caption=note(("log scale" if scale.logarithmic else "linear scale") + ", red ticks: not applied"),
+                now=f"now {last}",
+            )
+        )
+    return Markup("").join(figures)
