@@ -91,10 +91,10 @@ outputs: $(STAMP)
 	$(BIN)/python docs/command_outputs.py
 
 pictures: $(STAMP)
-	$(BIN)/python docs/pictures.py
+	$(BIN)/python systems/docs/pages.py
 
 tables: $(STAMP)
-	$(BIN)/python docs/pictures.py --tables
+	$(BIN)/python systems/docs/pages.py --tables
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache

@@ -1,6 +1,6 @@
 """`make docs`: writes zensical.toml, the settings of the site: a page for everything, nothing from the network.
 
-    python docs/site.py            # the settings
+    python docs/site.py            # the settings, and the pages in build/docs: those of docs/ and of systems/docs
     python docs/site.py --search   # after the build: the index of the search as a script
 
 Pages that are opened as files may not fetch the index of the search, nor start the worker that reads it. The index is
@@ -10,11 +10,14 @@ therefore also written as a script, which the theme loads there, and `file_worke
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 DOCS = Path(__file__).parent
+SYSTEMS = DOCS.parent / "systems" / "docs"
+GATHERED = DOCS.parent / "build" / "docs"
 CONFIGURATION = DOCS.parent / "zensical.toml"
 _COMMANDS = (
     "run",
@@ -52,7 +55,7 @@ _HEAD = """# Written by docs/site.py; run `make docs`.
 [project]
 site_name = "nantrap"
 site_description = "Stops NaN and Inf before they reach the weights, names the guilty operation, proves the cause."
-docs_dir = "docs"
+docs_dir = "build/docs"
 site_dir = "build/site"
 use_directory_urls = false
 extra_javascript = ["file_worker.js"]
@@ -73,14 +76,14 @@ scheme = "slate"
 
 
 def configuration() -> str:
-    """The settings, with every page of docs/ in the navigation."""
+    """The settings, with every page in the navigation."""
     navigation = [
         {"Start here": "index.md"},
         {"Commands": list(_present("commands", _COMMANDS))},
         {"Guides": list(_present("", _GUIDES))},
         {"Causes": ["causes/index.md", *_codes("causes")]},
         {"Checks": ["checks/index.md", *_codes("checks")]},
-        {"Systems": [f"systems/{path.name}" for path in sorted((DOCS / "systems").glob("*.md"))]},
+        {"Systems": [f"systems/{path.name}" for path in sorted(SYSTEMS.glob("*.md"))]},
         {"API": "api.md"},
         {"Inside": [*_present("", _INSIDE), *_others()]},
     ]
@@ -125,6 +128,16 @@ def _toml(value: object) -> str:
     return json.dumps(value)
 
 
+def gather_pages(folder: Path) -> None:
+    """Copy the pages into one folder, those of the systems into `systems/`, with the links between the two."""
+    shutil.rmtree(folder, ignore_errors=True)
+    shutil.copytree(DOCS, folder, ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+    for page in folder.rglob("*.md"):
+        text = page.read_text(encoding="utf-8").replace("../systems/docs/", "systems/")
+        page.write_text(text, encoding="utf-8")
+    shutil.copytree(SYSTEMS, folder / "systems", ignore=shutil.ignore_patterns("*.py", "__pycache__"))
+
+
 def write_search(site: Path) -> Path:
     """The index of the search of a built site as a script next to it."""
     script = site / "search.js"
@@ -136,5 +149,6 @@ if __name__ == "__main__":
     if "--search" in sys.argv[1:]:
         sys.stdout.write(f"{write_search(DOCS.parent / 'build' / 'site')}\n")
     else:
+        gather_pages(GATHERED)
         CONFIGURATION.write_text(configuration(), encoding="utf-8")
         sys.stdout.write(f"{CONFIGURATION}\n")

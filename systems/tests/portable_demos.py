@@ -50,9 +50,7 @@ def guarded() -> int:
     import torch
 
     from nantrap_systems import SYSTEMS, load_system
-    from nantrap_systems.job import Job
-    from nantrap_systems.ranks import measure_together
-    from nantrap_systems.result import measure
+    from nantrap_systems.measuring import Job, measure, measure_together
     from nantrap_systems.showcase import Showcase
 
     torch.set_num_threads(1)

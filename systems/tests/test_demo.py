@@ -17,11 +17,10 @@ from rich.console import Console
 from nantrap.cli.demo import DemoCommand
 from nantrap.errors import MissingExtraError, UsageError
 from nantrap_systems import SYSTEMS, load_system
-from nantrap_systems.before import reported_before
 from nantrap_systems.catalogue import counts, make_catalogue, read_catalogue
 from nantrap_systems.gallery import Picture, show_all, write_summary
-from nantrap_systems.result import Result
-from nantrap_systems.showcase import Showcase
+from nantrap_systems.measuring import Result
+from nantrap_systems.showcase import Showcase, reported_before
 
 FAULT = "nan_row"
 
@@ -146,10 +145,10 @@ def test_every_table_is_whole_in_80_columns(name: str) -> None:
 BEFORE = {
     "restran_mhc no_mixing": (
         r"`nantrap doctor`: high\[NT866\] .*takes the diagonal",
-        r"restran_mhc.faults.streams.py:\d+",
+        r"restran_mhc.faults.py:\d+",
     ),
     "latentdlm pure_bf16": (r"`nantrap doctor`: medium\[NT816\] .* are bfloat16 .*", r"latentdlm.train.py:\d+"),
-    "radiodiff min_lr_factor": (r"`nantrap doctor`: medium\[NT808\] .* learning rate.*", r"radiodiff.broken.py:\d+"),
+    "radiodiff min_lr_factor": (r"`nantrap doctor`: medium\[NT808\] .* learning rate.*", r"radiodiff.faults.py:\d+"),
     "radiodiff png_scale": (r"`nantrap data`: scale_suspect\[NT163\]: .* not divided by 255", r"batch-003-0.pt"),
 }
 """What is reported, and where."""

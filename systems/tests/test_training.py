@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from nantrap_systems import load_system
-from nantrap_systems.progress import ProgressLine, Voice
+from nantrap_systems.log import ProgressLine, Voice
 from nantrap_systems.script import main
 from nantrap_systems.system import Run
 from nantrap_systems.training import Step, guard_of, mean_of_last, total, train

@@ -1,4 +1,4 @@
-"""The code in README.md and in docs: Python blocks run, and the commands of console blocks are ones that exist.
+"""The code in README.md, docs and the pages of the systems: Python blocks run, the commands of console blocks exist.
 
 Not run here: pages of causes (tests/causes runs their examples), diffs and sample outputs. The blocks in `SLOW` need a
 framework, which takes seconds to import. A block may use what its page takes for granted, such as a model.
@@ -28,7 +28,8 @@ from nantrap.health import read_expectations
 ROOT = Path(__file__).parents[2]
 PAGES = sorted(
     page
-    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "docs").glob("*/*.md"))
+    for pattern in ("README.md", "docs/*.md", "docs/*/*.md", "systems/README.md", "systems/docs/*.md")
+    for page in ROOT.glob(pattern)
     if page.name != "api.md"  # made by `make docs`: signatures, which do not run
 )
 GENERATED = ("docs/causes/", "docs/checks/")

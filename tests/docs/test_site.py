@@ -18,6 +18,7 @@ else:
     tomllib = pytest.importorskip("tomli", reason="reading TOML on Python 3.10 needs tomli")
 
 DOCS = Path(__file__).parents[2] / "docs"
+SYSTEMS = DOCS.parent / "systems" / "docs"
 SOURCE = DOCS.parent / "src" / "nantrap"
 LINK = re.compile(r"(?<!!)\[[^\]]*\]\(([^)\s]+)\)")
 
@@ -26,6 +27,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
     site = docs_script("site")
     named = list(site.pages_in(tomllib.loads(site.configuration())["project"]["nav"]))
     there = {path.relative_to(DOCS).as_posix() for path in DOCS.rglob("*.md")} | {"api.md"}
+    there |= {f"systems/{path.name}" for path in SYSTEMS.glob("*.md")}
     assert len(named) == len(set(named))
     assert set(named) == there
 
@@ -57,16 +59,24 @@ def test_the_links_of_the_front_door_lead_somewhere() -> None:
 
 def test_the_links_between_pages_lead_to_pages() -> None:
     broken = []
-    for page in [*DOCS.rglob("*.md"), *DOCS.parent.glob("*.md")]:
+    for page in [*DOCS.rglob("*.md"), *SYSTEMS.glob("*.md"), *SYSTEMS.parent.glob("*.md"), *DOCS.parent.glob("*.md")]:
         text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
         for link in LINK.findall(text):
             target, _, _ = link.partition("#")
             if target and "://" not in target and not target.startswith("mailto:"):
                 found = (page.parent / target).resolve()
-                inside = DOCS not in page.parents or DOCS in found.parents or not target.endswith(".md")
-                if not (found.exists() and inside):  # the site holds the pages of docs/ alone
+                on_site = {DOCS, SYSTEMS}
+                inside = on_site.isdisjoint(page.parents) or not on_site.isdisjoint(found.parents)
+                if not (found.exists() and (inside or not target.endswith(".md"))):
                     broken.append(f"{page.relative_to(DOCS.parent)}: {link}")
     assert broken == []
+
+
+def test_the_pages_of_both_distributions_are_gathered_with_their_links(tmp_path: Path) -> None:
+    docs_script("site").gather_pages(tmp_path / "docs")
+    assert "](../systems/temi.md)" in (tmp_path / "docs" / "commands" / "preflight.md").read_text(encoding="utf-8")
+    assert "](systems/temi.md)" in (tmp_path / "docs" / "before-training.md").read_text(encoding="utf-8")
+    assert (tmp_path / "docs" / "systems" / "pictures" / "temi.svg").is_file()
 
 
 def test_nearly_every_cause_is_in_the_index_of_symptoms() -> None:

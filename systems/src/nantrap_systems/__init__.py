@@ -1,9 +1,9 @@
 """Five small training systems, faithful to real projects that went NaN, each with its historic faults as switches.
 
-A system is a folder that reads as a separate model project: `data.py`, `model.py`, `loss.py`, `train.py`,
-`faults` and its config. What they share is here: `system` says what a system and a fault are, `settings` reads
-configs, `training` is the loop, `script` the command line of every `train.py`, and `showcase` runs a fault four ways
-from one seed: repaired, plain, with the historic remedies, and under the guard.
+A system is a folder that reads as a separate model project, and each has the same files: `settings.py`, `data.py`,
+`model.py`, `loss.py`, `train.py`, `faults.py` and its config. What they share is here: `system` says what a system and
+a fault are, `settings` reads configs, `training` is the loop, `script` the command line of every `train.py`, and
+`showcase` runs a fault several ways from one seed: repaired, plain, with the historic remedies, and under the guard.
 """
 
 from __future__ import annotations

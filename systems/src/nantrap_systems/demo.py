@@ -74,10 +74,8 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
     import torch
 
     from nantrap.report import write_run_report
-    from nantrap_systems.before import reported_before
-    from nantrap_systems.job import processors
-    from nantrap_systems.showcase import show
-    from nantrap_systems.showcase_files import write_report
+    from nantrap_systems.measuring import processors
+    from nantrap_systems.showcase import reported_before, show, write_report
 
     torch.set_num_threads(1)  # the systems are small: more threads would only wait for each other
     console.print(f"{system.name}, {fault.name}: {fault.title}", style="bold")
@@ -119,7 +117,7 @@ def _show(console: Console, system: System, fault: Fault, run_dir: Path, argumen
 def _show_all(console: Console, faults: list[tuple[System, Fault]], folder: Path, arguments: argparse.Namespace) -> int:
     """Show every fault in a process of its own, several in parallel, then one summary."""
     from nantrap_systems.gallery import show_all, write_summary
-    from nantrap_systems.job import processors
+    from nantrap_systems.measuring import processors
 
     pictures: list[Picture] = []
     at_a_time = arguments.jobs or processors()

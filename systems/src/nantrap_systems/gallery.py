@@ -23,8 +23,8 @@ from typing import Any
 
 from nantrap.cli import main
 from nantrap.record import write_atomically
-from nantrap_systems.job import start_method
-from nantrap_systems.showcase_files import DOCUMENT, REPORT
+from nantrap_systems.measuring import start_method
+from nantrap_systems.showcase import DOCUMENT, REPORT
 from nantrap_systems.system import Fault, System
 
 

@@ -12,8 +12,7 @@ import torch
 from nantrap import finite
 from nantrap.checkpoints import CheckpointStore, check_resume
 from nantrap.errors import NantrapError, NonFiniteError, UsageError
-from nantrap_systems.log import TrainingLog
-from nantrap_systems.progress import ProgressLine, Voice
+from nantrap_systems.log import ProgressLine, TrainingLog, Voice
 from nantrap_systems.settings import parse_changes
 from nantrap_systems.system import Run, System
 from nantrap_systems.training import guard_of, train

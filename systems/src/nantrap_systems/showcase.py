@@ -1,25 +1,33 @@
 """One fault, run several ways from one seed: repaired, plain, with each historic remedy, and under the guard.
 
-Showcase    all these runs, and the first incident; a table and JSON
-show        run them
+Showcase           all these runs, and the first incident; a table and JSON
+show               run them
+reported_before    what nantrap says of a fault before anything is trained
+write_report       what `nantrap demo` leaves in the run's folder: `report.md` with story, table, losses and diagnostic,
+                   `losses.svg` with the picture in it, `showcase.json` for programs (`nantrap.demo/1`)
 """
 
 from __future__ import annotations
 
 import fnmatch
+import json
 import math
+import os
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.table import Table
 
 from nantrap.incident import Incident
-from nantrap_systems.job import Apart, Job
-from nantrap_systems.ranks import measure_together
-from nantrap_systems.result import Result, measure
-from nantrap_systems.system import Fault, Remedy, System
+from nantrap.record import write_atomically
+from nantrap.report import render_incident
+from nantrap_systems.curves import Curve, draw_curves
+from nantrap_systems.measuring import Apart, Job, Result, measure, measure_together
+from nantrap_systems.system import Fault, Remedy, Run, System
 
 SCHEMA = "nantrap.demo/1"
 
@@ -252,3 +260,101 @@ def _weights(result: Result) -> str:
     if not result.state_finite:
         return "NaN"
     return "differ" if result.ranks_agree is False else "finite"
+
+
+# ---- before training
+
+_BATCHES = 12
+
+
+def reported_before(
+    system: System, fault: Fault, *, seed: int, changes: Mapping[str, Any] | None = None
+) -> tuple[str, ...]:
+    """The findings that have the fault's code, as the commands print them; none for a fault without one."""
+    if fault.code is None:
+        return ()
+    if fault.reported_by == "doctor":
+        return _of_doctor(system, fault.code)
+    return _of_data(system.run(fault=fault, changes=changes, seed=seed), fault.code)
+
+
+def _of_doctor(system: System, code: str) -> tuple[str, ...]:
+    """What `nantrap doctor` says about this fault in the system's own folder."""
+    from nantrap.doctor.examine import examine
+    from nantrap.doctor.report import RISK_OF
+
+    folder = system.config.parent
+    return tuple(
+        f"`nantrap doctor`: {RISK_OF[each.severity]}[{each.code}] {each.title}: {each.message} "
+        f"({os.path.relpath(each.place.file, folder.parent)}:{each.place.line})"
+        for each in examine([str(folder)]).findings
+        if each.code == code
+    )
+
+
+def _of_data(run: Run, code: str) -> tuple[str, ...]:
+    """The batches of the first steps are written as files, as a dataset on disk would be."""
+    from nantrap.doctor.data import check_data
+
+    with tempfile.TemporaryDirectory(prefix="nantrap-data-") as folder:
+        for step in range(_BATCHES):
+            for number, batch in enumerate(run.window(step)):
+                tensors = {name: value.clone() for name, value in batch._asdict().items()}
+                torch.save(tensors, Path(folder, f"batch-{step:03}-{number}.pt"))
+        found = check_data(folder).findings
+    return tuple(
+        f"`nantrap data`: {each.slug}[{each.code}]: {each.field}: {each.message} ({Path(each.file).name})"
+        for each in found
+        if each.code == code
+    )
+
+
+# ---- as files
+
+REPORT = "report.md"
+DOCUMENT = "showcase.json"
+PICTURE = "losses.svg"
+
+
+def write_report(shown: Showcase, folder: Path, *, steps: int, seed: int) -> Path:
+    """Write the three files; the path of the one for people."""
+    folder.mkdir(parents=True, exist_ok=True)
+    write_atomically(
+        folder / DOCUMENT, json.dumps(shown.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    )
+    write_atomically(folder / PICTURE, picture_of(shown))
+    report = folder / REPORT
+    write_atomically(report, report_of(shown, steps=steps, seed=seed))
+    return report
+
+
+def report_of(shown: Showcase, *, steps: int, seed: int) -> str:
+    """The report as Markdown."""
+    system, fault = shown.system, shown.fault
+    lines = [f"# {system.name}, {fault.name}", "", f"{fault.title}.".capitalize(), "", fault.story, ""]
+    lines += [f"{steps} steps each, seed {seed}: `nantrap demo {system.name} --fault {fault.name}`", ""]
+    headings = shown.headings
+    lines += ["| " + " | ".join(headings) + " |", "| " + " | ".join("---" for _ in headings) + " |"]
+    lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in shown.rows()]
+    lines += ["", f"![the loss of each run over its steps]({PICTURE})"]
+    lines += ["", *(f"- **{name}**: {what}" for name, what in shown.stories())]
+    if shown.incident is not None:
+        lines += ["", "## The diagnosis", "", "```text", render_incident(shown.incident), "```"]
+        if shown.incident.bundle:
+            lines += ["", f"Bundle: `{shown.incident.bundle}`."]
+    return "\n".join(lines) + "\n"
+
+
+def picture_of(shown: Showcase) -> str:
+    """The training loss of every run, step by step, as SVG."""
+    curves = [
+        Curve(
+            result.name,
+            result.losses,
+            skipped=frozenset(result.skipped),
+            strong=result.name == "nantrap",
+            note="" if result.state_finite else "state NaN",
+        )
+        for result in shown.results
+    ]
+    return draw_curves(curves, title=f"{shown.system.name}, {shown.fault.name}: training loss")

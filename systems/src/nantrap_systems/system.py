@@ -91,31 +91,6 @@ class Run:
     notes: tuple[str, ...] = ()
 
 
-def standard_update(run: Run) -> bool:
-    """The right order: unscale, clip, step, schedule, clear. False if the scaler skipped the step."""
-    if run.scaler is not None:
-        run.scaler.unscale_(run.optimizer)
-    if run.max_grad_norm is not None:
-        nn.utils.clip_grad_norm_(run.model.parameters(), run.max_grad_norm)
-    return step_and_clear(run)
-
-
-def step_and_clear(run: Run) -> bool:
-    """The end of every update: step through the scaler if there is one, advance the schedule, clear gradients."""
-    applied = True
-    if run.scaler is None:
-        run.optimizer.step()
-    else:
-        before = run.scaler.get_scale()
-        run.scaler.step(run.optimizer)
-        run.scaler.update()
-        applied = run.scaler.get_scale() >= before  # it is lowered exactly when the step was skipped
-    if run.scheduler is not None and applied:
-        run.scheduler.step()
-    run.optimizer.zero_grad()
-    return applied
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remedy:
     """What people did about a fault.

@@ -8,16 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from nantrap.errors import UsageError
-from nantrap_systems.latentdlm.data import (
-    LATENT_TO_TEXT,
-    Batch,
-    DataSettings,
-    Texts,
-    frequencies,
-    pieces,
-    share_of,
-)
-from nantrap_systems.latentdlm.faults.update import missing_latents, shares_of_nothing
+from nantrap_systems.latentdlm.data import LATENT_TO_TEXT, Batch, Texts, frequencies, pieces, share_of
+from nantrap_systems.latentdlm.faults import missing_latents, shares_of_nothing
+from nantrap_systems.latentdlm.settings import DataSettings
 
 
 @given(st.text(max_size=300), st.integers(1, 64))

@@ -16,16 +16,19 @@ from torch import nn
 
 from nantrap.ops import cosine_schedule
 from nantrap_systems import load_system
-from nantrap_systems.latentdlm.faults.objective import cosine, loss_or_leaf, loss_or_zero, normalised_error
-from nantrap_systems.latentdlm.faults.update import (
+from nantrap_systems.latentdlm.faults import (
     clamped,
-    isfinite_of_the_norm,
+    cosine,
     isnan_of_the_norm,
+    loss_or_leaf,
+    loss_or_zero,
+    normalised_error,
     sum_plus_eps,
 )
 from nantrap_systems.latentdlm.loss import LAST_TIME, masked_cross_entropy, noise
 from nantrap_systems.showcase import Showcase, show
 from nantrap_systems.training import total, train
+from nantrap_systems.updates import skip_bad_norm
 
 SYSTEM = load_system("latentdlm")
 ISNAN_SEED = 2
@@ -165,7 +168,7 @@ def test_a_loss_that_is_read_as_zero_hides_the_nan() -> None:
 
 
 def test_isnan_passes_inf_and_isfinite_does_not() -> None:
-    for update, finite, applied in ((isnan_of_the_norm, False, True), (isfinite_of_the_norm, True, False)):
+    for update, finite, applied in ((isnan_of_the_norm, False, True), (skip_bad_norm, True, False)):
         run = SYSTEM.run(changes=SMALL)
         for parameter in run.model.parameters():
             parameter.grad = torch.ones_like(parameter)

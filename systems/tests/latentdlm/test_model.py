@@ -15,9 +15,8 @@ from nantrap.checkpoints import CheckpointStore
 from nantrap.errors import UsageError
 from nantrap.ops import cosine_schedule
 from nantrap_systems import load_system
-from nantrap_systems.latentdlm.data import MASK, TEXT_TO_LATENT, UNCONDITIONAL, Batch, DataSettings, Texts
+from nantrap_systems.latentdlm.data import MASK, TEXT_TO_LATENT, UNCONDITIONAL, Batch, Texts
 from nantrap_systems.latentdlm.loss import (
-    LossSettings,
     Noised,
     TrainingLoss,
     accuracy,
@@ -26,7 +25,8 @@ from nantrap_systems.latentdlm.loss import (
     noise,
     predict,
 )
-from nantrap_systems.latentdlm.model import LatentDLM, ModelSettings, joint_mask
+from nantrap_systems.latentdlm.model import LatentDLM, joint_mask
+from nantrap_systems.latentdlm.settings import DataSettings, LossSettings, ModelSettings
 from nantrap_systems.script import main
 from nantrap_systems.training import guard_of, mean_of_last, total, train
 

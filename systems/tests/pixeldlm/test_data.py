@@ -7,15 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nantrap_systems.pixeldlm.data import (
-    Batch,
-    DataSettings,
-    Texts,
-    characters_to_tokens,
-    decode,
-    encode,
-    tokens_to_text,
-)
+from nantrap_systems.pixeldlm.data import Batch, Texts, characters_to_tokens, decode, encode, tokens_to_text
+from nantrap_systems.pixeldlm.settings import DataSettings
 
 ids = st.lists(st.integers(0, 151_642), max_size=300)
 ascii_text = st.text(st.characters(min_codepoint=0, max_codepoint=127), max_size=300)

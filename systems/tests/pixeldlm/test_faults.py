@@ -14,6 +14,7 @@ import torch
 
 from nantrap.ops import AdaLNZero
 from nantrap_systems import load_system
+from nantrap_systems.measuring import measure
 from nantrap_systems.pixeldlm.faults import (
     ADDED_MASK,
     GrownAdaLN,
@@ -23,7 +24,6 @@ from nantrap_systems.pixeldlm.faults import (
     half_loss,
     majority,
 )
-from nantrap_systems.result import measure
 from nantrap_systems.showcase import Showcase, show
 from nantrap_systems.training import train
 

@@ -7,19 +7,12 @@ import torch
 
 from nantrap.ops import masked_mse
 from nantrap_systems import load_system
-from nantrap_systems.pixeldlm.baselines import baselines, noisy_at
-from nantrap_systems.pixeldlm.data import Batch, DataSettings, Texts, decode
-from nantrap_systems.pixeldlm.loss import (
-    RECOVERY_TIME,
-    DiffusionSettings,
-    denoise,
-    denoising_loss,
-    evaluate,
-    read,
-    recovered,
-)
-from nantrap_systems.pixeldlm.model import ModelSettings, PixelDLM, any_pixel, positions_2d
+from nantrap_systems.pixeldlm.data import Batch, Texts, decode
+from nantrap_systems.pixeldlm.loss import RECOVERY_TIME, denoise, denoising_loss, evaluate, read, recovered
+from nantrap_systems.pixeldlm.model import PixelDLM, any_pixel, positions_2d
+from nantrap_systems.pixeldlm.settings import DataSettings, DiffusionSettings, ModelSettings
 from nantrap_systems.training import train
+from pixeldlm.baselines import baselines, noisy_at
 
 
 @pytest.fixture

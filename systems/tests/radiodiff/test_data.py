@@ -6,7 +6,8 @@ import math
 
 import torch
 
-from nantrap_systems.radiodiff.data import FALL, DataSettings, Maps, radio_maps, scaled
+from nantrap_systems.radiodiff.data import FALL, Maps, radio_maps, scaled
+from nantrap_systems.radiodiff.settings import DataSettings
 
 
 def test_a_building_is_0_and_the_transmitter_is_in_the_open() -> None:

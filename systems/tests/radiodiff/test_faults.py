@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from nantrap_systems import load_system
-from nantrap_systems.radiodiff.broken import (
+from nantrap_systems.radiodiff.faults import (
     BAD_STEP,
+    LOG_PLUS_EPS,
     around_the_wrapper,
     clamped_weights,
     floor_as_factor,
     unscaled_attention,
 )
-from nantrap_systems.radiodiff.faults import LOG_PLUS_EPS
-from nantrap_systems.radiodiff.train import TrainerSettings
+from nantrap_systems.radiodiff.settings import TrainerSettings
 from nantrap_systems.showcase import Showcase, show
 from nantrap_systems.training import train
 

@@ -13,14 +13,28 @@ import torch
 from nantrap.errors import MissingExtraError, UsageError
 from nantrap.ops import decoupled_weights
 from nantrap_systems import load_system
-from nantrap_systems.radiodiff.autoencoder import AutoencoderKL, FirstStageSettings, first_stage
-from nantrap_systems.radiodiff.broken import launched, precision_of_trainer, time_steps_below_zero
-from nantrap_systems.radiodiff.data import Batch, DataSettings, Maps
+from nantrap_systems.radiodiff.autoencoder import AutoencoderKL, first_stage
+from nantrap_systems.radiodiff.data import Batch, Maps
+from nantrap_systems.radiodiff.faults import launched, precision_of_trainer, time_steps_below_zero
 from nantrap_systems.radiodiff.loss import RESTORE_TIME, decoupled_terms, within
-from nantrap_systems.radiodiff.mixed import mixed_precision_in, precision_of_both_files
-from nantrap_systems.radiodiff.model import Latents, RadioDiff, one_over_std, time_steps, uniform_times
-from nantrap_systems.radiodiff.train import TrainerSettings, floored_decay, warmed_average
-from nantrap_systems.radiodiff.unet import attend, log_time, preconditioned
+from nantrap_systems.radiodiff.model import (
+    Latents,
+    RadioDiff,
+    attend,
+    log_time,
+    one_over_std,
+    preconditioned,
+    time_steps,
+    uniform_times,
+)
+from nantrap_systems.radiodiff.settings import (
+    DataSettings,
+    FirstStageSettings,
+    TrainerSettings,
+    mixed_precision_in,
+    precision_of_both_files,
+)
+from nantrap_systems.radiodiff.train import floored_decay, warmed_average
 from nantrap_systems.script import main
 from nantrap_systems.training import guard_of, train
 

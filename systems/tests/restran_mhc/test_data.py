@@ -11,9 +11,18 @@ from hypothesis import strategies as st
 
 from nantrap.errors import UsageError
 from nantrap.ops import ctc_feasible
-from nantrap_systems.restran_mhc.data import CHARACTERS, CLASSES, DIGITS, LETTERS, RARE_LETTERS, Plates, decode, encode
+from nantrap_systems.restran_mhc.data import (
+    CHARACTERS,
+    CLASSES,
+    DIGITS,
+    LETTERS,
+    RARE_LETTERS,
+    Plates,
+    decode,
+    encode,
+    glyphs,
+)
 from nantrap_systems.restran_mhc.data import draw as draw_plates
-from nantrap_systems.restran_mhc.font import glyphs
 
 SETTINGS: dict[str, Any] = {
     "height": 16, "width": 72, "frames": 3, "level": 0, "missing": 0.0, "black": 0.0, "oversample": 0.5

@@ -20,16 +20,18 @@ import torch.nn.functional as F
 from nantrap.checkpoints import check_resume
 from nantrap.ops import RMSNorm, sinkhorn
 from nantrap_systems import load_system
-from nantrap_systems.restran_mhc.faults.numbers import (
+from nantrap_systems.restran_mhc.faults import (
     BypassedConnection,
     ExpSinkhorn,
     FilledSinkhorn,
     ShiftedSinkhorn,
     TinyEpsilonNorm,
+    load_everything,
+    load_schedule,
+    save_always,
     torch_ctc,
     zeroed_ctc,
 )
-from nantrap_systems.restran_mhc.faults.state import load_everything, load_schedule, save_always
 from nantrap_systems.showcase import Showcase, show
 from nantrap_systems.training import guard_of, train
 

@@ -12,10 +12,16 @@ from torch import Tensor, nn
 from nantrap.checkpoints import CheckpointStore
 from nantrap_systems import load_system
 from nantrap_systems.restran_mhc.data import Batch, Plates
-from nantrap_systems.restran_mhc.faults.streams import WholeBlock, diagonal
+from nantrap_systems.restran_mhc.faults import WholeBlock, diagonal
 from nantrap_systems.restran_mhc.loss import character_accuracy, edit_distance, evaluate, plate_loss, read
-from nantrap_systems.restran_mhc.mhc import HyperConnection, mix
-from nantrap_systems.restran_mhc.model import Contrast, FrameAttention, PlateReader, SpatialTransformer
+from nantrap_systems.restran_mhc.model import (
+    Contrast,
+    FrameAttention,
+    HyperConnection,
+    PlateReader,
+    SpatialTransformer,
+    mix,
+)
 from nantrap_systems.script import main
 from nantrap_systems.training import guard_of, mean_of_last, train
 

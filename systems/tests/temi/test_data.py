@@ -11,7 +11,7 @@ import torch
 
 from nantrap.errors import FormatError
 from nantrap_systems.temi.data import Cache, Pairs, check_embeddings, gaussian_embeddings, nearest, summary
-from nantrap_systems.temi.faults.data import blank_images, one_unreadable, unchecked
+from nantrap_systems.temi.faults import blank_images, one_unreadable, unchecked
 from nantrap_systems.temi.settings import Settings
 
 

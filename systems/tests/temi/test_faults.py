@@ -17,13 +17,18 @@ from nantrap.errors import UsageError
 from nantrap.ops import beta_pmi
 from nantrap_systems import load_system
 from nantrap_systems.showcase import Showcase, show
-from nantrap_systems.temi.faults.caution import FAR_STEP, far_out
-from nantrap_systems.temi.faults.data import plain_share, share_or_even
-from nantrap_systems.temi.faults.product import clamped_pmi, half_pmi, product_pmi
-from nantrap_systems.temi.faults.weights import clipped_pmi
+from nantrap_systems.temi.faults import (
+    FAR_STEP,
+    clamped_pmi,
+    clipped_pmi,
+    far_out,
+    half_pmi,
+    plain_share,
+    product_pmi,
+    share_or_even,
+)
 from nantrap_systems.temi.loss import share_of_sure_pairs
 from nantrap_systems.training import train
-from torch_habits import CLAMP_PASSES_AT_ITS_BOUND
 
 STEPS = 24
 SYSTEM = load_system("temi")
@@ -40,12 +45,16 @@ TEMPERATURES = {"beta": 0.6, "student_temperature": 0.1, "teacher_temperature": 
 pytestmark = pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
 
 
-@functools.cache
-def shown(name: str) -> Showcase:
+def skip_unless_possible(name: str) -> None:
     try:
         SYSTEM.fault(name).check_possible()
     except UsageError as error:
         pytest.skip(str(error))
+
+
+@functools.cache
+def shown(name: str) -> Showcase:
+    skip_unless_possible(name)
     return show(SYSTEM, SYSTEM.fault(name), steps=STEPS, changes={"num_heads": 2, **SMALL.get(name, {})}, quiet=True)
 
 
@@ -293,8 +302,9 @@ def test_no_step_is_applied_under_half_precision() -> None:
     assert floor.held_out_loss < -0.7
 
 
-@pytest.mark.skipif(not CLAMP_PASSES_AT_ITS_BOUND, reason="clamp of this torch has a slope of 0 at its bound")
 def test_a_floor_of_1e_8_is_none_in_float16() -> None:
+    skip_unless_possible("half_clamp")
+
     def half(student: Tensor, teacher: Tensor, p_k: Tensor, **options: float) -> Tensor:
         return half_pmi(student.half(), teacher.half(), p_k, **options)
 

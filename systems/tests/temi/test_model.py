@@ -14,7 +14,7 @@ from nantrap_systems import load_system
 from nantrap_systems.script import main
 from nantrap_systems.system import Run
 from nantrap_systems.temi.data import Batch
-from nantrap_systems.temi.faults.product import product_pmi
+from nantrap_systems.temi.faults import product_pmi
 from nantrap_systems.temi.loss import head_losses, pair_weights, purity
 from nantrap_systems.temi.model import Head, HeadLoss, Temi, UnitLength
 from nantrap_systems.temi.settings import Settings

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 from nantrap.errors import UsageError
 from nantrap.ops import safe_divide
 from nantrap_systems.grammar import texts as grammar_texts
+from nantrap_systems.latentdlm.settings import DataSettings
 
 BYTES = 256
 MASK = 256
@@ -32,15 +32,6 @@ HELD_OUT = 96
 
 UNCONDITIONAL, LATENT_TO_TEXT, TEXT_TO_LATENT = range(3)
 MODES = ("unconditional", "latent_to_text", "text_to_latent")
-
-
-@dataclass(frozen=True, slots=True)
-class DataSettings:
-    """`data:` in the config."""
-
-    max_length: int = 64
-    latent_dim: int = 32
-    drop_empty: bool = True
 
 
 def pieces(text: str, length: int) -> list[bytes]:

@@ -12,16 +12,15 @@ texts and latents do not see each other, and both count.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from nantrap.errors import UsageError
 from nantrap.ops import cosine_schedule, cross_entropy, masked_mse, signal_and_noise
 from nantrap_systems.latentdlm.data import LATENT_TO_TEXT, MASK, TEXT_TO_LATENT, Batch
 from nantrap_systems.latentdlm.model import joint_mask
+from nantrap_systems.latentdlm.settings import LossSettings
 from nantrap_systems.precision import autocast
 from nantrap_systems.system import Evaluation, Terms
 
@@ -31,22 +30,6 @@ LAST_TIME = 1 - 1e-5
 """Times of the latent lie below it."""
 EVALUATION_TIMES = (0.2, 0.5, 0.8)
 """Accuracy is taken at the first: guess a fifth of the bytes from the others and the latent."""
-
-
-@dataclass(frozen=True, slots=True)
-class LossSettings:
-    """`loss:` in the config."""
-
-    loss_scale: float = 1.0
-    text_loss_weight: float = 1.0
-    latent_loss_weight: float = 1.0
-    latent_prediction: str = "epsilon"
-
-    def __post_init__(self) -> None:
-        if self.latent_prediction not in ("epsilon", "velocity", "sample"):
-            raise UsageError(
-                f"loss.latent_prediction is {self.latent_prediction!r}: choose epsilon, velocity or sample"
-            )
 
 
 class Noised(NamedTuple):

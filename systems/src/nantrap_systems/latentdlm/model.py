@@ -11,24 +11,14 @@ norms, projections and feed-forwards are apart. Every block is AdaLN-zero: at th
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from nantrap.ops import AdaLNZero, RMSNorm, masked_attention
-from nantrap_systems.latentdlm.data import UNCONDITIONAL, VOCABULARY, DataSettings
+from nantrap_systems.latentdlm.data import UNCONDITIONAL, VOCABULARY
+from nantrap_systems.latentdlm.settings import DataSettings, ModelSettings
 from nantrap_systems.layers import SwiGLU, TimeEmbedding
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
-    """`model:` in the config. With `learned_schedule` the noise of the latent follows a rate that is trained."""
-
-    hidden_size: int = 64
-    depth: int = 2
-    num_heads: int = 4
-    learned_schedule: bool = False
 
 
 class JointAttention(nn.Module):

@@ -1,6 +1,5 @@
 """Train it: `python -m nantrap_systems.latentdlm.train --steps 100`.
 
-Settings    the config file
 Parts       what the repaired system is made of, and a fault replaces
 build       from settings to a run; in a process group, one of its ranks
 SYSTEM      what `nantrap demo` shows
@@ -8,9 +7,8 @@ SYSTEM      what `nantrap demo` shows
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,14 +18,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nantrap.errors import UsageError
 from nantrap.ops import cosine_schedule, signal_and_noise
-from nantrap_systems.latentdlm.data import Batch, DataSettings, Texts, frequencies, share_of
+from nantrap_systems.latentdlm.data import Batch, Texts, frequencies, share_of
 from nantrap_systems.latentdlm.faults import FAULTS
 from nantrap_systems.latentdlm.loss import (
     LatentLoss,
     Levels,
-    LossSettings,
     Schedule,
     TextLoss,
     Times,
@@ -37,58 +33,11 @@ from nantrap_systems.latentdlm.loss import (
     masked_cross_entropy,
     random_times,
 )
-from nantrap_systems.latentdlm.model import JointAttention, LatentDLM, LearnedSchedule, ModelSettings
+from nantrap_systems.latentdlm.model import JointAttention, LatentDLM, LearnedSchedule
+from nantrap_systems.latentdlm.settings import DTYPES, Settings
 from nantrap_systems.script import main
-from nantrap_systems.system import Run, System, Terms, standard_update
-
-_DTYPES = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16, "pure_bf16": torch.bfloat16}
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerSettings:
-    """`optimizer:` in the config."""
-
-    lr: float = 5e-3
-    weight_decay: float = 0.01
-    grad_clip_norm: float = 0.5
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSettings:
-    """`training:` in the config."""
-
-    mode: str = "mixed"
-    train_batch_size: int = 8
-    gradient_accumulation_steps: int = 2
-    warmup_steps: int = 10
-    lr_schedule: str = "constant"
-    num_train_steps: int = 400
-    dtype: str = "fp32"
-
-    def __post_init__(self) -> None:
-        if self.dtype not in _DTYPES:
-            raise UsageError(f"training.dtype is {self.dtype!r}: choose {', '.join(_DTYPES)}")
-        if self.lr_schedule not in ("constant", "cosine"):
-            raise UsageError(f"training.lr_schedule is {self.lr_schedule!r}: choose constant or cosine")
-
-    def lr_factor(self, step: int) -> float:
-        """The factor of the learning rate: up in a line, then constant, or down a cosine to 0."""
-        rise = min(1.0, (step + 1) / max(self.warmup_steps, 1))
-        if self.lr_schedule == "constant":
-            return rise
-        done = max(step - self.warmup_steps, 0) / max(self.num_train_steps - self.warmup_steps, 1)
-        return rise * (1 + math.cos(math.pi * min(done, 1.0))) / 2
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The config file."""
-
-    model: ModelSettings = field(default_factory=ModelSettings)
-    data: DataSettings = field(default_factory=DataSettings)
-    optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
-    training: TrainingSettings = field(default_factory=TrainingSettings)
-    loss: LossSettings = field(default_factory=LossSettings)
+from nantrap_systems.system import Run, System, Terms
+from nantrap_systems.updates import standard_update
 
 
 def average_in_backward(model: nn.Module, optimizer: torch.optim.Optimizer) -> nn.Module:
@@ -136,7 +85,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
     micro = training.gradient_accumulation_steps
     schedule = inner.schedule if settings.model.learned_schedule else chosen.schedule
     assert callable(schedule)
-    dtype = _DTYPES[training.dtype]
+    dtype = DTYPES[training.dtype]
 
     def window(step: int) -> tuple[Batch, ...]:
         numbers = range(step * micro, (step + 1) * micro)

@@ -15,7 +15,6 @@ Texts                                    all texts, split in two, with batches b
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from nantrap.ops import colour_to_tokens, tokens_to_colour
 from nantrap_systems.grammar import texts as grammar_texts
+from nantrap_systems.pixeldlm.settings import DataSettings
 
 CHARACTERS = 128
 SPREAD = 1171
@@ -30,15 +30,6 @@ SPREAD = 1171
 SLOT_CHARACTERS = 8
 SLOT_WIDTH = 3 * SLOT_CHARACTERS
 HELD_OUT = 96
-
-
-@dataclass(frozen=True, slots=True)
-class DataSettings:
-    """`data:` in the config."""
-
-    image_size: int = 16
-    vocab_size: int = 151_643
-    condition_dropout: float = 0.05
 
 
 def characters_to_tokens(text: str) -> Tensor:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from nantrap.ops import AdaLNZero, MaskedAttention, masked_mse
 from nantrap_systems.pixeldlm.data import Batch
-from nantrap_systems.system import Fault, Remedy, Run, lower_rate_and_clip, standard_update, step_and_clear
+from nantrap_systems.system import Fault, Remedy, Run, lower_rate_and_clip
+from nantrap_systems.updates import step_and_clear, zero_bad_gradients
 
 # ---- attention
 
@@ -63,14 +64,6 @@ class CleanedAdditiveAttention(CleanedAttention):
 
     def hide(self, scores: Tensor, mask: Tensor) -> Tensor:
         return scores + torch.zeros(mask.shape).masked_fill(~mask, -math.inf)
-
-
-def zero_bad_gradients(run: Run) -> bool:
-    """A remedy: a parameter whose gradient is bad gets a gradient of 0, and the step is taken."""
-    for parameter in run.model.parameters():
-        if parameter.grad is not None and not parameter.grad.isfinite().all():
-            parameter.grad.zero_()
-    return standard_update(run)
 
 
 # ---- loss

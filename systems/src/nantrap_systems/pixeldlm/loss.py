@@ -10,51 +10,23 @@ and the evaluation: the same on held-out texts at fixed times, and the share of 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from nantrap.errors import UsageError
-from nantrap.ops import cosine_schedule, linear_schedule, masked_mse
+from nantrap.ops import masked_mse
 from nantrap_systems.pixeldlm.data import Batch, palette
 from nantrap_systems.pixeldlm.model import PixelDLM
+from nantrap_systems.pixeldlm.settings import DiffusionSettings
 from nantrap_systems.precision import autocast
 from nantrap_systems.system import Evaluation
 
 Reduce = Callable[[Tensor, Tensor, Tensor], Tensor]
 """The loss of a prediction [B, H, W, 3], its target, and the mask [B, H, W, 1]."""
 
-LEAST_NOISE = 0.05
 EVALUATION_TIMES = (0.05, 0.1, 0.15, 0.2, 0.4)
 RECOVERY_TIME = 0.1
 """A moderate noise level: α = 0.9 blurs a byte by 28 of its 256 steps."""
-
-
-@dataclass(frozen=True, slots=True)
-class DiffusionSettings:
-    """`diffusion:` in the config."""
-
-    noise_schedule: str = "linear"
-    num_timesteps: int = 1000
-    weighting: str = "noise"
-    time_power: float = 2.0
-
-    def __post_init__(self) -> None:
-        if self.noise_schedule not in ("linear", "cosine"):
-            raise UsageError(f"diffusion.noise_schedule is {self.noise_schedule!r}: choose linear or cosine")
-        if self.weighting not in ("noise", "none"):
-            raise UsageError(f"diffusion.weighting is {self.weighting!r}: choose noise or none")
-
-    def alpha(self, t: Tensor) -> Tensor:
-        """The share of the image at time t in [0, 1]."""
-        return linear_schedule(t) if self.noise_schedule == "linear" else cosine_schedule(t)
-
-    def per_noise(self, t_B: Tensor) -> Tensor:
-        """What prediction and target are multiplied by before they are compared [B, 1, 1, 1]."""
-        if self.weighting == "none":
-            return torch.ones(len(t_B), 1, 1, 1)
-        return 1 / (1 - self.alpha(t_B)).clamp(min=LEAST_NOISE)[:, None, None, None]
 
 
 def denoise(

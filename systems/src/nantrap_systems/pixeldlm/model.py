@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -28,25 +27,10 @@ from torch import Tensor, nn
 from nantrap.ops import AdaLNZero, MaskedAttention, RMSNorm, linear_schedule
 from nantrap_systems.layers import SwiGLU, TimeEmbedding
 from nantrap_systems.pixeldlm.data import SLOT_WIDTH, palette
+from nantrap_systems.pixeldlm.settings import ModelSettings
 
 SMALLEST_NOISE = 0.02
 """Noise below this counts as this: at t = 0 there is none, and a likelihood would be infinitely sharp."""
-
-
-@dataclass(frozen=True, slots=True)
-class ModelSettings:
-    """`model:` in the config. `pixel_size` is the width of a pixel's features.
-
-    With `known_frequencies` the logits begin at the frequencies of the characters in the texts to train on.
-    """
-
-    hidden_size: int = 128
-    pixel_size: int = 48
-    depth: int = 2
-    num_heads: int = 4
-    patch_size: int = 4
-    condition_slots: int = 2
-    known_frequencies: bool = True
 
 
 def any_pixel(pixels_BLP: Tensor) -> Tensor:

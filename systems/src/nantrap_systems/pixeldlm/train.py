@@ -1,6 +1,5 @@
 """Train it: `python -m nantrap_systems.pixeldlm.train --steps 100`.
 
-Settings    the config file
 Parts       what the repaired system is made of, and a fault replaces
 build       from settings to a run, with `make_optimizer`
 SYSTEM      what `nantrap demo` shows
@@ -9,59 +8,25 @@ SYSTEM      what `nantrap demo` shows
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nantrap.errors import UsageError
 from nantrap.ops import AdaLNZero, MaskedAttention, masked_mse
-from nantrap_systems.pixeldlm.data import Batch, DataSettings, Texts, frequencies
+from nantrap_systems.pixeldlm.data import Batch, Texts, frequencies
 from nantrap_systems.pixeldlm.faults import FAULTS
-from nantrap_systems.pixeldlm.loss import DiffusionSettings, Reduce, denoising_loss, evaluate
-from nantrap_systems.pixeldlm.model import ModelSettings, PixelDLM, any_pixel
+from nantrap_systems.pixeldlm.loss import Reduce, denoising_loss, evaluate
+from nantrap_systems.pixeldlm.model import PixelDLM, any_pixel
+from nantrap_systems.pixeldlm.settings import Settings, TrainingSettings
 from nantrap_systems.precision import precision
 from nantrap_systems.script import main
-from nantrap_systems.settings import Alias
-from nantrap_systems.system import Run, System, standard_update
-
-
-@dataclass(frozen=True, slots=True)
-class TrainingSettings:
-    """`training:` in the config. `loss_weight` multiplies the loss; `loss_scaling` is the GradScaler of fp16."""
-
-    optimizer: str = "adamw"
-    learning_rate: float = 1e-2
-    weight_decay: float = 0.01
-    warmup_steps: int = 10
-    batch_size: int = 16
-    gradient_accumulation_steps: int = 1
-    max_grad_norm: float = 1.0
-    loss_weight: float = 1.0
-    mixed_precision: str = "no"
-    loss_scaling: bool = True
-    steps_per_epoch: int = 50
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The config file, or the variables of `train_test.sh`."""
-
-    ALIASES: ClassVar[Mapping[str, Alias]] = {
-        "lr": Alias("training.learning_rate"),
-        "max_grad_norm": Alias("training.max_grad_norm"),
-        "batch_size": Alias("training.batch_size"),
-        "gradient_accumulation_steps": Alias("training.gradient_accumulation_steps"),
-        "noise_schedule": Alias("diffusion.noise_schedule"),
-    }
-
-    model: ModelSettings = field(default_factory=ModelSettings)
-    diffusion: DiffusionSettings = field(default_factory=DiffusionSettings)
-    data: DataSettings = field(default_factory=DataSettings)
-    training: TrainingSettings = field(default_factory=TrainingSettings)
+from nantrap_systems.system import Run, System
+from nantrap_systems.updates import standard_update
 
 
 @dataclass(frozen=True, slots=True)

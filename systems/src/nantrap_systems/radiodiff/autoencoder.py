@@ -9,7 +9,6 @@ that all runs with the same settings and seed share it, as they would share a fi
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -17,18 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nantrap.ops import kl_divergence
-from nantrap_systems.radiodiff.data import DataSettings, Maps
-
-
-@dataclass(frozen=True, slots=True)
-class FirstStageSettings:
-    """`first_stage:` in the config."""
-
-    embed_dim: int = 3
-    ch: int = 16
-    kl_weight: float = 1e-6
-    lr: float = 4e-3
-    train_num_steps: int = 100
+from nantrap_systems.radiodiff.data import Maps
+from nantrap_systems.radiodiff.settings import DataSettings, FirstStageSettings
 
 
 class Posterior(NamedTuple):

@@ -12,11 +12,12 @@ Maps           all towns, split in two, with batches by the number of the step
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from nantrap_systems.radiodiff.settings import DataSettings
 
 DECIBELS = 80.0
 """What a gain of 1 means: from the noise floor to the transmitter."""
@@ -24,15 +25,6 @@ BUILDINGS = 8
 RAY_POINTS = 24
 NEAR, FALL, WALL = 1.0, -0.42, -0.04
 """gain = NEAR + FALL · log10(distance) + WALL · (cells of wall on the ray)."""
-
-
-@dataclass(frozen=True, slots=True)
-class DataSettings:
-    """`data:` in the config."""
-
-    image_size: int = 64
-    maps: int = 272
-    batch_size: int = 8
 
 
 class Towns(NamedTuple):

@@ -1,6 +1,5 @@
 """Train it: `python -m nantrap_systems.radiodiff.train --steps 100`.
 
-Settings    the config file; `accelerate_config` names the file that `accelerate config` wrote
 Parts       what the repaired system is made of, and a fault replaces
 build       from settings to a run, of one process or of one of several
 SYSTEM      what `nantrap demo` shows
@@ -10,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,54 +21,32 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel
 
-from nantrap.errors import UsageError
 from nantrap.ops import decoupled_weights
-from nantrap_systems.radiodiff.autoencoder import FirstStageSettings, first_stage
-from nantrap_systems.radiodiff.data import Batch, DataSettings, Maps
+from nantrap_systems.radiodiff.autoencoder import first_stage
+from nantrap_systems.radiodiff.data import Batch, Maps
 from nantrap_systems.radiodiff.faults import FAULTS
 from nantrap_systems.radiodiff.loss import Weights, decoupled_terms, evaluate
-from nantrap_systems.radiodiff.mixed import Precision, mixed_precision_in, precision_of_both_files
-from nantrap_systems.radiodiff.model import ModelSettings, RadioDiff, Terms, one_over_std, time_steps, uniform_times
-from nantrap_systems.radiodiff.unet import Attend, UNet, UNetSettings, attend, log_time
+from nantrap_systems.radiodiff.model import (
+    Attend,
+    LossTerms,
+    RadioDiff,
+    UNet,
+    attend,
+    log_time,
+    one_over_std,
+    time_steps,
+    uniform_times,
+)
+from nantrap_systems.radiodiff.settings import (
+    Precision,
+    Settings,
+    TrainerSettings,
+    mixed_precision_in,
+    precision_of_both_files,
+)
 from nantrap_systems.script import main
-from nantrap_systems.system import Flag, Run, System, standard_update
-
-
-@dataclass(frozen=True, slots=True)
-class TrainerSettings:
-    """`trainer:` in the config. `amp` is autocast, `fp16` a GradScaler.
-
-    `resume_milestone: 10` continues from the tenth checkpoint in `--run-dir`, as `--resume` with its step does.
-    """
-
-    gradient_accumulate_every: int = 1
-    lr: float = 5e-3
-    min_lr: float = 5e-4
-    weight_decay: float = 1e-4
-    train_num_steps: int = 120
-    max_grad_norm: float = 1.0
-    ema_decay: float = 0.999
-    amp: bool = False
-    fp16: bool = False
-    resume_milestone: int = 0
-
-    def __post_init__(self) -> None:
-        if self.min_lr > self.lr:
-            raise UsageError(f"trainer.min_lr is {self.min_lr:g}, above trainer.lr, {self.lr:g}: lower it as well")
-        if self.resume_milestone < 0:
-            raise UsageError(f"trainer.resume_milestone is {self.resume_milestone}: 0, or the number of a checkpoint")
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The config file. `accelerate_config` is the file of `accelerate config`; empty is the one beside this script."""
-
-    accelerate_config: str = ""
-    model: ModelSettings = field(default_factory=ModelSettings)
-    first_stage: FirstStageSettings = field(default_factory=FirstStageSettings)
-    unet: UNetSettings = field(default_factory=UNetSettings)
-    data: DataSettings = field(default_factory=DataSettings)
-    trainer: TrainerSettings = field(default_factory=TrainerSettings)
+from nantrap_systems.system import Flag, Run, System
+from nantrap_systems.updates import standard_update
 
 
 def floored_decay(optimizer: Optimizer, trainer: TrainerSettings) -> LambdaLR:
@@ -126,7 +103,7 @@ def build(settings: Settings, parts: Mapping[str, Any], seed: int) -> Run:
     trained = first_stage(settings.first_stage, settings.data, seed)
     torch.manual_seed(seed)
     maps = Maps(settings.data)
-    terms: Terms = partial(chosen.terms, vlb_weight=settings.model.loss_vlb_weight, weights=chosen.weights)
+    terms: LossTerms = partial(chosen.terms, vlb_weight=settings.model.loss_vlb_weight, weights=chosen.weights)
     inner = chosen.model(
         settings.model,
         first_stage=copy.deepcopy(trained),

@@ -4,6 +4,7 @@ A plate is drawn with a 5x7 font, then every frame of it is shifted, turned and 
 contrast, and noise. How much is the augmentation level. Some letters are rare, as on real plates; plates that have one
 are drawn more often. A frame can be missing (its mask is False) or all black.
 
+glyphs               the font, a character a drawing
 CHARACTERS, BLANK    the 36 characters, as classes 1 to 36, and the blank, class 0
 encode, decode       a plate as labels, and labels as a plate
 Batch                what a step trains on
@@ -22,7 +23,61 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nantrap.errors import UsageError
-from nantrap_systems.restran_mhc.font import HEIGHT, WIDTH, glyphs
+
+# ---- the font: 5x7 points, a character a drawing
+
+GLYPH_HEIGHT, GLYPH_WIDTH = 7, 5
+
+_ROWS = """
+ ABCDEFGHI
+.###. ####. .#### ####. ##### ##### .#### #...# .###.
+#...# #...# #.... #...# #.... #.... #.... #...# ..#..
+#...# #...# #.... #...# #.... #.... #.... #...# ..#..
+##### ####. #.... #...# ####. ####. #..## ##### ..#..
+#...# #...# #.... #...# #.... #.... #...# #...# ..#..
+#...# #...# #.... #...# #.... #.... #...# #...# ..#..
+#...# ####. .#### ####. ##### #.... .#### #...# .###.
+ JKLMNOPQR
+..### #...# #.... #...# #...# .###. ####. .###. ####.
+...#. #..#. #.... ##.## ##..# #...# #...# #...# #...#
+...#. #.#.. #.... #.#.# #.#.# #...# #...# #...# #...#
+...#. ##... #.... #.#.# #.#.# #...# ####. #...# ####.
+...#. #.#.. #.... #...# #..## #...# #.... #.#.# #.#..
+#..#. #..#. #.... #...# #...# #...# #.... #..#. #..#.
+.##.. #...# ##### #...# #...# .###. #.... .##.# #...#
+ STUVWXYZ0
+.#### ##### #...# #...# #...# #...# #...# ##### .###.
+#.... ..#.. #...# #...# #...# #...# #...# ....# #..##
+#.... ..#.. #...# #...# #...# .#.#. .#.#. ...#. #..##
+.###. ..#.. #...# #...# #.#.# ..#.. ..#.. ..#.. #.#.#
+....# ..#.. #...# .#.#. #.#.# .#.#. ..#.. .#... ##..#
+....# ..#.. #...# .#.#. ##.## #...# ..#.. #.... ##..#
+####. ..#.. .###. ..#.. #...# #...# ..#.. ##### .###.
+ 123456789
+..#.. .###. ##### ...#. ##### .###. ##### .###. .###.
+.##.. #...# ....# ..##. #.... #.... ....# #...# #...#
+..#.. ....# ...#. .#.#. ####. #.... ...#. #...# #...#
+..#.. ...#. ..##. #..#. ....# ####. ..#.. .###. .####
+..#.. ..#.. ....# ##### ....# #...# .#... #...# ....#
+..#.. .#... #...# ...#. #...# #...# .#... #...# ....#
+.###. ##### .###. ...#. .###. .###. .#... .###. .###.
+"""
+
+
+@functools.cache
+def glyphs() -> dict[str, Tensor]:
+    """The drawing [7, 5] of every character, 1 for ink."""
+    lines = _ROWS.strip("\n").splitlines()
+    drawn = {}
+    for start in range(0, len(lines), 1 + GLYPH_HEIGHT):
+        rows = [line.split() for line in lines[start + 1 : start + 1 + GLYPH_HEIGHT]]
+        for column, character in enumerate(lines[start].strip()):
+            points = [[float(point == "#") for point in row[column]] for row in rows]
+            drawn[character] = torch.tensor(points)
+    return drawn
+
+
+# ---- the plates
 
 LETTERS, DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ", "0123456789"
 CHARACTERS = LETTERS + DIGITS
@@ -125,7 +180,7 @@ def draw(labels: Tensor) -> Tensor:
     """The drawings [B, 9, 44] of plates [B, 7]: dark ink on a bright plate, with a margin of one point."""
     alphabet = torch.stack([glyphs()[character] for character in CHARACTERS])
     ink = F.pad(alphabet[labels - 1], (0, 1, 0, 0))
-    lines = ink.permute(0, 2, 1, 3).reshape(len(labels), HEIGHT, PLATE_LENGTH * (WIDTH + 1))
+    lines = ink.permute(0, 2, 1, 3).reshape(len(labels), GLYPH_HEIGHT, PLATE_LENGTH * (GLYPH_WIDTH + 1))
     return 1 - F.pad(lines, (1, 1, 1, 1))
 
 

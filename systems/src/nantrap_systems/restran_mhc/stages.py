@@ -14,7 +14,7 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 from nantrap.errors import UsageError
-from nantrap_systems.log import FILE, read_log
+from nantrap_systems.log import TRAINING_LOG, read_log
 
 
 class Stage(NamedTuple):
@@ -79,8 +79,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if len(given) != 1:
             raise UsageError("expected RUN_DIR, the folder that train.py was given as --run-dir")
         folder = Path(given[0])
-        if not (folder / FILE).is_file():
-            raise UsageError(f"{folder / FILE}: no such file")
+        if not (folder / TRAINING_LOG).is_file():
+            raise UsageError(f"{folder / TRAINING_LOG}: no such file")
         lines = judge(read_log(folder))
     except UsageError as error:
         print(f"error: {error}", file=sys.stderr)  # noqa: T201

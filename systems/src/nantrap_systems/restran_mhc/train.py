@@ -1,6 +1,6 @@
 """Train it: `python -m nantrap_systems.restran_mhc.train --steps 100`.
 
-Settings    the config file
+go_on       an earlier run makes its steps and its checkpoints, the new one loads; what nantrap said on the way
 Parts       what the repaired system is made of, and a fault replaces
 build       from settings to a run, with `make_model`
 SYSTEM      what `nantrap demo` shows
@@ -8,91 +8,98 @@ SYSTEM      what `nantrap demo` shows
 
 from __future__ import annotations
 
+import math
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 import nantrap
-from nantrap.errors import UsageError
+from nantrap.checkpoints import CheckpointStore, check_resume
+from nantrap.errors import NonFiniteError
 from nantrap.ops import RMSNorm, Sinkhorn, ctc_loss
 from nantrap_systems.precision import precision
 from nantrap_systems.restran_mhc.data import Batch, Plates
 from nantrap_systems.restran_mhc.faults import FAULTS
 from nantrap_systems.restran_mhc.loss import Ctc, evaluate, plate_loss
-from nantrap_systems.restran_mhc.mhc import HyperConnection, Residual, mix
-from nantrap_systems.restran_mhc.model import Contrast, PlateReader, branch
-from nantrap_systems.restran_mhc.resume import Load, Save, go_on, load_last_good, save_finite
+from nantrap_systems.restran_mhc.model import Contrast, HyperConnection, PlateReader, Residual, branch, mix
+from nantrap_systems.restran_mhc.settings import Settings
 from nantrap_systems.script import main
-from nantrap_systems.settings import Alias
-from nantrap_systems.system import Flag, Run, System, standard_update
+from nantrap_systems.system import Flag, Run, System
+from nantrap_systems.training import train
+from nantrap_systems.updates import standard_update
+
+# ---- an earlier run: what was saved of it, and what is loaded again
+
+Save = Callable[[Run, Path, int], None]
+"""Saves a run into a folder after a number of steps; may raise `NonFiniteError`."""
+Load = Callable[[Run, Path, float], None]
+"""Loads from the folder into a new run, whose learning rate is configured to be this."""
+
+
+def go_on(run: Run, earlier: Run, *, steps: int, accident: bool, rate: float, save: Save, load: Load) -> list[str]:
+    """Train the earlier run, save it, load it into the new one. Returns what nantrap said.
+
+    Args:
+        run: the new run; it is changed.
+        earlier: the earlier run, from its beginning.
+        steps: how many it makes.
+        accident: whether a frame of NaN is in a further batch; a checkpoint is saved before it and one after it.
+        rate: the learning rate that is configured for the new run.
+        save: how the project saves.
+        load: how the project loads.
+    """
+    said = []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        for _ in train(earlier, steps=steps):
+            pass
+        save(earlier, folder, steps)
+        if accident:
+            (batch,) = earlier.window(steps)
+            earlier.window = lambda step: (spoilt(batch),)
+            for _ in train(earlier, steps=1, start=steps):
+                pass
+            try:
+                save(earlier, folder, steps + 1)
+            except NonFiniteError as error:
+                said.append(str(error))
+        load(run, folder, rate)
+    found = check_resume(model=run.model, optimizer=run.optimizer, scheduler=run.scheduler, scaler=run.scaler, lr=rate)
+    return said + [str(finding) for finding in found]
+
+
+def spoilt(batch: Batch) -> Batch:
+    """The batch with one frame of NaN, as a broken file gives it."""
+    frames = batch.frames.clone()
+    frames[0, 0] = math.nan
+    return batch._replace(frames=frames)
+
+
+def save_finite(run: Run, folder: Path, step: int) -> None:
+    """Into a store, which refuses a state that is not finite."""
+    CheckpointStore(folder).save(
+        step=step, model=run.model, optimizer=run.optimizer, scheduler=run.scheduler, scaler=run.scaler
+    )
+
+
+def load_last_good(run: Run, folder: Path, rate: float) -> None:
+    """The last good state, and the configured learning rate."""
+    CheckpointStore(folder).load(
+        "last_good", model=run.model, optimizer=run.optimizer, scheduler=run.scheduler, scaler=run.scaler
+    )
+    check_resume(optimizer=run.optimizer, scheduler=run.scheduler, lr=rate, take="configured")
+
+
+# ---- a run
 
 WATCH = dict.fromkeys(("*.alpha_pre", "*.alpha_post", "*.alpha_res"), nantrap.Limit(min=-1.0, max=1.0))
 """The α begin at 0.01; one beyond ±1 makes the matrices of a hyper-connection saturate."""
-
-
-_LEVELS = {"none": 0, "light": 0, "medium": 1, "full": 2, "strong": 2}
-
-
-def augmentation_level(value: Any) -> int:
-    """The number of a level: 0, 1, 2, or light, medium, full."""
-    return _LEVELS[str(value)] if str(value) in _LEVELS else int(value)
-
-
-@dataclass(frozen=True, slots=True)
-class Settings:
-    """The config file, a Python file of constants. `use_cudnn_benchmark` is only kept: there is no GPU here."""
-
-    ALIASES: ClassVar[Mapping[str, Alias]] = {
-        "augmentation_level": Alias("augmentation", augmentation_level),
-        "oversample_rare_chars": Alias("oversample_rare", lambda value: 0.5 if str(value).lower() == "true" else 0.0),
-        "num_epochs": Alias("epochs"),
-    }
-
-    model_type: str = "restran_mhc"
-    use_cudnn_benchmark: bool = False
-    channels: int = 32
-    mhc_n: int = 2
-    mhc_blocks: int = 3
-    mhc_collapse: bool = False
-    mhc_alpha: float = 0.01
-    mhc_alpha_res: float = 0.01
-    num_heads: int = 4
-    frame_stride: int = 4
-    num_frames: int = 3
-    height: int = 16
-    width: int = 72
-    augmentation: int = 0
-    missing_frames: float = 0.02
-    black_frames: float = 0.0
-    oversample_rare: float = 0.5
-    learning_rate: float = 1e-2
-    weight_decay: float = 0.01
-    grad_clip: float = 1.0
-    batch_size: int = 16
-    epochs: int = 30
-    steps_per_epoch: int = 10
-    warmup: float = 0.1
-    mixed_precision: str = "no"
-    loss_scaling: bool = True
-    loss_scale: float = 65536.0
-    earlier_steps: int = 0
-    earlier_rate: float = 1e-2
-    earlier_accident: bool = False
-
-    def __post_init__(self) -> None:
-        if self.model_type not in ("restran_mhc", "restran"):
-            raise UsageError(f"model_type is {self.model_type!r}: choose restran_mhc or restran")
-        if self.mhc_n < 1:
-            raise UsageError(f"mhc_n is {self.mhc_n}: at least 1 stream")
-        if self.frame_stride not in (4, 8):
-            raise UsageError(f"frame_stride is {self.frame_stride}: choose 4 or 8")
-        if self.width % self.frame_stride:
-            raise UsageError(f"width {self.width} is not a multiple of frame_stride {self.frame_stride}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from nantrap.ops import beta_pmi
 from nantrap_systems.precision import precision
 from nantrap_systems.script import main
-from nantrap_systems.system import Flag, Run, System, Terms, standard_update
+from nantrap_systems.system import Flag, Run, System, Terms
 from nantrap_systems.temi.data import Batch, Check, Extract, Pairs, check_embeddings, gaussian_embeddings
 from nantrap_systems.temi.faults import FAULTS
 from nantrap_systems.temi.loss import (
@@ -35,6 +35,7 @@ from nantrap_systems.temi.loss import (
 )
 from nantrap_systems.temi.model import Head, Pmi, Temi, UnitLength, small_weights
 from nantrap_systems.temi.settings import Settings
+from nantrap_systems.updates import standard_update
 
 
 def by_head(losses_H: Tensor) -> dict[str, Tensor]:

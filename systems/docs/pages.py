@@ -29,12 +29,11 @@ from nantrap.report import render_incident
 from nantrap_systems import SYSTEMS, load_system
 from nantrap_systems.restran_mhc import stages
 from nantrap_systems.script import main as train
-from nantrap_systems.showcase import Showcase, show
-from nantrap_systems.showcase_files import picture_of
+from nantrap_systems.showcase import Showcase, picture_of, show
 from nantrap_systems.system import Fault, System
 
-HERE = Path(__file__).parent
-PAGES, PICTURES = HERE / "systems", HERE / "pictures"
+PAGES = Path(__file__).parent
+PICTURES = PAGES / "pictures"
 STEPS, SEED = 60, 8
 CONSOLE = {
     "radiodiff": (
@@ -96,7 +95,7 @@ def run_of(shown: Showcase, *, main: bool = True) -> str:
     headings = shown.headings
     lines += ["| " + " | ".join(headings) + " |", "| " + " | ".join("---" for _ in headings) + " |"]
     lines += ["| " + " | ".join(cell.replace("|", "\\|") for cell in row) + " |" for row in shown.rows()]
-    picture = ["", f"![The training loss of each run, step by step](../pictures/{system.name}.svg)"]
+    picture = ["", f"![The training loss of each run, step by step](pictures/{system.name}.svg)"]
     return "\n".join([*lines, *(picture if main else [])])
 
 

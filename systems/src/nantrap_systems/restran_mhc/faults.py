@@ -1,15 +1,31 @@
-"""Faults of arithmetic: a Sinkhorn of exponentials, frames without contrast, a tiny epsilon, CTC without room."""
+"""The faults of restran_mhc, each a few lines that take the place of a repaired part, and what was tried against them.
+
+A part is written as one finds it in projects: the same arguments, the same weights, another line in the middle.
+"""
 
 from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nantrap.ops import RMSNorm
-from nantrap_systems.restran_mhc.faults.caution import CAUTION, UNSCALED
-from nantrap_systems.restran_mhc.mhc import HyperConnection
-from nantrap_systems.system import Fault, Remedy, Run, step_and_clear
+from nantrap_systems.restran_mhc.model import HyperConnection, branch
+from nantrap_systems.system import Fault, Remedy, Run, lower_rate_and_clip
+from nantrap_systems.updates import skip_bad_norm, step_and_clear
+
+# ---- what the faults share
+
+HALF = {"channels": 16, "batch_size": 8, "mixed_precision": "fp16"}
+"""Half precision is slow on a CPU, so the model is smaller."""
+UNSCALED = {**HALF, "loss_scaling": False}
+
+CAUTION = lower_rate_and_clip({"learning_rate": 1e-3, "grad_clip": 0.1})
+
 
 # ---- Sinkhorn
 
@@ -125,16 +141,6 @@ class EpsilonContrast(PlainContrast):
 
     def spread(self, frames_BHW: Tensor) -> Tensor:
         return super().spread(frames_BHW) + 1e-6
-
-
-def skip_bad_norm(run: Run) -> bool:
-    """A remedy: no step if the norm of the gradients is not finite. The forward pass has been made by then."""
-    assert run.max_grad_norm is not None
-    norm = nn.utils.clip_grad_norm_(run.model.parameters(), run.max_grad_norm)
-    if not norm.isfinite():
-        run.optimizer.zero_grad()
-        return False
-    return step_and_clear(run)
 
 
 BLACK_FRAMES = Fault(
@@ -261,4 +267,203 @@ SHORT_INPUT = Fault(
     ),
     cause="ctc_infeasible_alignment",
     module="loss",
+)
+
+
+# ---- around the weights: what a checkpoint brings back, and a scaler that is taken for an alarm
+
+
+def save_always(run: Run, folder: Path, step: int) -> None:
+    """`torch.save` after every epoch, over the last one."""
+    assert run.scheduler is not None
+    state = {
+        "model": run.model.state_dict(),
+        "optimizer": run.optimizer.state_dict(),
+        "scheduler": run.scheduler.state_dict(),
+    }
+    torch.save(state, folder / "last.pt")
+
+
+def load_everything(run: Run, folder: Path, rate: float) -> None:
+    """Model, optimizer and scheduler, as every tutorial has it."""
+    assert run.scheduler is not None
+    state = torch.load(folder / "last.pt", weights_only=True)
+    run.model.load_state_dict(state["model"])
+    run.optimizer.load_state_dict(state["optimizer"])
+    run.scheduler.load_state_dict(state["scheduler"])
+
+
+def load_filled(run: Run, folder: Path, rate: float) -> None:
+    """A remedy: what is NaN in the weights becomes 0."""
+    load_everything(run, folder, rate)
+    with torch.no_grad():
+        for parameter in run.model.parameters():
+            parameter.nan_to_num_(0.0, posinf=0.0, neginf=0.0)
+
+
+def save_if_parameters_finite(run: Run, folder: Path, step: int) -> None:
+    """A remedy: the parameters are checked before they are saved. Buffers are not parameters."""
+    if all(parameter.isfinite().all() for parameter in run.model.parameters()):
+        save_always(run, folder, step)
+
+
+def load_schedule(run: Run, folder: Path, rate: float) -> None:
+    """A remedy: model and scheduler, but not the optimizer."""
+    assert run.scheduler is not None
+    state = torch.load(folder / "last.pt", weights_only=True)
+    run.model.load_state_dict(state["model"])
+    run.scheduler.load_state_dict(state["scheduler"])
+
+
+def halve_rate_on_overflow(run: Run) -> bool:
+    """A norm that is not finite is taken for an instability: the whole cycle is halved."""
+    assert run.scaler is not None
+    assert run.max_grad_norm is not None
+    run.scaler.unscale_(run.optimizer)
+    norm = nn.utils.clip_grad_norm_(run.model.parameters(), run.max_grad_norm)
+    if not math.isfinite(norm):
+        for group in run.optimizer.param_groups:
+            for key in ("lr", "max_lr", "initial_lr", "min_lr"):
+                group[key] /= 2
+    return step_and_clear(run)
+
+
+POISONED_CHECKPOINT = Fault(
+    name="poisoned_checkpoint",
+    title="a checkpoint saved after NaN had come in",
+    story=(
+        "A frame of NaN, one update, and every weight is NaN. The checkpoint is written next, over the last good one. "
+        "A restart begins there: every batch is NaN, and the data are searched for the reason."
+    ),
+    damage="NaN from the first step on, whatever the batch.",
+    answer="Names the checkpoint at the first step and stops after six. Its store would not have saved it.",
+    parts={"save": save_always, "load": load_everything},
+    settings={"earlier_steps": 8, "earlier_accident": True},
+    remedies=(
+        Remedy(
+            name="nan_to_num(weights)",
+            story="What is NaN in the loaded weights becomes 0.",
+            result="Every weight was NaN, so nothing is left of the model; Adam's moments are NaN and spoil it again.",
+            parts={"load": load_filled},
+        ),
+        Remedy(
+            name="check parameters",
+            story="No step if the norm is not finite, and parameters are checked before they are saved.",
+            result="BatchNorm's running statistics are NaN in the checkpoint: training is fine, evaluation is NaN.",
+            parts={"save": save_if_parameters_finite, "update": skip_bad_norm},
+        ),
+        CAUTION,
+    ),
+    cause="corrupt_checkpoint",
+    notice="*NaN*",
+)
+
+STALE_RATE = Fault(
+    name="stale_rate",
+    title="the optimizer's state restores the old learning rate",
+    story=(
+        "The learning rate was too high, so the config is changed from 4.92e-2 to 1e-2 and the run continues from "
+        "its last checkpoint. OneCycleLR keeps its learning rates in the optimizer's parameter groups, and those are "
+        "loaded with the optimizer's state: 4.92 times the configured learning rate is used, and there is no message."
+    ),
+    damage="Finite; the cycle is 4.92 times as high as configured, and the plates are read worse.",
+    answer="`check_resume` reports the learning rate and which state holds it; take='configured' corrects it.",
+    parts={"save": save_always, "load": load_everything},
+    settings={"earlier_steps": 8, "learning_rate": 1e-2, "earlier_rate": 4.92e-2},
+    remedies=(
+        Remedy(
+            name="scheduler state alone",
+            story="Model and scheduler are loaded, the optimizer is not.",
+            result="Holds for the learning rate: the groups are those of the config. Adam's moments start at zero.",
+            holds=True,
+            parts={"load": load_schedule},
+        ),
+        replace(CAUTION, result="The learning rate stays the old one, whatever the config says."),
+    ),
+    reported_by="resume check",
+    notice="the learning rate is *, the configuration says 0.01: the restored optimizer state overrides it*",
+)
+
+SCALER_ALARM = Fault(
+    name="scaler_alarm",
+    title="the search of a GradScaler for its scale is taken for an instability",
+    story=(
+        "A GradScaler begins at a high scale and halves it until the gradients fit; the first steps overflow, and it "
+        "skips them. A loop that looks at the norm sees Inf, treats it as an instability and halves the learning "
+        "rate each time."
+    ),
+    damage="The learning rate is a fraction of the configured one before the first step; almost nothing is learned.",
+    answer="No incident: some overflows in a row are a scaler that searches.",
+    parts={"update": halve_rate_on_overflow},
+    settings={**HALF, "loss_scale": 2.0**22},
+    remedies=(CAUTION,),
+    reported_by="guard",
+)
+
+
+# ---- hyper-connections that make no NaN by themselves: no mixing, and a gain that grows with depth
+
+
+def diagonal(h_res_BNN: Tensor, streams_BNCHW: Tensor) -> Tensor:
+    """`bnn` takes the diagonal: every stream is multiplied by its own 1/n, and none is mixed with another."""
+    mixed: Tensor = torch.einsum("bnn,bnchw->bnchw", h_res_BNN, streams_BNCHW)
+    return mixed
+
+
+class WholeBlock(nn.Module):
+    """A block of the ResNet as it was before it was wrapped: with its own skip."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.branch = branch(channels)
+
+    def forward(self, x_BCHW: Tensor) -> Tensor:
+        out: Tensor = x_BCHW + self.branch(x_BCHW)
+        return out
+
+
+STREAM_GAIN = Fault(
+    name="stream_gain",
+    title="the wrapped block keeps its own skip: a gain of 1 + n/2 a block, float16",
+    story=(
+        "A block of the ResNet was wrapped unchanged, with its own skip. It reads n streams by 1/2, so its skip "
+        "brings n/2 of the input back, on top of the streams themselves: 3 times the input for n = 4. Twelve blocks "
+        "make 531,441 of 1, and float16 ends at 65,504. The GradScaler treats every step as an overflow."
+    ),
+    damage="No step is ever taken, the loss scale falls towards 0, and BatchNorm's running statistics are NaN.",
+    answer="Stops after its budget of skips and rollbacks, the place and its magnitude named, proven in float32.",
+    parts={"sublayer": WholeBlock},
+    settings={**HALF, "channels": 8, "batch_size": 4, "mhc_n": 4, "mhc_blocks": 12},
+    remedies=(CAUTION,),
+    cause="fp16_forward_overflow",
+    module="mhc.*",
+)
+
+NO_MIXING = Fault(
+    name="no_mixing",
+    title="einsum('bnn,bnchw->bnchw') takes the diagonal",
+    story=(
+        "The index of the sum is written n twice: einsum takes the diagonal of H_res. No stream is mixed with "
+        "another, and "
+        "every stream is multiplied by 1/n in every block: after six blocks of four streams 1/4,096 is left."
+    ),
+    damage="Finite in every step; the skip of the network is gone, and it learns more slowly.",
+    answer="No incident: every number is finite. `nantrap doctor` sees the einsum in the code before training.",
+    parts={"mixing": diagonal},
+    settings={"channels": 16, "mhc_n": 4, "mhc_blocks": 6},
+    remedies=(CAUTION,),
+    reported_by="doctor",
+    code="NT866",
+)
+
+FAULTS = (
+    SINKHORN,
+    POISONED_CHECKPOINT,
+    STALE_RATE,
+    BLACK_FRAMES,
+    TINY_EPSILON,
+    SHORT_INPUT,
+    STREAM_GAIN,
+    SCALER_ALARM,
+    NO_MIXING,
 )
