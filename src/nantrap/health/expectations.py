@@ -14,7 +14,7 @@ stages:
     epochs: 6-30
     loss: stable
     evaluation: {accuracy: improves}
-then: MHC_N 2 -> 4, LEARNING_RATE x 1.5, BATCH_SIZE x 1.5
+then: NUM_LAYERS 2 -> 4, LEARNING_RATE x 1.5, BATCH_SIZE x 1.5
 """
 
 from __future__ import annotations

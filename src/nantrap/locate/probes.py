@@ -35,7 +35,7 @@ def probe(name: str, tensor: Tensor, *, watch: Mapping[str, Tensor | float] | No
     """Name a value inside a model's forward, so that an incident can show it. Returns the tensor unchanged.
 
     Args:
-        name: how the incident calls it, e.g. `"mhc.read_out"`.
+        name: how the incident calls it, e.g. `"block.read_out"`.
         tensor: the value; referenced until the guard's step ends, and not at all without a guard.
         watch: values to show next to it, e.g. `{"alpha": self.alpha}`.
 
