@@ -103,7 +103,7 @@ def _suggest(arguments: argparse.Namespace, report: DoctorReport, repository: Re
 
 
 def _frozen(path: str, repository: Repository) -> list[object]:
-    from nantrap.doctor.configuration.values import number
+    from nantrap.doctor.configuration.setting import number
     from nantrap.doctor.frozen import frozen_share
 
     found = {number(setting.value) for source in repository.sources for setting in source.all("lr")}
@@ -123,15 +123,15 @@ def _show_frozen(path: str, repository: Repository) -> None:
 def _mapping(path: str) -> dict[str, str]:
     """The user's names of settings."""
     from nantrap.doctor.configuration.names import MEANINGS, plain
-    from nantrap.doctor.configuration.tree import UnreadableError, leaves
-    from nantrap.doctor.configuration.yaml_file import read_yaml
+    from nantrap.doctor.configuration.tree import UnreadableSettingsError, leaves
+    from nantrap.doctor.configuration.tree_files import read_yaml
 
     try:
         with open(path, encoding="utf-8") as stream:
             tree = read_yaml(stream.read())
     except OSError as error:
         raise UsageError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (UnreadableError, UnicodeDecodeError) as error:
+    except (UnreadableSettingsError, UnicodeDecodeError) as error:
         raise UsageError(f"{path}: {error}") from error
     found = {}
     for names, leaf in leaves(tree):

@@ -1,4 +1,7 @@
-"""`examine(paths)`: read every file, run every check, put the report together."""
+"""`examine(paths)`: read every file, run every check, put the report together.
+
+The report has a status, too: what each file sets, and whether trainer and launcher agree.
+"""
 
 from __future__ import annotations
 
@@ -6,27 +9,62 @@ import gc
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 from nantrap.doctor.checks import CONFIGURATION, SOURCE, Sighting
-from nantrap.doctor.configuration.hydra import composed, resolved
-from nantrap.doctor.configuration.json_file import read_json
-from nantrap.doctor.configuration.roles import framework_of, sources_of, split_python
-from nantrap.doctor.configuration.setting import Source
+from nantrap.doctor.configuration.precision import computation, weights
+from nantrap.doctor.configuration.setting import Setting, SettingSource, number, switch
 from nantrap.doctor.configuration.shell_file import read_shell
-from nantrap.doctor.configuration.toml_file import read_toml
-from nantrap.doctor.configuration.tree import Branch, UnreadableError, settings_of
-from nantrap.doctor.configuration.yaml_file import read_yaml
+from nantrap.doctor.configuration.tree import Branch, UnreadableSettingsError, composed, resolved, settings_of
+from nantrap.doctor.configuration.tree_files import read_tree
 from nantrap.doctor.files import Text, read_files
-from nantrap.doctor.report import SEVERITY_OF, DoctorReport, LeftOut
-from nantrap.doctor.repository import Repository
+from nantrap.doctor.report import SEVERITY_OF, DoctorReport, Fact, LeftOut
+from nantrap.doctor.repository import Repository, framework_of, sources_of, split_python
 from nantrap.doctor.source.module import Module, read_module
-from nantrap.doctor.status import alignment_of, status_of
 from nantrap.incident.checks import CheckCode
 from nantrap.problems import Problem, ProblemPlace
 from nantrap.problems.problem import SEVERITIES
 
 _IGNORE: Final = re.compile(r"nantrap:\s*ignore(?:\[([^\]]*)\])?")
+_FIELDS: Final = (
+    "mixed_precision",
+    "lr",
+    "min_lr",
+    "warmup",
+    "clip",
+    "accumulation",
+    "batch_size",
+    "optimizer",
+    "distributed_type",
+    "devices",
+)
+_KEYS: Final = {
+    "lr": ("lr",),
+    "min_lr": ("min_lr",),
+    "warmup": ("warmup_steps", "warmup_ratio", "warmup_epochs", "warmup"),
+    "clip": ("clip",),
+    "accumulation": ("accumulation",),
+    "batch_size": ("micro_batch", "batch_size", "global_batch"),
+    "optimizer": ("optimizer",),
+    "distributed_type": ("distributed_type",),
+    "devices": ("gpu_ids", "processes"),
+}
+_SHORT: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32", "no": "no", "amp": "amp, dtype not named"}
+_TITLES: Final = {
+    "amp": "AMP",
+    "fp16": "fp16",
+    "lr": "learning rate",
+    "mixed_precision": "mixed precision",
+    "distributed_type": "distributed type",
+    "devices": "devices",
+    "min_lr": "smallest lr",
+    "warmup": "warm-up",
+    "clip": "clipping",
+    "accumulation": "accumulation",
+    "batch_size": "batch size",
+    "optimizer": "optimizer",
+}
+_DISAGREEMENTS: Final = frozenset({"NT801", "NT802", "NT804", "NT806", "NT819", "NT820"})
 
 
 def examine(paths: Sequence[str] = (".",), *, names: Mapping[str, str] | None = None) -> DoctorReport:
@@ -72,8 +110,8 @@ def _examined(paths: Sequence[str], names: Mapping[str, str] | None) -> tuple[Do
             elif text.kind == "shell":
                 repository.sources += read_shell(text.text, file=text.file, extra=names)
             else:
-                trees[text.file] = _read_tree(text)
-        except UnreadableError as error:
+                trees[text.file] = read_tree(text.text, text.kind)
+        except UnreadableSettingsError as error:
             notes.append(LeftOut(text.file, str(error), error.line))
         except SyntaxError as error:
             notes.append(LeftOut(text.file, f"not Python: {error.msg}", error.lineno))
@@ -87,12 +125,6 @@ def _examined(paths: Sequence[str], names: Mapping[str, str] | None) -> tuple[Do
         DoctorReport(tuple(texts), status, tuple(facts), tuple(alignment_of(findings)), tuple(findings), tuple(notes)),
         repository,
     )
-
-
-def _read_tree(text: Text) -> Branch:
-    if text.kind == "json":
-        return read_json(text.text)
-    return read_toml(text.text) if text.kind == "toml" else read_yaml(text.text)
 
 
 def _read_python(text: Text, repository: Repository, names: Mapping[str, str] | None) -> None:
@@ -123,14 +155,14 @@ def _add_trees(
             if whole is not None:
                 settings = settings_of(whole, file=file, extra=names)
                 taken |= {each.file for each in settings} | {file}
-                repository.sources.append(Source(file, "composed", settings, framework=framework_of(settings)))
-        except (UnreadableError, RecursionError) as error:
+                repository.sources.append(SettingSource(file, "composed", settings, framework=framework_of(settings)))
+        except (UnreadableSettingsError, RecursionError) as error:
             notes.append(LeftOut(file, str(error)))
     for file, tree in trees.items():
         kind = texts[file].kind
         try:
             settings = settings_of(resolved(tree), file=file, extra=names)
-        except (UnreadableError, RecursionError) as error:
+        except (UnreadableSettingsError, RecursionError) as error:
             notes.append(LeftOut(file, str(error), getattr(error, "line", None)))
             continue
         if file in taken:
@@ -178,11 +210,11 @@ def _deduplicated(findings: Iterable[Problem]) -> list[Problem]:
 def ignored(finding: Problem, lines: Sequence[str]) -> bool:
     """Whether a comment on the finding's line, or alone on the line above, says to leave it out."""
     own = finding.place.line
-    for number in (own, own - 1):
-        if not 1 <= number <= len(lines):
+    for at in (own, own - 1):
+        if not 1 <= at <= len(lines):
             continue
-        line = lines[number - 1]
-        if number != own and not line.lstrip().startswith(("#", "//")):
+        line = lines[at - 1]
+        if at != own and not line.lstrip().startswith(("#", "//")):
             continue
         found = _IGNORE.search(line)
         if found is None:
@@ -193,3 +225,63 @@ def ignored(finding: Problem, lines: Sequence[str]) -> bool:
         }:
             return True
     return False
+
+
+def status_of(sources: Sequence[SettingSource]) -> tuple[dict[str, dict[str, Any]], list[Fact]]:
+    """What each file sets, by file, and the same as rows with their places."""
+    table: dict[str, dict[str, Any]] = {}
+    facts: list[Fact] = []
+    for source in sources:
+        if source.kind == "composed":
+            continue
+        row = table.get(source.file, {})
+        for name, found in _row(source):
+            if row.get(name) is None:
+                row[name] = found.value if name != "mixed_precision" else _precision(source)
+                title = _TITLES[name]
+                facts.append(Fact(title, row[name], found.file, found.line))
+        for name in ("amp", "fp16"):
+            setting = next((each for each in source.all(name) if switch(each.value) is not None), None)
+            if setting is not None:
+                facts.append(Fact(_TITLES[name], switch(setting.value), setting.file, setting.line))
+        if row:
+            table[source.file] = row
+    whole = {file: {name: row.get(name) for name in _FIELDS} for file, row in table.items()}
+    return whole, facts
+
+
+def alignment_of(findings: Sequence[Problem]) -> list[str]:
+    """Where the files contradict each other, one sentence each; empty if they are aligned."""
+    return [f"{each.place.file}:{each.place.line}: {each.message}" for each in findings if each.code in _DISAGREEMENTS]
+
+
+def _row(source: SettingSource) -> list[tuple[str, Setting]]:
+    """The settings of a source that the overview shows, by the names of its columns."""
+    found: list[tuple[str, Setting]] = []
+    asked = computation(source) or weights(source)
+    if asked is not None:
+        found.append(("mixed_precision", asked.setting))
+    for name, keys in _KEYS.items():
+        for key in keys:
+            setting = source.first(key)
+            if setting is None or not setting.known or setting.value is None or isinstance(setting.value, (list, bool)):
+                continue
+            if (
+                name in ("lr", "min_lr", "clip", "accumulation", "batch_size", "warmup")
+                and number(setting.value) is None
+            ):
+                continue
+            if name == "devices" and key == "gpu_ids" and str(setting.value).lower() == "all":
+                continue
+            found.append((name, setting))
+            break
+    return found
+
+
+def _precision(source: SettingSource) -> str:
+    heavy = weights(source)
+    asked = computation(source)
+    if asked is None or (heavy is not None and heavy.setting is asked.setting):
+        assert heavy is not None
+        return f"{_SHORT[heavy.dtype]}-true"
+    return _SHORT[asked.dtype]

@@ -24,7 +24,7 @@ _BASE: Final = frozenset({"dev", "all"})
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class InstallRow:
     """One line: a name, what was found, and what is wrong with it."""
 
     group: str
@@ -34,12 +34,12 @@ class Row:
     fix: str = ""
 
 
-def examine_installation() -> list[Row]:
+def examine_installation() -> list[InstallRow]:
     """Everything about this machine and this environment."""
     rows = [
-        Row("nantrap", "nantrap", __version__),
-        Row("nantrap", "python", platform.python_version(), *_python_problem()),
-        Row("nantrap", "platform", f"{platform.system()} {platform.release()} {platform.machine()}"),
+        InstallRow("nantrap", "nantrap", __version__),
+        InstallRow("nantrap", "python", platform.python_version(), *_python_problem()),
+        InstallRow("nantrap", "platform", f"{platform.system()} {platform.release()} {platform.machine()}"),
     ]
     rows += [_package(name, least) for name, least in _NEEDED]
     rows += _devices()
@@ -48,7 +48,7 @@ def examine_installation() -> list[Row]:
     return rows
 
 
-def as_dict(rows: list[Row]) -> dict[str, Any]:
+def as_dict(rows: list[InstallRow]) -> dict[str, Any]:
     """The rows for `--json`."""
     return {
         "schema": "nantrap.doctor.install/1",
@@ -64,14 +64,14 @@ def _python_problem() -> tuple[str, str]:
     return "", ""
 
 
-def _package(name: str, least: str) -> Row:
+def _package(name: str, least: str) -> InstallRow:
     try:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
-        return Row("packages", name, "missing", "not installed", f"pip install '{name}>={least}'")
+        return InstallRow("packages", name, "missing", "not installed", f"pip install '{name}>={least}'")
     if _parts(version) < _parts(least):
-        return Row("packages", name, version, f"older than {least}", f"pip install '{name}>={least}'")
-    return Row("packages", name, version)
+        return InstallRow("packages", name, version, f"older than {least}", f"pip install '{name}>={least}'")
+    return InstallRow("packages", name, version)
 
 
 def _parts(version: str) -> tuple[int, ...]:
@@ -82,23 +82,27 @@ def _parts(version: str) -> tuple[int, ...]:
     return tuple(numbers)
 
 
-def _devices() -> list[Row]:
+def _devices() -> list[InstallRow]:
     """What torch can run on, and what is wrong with it."""
     if importlib.util.find_spec("torch") is None:
         return []
     try:
         import torch
     except Exception as error:  # a broken installation must not stop the report about it
-        return [Row("devices", "torch", "does not import", f"{type(error).__name__}: {error}", "reinstall torch")]
-    rows = [Row("devices", "cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads")]
+        return [
+            InstallRow("devices", "torch", "does not import", f"{type(error).__name__}: {error}", "reinstall torch")
+        ]
+    rows = [InstallRow("devices", "cpu", f"{os.cpu_count()} cores, {torch.get_num_threads()} threads")]
     if torch.cuda.is_available():
         for index in range(torch.cuda.device_count()):
             about = torch.cuda.get_device_properties(index)
             bf16 = "bf16" if about.major >= 8 else "no bf16: use fp16 with a GradScaler"
-            rows.append(Row("devices", f"cuda:{index}", f"{about.name}, {about.total_memory / 1e9:.0f} GB, {bf16}"))
+            rows.append(
+                InstallRow("devices", f"cuda:{index}", f"{about.name}, {about.total_memory / 1e9:.0f} GB, {bf16}")
+            )
     elif torch.version.cuda is not None:
         rows.append(
-            Row(
+            InstallRow(
                 "devices",
                 "cuda",
                 "not available",
@@ -107,24 +111,24 @@ def _devices() -> list[Row]:
             )
         )
     else:
-        rows.append(Row("devices", "cuda", "none: torch is a CPU build"))
+        rows.append(InstallRow("devices", "cuda", "none: torch is a CPU build"))
     if torch.backends.mps.is_available():
-        rows.append(Row("devices", "mps", "available"))
+        rows.append(InstallRow("devices", "mps", "available"))
     return rows
 
 
-def _memory() -> list[Row]:
+def _memory() -> list[InstallRow]:
     """Memory and free disk space."""
     rows = []
     try:
         pages, size = os.sysconf("SC_PHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-        rows.append(Row("memory", "memory", f"{pages * size / 1e9:.1f} GB"))
+        rows.append(InstallRow("memory", "memory", f"{pages * size / 1e9:.1f} GB"))
     except (AttributeError, OSError, ValueError):
         pass  # Windows
     usage = shutil.disk_usage(".")
     low = usage.free < 5e9
     rows.append(
-        Row(
+        InstallRow(
             "memory",
             "disk",
             f"{usage.free / 1e9:.1f} GB free here",
@@ -135,12 +139,14 @@ def _memory() -> list[Row]:
     return rows
 
 
-def _extras() -> list[Row]:
+def _extras() -> list[InstallRow]:
     """The optional parts and the packages they need."""
     try:
         needs = metadata.requires("nantrap") or []
     except metadata.PackageNotFoundError:
-        return [Row("extras", "nantrap", "not installed as a package", "extras are not known", "pip install nantrap")]
+        return [
+            InstallRow("extras", "nantrap", "not installed as a package", "extras are not known", "pip install nantrap")
+        ]
     by_extra: dict[str, list[str]] = {}
     for need in needs:
         text, _, condition = need.partition(";")
@@ -156,7 +162,7 @@ def _extras() -> list[Row]:
     for extra, packages in sorted(by_extra.items()):
         missing = [package for package in packages if not _installed(package)]
         found = "installed" if not missing else f"not installed: {', '.join(missing)} (pip install 'nantrap[{extra}]')"
-        rows.append(Row("extras", extra, found))
+        rows.append(InstallRow("extras", extra, found))
     return rows
 
 

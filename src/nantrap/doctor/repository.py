@@ -1,16 +1,25 @@
-"""Everything that was read, and which files belong together: a trainer, its launcher and its DeepSpeed file."""
+"""Everything that was read: what each file is for, and which belong together.
+
+A file has a trainer's settings, a launcher's (Accelerate) or DeepSpeed's; some framework reads it; a launch line starts
+a script. The value of a name in code comes from the code, from the lines that start it, or from settings near it.
+"""
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
-from nantrap.doctor.configuration.setting import Role, Setting, Source
+from nantrap.doctor.configuration.names import plain
+from nantrap.doctor.configuration.setting import UNKNOWN, Kind, Role, Setting, SettingSource
+from nantrap.doctor.source.expressions import dotted, name_of
+from nantrap.doctor.source.module import Function, Module
 
 if TYPE_CHECKING:
     from nantrap.doctor.source.module import Module
+
 
 _FOLDERS_OF_SETTINGS: Final = frozenset(
     [
@@ -50,6 +59,20 @@ _FOLDERS_OF_SETTINGS: Final = frozenset(
         "json",
     ]
 )
+_DEEPSPEED: Final = ("zero_optimization", "train_micro_batch_size_per_gpu")
+_HF: Final = frozenset({"per_device_train_batch_size", "logging_nan_inf_filter"})
+_LIGHTNING: Final = frozenset(
+    [
+        "accelerator",
+        "devices",
+        "precision",
+        "gradient_clip_val",
+        "accumulate_grad_batches",
+        "strategy",
+        "num_nodes",
+        "enable_checkpointing",
+    ]
+)
 _MANY: Final = 4
 """More configurations than this in one folder are a collection to choose from."""
 _Value = TypeVar("_Value")
@@ -59,16 +82,16 @@ _Value = TypeVar("_Value")
 class Repository:
     """The sources and modules of one examination."""
 
-    sources: list[Source] = field(default_factory=list)
+    sources: list[SettingSource] = field(default_factory=list)
     modules: list[Module] = field(default_factory=list)
     kept: dict[str, Any] = field(default_factory=dict)
     """What a check has found out about all files, so that it is found out once."""
 
-    def by_role(self, role: Role) -> list[Source]:
+    def by_role(self, role: Role) -> list[SettingSource]:
         """Every source with this role."""
         return [source for source in self.sources if source.role == role]
 
-    def partners(self, source: Source, role: Role) -> list[Source]:
+    def partners(self, source: SettingSource, role: Role) -> list[SettingSource]:
         """The launchers or DeepSpeed files that a source runs with.
 
         A file that is named (`--config_file`, `deepspeed="zero2.json"`) is taken; else the nearest one in the folders
@@ -101,7 +124,7 @@ class Repository:
         return _nearest(source, [other for other in candidates if other.kind != "shell"])
 
     def agreed(
-        self, sources: Sequence[Source], read: Callable[[Source], tuple[_Value, Setting] | None]
+        self, sources: Sequence[SettingSource], read: Callable[[SettingSource], tuple[_Value, Setting] | None]
     ) -> tuple[_Value, Setting] | None:
         """The value that several sources give, if all that give one agree."""
         found = [each for each in map(read, sources) if each is not None]
@@ -114,7 +137,7 @@ class Repository:
 
     def configured(self, file: str, key: str) -> tuple[Any, Setting] | None:
         """The value of a key in the trainer settings near a file, if they all agree."""
-        here = Source(file, "call", ())
+        here = SettingSource(file, "call", ())
         lines = [
             each
             for each in self.by_role("trainer")
@@ -129,7 +152,7 @@ class Repository:
             ],
         )
 
-        def read(source: Source) -> tuple[Any, Setting] | None:
+        def read(source: SettingSource) -> tuple[Any, Setting] | None:
             setting = source.first(key)
             if setting is None or not setting.known or isinstance(setting.value, list):
                 return None
@@ -137,7 +160,7 @@ class Repository:
 
         return self.agreed(near, read)
 
-    def _in_collection(self, source: Source, role: Role) -> bool:
+    def _in_collection(self, source: SettingSource, role: Role) -> bool:
         """Whether a file is one of many configurations in a folder, and does not mention DeepSpeed."""
         if role != "deepspeed" or source.kind not in ("yaml", "json", "toml"):
             return False
@@ -147,7 +170,7 @@ class Repository:
         files = {each.file for each in self.by_role("trainer") if os.path.dirname(each.file) == folder}
         return len(files) > _MANY
 
-    def _named(self, source: Source) -> list[str]:
+    def _named(self, source: SettingSource) -> list[str]:
         named = list(source.references)
         for other in self.sources:
             if other.kind == "shell" and other.references and (_launches(other, source) or _is_line(other, source)):
@@ -183,13 +206,13 @@ class Repository:
         return bool(self.kept["scales"])
 
 
-def _launches(line: Source, source: Source) -> bool:
+def _launches(line: SettingSource, source: SettingSource) -> bool:
     if _is_line(line, source):
         return True
     return bool(line.script) and os.path.basename(line.script) == os.path.basename(source.file)
 
 
-def _is_line(other: Source, source: Source) -> bool:
+def _is_line(other: SettingSource, source: SettingSource) -> bool:
     return other.kind == source.kind == "shell" and other.file == source.file and other.line == source.line
 
 
@@ -216,9 +239,143 @@ def _distance(one: str, other: str) -> int | None:
     return (len(long) - len(short)) * 10 + (0 if os.path.dirname(one) == os.path.dirname(other) else apart)
 
 
-def _nearest(source: Source, candidates: Sequence[Source]) -> list[Source]:
+def _nearest(source: SettingSource, candidates: Sequence[SettingSource]) -> list[SettingSource]:
     reach = [(distance, other) for other in candidates if (distance := _distance(source.file, other.file)) is not None]
     if not reach:
         return []
     least = min(distance for distance, _ in reach)
     return [other for distance, other in reach if distance == least]
+
+
+def sources_of(settings: Sequence[Setting], *, file: str, kind: Kind) -> list[SettingSource]:
+    """The sources of a file's settings; a DeepSpeed section inside another file is a separate source."""
+    found: list[SettingSource] = []
+    rest = list(settings)
+    for prefix in sorted(_deepspeed_sections(settings), key=len, reverse=True):
+        inside = [each for each in rest if each.names[: len(prefix)] == prefix]
+        rest = [each for each in rest if each.names[: len(prefix)] != prefix]
+        if inside:
+            found.append(_deepspeed(inside, len(prefix), file=file, kind=kind))
+    if not rest:
+        return found
+    tops = {each.names[0] for each in rest}
+    references = tuple(
+        str(each.value)
+        for each in rest
+        if each.key == "deepspeed" and isinstance(each.value, str) and each.value.endswith((".json", ".yaml", ".yml"))
+    )
+    if "compute_environment" in tops:
+        return [*found, SettingSource(file, kind, tuple(rest), "launcher", "accelerate", references=references)]
+    return [*found, SettingSource(file, kind, tuple(rest), "trainer", framework_of(rest), references=references)]
+
+
+def framework_of(settings: Sequence[Setting]) -> str:
+    """`hf`, `lightning`, or nothing if the names do not show it."""
+    leaves = {each.names[-1] for each in settings}
+    if leaves & _HF:
+        return "hf"
+    if any(
+        len(each.names) == 2 and each.names[0] in ("trainer", "fit") and each.names[1] in _LIGHTNING
+        for each in settings
+    ):
+        return "lightning"
+    return ""
+
+
+def split_python(source: SettingSource) -> list[SettingSource]:
+    """A Python source with its DeepSpeed sections taken out, and HF's names recognised."""
+    if source.kind in ("optimizer", "argparse"):
+        return [source]
+    parts = sources_of(source.settings, file=source.file, kind=source.kind)
+    if len(parts) == 1 and parts[0].role != "deepspeed":
+        framework = source.framework or (parts[0].framework if source.kind != "argparse" else "")
+        return [replace(source, framework=framework)]
+    return [
+        part if part.role == "deepspeed" else replace(source, settings=part.settings, references=source.references)
+        for part in parts
+    ]
+
+
+def _deepspeed_sections(settings: Sequence[Setting]) -> set[tuple[str, ...]]:
+    found: set[tuple[str, ...]] = set()
+    for each in settings:
+        for name in _DEEPSPEED:
+            if name in each.names:
+                found.add(each.names[: each.names.index(name)])
+    return found
+
+
+def _deepspeed(settings: Sequence[Setting], depth: int, *, file: str, kind: Kind) -> SettingSource:
+    parts = []
+    for each in settings:
+        names = each.names[depth:]
+        key = "global_batch" if names == ("train_batch_size",) else each.key
+        parts.append(replace(each, names=names, path=each.path[depth:], key=key))
+    return SettingSource(file, kind, tuple(parts), "deepspeed", "deepspeed", settings[0].line)
+
+
+def possible_values(module: Module, node: ast.expr, function: Function, repository: Repository) -> list[Any]:
+    """The values that an expression can have, as far as they are known."""
+    if isinstance(node, ast.IfExp):
+        return [
+            *possible_values(module, node.body, function, repository),
+            *possible_values(module, node.orelse, function, repository),
+        ]
+    name = dotted(node)
+    if name:
+        given = function.latest(name, node.lineno)
+        if given is not None:
+            return possible_values(module, given, function, repository)
+    value = resolved_value(module, node, function, repository)
+    return [] if value is UNKNOWN else [value]
+
+
+def resolved_value(module: Module, node: ast.expr, function: Function, repository: Repository) -> Any:
+    """A value in the code, else the value in the settings near the file under the same name."""
+    value = module.value(node, function)
+    if value is not UNKNOWN and not isinstance(value, list):
+        leaf = plain(name_of(node))
+        override = _from_lines(module, repository, leaf) if leaf in module.settings.defaults else UNKNOWN
+        return value if override is UNKNOWN else override
+    leaf = plain(name_of(node))
+    if not leaf:
+        return UNKNOWN
+    found = {
+        repr(setting.value): setting.value
+        for source in repository.by_role("trainer")
+        if source.file != module.file
+        for setting in source.settings
+        if setting.names[-1] == leaf and setting.known
+    }
+    return next(iter(found.values())) if len(found) == 1 else UNKNOWN
+
+
+def _from_lines(module: Module, repository: Repository, name: str) -> Any:
+    """The value that shell scripts give this setting when they start the module; unknown if they differ."""
+    stem = module.file.replace("\\", "/").rsplit("/", 1)[-1]
+    found = [
+        setting.value
+        for source in repository.sources
+        if source.kind == "shell" and source.script.rsplit("/", 1)[-1] == stem
+        for setting in source.settings
+        if setting.names[-1] == name and setting.known
+    ]
+    return found[0] if len({repr(each) for each in found}) == 1 else UNKNOWN
+
+
+def configured_value(module: Module, repository: Repository, key: str) -> Any:
+    """What a key is set to: in a launch line, in the file itself, or in the settings near it."""
+    beside = repository.configured(module.file, key)
+    for source in repository.sources:
+        if source.file == module.file and source.kind != "argparse":
+            setting = source.first(key)
+            if setting is not None and setting.known and setting.value is not None:
+                return setting.value
+    if beside is not None:
+        return beside[0]
+    for source in repository.sources:
+        if source.file == module.file and source.kind == "argparse":
+            setting = source.first(key)
+            if setting is not None and setting.known:
+                return setting.value
+    return UNKNOWN

@@ -8,11 +8,19 @@ from collections.abc import Iterator
 from typing import Final
 
 from nantrap.doctor.checks.registry import Sighting, source_check
-from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.repository import Repository
+from nantrap.doctor.source.expressions import (
+    additions,
+    dotted,
+    has_epsilon,
+    is_epsilon,
+    is_operation,
+    names_in,
+    operation,
+    peeled,
+)
 from nantrap.doctor.source.flow import flow_of
-from nantrap.doctor.source.module import Function, Module, Place
-from nantrap.doctor.source.tensors import additions, has_epsilon, is_epsilon, is_operation, names_in, operation, peeled
+from nantrap.doctor.source.module import Function, Module, Site
 
 _GRID: Final = re.compile(r"grid|coord|channel|^ind|^idx|arange|freq|mesh|position|linspace")
 _CONSTANT: Final = re.compile(r"^(mu|c|delta|huber_c|sigma_data|beta|eps|epsilon|margin|alpha|gamma|const)$")
@@ -37,7 +45,7 @@ _COUNTS: Final = re.compile(r"count|nelem|^n_|num|len|rand|noise|uniform")
 @source_check("sqrt_at_zero")
 def sqrt_at_zero(module: Module, repository: Repository) -> Iterator[Sighting]:
     """The square root of a sum of squares, whose derivative is infinite at zero."""
-    found: list[tuple[ast.expr, ast.expr, Place]] = []
+    found: list[tuple[ast.expr, ast.expr, Site]] = []
     for call, place in module.sites("sqrt", "sqrt_"):
         root = operation(module, call)
         if root is not None and root.operand is not None:

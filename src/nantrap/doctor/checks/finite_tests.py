@@ -9,10 +9,9 @@ from typing import Final
 from nantrap.doctor.checks.handling import asks_if_good
 from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.events import Event, Flow, follows
-from nantrap.doctor.source.flow import expanded, leaves_block, training_flows
+from nantrap.doctor.source.expressions import core, is_gradient, is_loss, is_norm, name_of
+from nantrap.doctor.source.flow import StepEvent, StepFlow, expanded, follows, leaves_block, training_flows
 from nantrap.doctor.source.module import Function, Module
-from nantrap.doctor.source.wording import core, is_gradient, is_loss, is_norm, name_of
 
 _WIDER: Final = frozenset({"isinf", "isfinite", "isposinf"})
 
@@ -73,7 +72,7 @@ def check_after_step(module: Module, repository: Repository) -> Iterator[Sightin
             )
 
 
-def _tests_wider(module: Module, flow: Flow) -> bool:
+def _tests_wider(module: Module, flow: StepFlow) -> bool:
     """Whether Inf is tested somewhere in the function or its helpers."""
     functions = {id(event.function): event.function for event in flow.events}
     functions[id(flow.function)] = flow.function
@@ -85,7 +84,7 @@ def _tests_wider(module: Module, flow: Flow) -> bool:
                 subject = (
                     call.args[0] if call.args else call.func.value if isinstance(call.func, ast.Attribute) else None
                 )
-                if is_loss(subject) or is_norm(module, subject, place.function) or is_gradient(core(subject)):
+                if is_loss(subject) or is_norm(subject, place.function) or is_gradient(core(subject)):
                     return True
     for name in ("clip_grad_norm_", "clip_grad_norm"):
         for call, place in module.calls.get(name, ()):
@@ -142,17 +141,17 @@ def _nan_tested(module: Module, test: ast.expr, function: Function) -> ast.expr 
     for each in ast.walk(test):
         if isinstance(each, ast.Call) and name_of(each.func) == "isnan":
             subject = each.args[0] if each.args else each.func.value if isinstance(each.func, ast.Attribute) else None
-            if subject is not None and (is_loss(subject) or is_norm(module, subject, function)):
+            if subject is not None and (is_loss(subject) or is_norm(subject, function)):
                 inner = core(subject)
                 return inner if isinstance(inner, ast.expr) else subject
         if isinstance(each, ast.Compare) and isinstance(each.ops[0], ast.NotEq):
             same = ast.dump(each.left) == ast.dump(each.comparators[0])
-            if same and (is_loss(each.left) or is_norm(module, each.left, function)):
+            if same and (is_loss(each.left) or is_norm(each.left, function)):
                 return each.left
     return None
 
 
-def _loss_tested(event: Event) -> bool:
+def _loss_tested(event: StepEvent) -> bool:
     """Whether a condition tests a loss for NaN or Inf."""
     assert isinstance(event.node, ast.If)
     for part in expanded(event.node.test, event.function):

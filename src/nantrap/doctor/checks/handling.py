@@ -6,13 +6,10 @@ import ast
 from collections.abc import Iterator
 
 from nantrap.doctor.checks.registry import Sighting, source_check
-from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.events import Event, Flow, follows
-from nantrap.doctor.source.flow import tests_finite, training_flows
+from nantrap.doctor.source.expressions import computes_loss, core, dotted, is_gradient, is_loss, name_of, operation
+from nantrap.doctor.source.flow import StepEvent, StepFlow, follows, tests_finite, training_flows
 from nantrap.doctor.source.module import Function, Module
-from nantrap.doctor.source.tensors import operation
-from nantrap.doctor.source.wording import computes_loss, core, is_gradient, is_loss, name_of
 
 
 @source_check("nan_to_num_on_loss")
@@ -167,7 +164,7 @@ def _asks_non_finite(test: ast.expr, function: Function) -> bool:
     return False
 
 
-def _inside_finite_test(event: Event) -> bool:
+def _inside_finite_test(event: StepEvent) -> bool:
     """Whether an event happens only when a test for NaN or Inf says so."""
     for test, arm in event.around.arms:
         try:
@@ -195,7 +192,7 @@ def _flag_of_a_test(test: str, function: Function) -> bool:
     return False
 
 
-def _zeroes_non_finite(event: Event, flow: Flow) -> bool:
+def _zeroes_non_finite(event: StepEvent, flow: StepFlow) -> bool:
     """Whether a write to a gradient replaces what is not finite by zero."""
     node = event.node
     if isinstance(node, ast.Assign):

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nantrap.doctor.checks.registry import Sighting, configuration_check
-from nantrap.doctor.configuration.setting import Setting, Source
-from nantrap.doctor.configuration.values import number, switch, whole
+from nantrap.doctor.configuration.setting import Setting, SettingSource, number, switch, whole
 from nantrap.doctor.repository import Repository
 
 LOW_TEMPERATURE: Final = 0.02
@@ -36,7 +35,7 @@ _LOSS_WORDS: Final = re.compile(r"student|teacher|loss|nce|contrast|distill|kd|m
 
 
 @configuration_check("temperature_too_low")
-def temperature_too_low(source: Source, repository: Repository) -> Iterator[Sighting]:
+def temperature_too_low(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The temperature of a loss is so low that its softmax becomes a step function."""
     for each in source.all("temperature"):
         value = number(each.value)
@@ -53,7 +52,7 @@ def temperature_too_low(source: Source, repository: Repository) -> Iterator[Sigh
 
 
 @configuration_check("nan_filter_hides")
-def nan_filter_hides(source: Source, repository: Repository) -> Iterator[Sighting]:
+def nan_filter_hides(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The Trainer replaces NaN losses in its log by the average of the others."""
     found = source.first("nan_filter")
     if found is not None:
@@ -82,7 +81,7 @@ def nan_filter_hides(source: Source, repository: Repository) -> Iterator[Sightin
 
 
 @configuration_check("checkpoints_too_rare")
-def checkpoints_too_rare(source: Source, repository: Repository) -> Iterator[Sighting]:
+def checkpoints_too_rare(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """A long run saves no checkpoint, or only one at its end."""
     total = source.first("total_steps")
     steps = number(total.value) if total is not None else None
@@ -118,7 +117,7 @@ def checkpoints_too_rare(source: Source, repository: Repository) -> Iterator[Sig
 
 
 @configuration_check("keep_last_too_small")
-def keep_last_too_small(source: Source, repository: Repository) -> Iterator[Sighting]:
+def keep_last_too_small(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """Only the newest checkpoint is kept."""
     for each in source.all("keep"):
         if whole(each.value) != 1 or isinstance(each.value, bool):
@@ -133,7 +132,7 @@ def _keeps(setting: Setting) -> bool:
     return not (value is None or value is False or value == "" or number(value) == 0 or switch(value) is False)
 
 
-def _is_loss_temperature(source: Source, setting: Setting, value: float) -> bool:
+def _is_loss_temperature(source: SettingSource, setting: Setting, value: float) -> bool:
     """Whether a temperature belongs to a loss, and not to the sampling of text."""
     if {each.names[-1] for each in source.settings if each.parent == setting.parent} & _GENERATION:
         return False

@@ -7,10 +7,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from nantrap.doctor.checks.registry import Sighting, source_check
-from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.module import Function, Module, Place
-from nantrap.doctor.source.tensors import has_epsilon, is_epsilon, is_operation, operation, peeled
+from nantrap.doctor.source.expressions import dotted, has_epsilon, is_epsilon, is_operation, operation, peeled
+from nantrap.doctor.source.module import Function, Module, Site
 
 _LOGS: Final = ("log", "log2", "log10")
 
@@ -72,7 +71,7 @@ def _log_of(call: ast.Call, name: str, without_floor: str, fix: str, *, eased: b
     return Sighting("low" if eased else "medium", call.lineno, ast.unparse(call)[:80], f"log of a {name} {what}", fix)
 
 
-def _logarithms(module: Module) -> Iterator[tuple[ast.Call, Place, ast.expr]]:
+def _logarithms(module: Module) -> Iterator[tuple[ast.Call, Site, ast.expr]]:
     """Every logarithm with its place and its argument; for `log1p(-p)` the argument is p."""
     for call, place in module.sites(*_LOGS):
         found = operation(module, call)

@@ -8,11 +8,9 @@ from collections.abc import Iterator
 from typing import Final
 
 from nantrap.doctor.checks.registry import Sighting, source_check
-from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.module import Function, Module, Place
-from nantrap.doctor.source.tensors import is_negative_infinity, is_operation, names_in, operation
-from nantrap.doctor.source.wording import name_of
+from nantrap.doctor.source.expressions import dotted, is_negative_infinity, is_operation, name_of, names_in, operation
+from nantrap.doctor.source.module import Function, Module, Site
 
 _CAUSAL: Final = re.compile(r"causal|tril|triu|future|subsequent|look_?ahead|autoregressive|window|^bias$")
 _PADDING: Final = re.compile(
@@ -164,7 +162,7 @@ def _traced_names(node: ast.expr, function: Function, line: int, depth: int) -> 
     return names
 
 
-def _handles_empty_rows(module: Module, place: Place, call: ast.Call) -> bool:
+def _handles_empty_rows(module: Module, place: Site, call: ast.Call) -> bool:
     """Whether rows without a valid position are looked after in the same function."""
     function = place.function
     for each in ast.walk(function.node):

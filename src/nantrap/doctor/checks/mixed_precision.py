@@ -9,14 +9,12 @@ from typing import Final
 
 from nantrap.doctor.checks.precision import asked_dtype
 from nantrap.doctor.checks.registry import Sighting, source_check
-from nantrap.doctor.configuration.constants import dotted
-from nantrap.doctor.configuration.setting import UNKNOWN, Source
-from nantrap.doctor.configuration.values import precision
+from nantrap.doctor.configuration.precision import precision
+from nantrap.doctor.configuration.setting import UNKNOWN, SettingSource
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.events import Flow, follows
-from nantrap.doctor.source.flow import flow_of
-from nantrap.doctor.source.module import Function, Module, Place
-from nantrap.doctor.source.wording import is_loss, name_of
+from nantrap.doctor.source.expressions import dotted, is_loss, name_of
+from nantrap.doctor.source.flow import StepFlow, flow_of, follows
+from nantrap.doctor.source.module import Function, Module, Site
 
 _AUTOCAST: Final = frozenset(
     {
@@ -114,7 +112,7 @@ def autocast_under_accelerator(module: Module, repository: Repository) -> Iterat
     for call, place in module.sites("autocast"):
         if autocast_dtype(module, call, place.function) != "default" or not _around_loss(place, call):
             continue
-        here = Source(module.file, "call", (), "code")
+        here = SettingSource(module.file, "call", (), "code")
         theirs = repository.agreed(repository.partners(here, "launcher"), asked_dtype)
         bf16 = theirs is not None and theirs[0] == "bfloat16"
         yield Sighting(
@@ -176,7 +174,7 @@ def scaler_made_in_loop(module: Module, repository: Repository) -> Iterator[Sigh
             )
 
 
-def _differentiating(module: Module) -> Iterator[Flow]:
+def _differentiating(module: Module) -> Iterator[StepFlow]:
     """The flows of every function with a backward."""
     for function in module.functions:
         if not function.silent and not isinstance(function.node, ast.Lambda):
@@ -185,7 +183,7 @@ def _differentiating(module: Module) -> Iterator[Flow]:
                 yield flow
 
 
-def _all_flows(module: Module, needed: str) -> Iterator[Flow]:
+def _all_flows(module: Module, needed: str) -> Iterator[StepFlow]:
     if needed not in module.calls or "step" not in module.calls or module.is_test:
         return
     for function in module.functions:
@@ -193,7 +191,7 @@ def _all_flows(module: Module, needed: str) -> Iterator[Flow]:
             yield flow_of(module, function)
 
 
-def _around_loss(place: Place, call: ast.Call) -> bool:
+def _around_loss(place: Site, call: ast.Call) -> bool:
     """Whether a with-block computes a loss that is trained on."""
     statement = place.statement
     if not isinstance(statement, (ast.With, ast.AsyncWith)):

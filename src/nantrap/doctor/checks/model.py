@@ -9,13 +9,11 @@ from typing import Final
 
 from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.checks.weights import HALF_EPS
-from nantrap.doctor.configuration.constants import defaults_of, dotted
 from nantrap.doctor.repository import Repository
+from nantrap.doctor.source.expressions import defaults_of, dotted, is_loss, name_of, operation
 from nantrap.doctor.source.flow import flow_of
 from nantrap.doctor.source.halved import halved_models
-from nantrap.doctor.source.module import Function, Module, Place
-from nantrap.doctor.source.tensors import operation
-from nantrap.doctor.source.wording import is_loss, name_of
+from nantrap.doctor.source.module import Function, Module, Site
 
 _NO_FORWARD: Final = frozenset(
     {
@@ -161,7 +159,7 @@ def _method_of(func: ast.AST, node: ast.Attribute) -> bool:
     return isinstance(func, ast.Attribute) and func.value is node and dotted(node.value) not in ("self", "", "cls")
 
 
-def _gives_loss(call: ast.Call, place: Place) -> bool:
+def _gives_loss(call: ast.Call, place: Site) -> bool:
     """Whether what the call returns is the loss, or goes into it."""
     statement = place.statement
     if isinstance(statement, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
@@ -182,7 +180,7 @@ def _gives_loss(call: ast.Call, place: Place) -> bool:
     )
 
 
-def _trained_here(module: Module, place: Place) -> bool:
+def _trained_here(module: Module, place: Site) -> bool:
     """Whether the loss of this function is differentiated: here, or in a function that calls it."""
     if flow_of(module, place.function).of("backward"):
         return True

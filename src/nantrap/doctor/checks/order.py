@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 from nantrap.doctor.checks.registry import Sighting, source_check
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.events import Event, Flow, follows
-from nantrap.doctor.source.flow import is_optimizer, training_flows
+from nantrap.doctor.source.flow import StepEvent, StepFlow, follows, is_optimizer, training_flows
 from nantrap.doctor.source.module import Module
 
 
@@ -136,13 +135,13 @@ def _clips_master(node: ast.AST) -> bool:
     return "master_params" in ast.unparse(node)
 
 
-def _only_one(steps: list[Event]) -> bool:
+def _only_one(steps: list[StepEvent]) -> bool:
     return len({step.receiver for step in steps}) == 1
 
 
-def _outermost(flows: list[Flow]) -> list[Flow]:
+def _outermost(flows: list[StepFlow]) -> list[StepFlow]:
     """One flow for each step, the smallest that has it: a helper's is part of its caller's."""
-    chosen: list[Flow] = []
+    chosen: list[StepFlow] = []
     lines: set[int] = set()
     for flow in sorted(flows, key=lambda each: len(each.events)):
         at = {event.line for event in flow.of("step")}
@@ -156,5 +155,5 @@ def _cleared_elsewhere(module: Module, repository: Repository) -> bool:
     return any(other is not module and "zero_grad" in other.text for other in repository.modules)
 
 
-def _clears(flow: Flow) -> bool:
+def _clears(flow: StepFlow) -> bool:
     return bool(flow.of("zero_grad"))

@@ -6,10 +6,9 @@ import ast
 from collections.abc import Iterator
 
 from nantrap.doctor.checks.registry import Sighting, source_check
-from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.events import follows
-from nantrap.doctor.source.flow import training_flows
+from nantrap.doctor.source.expressions import dotted
+from nantrap.doctor.source.flow import follows, training_flows
 from nantrap.doctor.source.module import Function, Module
 
 

@@ -6,23 +6,22 @@ from collections.abc import Iterator
 from typing import Final
 
 from nantrap.doctor.checks.registry import Sighting, configuration_check
-from nantrap.doctor.configuration.precision import Asked, computation, half_flags
-from nantrap.doctor.configuration.setting import Setting, Source
-from nantrap.doctor.configuration.values import number, precision, says_no, switch
+from nantrap.doctor.configuration.precision import Asked, computation, half_flags, precision, says_no
+from nantrap.doctor.configuration.setting import Setting, SettingSource, number, switch
 from nantrap.doctor.repository import Repository
 
 _SHORT: Final = {"float16": "fp16", "bfloat16": "bf16", "float32": "fp32"}
 _ROLES: Final = {"trainer": "the trainer", "launcher": "the launcher", "deepspeed": "DeepSpeed", "code": "the code"}
 
 
-def asked_dtype(source: Source) -> tuple[str, Setting] | None:
+def asked_dtype(source: SettingSource) -> tuple[str, Setting] | None:
     """The dtype that a source names, for comparison with another source."""
     asked = computation(source)
     return (asked.dtype, asked.setting) if asked is not None and asked.dtype in _SHORT else None
 
 
 @configuration_check("precision_mismatch")
-def precision_mismatch(source: Source, repository: Repository) -> Iterator[Sighting]:
+def precision_mismatch(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The trainer, the launcher and DeepSpeed name different dtypes."""
     if source.role == "launcher":
         pairs = repository.partners(source, "deepspeed")
@@ -50,7 +49,7 @@ def precision_mismatch(source: Source, repository: Repository) -> Iterator[Sight
 
 
 @configuration_check("both_half_flags")
-def both_half_flags(source: Source, repository: Repository) -> Iterator[Sighting]:
+def both_half_flags(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """fp16 and bf16 are both switched on."""
     fp16, bf16 = half_flags(source)
     for first in fp16:
@@ -68,7 +67,7 @@ def both_half_flags(source: Source, repository: Repository) -> Iterator[Sighting
 
 
 @configuration_check("fp16_without_loss_scaling")
-def fp16_without_loss_scaling(source: Source, repository: Repository) -> Iterator[Sighting]:
+def fp16_without_loss_scaling(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """float16 is used without a loss scaler."""
     for each in source.all("precision"):
         found = precision(each.value)
@@ -84,7 +83,7 @@ def fp16_without_loss_scaling(source: Source, repository: Repository) -> Iterato
 
 
 @configuration_check("amp_without_dtype")
-def amp_without_dtype(source: Source, repository: Repository) -> Iterator[Sighting]:
+def amp_without_dtype(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """Mixed precision is switched on, but nothing says in which dtype."""
     asked = computation(source)
     if source.role != "trainer" or asked is None or asked.dtype != "amp" or asked.setting.value == "amp":
@@ -123,7 +122,7 @@ def amp_without_dtype(source: Source, repository: Repository) -> Iterator[Sighti
 
 
 @configuration_check("scaler_with_bf16")
-def scaler_with_bf16(source: Source, repository: Repository) -> Iterator[Sighting]:
+def scaler_with_bf16(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """A loss scaler is used exactly when training is in bfloat16."""
     asked = computation(source)
     if asked is None or asked.dtype != "bfloat16" or source.role != "trainer":
@@ -141,7 +140,7 @@ def scaler_with_bf16(source: Source, repository: Repository) -> Iterator[Sightin
 
 
 @configuration_check("explicit_no_overrides_launcher")
-def explicit_no_overrides_launcher(source: Source, repository: Repository) -> Iterator[Sighting]:
+def explicit_no_overrides_launcher(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The code says mixed_precision="no" although the launcher asks for half precision."""
     if source.role != "code":
         return
@@ -151,7 +150,7 @@ def explicit_no_overrides_launcher(source: Source, repository: Repository) -> It
     yield from overridden_by_no(source, setting, repository)
 
 
-def overridden_by_no(source: Source, setting: Setting, repository: Repository) -> Iterator[Sighting]:
+def overridden_by_no(source: SettingSource, setting: Setting, repository: Repository) -> Iterator[Sighting]:
     """The finding of NT806 at a setting, if the launcher asks for half precision."""
     theirs = repository.agreed(repository.partners(source, "launcher"), asked_dtype)
     if theirs is not None and theirs[0] in ("float16", "bfloat16"):
@@ -167,7 +166,7 @@ def overridden_by_no(source: Source, setting: Setting, repository: Repository) -
 
 
 @configuration_check("static_loss_scale")
-def static_loss_scale(source: Source, repository: Repository) -> Iterator[Sighting]:
+def static_loss_scale(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """fp16 runs with a loss scale that never changes."""
     for each in source.all("loss_scale"):
         scale = number(each.value)
@@ -183,7 +182,7 @@ def static_loss_scale(source: Source, repository: Repository) -> Iterator[Sighti
         )
 
 
-def _fp16_beside(source: Source, scale: Setting) -> bool:
+def _fp16_beside(source: SettingSource, scale: Setting) -> bool:
     if scale.parent and scale.parent[-1] in ("fp16", "amp", "mixed_precision"):
         switches = [each for each in source.all("fp16") if each.names[: len(scale.parent)] == scale.parent]
         if switches:
@@ -192,7 +191,7 @@ def _fp16_beside(source: Source, scale: Setting) -> bool:
     return asked is not None and asked.dtype == "float16"
 
 
-def _is_weight(source: Source, scale: Setting) -> bool:
+def _is_weight(source: SettingSource, scale: Setting) -> bool:
     beside = [each.names[-1] for each in source.settings if each.parent == scale.parent and each is not scale]
     return any(name.endswith(("_weight", "_loss", "_coef", "_lambda")) and "loss" in name for name in beside)
 
@@ -202,7 +201,7 @@ def _section(setting: Setting) -> tuple[str, ...]:
     return setting.names[:-2] if setting.names[-1] in ("enabled", "enable") else setting.parent
 
 
-def _overridden(source: Source, setting: Setting, repository: Repository) -> bool:
+def _overridden(source: SettingSource, setting: Setting, repository: Repository) -> bool:
     """Whether a launch line gives another value for an argparse default."""
     for line in repository.sources:
         if line.kind == "shell" and line.script and source.file.endswith(line.script.rsplit("/", 1)[-1]):

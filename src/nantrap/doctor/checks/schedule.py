@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from typing import Final
 
 from nantrap.doctor.checks.registry import Sighting, configuration_check
-from nantrap.doctor.configuration.setting import Setting, Source
-from nantrap.doctor.configuration.values import is_adam, number
+from nantrap.doctor.configuration.setting import Setting, SettingSource, is_adam, number
 from nantrap.doctor.repository import Repository
 
 _HIGH: Final = 1e-2
@@ -16,7 +15,7 @@ _SHORT_WARMUP: Final = 100
 _SMALL_RATIO: Final = 0.005
 
 
-def uses_adam(source: Source, setting: Setting | None) -> bool:
+def uses_adam(source: SettingSource, setting: Setting | None) -> bool:
     """Whether the optimizer that belongs to a setting is known to be of the Adam family."""
     optimizer = source.near(setting, "optimizer") if setting is not None else source.first("optimizer")
     if optimizer is not None:
@@ -25,7 +24,7 @@ def uses_adam(source: Source, setting: Setting | None) -> bool:
 
 
 @configuration_check("min_lr_above_lr")
-def min_lr_above_lr(source: Source, repository: Repository) -> Iterator[Sighting]:
+def min_lr_above_lr(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The smallest learning rate is larger than the learning rate itself."""
     for each in source.all("min_lr"):
         least = number(each.value)
@@ -55,7 +54,7 @@ def min_lr_above_lr(source: Source, repository: Repository) -> Iterator[Sighting
 
 
 @configuration_check("lr_high")
-def lr_high(source: Source, repository: Repository) -> Iterator[Sighting]:
+def lr_high(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The learning rate is far above what Adam can use."""
     for each in source.all("lr"):
         rate = number(each.value)
@@ -68,13 +67,13 @@ def lr_high(source: Source, repository: Repository) -> Iterator[Sighting]:
         )
 
 
-def _is_factor(source: Source) -> bool:
+def _is_factor(source: SettingSource) -> bool:
     """Whether a schedule multiplies the learning rate by d^-0.5 and the like, so that 1.0 is an ordinary value."""
     return any(isinstance(each.value, str) and "noam" in each.value.lower() for each in source.settings)
 
 
 @configuration_check("warmup_too_short")
-def warmup_too_short(source: Source, repository: Repository) -> Iterator[Sighting]:
+def warmup_too_short(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """A long Adam run has almost no warm-up."""
     total = source.first("total_steps")
     steps = number(total.value) if total is not None else None
@@ -106,7 +105,7 @@ def warmup_too_short(source: Source, repository: Repository) -> Iterator[Sightin
 
 
 @configuration_check("warmup_exceeds_training")
-def warmup_exceeds_training(source: Source, repository: Repository) -> Iterator[Sighting]:
+def warmup_exceeds_training(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The warm-up is as long as the training, or longer."""
     for each in source.all("warmup_steps"):
         total = source.near(each, "total_steps")

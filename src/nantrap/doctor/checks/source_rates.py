@@ -8,15 +8,12 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from nantrap.doctor.checks.registry import Sighting, source_check
-from nantrap.doctor.checks.source_values import configured_value, resolved_value
-from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.configuration.names import plain
-from nantrap.doctor.configuration.values import number
-from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.events import follows
-from nantrap.doctor.source.flow import flow_of, is_optimizer
+from nantrap.doctor.configuration.setting import number
+from nantrap.doctor.repository import Repository, configured_value, resolved_value
+from nantrap.doctor.source.expressions import dotted, name_of
+from nantrap.doctor.source.flow import flow_of, follows, is_optimizer
 from nantrap.doctor.source.module import Function, Module
-from nantrap.doctor.source.wording import name_of
 
 _MIN_LR: Final = re.compile(r"^_?(min_lr|lr_min|eta_min|min_learning_rate|minimum_lr|end_lr|final_lr)$")
 _BASE_LR: Final = re.compile(r"(^|_)(lr|learning_rate|base_lr|max_lr|peak_lr|init_lr|initial_lr)$")

@@ -10,17 +10,14 @@ from collections.abc import Iterator
 from nantrap.doctor.checks.keeping import LOW_TEMPERATURE
 from nantrap.doctor.checks.precision import asked_dtype
 from nantrap.doctor.checks.registry import Sighting, source_check
-from nantrap.doctor.checks.source_values import possible_values, resolved_value
 from nantrap.doctor.checks.update import WIDE_NORM
 from nantrap.doctor.checks.weights import HALF_EPS, SLOW_BETA, SMALL_RATE, TINY_RATE, second_beta
-from nantrap.doctor.configuration.constants import defaults_of, dotted
-from nantrap.doctor.configuration.precision import has_adapters
-from nantrap.doctor.configuration.setting import UNKNOWN, Source
-from nantrap.doctor.configuration.values import is_adam, number, says_no
-from nantrap.doctor.repository import Repository
+from nantrap.doctor.configuration.precision import has_adapters, says_no
+from nantrap.doctor.configuration.setting import UNKNOWN, SettingSource, is_adam, number
+from nantrap.doctor.repository import Repository, possible_values, resolved_value
+from nantrap.doctor.source.expressions import defaults_of, dotted, name_of
 from nantrap.doctor.source.halved import Halved, halved_models
 from nantrap.doctor.source.module import Module
-from nantrap.doctor.source.wording import name_of
 
 
 @source_check("explicit_no_overrides_launcher")
@@ -30,7 +27,7 @@ def accelerator_says_no(module: Module, repository: Repository) -> Iterator[Sigh
         given = next((keyword.value for keyword in call.keywords if keyword.arg == "mixed_precision"), None)
         if given is None or (isinstance(given, ast.Constant) and module.value(given) is not UNKNOWN):
             continue
-        here = Source(module.file, "call", (), "code", line=call.lineno)
+        here = SettingSource(module.file, "call", (), "code", line=call.lineno)
         theirs = repository.agreed(repository.partners(here, "launcher"), asked_dtype)
         if theirs is None or theirs[0] not in ("float16", "bfloat16"):
             continue
@@ -186,7 +183,7 @@ def loss_temperature(module: Module, repository: Repository) -> Iterator[Sightin
 
 def _bfloat16(module: Module, repository: Repository) -> Iterator[Halved]:
     """Trained bfloat16 models that neither DeepSpeed nor adapters keep exact."""
-    here = Source(module.file, "call", (), "code")
+    here = SettingSource(module.file, "call", (), "code")
     for found in halved_models(module):
         if found.dtype != "bfloat16":
             continue

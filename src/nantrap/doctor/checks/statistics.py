@@ -9,11 +9,9 @@ from typing import Final
 
 from nantrap.doctor.checks.derivatives import in_model
 from nantrap.doctor.checks.registry import Sighting, source_check
-from nantrap.doctor.configuration.constants import dotted
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.source.module import Function, Module, Place
-from nantrap.doctor.source.tensors import names_in, operation
-from nantrap.doctor.source.wording import name_of
+from nantrap.doctor.source.expressions import dotted, name_of, names_in, operation
+from nantrap.doctor.source.module import Function, Module, Site
 
 _ONE_PER_SAMPLE: Final = re.compile(
     r"reward|adv|return|loss|score|group|logp|gae|ratio|distance|sims?$|batch", re.IGNORECASE
@@ -105,7 +103,7 @@ def _biased(module: Module, arguments: list[ast.expr], keywords: dict[str, ast.e
     return "ddof" in keywords
 
 
-def _only_logged(call: ast.Call, place: Place) -> bool:
+def _only_logged(call: ast.Call, place: Site) -> bool:
     """`x.std().item()` and what is in a print or a log."""
     for each in ast.walk(place.statement):
         outer = each.func if isinstance(each, ast.Call) and isinstance(each.func, ast.Attribute) else None
@@ -155,7 +153,7 @@ def _of_groups(node: ast.expr, function: Function, line: int) -> bool:
     return any(_GROUPED.search(name) for name in names)
 
 
-def _size_tested(call: ast.Call, place: Place) -> bool:
+def _size_tested(call: ast.Call, place: Site) -> bool:
     """`x.std() if x.numel() > 1 else 0`."""
     for each in ast.walk(place.statement):
         if isinstance(each, ast.IfExp) and any(inner is call for inner in ast.walk(each)):
@@ -164,5 +162,5 @@ def _size_tested(call: ast.Call, place: Place) -> bool:
     return False
 
 
-def _divides(place: Place) -> bool:
+def _divides(place: Site) -> bool:
     return any(isinstance(each, ast.BinOp) and isinstance(each.op, ast.Div) for each in ast.walk(place.statement))

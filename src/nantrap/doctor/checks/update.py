@@ -8,15 +8,14 @@ from typing import Final
 
 from nantrap.doctor.checks.registry import Sighting, configuration_check
 from nantrap.doctor.configuration.precision import computation, is_half
-from nantrap.doctor.configuration.setting import Setting, Source
-from nantrap.doctor.configuration.values import number, switch, whole
+from nantrap.doctor.configuration.setting import Setting, SettingSource, number, switch, whole
 from nantrap.doctor.repository import Repository
 
 WIDE_NORM: Final = 100.0
 
 
 @configuration_check("clip_ineffective")
-def clip_ineffective(source: Source, repository: Repository) -> Iterator[Sighting]:
+def clip_ineffective(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The gradient is clipped at a norm that it never reaches."""
     for each in source.all("clip"):
         norm = number(each.value)
@@ -28,7 +27,7 @@ def clip_ineffective(source: Source, repository: Repository) -> Iterator[Sightin
 
 
 @configuration_check("clip_missing")
-def clip_missing(source: Source, repository: Repository) -> Iterator[Sighting]:
+def clip_missing(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """Half precision without gradient clipping."""
     if source.role in ("launcher", "code") or source.kind in ("argparse", "optimizer"):
         return
@@ -66,7 +65,7 @@ def clip_missing(source: Source, repository: Repository) -> Iterator[Sighting]:
 
 
 @configuration_check("accumulation_mismatch")
-def accumulation_mismatch(source: Source, repository: Repository) -> Iterator[Sighting]:
+def accumulation_mismatch(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """Two files give two numbers for gradient accumulation."""
     if source.role not in ("trainer", "code", "launcher"):
         return
@@ -97,7 +96,7 @@ def accumulation_mismatch(source: Source, repository: Repository) -> Iterator[Si
 
 
 @configuration_check("batch_size_mismatch")
-def batch_size_mismatch(source: Source, repository: Repository) -> Iterator[Sighting]:
+def batch_size_mismatch(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The batch size is not what its parts multiply to."""
     whole_batch = source.first("global_batch")
     micro = source.first("micro_batch") or (source.first("batch_size") if source.role != "deepspeed" else None)
@@ -137,17 +136,17 @@ def batch_size_mismatch(source: Source, repository: Repository) -> Iterator[Sigh
         )
 
 
-def _accumulation(source: Source) -> tuple[int, Setting] | None:
+def _accumulation(source: SettingSource) -> tuple[int, Setting] | None:
     found = source.first("accumulation")
     count = whole(found.value) if found is not None else None
     return (count, found) if found is not None and count is not None and count >= 1 else None
 
 
-def _half_launcher(source: Source, repository: Repository) -> bool:
+def _half_launcher(source: SettingSource, repository: Repository) -> bool:
     return any(is_half(each) for each in repository.partners(source, "launcher"))
 
 
-def _processes(source: Source, repository: Repository) -> int | None:
+def _processes(source: SettingSource, repository: Repository) -> int | None:
     """How many processes train: from the source itself, else from its launcher."""
     own = process_count(source)
     if own is not None:
@@ -156,7 +155,7 @@ def _processes(source: Source, repository: Repository) -> int | None:
     return found[0] if found is not None else None
 
 
-def process_count(source: Source) -> tuple[int, Setting] | None:
+def process_count(source: SettingSource) -> tuple[int, Setting] | None:
     """The number of processes that a source names: all of them with Accelerate, those of a node times nodes else."""
     setting = source.first("processes")
     if setting is None:

@@ -9,8 +9,7 @@ from typing import Any, Final
 from nantrap.doctor.checks.registry import Sighting, configuration_check
 from nantrap.doctor.checks.schedule import uses_adam
 from nantrap.doctor.configuration.precision import has_adapters, keeps_float32, weights
-from nantrap.doctor.configuration.setting import Setting, Source
-from nantrap.doctor.configuration.values import number, switch
+from nantrap.doctor.configuration.setting import Setting, SettingSource, number, switch
 from nantrap.doctor.repository import Repository
 
 HALF_EPS: Final = 6e-8
@@ -32,7 +31,7 @@ def second_beta(value: Any) -> float | None:
 
 
 @configuration_check("eps_below_dtype")
-def eps_below_dtype(source: Source, repository: Repository) -> Iterator[Sighting]:
+def eps_below_dtype(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The optimizer's eps is zero in the precision of the weights."""
     asked = weights(source)
     if asked is None or asked.dtype != "float16":
@@ -52,7 +51,7 @@ def eps_below_dtype(source: Source, repository: Repository) -> Iterator[Sighting
 
 
 @configuration_check("beta_rounds_to_one")
-def beta_rounds_to_one(source: Source, repository: Repository) -> Iterator[Sighting]:
+def beta_rounds_to_one(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """Adam's beta2 rounds to one in the precision of its state."""
     asked = weights(source)
     if asked is None or asked.dtype != "bfloat16" or exempt(source, repository):
@@ -72,7 +71,7 @@ def beta_rounds_to_one(source: Source, repository: Repository) -> Iterator[Sight
 
 
 @configuration_check("bf16_weights_frozen")
-def bf16_weights_frozen(source: Source, repository: Repository) -> Iterator[Sighting]:
+def bf16_weights_frozen(source: SettingSource, repository: Repository) -> Iterator[Sighting]:
     """The updates are too small to change bfloat16 weights."""
     asked = weights(source)
     if asked is None or asked.dtype != "bfloat16" or exempt(source, repository):
@@ -92,7 +91,7 @@ def bf16_weights_frozen(source: Source, repository: Repository) -> Iterator[Sigh
     )
 
 
-def exempt(source: Source, repository: Repository) -> bool:
+def exempt(source: SettingSource, repository: Repository) -> bool:
     """Whether something keeps the weights exact after all: adapters, DeepSpeed, a master copy."""
     if has_adapters(source) or keeps_float32(source) or uses_deepspeed(source):
         return True
@@ -101,7 +100,7 @@ def exempt(source: Source, repository: Repository) -> bool:
     return bool(repository.partners(source, "deepspeed"))
 
 
-def uses_deepspeed(source: Source) -> bool:
+def uses_deepspeed(source: SettingSource) -> bool:
     """Whether a source names DeepSpeed."""
     if source.role == "deepspeed":
         return True

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Final
+from typing import Any, Final
+
+from nantrap.doctor.configuration.setting import Setting, Span
 
 _TABLE: Final[dict[str, str]] = {
     "lr": "lr learning_rate max_lr base_lr peak_lr lr_max initial_lr init_lr base_learning_rate max_learning_rate "
@@ -181,6 +183,29 @@ def plain(name: str) -> str:
     """`learningRate`, `learning-rate` and `LEARNING_RATE` as `learning_rate`."""
     spaced = _CAMEL.sub("_", name) if not name.isupper() else name
     return _NOT_WORD.sub("_", spaced.lower().strip("-")) if not spaced.isidentifier() else spaced.lower()
+
+
+def named_setting(
+    path: tuple[str, ...],
+    value: Any,
+    *,
+    file: str,
+    line: int,
+    span: Span | None = None,
+    extra: Mapping[str, str] | None = None,
+) -> Setting:
+    """A setting with the meaning of its name.
+
+    Args:
+        path: the names from the top of the file, as written.
+        value: what the file has.
+        file: where it is.
+        line: from 1.
+        span: where the value can be replaced.
+        extra: more names, from the user's mapping file.
+    """
+    names = tuple(plain(name) for name in path)
+    return Setting(path, names, meaning(names, extra), value, file, line, span)
 
 
 def meaning(names: tuple[str, ...], extra: Mapping[str, str] | None = None) -> str | None:

@@ -1,11 +1,21 @@
-"""Which precision a source asks for: of the computation, and of the weights themselves."""
+"""Which precision a value names, and a source asks for: of the computation, and of the weights themselves."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, Final, NamedTuple
 
-from nantrap.doctor.configuration.setting import UNKNOWN, Setting, Source
-from nantrap.doctor.configuration.values import Precision, precision, says_no, switch
+from nantrap.doctor.configuration.setting import UNKNOWN, Setting, SettingSource, switch
+
+_BFLOAT16: Final = frozenset({"bf16", "bfloat16", "amp_bf16", "amp_bfloat16", "mixed_bf16", "mixed_bfloat16"})
+_FLOAT16: Final = frozenset({"16", "fp16", "float16", "half", "f16", "amp_fp16", "mixed_fp16", "mixed_float16"})
+_FLOAT32: Final = frozenset({"32", "fp32", "float32", "float", "full", "single", "f32"})
+
+
+class Precision(NamedTuple):
+    """`dtype` is float16, bfloat16 or float32; `weights` whether the weights themselves have it."""
+
+    dtype: str
+    weights: bool = False
 
 
 class Asked(NamedTuple):
@@ -15,7 +25,35 @@ class Asked(NamedTuple):
     setting: Setting
 
 
-def half_flags(source: Source) -> tuple[list[Setting], list[Setting]]:
+def precision(value: Any) -> Precision | None:
+    """The dtype that a value names: `bf16`, `torch.float16`, `16-mixed`, 16, `bf16-true`, ... or None."""
+    if isinstance(value, bool) or value is None or value is UNKNOWN:
+        return None
+    word = str(int(value)) if isinstance(value, float) and value == int(value) else str(value)
+    word = word.strip().strip("\"'").lower().removeprefix("torch.").replace("-", "_")
+    weights = False
+    for ending in ("_true", "_mixed"):
+        if word.endswith(ending):
+            weights = ending == "_true"
+            word = word.removesuffix(ending)
+    for beginning in ("pure_", "full_"):
+        if word.startswith(beginning):
+            weights = True
+            word = word.removeprefix(beginning)
+    for dtype, names in (("bfloat16", _BFLOAT16), ("float16", _FLOAT16), ("float32", _FLOAT32)):
+        if word in names:
+            return Precision(dtype, weights and dtype != "float32")
+    return None
+
+
+def says_no(value: Any) -> bool:
+    """Whether a precision setting says that there is no mixed precision: `no`, which YAML reads as False."""
+    if value is False:
+        return True
+    return isinstance(value, str) and value.strip().lower() in ("no", "none", "off", "false")
+
+
+def half_flags(source: SettingSource) -> tuple[list[Setting], list[Setting]]:
     """The switches `fp16` and `bf16` that are on."""
     return (
         [each for each in source.all("fp16") if switch(each.value)],
@@ -23,7 +61,7 @@ def half_flags(source: Source) -> tuple[list[Setting], list[Setting]]:
     )
 
 
-def computation(source: Source) -> Asked | None:
+def computation(source: SettingSource) -> Asked | None:
     """The precision of the computation, or None if the source does not show it."""
     fp16, bf16 = half_flags(source)
     if fp16 and not bf16:
@@ -44,7 +82,7 @@ def computation(source: Source) -> Asked | None:
     return None
 
 
-def weights(source: Source) -> Asked | None:
+def weights(source: SettingSource) -> Asked | None:
     """The half precision of the weights themselves (`bf16-true`, `full_bf16`, `torch_dtype`), or None."""
     for each in source.all("precision"):
         found = precision(each.value)
@@ -66,13 +104,13 @@ def weights(source: Source) -> Asked | None:
     return None
 
 
-def is_half(source: Source) -> bool:
+def is_half(source: SettingSource) -> bool:
     """Whether the source trains in half precision of any kind."""
     asked = computation(source)
     return (asked is not None and asked.dtype in ("float16", "bfloat16", "amp")) or weights(source) is not None
 
 
-def has_adapters(source: Source) -> bool:
+def has_adapters(source: SettingSource) -> bool:
     """Whether only low-rank adapters are trained: LoRA, PEFT, or quantised weights."""
     for each in source.settings:
         text = "_".join(each.names)
@@ -88,7 +126,7 @@ def has_adapters(source: Source) -> bool:
     return False
 
 
-def keeps_float32(source: Source) -> bool:
+def keeps_float32(source: SettingSource) -> bool:
     """Whether something keeps an exact copy or rounds at random, so that small updates are not lost."""
     for each in source.settings:
         text = "_".join(each.names)

@@ -9,12 +9,15 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final, NamedTuple, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Final
 
-from nantrap.doctor.configuration.constants import defaults_of, dotted, evaluate, last_name
-from nantrap.doctor.configuration.names import meaning, plain
-from nantrap.doctor.configuration.setting import UNKNOWN, Kind, Role, Setting, Source, Span
-from nantrap.doctor.configuration.values import scalar
+from nantrap.doctor.configuration.names import named_setting, plain
+from nantrap.doctor.configuration.setting import UNKNOWN, Kind, Role, Setting, SettingSource, Span, quoted, scalar
+from nantrap.doctor.source.expressions import defaults_of, dotted, evaluate, last_name
+
+if TYPE_CHECKING:
+    from nantrap.doctor.source.module import Function, Module, Site
 
 _HOLDERS: Final = (
     "args",
@@ -99,57 +102,29 @@ _SCHEDULE_WORDS: Final = {
 }
 
 
-class Scope(Protocol):
-    """A function as far as settings need it."""
-
-    @property
-    def node(self) -> ast.AST:
-        """The function's syntax tree."""
-
-    @property
-    def assigned(self) -> Mapping[str, Sequence[tuple[int, ast.expr]]]:
-        """The values given to each name."""
-
-
-class Parts(NamedTuple):
-    """The parts of a syntax tree that may hold settings: calls with their function and statement, dicts, classes."""
-
-    tree: ast.Module
-    calls: Sequence[tuple[ast.Call, Scope, ast.stmt]]
-    dicts: Sequence[tuple[ast.Dict, Scope]]
-    classes: Sequence[ast.ClassDef]
-
-
 class PythonSettings:
     """The settings of one Python file. `defaults` are argparse's by name, `constants` the names at the top."""
 
-    def __init__(self, parts: Parts, text: str, *, file: str, extra: Mapping[str, str] | None = None) -> None:
-        self.file = file
+    def __init__(self, module: Module, *, extra: Mapping[str, str] | None = None) -> None:
+        self.file = module.file
         self.extra = extra
-        self._text = text
+        self._text = module.text
         self._starts: list[int] | None = None
         self.constants: dict[str, Any] = {}
         self.defaults: dict[str, Any] = {}
-        self.sources: list[Source] = []
+        self.sources: list[SettingSource] = []
         self._inner_dicts: set[int] = set()
-        self._constants(parts.tree)
-        self._collect(parts)
+        self._constants(module.tree)
+        self._collect(module)
 
-    @classmethod
-    def empty(cls) -> PythonSettings:
-        """Of a file without any."""
-        return cls(Parts(ast.Module([], []), (), (), ()), "", file="")
-
-    def known(
-        self, scope: ast.AST | None = None, assigned: Mapping[str, Sequence[tuple[int, ast.expr]]] | None = None
-    ) -> dict[str, Any]:
+    def known(self, function: Function | None = None) -> dict[str, Any]:
         """Values of names inside a function: constants, argparse defaults, its own defaults and assignments."""
         values = dict(self.constants)
         for name, value in self.defaults.items():
             for holder in _HOLDERS:
                 values.setdefault(f"{holder}.{name}", value)
-        if isinstance(scope, (ast.FunctionDef, ast.AsyncFunctionDef)):
-            values.update(_own_values(scope, assigned or {}, values))
+        if function is not None and isinstance(function.node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            values.update(_own_values(function.node.args, function.assigned, values))
         return values
 
     def _constants(self, tree: ast.Module) -> None:
@@ -171,21 +146,22 @@ class PythonSettings:
         else:
             values[name] = found
 
-    def _collect(self, parts: Parts) -> None:
+    def _collect(self, module: Module) -> None:
         """Argparse first, because calls refer to it."""
-        calls: list[tuple[ast.Call, Scope, str]] = []
+        calls: list[tuple[ast.Call, Site]] = []
         arguments: list[Setting] = []
-        for node in parts.classes:
+        for node in module.classes:
             self._class(node)
-        for mapping, scope in parts.dicts:
+        for mapping in module.dicts:
             if id(mapping) not in self._inner_dicts:
-                self._dict(mapping, scope)
-        for call, scope, statement in parts.calls:
+                self._dict(mapping)
+        sites = [site for found in module.calls.values() for site in found]
+        for call, place in sorted(sites, key=lambda site: site[0].lineno):
             leaf = last_name(call.func)
             if leaf in ("add_argument", "option") or leaf.startswith("DEFINE_"):
                 arguments += self._argument(call, leaf)
             elif leaf in OPTIMIZERS or _CALLS.search(leaf) or _SCHEDULES.search(leaf):
-                calls.append((call, scope, _target(statement)))
+                calls.append((call, place))
         if any(setting.key for setting in arguments):
             self._add("argparse", arguments, line=arguments[0].line)
         self._calls(calls)
@@ -230,7 +206,7 @@ class PythonSettings:
         if any(setting.key for setting in settings):
             self._add("constants", settings, line=node.lineno)
 
-    def _dict(self, node: ast.Dict, scope: Scope) -> None:
+    def _dict(self, node: ast.Dict) -> None:
         named = [key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)]
         if not named:
             return
@@ -238,22 +214,24 @@ class PythonSettings:
         if len({setting.key for setting in settings if setting.key}) >= 2:
             self._add("constants", settings, line=node.lineno)
 
-    def _calls(self, calls: list[tuple[ast.Call, Scope, str]]) -> None:
-        """Add the settings that calls of optimizers, schedules and frameworks are given, one source for each scope."""
-        by_scope: dict[int, list[Setting]] = {}
+    def _calls(self, calls: list[tuple[ast.Call, Site]]) -> None:
+        """Add the settings that calls of optimizers, schedules and frameworks are given, one source for a function."""
+        by_function: dict[int, list[Setting]] = {}
         known: dict[int, dict[str, Any]] = {}
-        for call, scope, target in calls:
+        for call, place in calls:
             leaf = last_name(call.func)
-            if id(scope) not in known:
-                known[id(scope)] = self.known(scope.node, scope.assigned)
-            values = known[id(scope)]
+            function = place.function
+            if id(function) not in known:
+                known[id(function)] = self.known(function)
+            values = known[id(function)]
             if leaf in OPTIMIZERS:
-                by_scope.setdefault(id(scope), []).extend(self._optimizer(call, leaf, target, values))
+                found = self._optimizer(call, leaf, _target(place.statement), values)
+                by_function.setdefault(id(function), []).extend(found)
             elif _SCHEDULES.search(leaf):
-                by_scope.setdefault(id(scope), []).extend(self._schedule(call, values))
+                by_function.setdefault(id(function), []).extend(self._schedule(call, values))
             elif not _OTHER_CALLS.search(leaf.removesuffix("Trainer").removesuffix("TrainingArguments")):
                 self._framework_call(call, leaf, values)
-        for settings in by_scope.values():
+        for settings in by_function.values():
             if settings:
                 self._add("optimizer", settings, line=settings[0].line)
 
@@ -299,7 +277,7 @@ class PythonSettings:
             framework = "lightning"
         role: Role = "code" if leaf == "Accelerator" else "trainer"
         self.sources.append(
-            Source(self.file, "call", tuple(settings), role, framework, call.lineno, "", tuple(references))
+            SettingSource(self.file, "call", tuple(settings), role, framework, call.lineno, "", tuple(references))
         )
 
     def _settings(self, path: tuple[str, ...], node: ast.expr, values: Mapping[str, Any]) -> list[Setting]:
@@ -341,19 +319,15 @@ class PythonSettings:
         if not path:
             return []
         found_value = evaluate(node, values)
-        if isinstance(found_value, str):
-            meant = scalar(found_value) if found_value else ""
-            if meant is UNKNOWN or (isinstance(meant, (int, float)) and not isinstance(meant, bool)):
-                found_value = meant
-        return [self._setting(path, found_value, node)]
+        return [self._setting(path, quoted(found_value) if isinstance(found_value, str) else found_value, node)]
 
     def _setting(
         self, path: tuple[str, ...], value: Any, node: ast.expr, *, key: str | None = None, literal: bool = True
     ) -> Setting:
-        names = tuple(plain(name) for name in path)
         written = literal and isinstance(node, (ast.Constant, ast.UnaryOp, ast.BinOp))
         span = self._span(node) if written else None
-        return Setting(path, names, key or meaning(names, self.extra), value, self.file, node.lineno, span)
+        made = named_setting(path, value, file=self.file, line=node.lineno, span=span, extra=self.extra)
+        return made if key is None else replace(made, key=key)
 
     def _span(self, node: ast.expr) -> Span:
         if self._starts is None:
@@ -374,7 +348,7 @@ class PythonSettings:
         return start + len(self._text[start:end].encode()[:column].decode(errors="ignore"))
 
     def _add(self, kind: Kind, settings: list[Setting], *, line: int) -> None:
-        self.sources.append(Source(self.file, kind, tuple(settings), line=line))
+        self.sources.append(SettingSource(self.file, kind, tuple(settings), line=line))
 
 
 def _target(statement: ast.stmt) -> str:
@@ -408,13 +382,10 @@ def _assignment(statement: ast.stmt) -> tuple[str | None, ast.expr | None]:
 
 
 def _own_values(
-    function: ast.FunctionDef | ast.AsyncFunctionDef,
-    assigned: Mapping[str, Sequence[tuple[int, ast.expr]]],
-    known: Mapping[str, Any],
+    arguments: ast.arguments, assigned: Mapping[str, Sequence[tuple[int, ast.expr]]], known: Mapping[str, Any]
 ) -> dict[str, Any]:
     """What is known inside a function: defaults of its arguments, and names that are always assigned the same value."""
     values: dict[str, Any] = dict(known)
-    arguments = function.args
     for name in [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]:
         values[name.arg] = UNKNOWN
     for argument, default in defaults_of(arguments):

@@ -1,10 +1,18 @@
-"""A setting as a file has it, and a group of settings that belong together."""
+"""A setting as a file has it, what its value means, and a group of settings that take effect together."""
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final, Literal
+
+_NUMBER: Final = re.compile(r"[-+]?(\d[\d_]*\.?\d*|\.\d+)([eE][-+]?\d+)?$")
+_UNRESOLVED: Final = re.compile(r"\$\{|\$\(|\$[A-Za-z_0-9@*#]|\{\{|<[a-z_ ]+>|^`")
+_OPEN_WORDS: Final = frozenset({"auto", "???", "todo", "fixme"})
+_NOTHING: Final = frozenset({"null", "none", "~", ""})
+_NOT_ADAM: Final = ("prodigy", "dadam", "dadapt", "d_adapt", "muon", "lamb", "lars", "adamp", "came", "sophia")
 
 
 class _Unknown:
@@ -69,7 +77,7 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class SettingSource:
     """Settings that take effect together: a file, the arguments of one call, the flags of one launch line."""
 
     file: str
@@ -122,3 +130,86 @@ def shared(one: tuple[str, ...], other: tuple[str, ...]) -> int:
             break
         count += 1
     return count
+
+
+def scalar(text: str) -> Any:
+    """What an unquoted word in a configuration means: a number, a switch, nothing, text, or `UNKNOWN`."""
+    word = text.strip()
+    low = word.lower()
+    if low in _OPEN_WORDS or _UNRESOLVED.search(word):
+        return UNKNOWN
+    if low in _NOTHING:
+        return None
+    if low == "true":
+        return True
+    if low == "false":
+        return False
+    found = as_number_text(word)
+    return word if found is None else found
+
+
+def quoted(text: str) -> Any:
+    """What a text in quotes means: a number in quotes is a number, `auto` is unknown, anything else is the text."""
+    found = scalar(text)
+    is_number = isinstance(found, (int, float)) and not isinstance(found, bool)
+    return found if found is UNKNOWN or is_number else text
+
+
+def as_number_text(word: str) -> float | int | None:
+    """A number that is written as text (`1e-5` is text to YAML), or None."""
+    if _NUMBER.match(word):
+        plain = word.replace("_", "")
+        try:
+            return int(plain) if re.fullmatch(r"[-+]?\d+", plain) else float(plain)
+        except ValueError:
+            return None
+    if word.lower().lstrip("+-").lstrip(".") in ("inf", "infinity"):
+        return -math.inf if word.startswith("-") else math.inf
+    return None
+
+
+def number(value: Any) -> float | None:
+    """A finite or infinite number, or None if it is none or unknown."""
+    if isinstance(value, bool) or value is None or value is UNKNOWN:
+        return None
+    if isinstance(value, (int, float)):
+        return None if isinstance(value, float) and math.isnan(value) else float(value)
+    if isinstance(value, str):
+        found = as_number_text(value.strip())
+        return None if found is None else float(found)
+    return None
+
+
+def whole(value: Any) -> int | None:
+    """A whole number, or None."""
+    found = number(value)
+    return int(found) if found is not None and math.isfinite(found) and found == int(found) else None
+
+
+def switch(value: Any) -> bool | None:
+    """True or False, or None if the value is not a switch or unknown."""
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, (int, float)) and value in (0, 1):
+        return bool(value)
+    if isinstance(value, str):
+        low = value.strip().lower()
+        if low in ("true", "yes", "on", "1", "enabled"):
+            return True
+        if low in ("false", "no", "off", "0", "disabled"):
+            return False
+    return None
+
+
+def is_adam(name: Any) -> bool | None:
+    """Whether an optimizer belongs to the Adam family; None if its name does not show it."""
+    if not isinstance(name, str):
+        return None
+    low = name.lower().rsplit(".", 1)[-1]
+    if not low:
+        return None
+    if any(word in low for word in _NOT_ADAM):
+        return False
+    if "adam" in low:
+        return True
+    return False if any(word in low for word in ("sgd", "rmsprop", "adagrad", "adadelta", "lion", "lbfgs")) else None

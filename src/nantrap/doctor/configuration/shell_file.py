@@ -7,9 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from nantrap.doctor.configuration.names import meaning, plain
-from nantrap.doctor.configuration.setting import UNKNOWN, Setting, Source, Span
-from nantrap.doctor.configuration.values import scalar
+from nantrap.doctor.configuration.names import meaning, named_setting, plain
+from nantrap.doctor.configuration.setting import UNKNOWN, Setting, SettingSource, Span, scalar
 
 _ASSIGNMENT: Final = re.compile(
     r"(?:export\s+|declare\s+(?:-\w+\s+)?|local\s+|readonly\s+)?([A-Za-z_]\w*)=(.*)$", re.DOTALL
@@ -50,10 +49,10 @@ class _Word:
     """Where the value is if the word is a variable."""
 
 
-def read_shell(text: str, *, file: str, extra: Mapping[str, str] | None = None) -> list[Source]:
+def read_shell(text: str, *, file: str, extra: Mapping[str, str] | None = None) -> list[SettingSource]:
     """One source for each launch line (and one for its launcher's flags), in order."""
     variables: dict[str, _Word] = {}
-    sources: list[Source] = []
+    sources: list[SettingSource] = []
     used = False
     for words in _commands(text):
         words = [_substituted(word, variables) for word in words]
@@ -80,7 +79,7 @@ def read_shell(text: str, *, file: str, extra: Mapping[str, str] | None = None) 
     if not used and variables:  # a file of variables that another one sources
         settings = [_setting((name,), word, file=file, extra=extra) for name, word in variables.items()]
         if any(setting.key for setting in settings):
-            sources.append(Source(file, "shell", tuple(settings)))
+            sources.append(SettingSource(file, "shell", tuple(settings)))
     return sources
 
 
@@ -133,7 +132,7 @@ def _substituted(word: _Word, variables: Mapping[str, _Word]) -> _Word:
 
 def _launch(
     words: list[_Word], prefix: Mapping[str, _Word], *, file: str, extra: Mapping[str, str] | None
-) -> list[Source]:
+) -> list[SettingSource]:
     """The sources of a command, none if it starts no training script."""
     first = next((i for i, word in enumerate(words) if word.text.rsplit("/", 1)[-1] in _LAUNCHERS), None)
     if first is None:
@@ -153,9 +152,11 @@ def _launch(
     if before or launcher in ("accelerate", "torchrun", "deepspeed"):
         framework = "accelerate" if launcher == "accelerate" else launcher
         named = _references([*before, *after])
-        found.append(Source(file, "shell", tuple(before), "launcher", framework, line, name, named))
+        found.append(SettingSource(file, "shell", tuple(before), "launcher", framework, line, name, named))
     if after:
-        found.append(Source(file, "shell", tuple(after), "trainer", "", line, name, _references([*before, *after])))
+        found.append(
+            SettingSource(file, "shell", tuple(after), "trainer", "", line, name, _references([*before, *after]))
+        )
     return found
 
 
@@ -166,15 +167,10 @@ def _flags(words: list[_Word], *, file: str, extra: Mapping[str, str] | None) ->
     while index < len(words):
         word = words[index]
         index += 1
-        if word.text.startswith("--") or (word.text.startswith("-") and word.text[1:2].isalpha()):
+        if _is_flag(word.text):
             name, equals, value = word.text.lstrip("-").partition("=")
             if equals:
-                at = word.raw.index("=") + 1 if "=" in word.raw else 0
-                settings.append(
-                    _setting(
-                        (name,), _Word(value, word.raw[at:], word.start + at, word.line, None), file=file, extra=extra
-                    )
-                )
+                settings.append(_setting((name,), _after_equals(word, value), file=file, extra=extra))
             elif index < len(words) and not _is_flag(words[index].text) and plain(name) not in _FLAGS_WITHOUT_VALUE:
                 settings.append(_setting((name,), words[index], file=file, extra=extra))
                 index += 1
@@ -185,12 +181,15 @@ def _flags(words: list[_Word], *, file: str, extra: Mapping[str, str] | None) ->
                 settings.append(Setting((name,), names, meaning(names, extra), not negative, file, word.line))
         elif "=" in word.text and re.match(r"\+{0,2}[A-Za-z_][\w.]*=", word.text):  # an override of Hydra
             name, _, value = word.text.partition("=")
-            at = word.raw.index("=") + 1 if "=" in word.raw else 0
             path = tuple(name.lstrip("+").split("."))
-            settings.append(
-                _setting(path, _Word(value, word.raw[at:], word.start + at, word.line, None), file=file, extra=extra)
-            )
+            settings.append(_setting(path, _after_equals(word, value), file=file, extra=extra))
     return settings
+
+
+def _after_equals(word: _Word, value: str) -> _Word:
+    """The value of `--lr=1e-4` as a word with its own place."""
+    at = word.raw.index("=") + 1 if "=" in word.raw else 0
+    return _Word(value, word.raw[at:], word.start + at, word.line)
 
 
 def _is_flag(text: str) -> bool:
@@ -198,12 +197,11 @@ def _is_flag(text: str) -> bool:
 
 
 def _setting(path: tuple[str, ...], word: _Word, *, file: str, extra: Mapping[str, str] | None) -> Setting:
-    names = tuple(plain(name) for name in path)
     place = word.origin or word
     literal = "$" not in place.raw
     value: Any = scalar(word.text) if word.text else UNKNOWN
     span = Span(place.start, place.start + len(place.raw)) if literal and place.raw else None
-    return Setting(path, names, meaning(names, extra), value, file, place.line, span)
+    return named_setting(path, value, file=file, line=place.line, span=span, extra=extra)
 
 
 def _references(settings: list[Setting]) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ from nantrap.doctor.data.readers import (
 from nantrap.doctor.data.readers.csv_files import ROW
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.rows import Array, Indices
-from nantrap.doctor.data.shards import CHANGED, Plan, Problem, Scanned, Shard, UnreadableDataError
+from nantrap.doctor.data.shards import CHANGED, DataProblem, Plan, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import file_size, list_folder, open_source
 from nantrap.engines import Engine, Threads, in_order
 from nantrap.errors import NantrapError, UsageError
@@ -163,7 +163,7 @@ class _Run:
             except NantrapError:
                 raise
             except Exception as error:
-                self._unreadable(file.path, Problem(_words(error)))
+                self._unreadable(file.path, DataProblem(_words(error)))
                 self.progress.advance(file.size)
         shards = [shard for _, plan in plans.values() for shard in plan.shards]
         scan = functools.partial(_scan_safely, options=self.options)
@@ -175,7 +175,7 @@ class _Run:
             kind = plan.shards[0].format if plan.shards else None
             made = combined(path, kind, results[path], self.options)
             if _identity(path) != identity:  # another file under the same name: its shards are of both
-                made.append(Scanned(problems=[Problem(CHANGED)]))
+                made.append(Scanned(problems=[DataProblem(CHANGED)]))
             self.judge(path, kind, plan, made)
         self.findings += _mismatched_files({path: plan for path, (_, plan) in plans.items()}, self.lengths)
 
@@ -210,7 +210,7 @@ class _Run:
         for name in dict.fromkeys(problem.field for problem in problems):
             self._unreadable(path, *(problem for problem in problems if problem.field == name))
 
-    def _unreadable(self, path: str, *problems: Problem) -> None:
+    def _unreadable(self, path: str, *problems: DataProblem) -> None:
         """Add one finding for all problems of a file that cannot be read."""
         indices = tuple(sorted({index for problem in problems for index in problem.indices}))
         messages = list(dict.fromkeys(problem.message for problem in problems))
@@ -238,7 +238,7 @@ def _scan_safely(shard: Shard, *, options: DataOptions) -> Scanned:
     except NantrapError:  # a missing package, not a bad file
         raise
     except Exception as error:
-        return Scanned(problems=[Problem(_words(error), shard.field)])
+        return Scanned(problems=[DataProblem(_words(error), shard.field)])
 
 
 def _words(error: Exception) -> str:

@@ -19,7 +19,7 @@ class UnreadableDataError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class DataProblem:
     """A part of a file that could not be read; `indices` are the samples concerned, if that is known."""
 
     message: str
@@ -67,7 +67,7 @@ class Plan:
 
     shards: tuple[Shard, ...]
     shapes: dict[str | None, tuple[int, ...]] = field(default_factory=dict)
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[DataProblem, ...] = ()
     notes: tuple[str, ...] = ()
 
 
@@ -85,7 +85,7 @@ class Scanned:
     """
 
     measures: list[Measures] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[DataProblem] = field(default_factory=list)
     samples: int = 0
     bad: list[int] = field(default_factory=list)
     stopped: str = ""

@@ -27,7 +27,7 @@ _IGNORED = -100
 
 
 @dataclass(frozen=True, slots=True)
-class Edge:
+class EdgeInput:
     """An edge input: how it is made, and how serious it is when the step breaks."""
 
     name: str
@@ -48,7 +48,7 @@ def check_edges(subject: Subject) -> Iterator[Check]:
         yield _nan_check(name, result) if edge.name == "NaN in one sample" else _check(name, edge, result)
 
 
-def _check(name: str, edge: Edge, result: StepResult) -> Check:
+def _check(name: str, edge: EdgeInput, result: StepResult) -> Check:
     """The check for a step on an unusual batch: refused inputs are milder than NaN."""
     if result.finite:
         return Check(name, "ok", result.message, values=result.values())
@@ -211,20 +211,24 @@ def _nan_in_one(batch: Any) -> Any:
 
 
 EDGES = (
-    Edge("zeros", _on("input", torch.zeros_like), "fail", "an empty image or a silent recording looks like this"),
-    Edge("constant", _on("input", torch.ones_like), "fail", "the deviation of a constant sample is zero"),
-    Edge("tiny", _on("input", lambda tensor: tensor * 1e-8), "fail", "squares of such values underflow"),
-    Edge("huge", _on("input", lambda tensor: tensor * 1e4), "warn", "scale or clip the inputs"),
-    Edge("negative", _on("input", lambda tensor: -tensor.abs()), "fail", "a logarithm or a root of the input"),
-    Edge("all masked", _all_masked, "fail", "softmax or mean over nothing is NaN; nantrap.ops.masked_softmax is not"),
-    Edge("one sample", _one_sample, "fail", "the last batch of an epoch can be this small; drop_last avoids it"),
-    Edge("empty targets", lambda batch: batch, "fail", "the mean over zero labels is NaN"),
-    Edge("shortest", lambda batch: _sequence(batch, lambda tensor: tensor[:, :1]), "fail", "texts can be this short"),
-    Edge(
+    EdgeInput("zeros", _on("input", torch.zeros_like), "fail", "an empty image or a silent recording looks like this"),
+    EdgeInput("constant", _on("input", torch.ones_like), "fail", "the deviation of a constant sample is zero"),
+    EdgeInput("tiny", _on("input", lambda tensor: tensor * 1e-8), "fail", "squares of such values underflow"),
+    EdgeInput("huge", _on("input", lambda tensor: tensor * 1e4), "warn", "scale or clip the inputs"),
+    EdgeInput("negative", _on("input", lambda tensor: -tensor.abs()), "fail", "a logarithm or a root of the input"),
+    EdgeInput(
+        "all masked", _all_masked, "fail", "softmax or mean over nothing is NaN; nantrap.ops.masked_softmax is not"
+    ),
+    EdgeInput("one sample", _one_sample, "fail", "the last batch of an epoch can be this small; drop_last avoids it"),
+    EdgeInput("empty targets", lambda batch: batch, "fail", "the mean over zero labels is NaN"),
+    EdgeInput(
+        "shortest", lambda batch: _sequence(batch, lambda tensor: tensor[:, :1]), "fail", "texts can be this short"
+    ),
+    EdgeInput(
         "longest",
         lambda batch: _sequence(batch, lambda tensor: torch.cat([tensor, tensor], dim=1)),
         "warn",
         "longer than in this batch",
     ),
-    Edge("NaN in one sample", _nan_in_one, "fail"),
+    EdgeInput("NaN in one sample", _nan_in_one, "fail"),
 )

@@ -2,19 +2,32 @@
 
 Calls of functions of the same file are followed, so that a loop whose step is in another function reads like one
 function. Two events are on one path unless they are in different arms of the same condition, or a `continue` is between
-them.
-"""
+them."""
 
 from __future__ import annotations
 
 import ast
 import re
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, Literal, NamedTuple
 
-from nantrap.doctor.configuration.constants import dotted, last_name
-from nantrap.doctor.source.events import END, Around, Event, Flow, Kind
+from nantrap.doctor.source.expressions import dotted, is_gradient, last_name
 from nantrap.doctor.source.module import Function, Module
 
+Kind = Literal[
+    "backward",
+    "step",
+    "zero_grad",
+    "clip",
+    "unscale",
+    "test",
+    "zeroed",
+    "scaler",
+    "optimizer",
+    "autocast",
+    "load",
+    "set_lr",
+]
 _OPTIMIZER: Final = re.compile(
     r"(^|_|\.)(opt|optim|optimizer|optimiser|optims|optimizers|opts)(_|\d|\[|$)|optim|^opt|opt$|sgd$|adam",
     re.IGNORECASE,
@@ -23,19 +36,99 @@ _NOT_OPTIMIZER: Final = re.compile(r"sched|lr_|option|prof|env|ema", re.IGNORECA
 _MANAGED: Final = re.compile(r"accelerator|fabric|engine|strategy|booster", re.IGNORECASE)
 _NON_FINITE: Final = frozenset({"isnan", "isinf", "isfinite", "isneginf", "isposinf", "is_nan", "check_nan"})
 _DEEPEST: Final = 3
+_OPTIMIZER_CLASSES: Final = frozenset(
+    [
+        "Adam",
+        "AdamW",
+        "SGD",
+        "RMSprop",
+        "NAdam",
+        "RAdam",
+        "Adagrad",
+        "Adafactor",
+        "Adamax",
+        "LBFGS",
+        "create_optimizer",
+        "build_optimizer",
+    ]
+)
+END: Final = 1 << 30
+"""Behind every position."""
 
 
-def flow_of(module: Module, function: Function) -> Flow:
+class Around(NamedTuple):
+    """What is around a statement: the arms of conditions, the loops, and whether gradients are switched off."""
+
+    arms: tuple[tuple[str, bool], ...] = ()
+    loops: tuple[int, ...] = ()
+    silent: bool = False
+
+    def in_arm(self, test: str, *, holds: bool) -> Around:
+        """The same place where a test holds, or does not."""
+        return self._replace(arms=(*self.arms, (test, holds)))
+
+    def in_loop(self, loop: ast.AST) -> Around:
+        """Inside a loop."""
+        return self._replace(loops=(*self.loops, id(loop)))
+
+    def silenced(self) -> Around:
+        """Inside of `no_grad`."""
+        return self._replace(silent=True)
+
+
+@dataclass(slots=True, eq=False)
+class StepEvent:
+    """Something that happens in a step. `receiver` is the optimizer (step, zero_grad) or the object that is called."""
+
+    kind: Kind
+    node: ast.AST
+    line: int
+    position: int
+    function: Function
+    around: Around
+    receiver: str = ""
+    scaled: bool = False
+    managed: bool = False
+    end: int = END
+    """The last position that can be reached from here in the same pass through the loop."""
+
+
+@dataclass(slots=True)
+class StepFlow:
+    """The events of one function."""
+
+    function: Function
+    events: list[StepEvent] = field(default_factory=list)
+
+    def of(self, *kinds: Kind) -> list[StepEvent]:
+        """The events of some kinds, in order."""
+        return [event for event in self.events if event.kind in kinds and not event.around.silent]
+
+    @property
+    def trains(self) -> bool:
+        """Whether this is a training function: it calls backward and steps an optimizer."""
+        return bool(self.of("backward")) and bool(self.of("step"))
+
+
+def follows(first: StepEvent, second: StepEvent) -> bool:
+    """Whether the second event can come after the first in one pass."""
+    if not first.position < second.position <= first.end:
+        return False
+    arms = dict(first.around.arms)
+    return all(arms.get(test, arm) == arm for test, arm in second.around.arms)
+
+
+def flow_of(module: Module, function: Function) -> StepFlow:
     """The events of a function, helpers included. Kept, because many checks ask."""
     found = module.flows.get(id(function))
     if found is None:
         found = _Tracer(module, function).run()
         module.flows[id(function)] = found
-    assert isinstance(found, Flow)
+    assert isinstance(found, StepFlow)
     return found
 
 
-def training_flows(module: Module) -> list[Flow]:
+def training_flows(module: Module) -> list[StepFlow]:
     """The flows of every training function of a file that is not silent."""
     if module.is_test or not ({"backward", "manual_backward"} & module.calls.keys()) or "step" not in module.calls:
         return []
@@ -114,11 +207,11 @@ def leaves_block(body: list[ast.stmt]) -> bool:
 class _Tracer:
     def __init__(self, module: Module, function: Function) -> None:
         self.module = module
-        self.flow = Flow(function)
+        self.flow = StepFlow(function)
         self.position = 0
         self.active: list[Function] = []
 
-    def run(self) -> Flow:
+    def run(self) -> StepFlow:
         self.enter(self.flow.function, Around())
         return self.flow
 
@@ -269,7 +362,7 @@ class _Tracer:
             for target in targets:
                 if isinstance(target, ast.Subscript) and _is_lr_key(target.slice):
                     self.add("set_lr", node, around)
-                elif _is_grad(target):
+                elif is_gradient(target):
                     self.add("zeroed", node, around, receiver=written(target))
         elif (
             (
@@ -278,7 +371,7 @@ class _Tracer:
                 and isinstance(node.value.func, ast.Attribute)
             )
             and node.value.func.attr in ("zero_", "fill_", "mul_", "masked_fill_", "copy_")
-            and _is_grad(node.value.func.value)
+            and is_gradient(node.value.func.value)
         ):
             self.add("zeroed", node, around, receiver=written(node.value.func.value))
 
@@ -298,26 +391,8 @@ class _Tracer:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
             line = node.func.end_lineno or line
         self.flow.events.append(
-            Event(kind, node, line, self.position, self.active[-1], around, receiver, scaled, managed)
+            StepEvent(kind, node, line, self.position, self.active[-1], around, receiver, scaled, managed)
         )
-
-
-_OPTIMIZER_CLASSES: Final = frozenset(
-    [
-        "Adam",
-        "AdamW",
-        "SGD",
-        "RMSprop",
-        "NAdam",
-        "RAdam",
-        "Adagrad",
-        "Adafactor",
-        "Adamax",
-        "LBFGS",
-        "create_optimizer",
-        "build_optimizer",
-    ]
-)
 
 
 def _calls_inside_out(top: ast.AST) -> list[ast.Call]:
@@ -334,13 +409,6 @@ def _calls_inside_out(top: ast.AST) -> list[ast.Call]:
 
     visit(top)
     return found
-
-
-def _is_grad(node: ast.AST) -> bool:
-    """`p.grad`, `p.grad.data`, `p.grad[mask]`."""
-    while isinstance(node, ast.Subscript) or (isinstance(node, ast.Attribute) and node.attr == "data"):
-        node = node.value
-    return isinstance(node, ast.Attribute) and node.attr == "grad"
 
 
 def _is_lr_key(node: ast.AST) -> bool:

@@ -7,11 +7,10 @@ import re
 from dataclasses import dataclass
 from typing import Final
 
-from nantrap.doctor.configuration.constants import dotted
+from nantrap.doctor.configuration.precision import precision
 from nantrap.doctor.configuration.python_file import OPTIMIZERS
-from nantrap.doctor.configuration.values import precision
+from nantrap.doctor.source.expressions import dotted, name_of
 from nantrap.doctor.source.module import Function, Module
-from nantrap.doctor.source.wording import name_of
 
 _ANY: Final = re.compile(r"half\(|float16|fp16|bf16")
 _EXACT: Final = (

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple
 
-from nantrap.doctor.configuration.constants import dotted, evaluate, last_name
-from nantrap.doctor.configuration.python_file import OPTIMIZERS, Parts, PythonSettings
+from nantrap.doctor.configuration.python_file import OPTIMIZERS, PythonSettings
 from nantrap.doctor.configuration.setting import UNKNOWN
+from nantrap.doctor.source.expressions import dotted, evaluate, last_name
 
 FunctionNode = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.Module
 _NO_GRAD: Final = frozenset({"no_grad", "inference_mode"})
@@ -57,7 +57,7 @@ class Function:
 
 
 @dataclass(slots=True, eq=False)
-class Place:
+class Site:
     """Where a node is: its function, its statement, and what is around it."""
 
     function: Function
@@ -74,16 +74,17 @@ class Module:
     file: str
     tree: ast.Module
     text: str
-    settings: PythonSettings = field(default_factory=PythonSettings.empty)
+    settings: PythonSettings = field(init=False)
+    """What the file sets; read when the walk is over."""
     is_test: bool = False
     imports: dict[str, str] = field(default_factory=dict)
     functions: list[Function] = field(default_factory=list)
     by_name: dict[str, list[Function]] = field(default_factory=dict)
-    calls: dict[str, list[tuple[ast.Call, Place]]] = field(default_factory=dict)
-    powers: list[tuple[ast.BinOp, Place]] = field(default_factory=list)
-    divisions: list[tuple[ast.BinOp, Place]] = field(default_factory=list)
-    conditions: list[tuple[ast.If, Place]] = field(default_factory=list)
-    dicts: list[tuple[ast.Dict, Function]] = field(default_factory=list)
+    calls: dict[str, list[tuple[ast.Call, Site]]] = field(default_factory=dict)
+    powers: list[tuple[ast.BinOp, Site]] = field(default_factory=list)
+    divisions: list[tuple[ast.BinOp, Site]] = field(default_factory=list)
+    conditions: list[tuple[ast.If, Site]] = field(default_factory=list)
+    dicts: list[ast.Dict] = field(default_factory=list)
     classes: list[ast.ClassDef] = field(default_factory=list)
     layers: dict[str, str] = field(default_factory=dict)
     attributes: dict[str, list[tuple[int, ast.expr]]] = field(default_factory=dict)
@@ -103,7 +104,7 @@ class Module:
         target = self.imports.get(head)
         return name if target is None else target + dot + rest
 
-    def sites(self, *names: str) -> Iterator[tuple[ast.Call, Place]]:
+    def sites(self, *names: str) -> Iterator[tuple[ast.Call, Site]]:
         """Every call whose last name is one of these, outside code that is not trained."""
         for name in names:
             for call, place in self.calls.get(name, ()):
@@ -132,7 +133,7 @@ class Module:
                 function.known = self.settings.known()
             return function.known
         if function.known is None:
-            function.known = self.settings.known(function.node, function.assigned)
+            function.known = self.settings.known(function)
             if function.parent is not None and not isinstance(function.parent.node, ast.Module):
                 function.known = {**self._known(function.parent), **function.known}
         return function.known
@@ -164,10 +165,7 @@ def read_module(text: str, *, file: str, root: str = "", extra: dict[str, str] |
     module.lines = text.splitlines()
     module.folders = frozenset(_inside(file, root)[:-1])
     _Walk(module).run()
-    calls = [(call, place.function, place.statement) for sites in module.calls.values() for call, place in sites]
-    calls.sort(key=lambda each: each[0].lineno)
-    parts = Parts(tree, calls, module.dicts, module.classes)
-    module.settings = PythonSettings(parts, text, file=file, extra=extra)
+    module.settings = PythonSettings(module, extra=extra)
     return module
 
 
@@ -226,7 +224,7 @@ class _Walk:
             silent = around.silent or node.name.startswith("Test")
             self.block(node.body, around._replace(owner=node, silent=silent, loops=()))
             return
-        place = Place(around.function, node, around.silent, around.conditional, around.loops)
+        place = Site(around.function, node, around.silent, around.conditional, around.loops)
         if isinstance(node, ast.If):
             module.conditions.append((node, place))
             self.expression(node.test, place)
@@ -274,7 +272,7 @@ class _Walk:
         module.functions.append(function)
         module.by_name.setdefault(node.name, []).append(function)
         for decorator in node.decorator_list:
-            self.expression(decorator, Place(parent, node, silent, False, ()))
+            self.expression(decorator, Site(parent, node, silent, False, ()))
         self.block(node.body, _Around(function, silent=silent))
 
     def imported(self, node: ast.AST) -> None:
@@ -332,7 +330,7 @@ class _Walk:
             elif leaf in _LAYERS:
                 module.layers[name] = _LAYERS[leaf]
 
-    def expression(self, top: ast.AST, place: Place) -> None:
+    def expression(self, top: ast.AST, place: Site) -> None:
         """Note the calls, powers, divisions and literals of an expression."""
         module = self.module
         stack = [top]
@@ -349,7 +347,7 @@ class _Walk:
                 elif type(node.op) is ast.Div:  # type: ignore[attr-defined]
                     module.divisions.append((node, place))  # type: ignore[arg-type]
             elif kind is ast.Dict:
-                module.dicts.append((node, place.function))  # type: ignore[arg-type]
+                module.dicts.append(node)  # type: ignore[arg-type]
             elif kind is ast.Lambda:
                 inner = Function(node, "<lambda>", None, place.function, place.silent)  # type: ignore[arg-type]
                 inner.assigned = place.function.assigned

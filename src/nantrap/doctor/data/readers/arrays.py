@@ -20,7 +20,7 @@ from nantrap.doctor.data.measure import measure
 from nantrap.doctor.data.measures import Block, Kind, Measures, joined, thinned
 from nantrap.doctor.data.roles import DataOptions, role_of
 from nantrap.doctor.data.rows import Array, Rows, digest
-from nantrap.doctor.data.shards import CHANGED, Plan, Problem, Scanned, Shard, UnreadableDataError
+from nantrap.doctor.data.shards import CHANGED, DataProblem, Plan, Scanned, Shard, UnreadableDataError
 
 _PIECE = 4 << 20
 """Bytes read and measured together: within the second-level cache or near it."""
@@ -61,7 +61,7 @@ class ArrayFile:
     """An open file of arrays, what of it could not be read, and what is worth knowing about it."""
 
     fields: tuple[ArrayField, ...]
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[DataProblem, ...] = ()
     notes: tuple[str, ...] = ()
     changed: Callable[[], bool] = lambda: False
 
@@ -106,9 +106,9 @@ def scan(shard: Shard, options: DataOptions, opener: Opener) -> Scanned:
             else:
                 made.measures = _scan_rows(each, shard, options, stem, lone=lone)
         except UnreadableDataError as error:
-            made.problems.append(Problem(str(error), shard.field))
+            made.problems.append(DataProblem(str(error), shard.field))
         if file.changed():
-            made.problems.append(Problem(CHANGED))
+            made.problems.append(DataProblem(CHANGED))
     return made
 
 

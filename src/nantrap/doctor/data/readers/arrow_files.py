@@ -13,7 +13,7 @@ from nantrap.doctor.data.measures import Block, Measures, joined
 from nantrap.doctor.data.readers.arrays import kind_of
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.rows import Array, Rows
-from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
+from nantrap.doctor.data.shards import DataProblem, Plan, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import as_stream, open_source
 from nantrap.errors import MissingExtraError
 
@@ -61,7 +61,9 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
                     parts.setdefault(block.field or "", []).append(measure(block, options, file_stem=""))
                 made.samples += batch.num_rows
         except (arrow.ArrowException, OSError) as error:
-            made.problems.append(Problem(f"damaged from row {shard.start + made.samples:,} on: {_first_line(error)}"))
+            made.problems.append(
+                DataProblem(f"damaged from row {shard.start + made.samples:,} on: {_first_line(error)}")
+            )
     made.measures = [joined(found) for found in parts.values()]
     return made
 
@@ -290,7 +292,7 @@ def _images(name: str, column: Any, indices: Array, made: Scanned) -> list[Block
         try:
             values.append((index, decode(data)))
         except UnreadableDataError as error:
-            made.problems.append(Problem(f"sample {index:,}: {error}", name, (index,)))
+            made.problems.append(DataProblem(f"sample {index:,}: {error}", name, (index,)))
     return blocks_of_column(name, values, table=False) if values else []
 
 

@@ -24,7 +24,7 @@ from nantrap.doctor.data.readers.arrow_files import csv_table
 from nantrap.doctor.data.readers.text_pieces import line_bounds, plan_lines, read_piece, whole_of
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.rows import Array, Rows, line_digests
-from nantrap.doctor.data.shards import CHANGED, Plan, Problem, Scanned, Shard, UnreadableDataError
+from nantrap.doctor.data.shards import CHANGED, DataProblem, Plan, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import open_source
 
 _ROWS = 20_000
@@ -67,7 +67,7 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
         made = _scan_rows(data, layout, options, first=not shard.begin)
     made.open_quote = layout.encoding != "utf-16" and data.count(b'"') % 2 == 1
     if not whole:
-        made.problems.append(Problem(CHANGED))
+        made.problems.append(DataProblem(CHANGED))
     return made
 
 
@@ -83,7 +83,7 @@ def combine(path: str, pieces: Sequence[Scanned], options: DataOptions) -> Scann
     made = whole_of(pieces)
     if stopped is not None:
         why = pieces[stopped].stopped
-        made.problems.append(Problem(f"not readable as CSV from row {made.samples:,} on: {why}"))
+        made.problems.append(DataProblem(f"not readable as CSV from row {made.samples:,} on: {why}"))
     _complete_widths([each for each in made.measures if each.field == ROW])
     return made
 

@@ -18,7 +18,7 @@ import numpy as np
 from nantrap.doctor.data.measures import Measures, joined
 from nantrap.doctor.data.readers.json_lines import measure_records
 from nantrap.doctor.data.roles import DataOptions
-from nantrap.doctor.data.shards import Problem, Scanned
+from nantrap.doctor.data.shards import DataProblem, Scanned
 from nantrap.errors import UsageError
 from nantrap.incident.wording import some_of
 
@@ -113,12 +113,12 @@ def scan(dataset: Any, options: DataOptions, advance: Callable[[int], None]) -> 
         advance(made.samples)
     measure_records(batch, options, parts)
     if not made.samples and not failed:
-        made.problems.append(Problem("the dataset is empty"))
+        made.problems.append(DataProblem("the dataset is empty"))
     made.measures = [joined(found) for found in parts.values()]
     for message, indices in failed.items():
         made.samples = max(made.samples, indices[-1] + 1)
         noun = "sample" if len(indices) == 1 else "samples"
-        made.problems.append(Problem(f"{len(indices):,} {noun} raised {message}", None, tuple(indices)))
+        made.problems.append(DataProblem(f"{len(indices):,} {noun} raised {message}", None, tuple(indices)))
     return made
 
 

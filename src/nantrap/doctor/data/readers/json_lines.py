@@ -18,7 +18,7 @@ from nantrap.doctor.data.readers.arrow_files import blocks_of_batch, whole_json_
 from nantrap.doctor.data.readers.records import blocks_of_column
 from nantrap.doctor.data.readers.text_pieces import line_bounds, plan_lines, read_piece, whole_of
 from nantrap.doctor.data.roles import DataOptions
-from nantrap.doctor.data.shards import CHANGED, Plan, Problem, Scanned, Shard
+from nantrap.doctor.data.shards import CHANGED, DataProblem, Plan, Scanned, Shard
 from nantrap.doctor.data.stored import open_source
 
 _LINES = 4_000
@@ -40,7 +40,7 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
     if made is None:
         made = _scan_lines(data, options)
     if not whole:
-        made.problems.append(Problem(CHANGED))
+        made.problems.append(DataProblem(CHANGED))
     return made
 
 
@@ -48,13 +48,13 @@ def combine(path: str, pieces: Sequence[Scanned], options: DataOptions) -> Scann
     """The pieces of one file, counted through the whole file; which of its lines are no JSON."""
     made = whole_of(pieces)
     if made.bad and len(made.bad) == made.samples:
-        made.problems.append(Problem("not JSON lines: no line is a JSON value"))
+        made.problems.append(DataProblem("not JSON lines: no line is a JSON value"))
         made.samples = 0
     elif made.bad:
         count = f"{len(made.bad):,} line{' is' if len(made.bad) == 1 else 's are'} not JSON"
         what = "the last line is cut" if made.bad == [made.samples - 1] else count
         shown = ", ".join(map(str, made.bad[:5]))
-        made.problems.append(Problem(f"{what}: line index {shown}", None, tuple(made.bad)))
+        made.problems.append(DataProblem(f"{what}: line index {shown}", None, tuple(made.bad)))
     return made
 
 

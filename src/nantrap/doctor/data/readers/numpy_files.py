@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from nantrap.doctor.data.readers.arrays import ArrayField, ArrayFile, direct_field, memory_field
-from nantrap.doctor.data.shards import Problem, UnreadableDataError
+from nantrap.doctor.data.shards import DataProblem, UnreadableDataError
 from nantrap.doctor.data.stored import as_stream, open_source
 
 _MAGIC = b"\x93NUMPY"
@@ -51,7 +51,7 @@ def open_npz(path: str) -> Iterator[ArrayFile]:
         yield ArrayFile(tuple(fields), tuple(problems), changed=source.changed)
 
 
-def _members(source: Any, archive: zipfile.ZipFile) -> tuple[list[ArrayField], list[Problem]]:
+def _members(source: Any, archive: zipfile.ZipFile) -> tuple[list[ArrayField], list[DataProblem]]:
     """The arrays of an `.npz` archive, and the problems of members that cannot be read."""
     fields, problems = [], []
     for info in archive.infolist():
@@ -69,7 +69,7 @@ def _members(source: Any, archive: zipfile.ZipFile) -> tuple[list[ArrayField], l
             else:
                 fields.append(_compressed(name, source, info, archive))
         except (UnreadableDataError, zipfile.BadZipFile, zlib.error, EOFError, OSError) as error:
-            problems.append(Problem(f"member {name}: {error}", name))
+            problems.append(DataProblem(f"member {name}: {error}", name))
     return fields, problems
 
 

@@ -21,7 +21,7 @@ from nantrap.doctor.data.measures import Measures, joined
 from nantrap.doctor.data.readers import images
 from nantrap.doctor.data.readers.json_lines import measure_records
 from nantrap.doctor.data.roles import DataOptions
-from nantrap.doctor.data.shards import CHANGED, Plan, Problem, Scanned, Shard, UnreadableDataError
+from nantrap.doctor.data.shards import CHANGED, DataProblem, Plan, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import as_stream, open_source
 from nantrap.incident.wording import counted
 
@@ -55,7 +55,7 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
                         try:
                             value = _decode(field, data)
                         except UnreadableDataError as error:
-                            made.problems.append(Problem(f"{key}.{field}: {error}", field, (index,)))
+                            made.problems.append(DataProblem(f"{key}.{field}: {error}", field, (index,)))
                             continue
                         record[field] = value
                     batch.append((index, record))
@@ -64,10 +64,10 @@ def scan(shard: Shard, options: DataOptions) -> Scanned:
                         measure_records(batch, options, parts)
                         batch, held = [], 0
             except _DAMAGE as error:
-                made.problems.append(Problem(_damage(error, made.samples, is_tar=_is_tar(source))))
+                made.problems.append(DataProblem(_damage(error, made.samples, is_tar=_is_tar(source))))
             measure_records(batch, options, parts)
         if source.changed():
-            made.problems.append(Problem(CHANGED))
+            made.problems.append(DataProblem(CHANGED))
     made.measures = [joined(found) for found in parts.values()]
     return made
 

@@ -13,7 +13,7 @@ import numpy as np
 
 from nantrap.doctor.data.measures import moved
 from nantrap.doctor.data.rows import Array
-from nantrap.doctor.data.shards import Plan, Problem, Scanned, Shard, UnreadableDataError
+from nantrap.doctor.data.shards import DataProblem, Plan, Scanned, Shard, UnreadableDataError
 from nantrap.doctor.data.stored import open_source
 
 PIECE = 8 << 20
@@ -94,5 +94,5 @@ def whole_of(pieces: Sequence[Scanned]) -> Scanned:
     return whole
 
 
-def _moved_problem(problem: Problem, by: int) -> Problem:
-    return Problem(problem.message, problem.field, tuple(index + by for index in problem.indices))
+def _moved_problem(problem: DataProblem, by: int) -> DataProblem:
+    return DataProblem(problem.message, problem.field, tuple(index + by for index in problem.indices))

@@ -15,7 +15,7 @@ import numpy as np
 
 from nantrap.doctor.data.readers.arrays import ArrayField, ArrayFile, direct_field, memory_field
 from nantrap.doctor.data.rows import Array
-from nantrap.doctor.data.shards import Problem
+from nantrap.doctor.data.shards import DataProblem
 from nantrap.doctor.data.stored import StoredArray, StoredObject, children, open_source, read_stored
 from nantrap.incident.wording import escaped, some_of
 
@@ -41,11 +41,11 @@ def open_torch(path: str) -> Iterator[ArrayFile]:
         yield ArrayFile(tuple(fields), problems, notes, changed=source.changed)
 
 
-def _not_read(stored: StoredObject, *, has_fields: bool) -> tuple[tuple[str, ...], tuple[Problem, ...]]:
+def _not_read(stored: StoredObject, *, has_fields: bool) -> tuple[tuple[str, ...], tuple[DataProblem, ...]]:
     """Notes and problems about what a pickle would run. Nothing of it is run, so what it would make is not seen."""
     if not has_fields and (stored.runs or stored.objects):
         names = some_of([escaped(name, most=120) for name in (*stored.runs, *stored.objects)], 3)
-        return (), (Problem(f"no tensor in it can be read: loading it would run {names}, which is not done here"),)
+        return (), (DataProblem(f"no tensor in it can be read: loading it would run {names}, which is not done here"),)
     if stored.runs:
         names = some_of([escaped(name, most=120) for name in stored.runs], 3)
         return (f"loading it would run {names}; its tensors were read without that",), ()

@@ -1,18 +1,25 @@
-"""Which values to change: safer ones after a NaN, bolder ones after a stable run, and the fixes of findings."""
+"""Safer settings, or bolder ones after a stable run, as a patch of the user's own files.
+
+Which values to change, and exact edits of them: everything else in a file, comments and order included, stays."""
 
 from __future__ import annotations
 
+import difflib
+import os
 import re
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 from nantrap.doctor.checks.weights import SMALL_RATE
 from nantrap.doctor.configuration.precision import weights
-from nantrap.doctor.configuration.setting import Setting, Source
-from nantrap.doctor.configuration.values import number, whole
+from nantrap.doctor.configuration.setting import Setting, SettingSource, Span, number, whole
 from nantrap.doctor.report import DoctorReport
 from nantrap.doctor.repository import Repository
-from nantrap.doctor.suggest.edits import Edit
+from nantrap.errors import UsageError
+from nantrap.record.durable import put_in_place, written_beside
 
 _RATE: Final = {"conservative": 0.5, "very-conservative": 0.1, "scale-up": 1.5}
 _CLIP: Final = {"conservative": 1.0, "very-conservative": 0.5}
@@ -51,7 +58,7 @@ def edits_for(report: DoctorReport, repository: Repository, *, level: str | None
     return sorted(edits.values(), key=lambda each: (each.file, each.span.start))
 
 
-def _step(source: Source, setting: Setting, level: str) -> tuple[Any, str] | None:
+def _step(source: SettingSource, setting: Setting, level: str) -> tuple[Any, str] | None:
     """One level of the ladder for one setting."""
     value = number(setting.value)
     if setting.key in ("lr", "min_lr") and value is not None and 0 < value < 1:
@@ -87,7 +94,7 @@ def _step(source: Source, setting: Setting, level: str) -> tuple[Any, str] | Non
     return None
 
 
-def _mended(source: Source, setting: Setting, codes: set[str]) -> tuple[Any, str] | None:
+def _mended(source: SettingSource, setting: Setting, codes: set[str]) -> tuple[Any, str] | None:
     """The value that fixes a finding at this setting."""
     for code, new, why in _mends(source, setting):
         if code in codes:
@@ -95,7 +102,7 @@ def _mended(source: Source, setting: Setting, codes: set[str]) -> tuple[Any, str
     return None
 
 
-def _mends(source: Source, setting: Setting) -> Iterator[tuple[str, Any, str]]:
+def _mends(source: SettingSource, setting: Setting) -> Iterator[tuple[str, Any, str]]:
     """The values that fix a finding about a setting, with the finding's code and why."""
     key = setting.key
     if key == "lr":
@@ -127,7 +134,7 @@ def _mends(source: Source, setting: Setting) -> Iterator[tuple[str, Any, str]]:
         yield "NT803", "bf16-mixed", "mixed precision instead of half-precision weights"
 
 
-def _written(new: Any, setting: Setting, source: Source) -> str:
+def _written(new: Any, setting: Setting, source: SettingSource) -> str:
     """The new value in the style of the old one."""
     python = setting.file.endswith(".py")
     if isinstance(new, bool):
@@ -152,3 +159,95 @@ def written_number(value: float, like: str, *, exponent: bool) -> str:
     text = f"{value:.6f}".rstrip("0")
     text = text + "0" if text.endswith(".") else text
     return text if "." in text or not re.fullmatch(r"-?\d+", like) else text.removesuffix(".0")
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Replace the text of one value. `why` is shown above the patch."""
+
+    file: str
+    span: Span
+    new: str
+    why: str
+
+
+def patch_of(edits: Sequence[Edit]) -> str:
+    """The edits as one unified diff."""
+    parts = []
+    for file in sorted({edit.file for edit in edits}):
+        before, _, _ = _read(file)
+        after = _edited(before, [edit for edit in edits if edit.file == file])
+        lines = difflib.unified_diff(
+            before.splitlines(keepends=True),
+            after.splitlines(keepends=True),
+            f"a/{file.lstrip('/')}",
+            f"b/{file.lstrip('/')}",
+        )
+        for line in lines:
+            parts.append(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n")
+    return "".join(parts)
+
+
+def apply_edits(edits: Sequence[Edit]) -> list[tuple[str, str]]:
+    """Write the edits. Returns (file, backup) for each file; a backup never replaces an older one.
+
+    Raises:
+        UsageError: A file cannot be written; nothing of it is changed then.
+    """
+    done = []
+    for file in sorted({edit.file for edit in edits}):
+        before, mark, newline = _read(file)
+        after = _edited(before, [edit for edit in edits if edit.file == file])
+        try:
+            backup = _backup(file)
+            _replace(file, mark + after.replace("\n", newline).encode())
+        except OSError as error:
+            raise UsageError(f"{file}: cannot be changed: {error.strerror or error}") from error
+        done.append((file, backup))
+    return done
+
+
+def _read(file: str) -> tuple[str, bytes, str]:
+    """The text as the readers saw it, the byte order mark, and the line ending."""
+    try:
+        with open(file, "rb") as stream:
+            data = stream.read()
+    except OSError as error:
+        raise UsageError(f"{file}: cannot be read: {error.strerror or error}") from error
+    mark = b"\xef\xbb\xbf" if data.startswith(b"\xef\xbb\xbf") else b""
+    try:
+        text = data[len(mark) :].decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{file}: is not UTF-8, so it cannot be edited safely") from error
+    newline = "\r\n" if "\r\n" in text else "\n"
+    return text.replace("\r\n", "\n"), mark, newline
+
+
+def _edited(text: str, edits: Sequence[Edit]) -> str:
+    for edit in sorted(edits, key=lambda each: each.span.start, reverse=True):
+        text = text[: edit.span.start] + edit.new + text[edit.span.end :]
+    return text
+
+
+def _backup(file: str) -> str:
+    """Copy a file in its folder under a free name."""
+    with open(file, "rb") as stream:
+        data = stream.read()
+    number = 0
+    while True:
+        name = f"{file}.bak" if number == 0 else f"{file}.bak{number}"
+        try:
+            with open(name, "xb") as target:
+                target.write(data)
+            return name
+        except FileExistsError:
+            number += 1
+
+
+def _replace(file: str, data: bytes) -> None:
+    """Write a new file and replace the old one atomically, with the old one's permissions."""
+    target = Path(os.path.realpath(file))
+    with written_beside(target) as stream:
+        shutil.copymode(target, stream.name)
+        stream.write(data)
+    put_in_place(target)

@@ -1,0 +1,409 @@
+"""What an expression of Python says without being run.
+
+Its name, its value if that is constant, whether it is called a loss or a norm, and the tensor operation that it is,
+however it is written: `torch.log(x)`, `x.log()`, `self.softmax(x)`.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+import operator
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from nantrap.doctor.configuration.setting import UNKNOWN
+
+if TYPE_CHECKING:
+    from nantrap.doctor.source.module import Function, Module
+
+_OPERATIONS: Final[dict[type, Callable[[Any, Any], Any]]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: operator.truediv,
+    ast.FloorDiv: operator.floordiv,
+    ast.Mod: operator.mod,
+}
+_DTYPES: Final = frozenset({"float16", "half", "bfloat16", "float32", "float", "float64", "double"})
+_LARGEST: Final = 1e300
+_NOT_A_LOSS: Final = re.compile(
+    r"mask|weight|scale|meter|metric|history|^val_|^eval_|^test_|^best_|_best|log_var|coef|lambda|name|type|count|_fn$|_func$|"
+    r"lossless|closs|glossary"
+)
+_CRITERION: Final = re.compile(r"loss|criterion|cross_entropy|nll|mse|kl_div|bce|objective", re.IGNORECASE)
+_OTHER_LIBRARIES: Final = frozenset(
+    {
+        "numpy",
+        "np",
+        "math",
+        "jax",
+        "jnp",
+        "tensorflow",
+        "tf",
+        "scipy",
+        "cupy",
+        "paddle",
+        "mindspore",
+        "keras",
+        "sympy",
+        "pd",
+        "pandas",
+    }
+)
+_TORCH: Final = ("torch", "th", "F", "functional")
+_FLOORS: Final = frozenset(
+    [
+        "clamp",
+        "clamp_",
+        "clamp_min",
+        "clamp_min_",
+        "clip",
+        "clip_",
+        "maximum",
+        "where",
+        "softplus",
+        "nan_to_num",
+        "abs_",
+        "threshold",
+    ]
+)
+"""Operations that keep a value away from zero."""
+
+
+def evaluate(node: ast.AST | None, known: Mapping[str, Any] | None = None) -> Any:
+    """The value of an expression, or `UNKNOWN`.
+
+    Args:
+        node: the expression.
+        known: values of names; `args.lr` is an attribute.
+    """
+    if node is None:
+        return UNKNOWN
+    if isinstance(node, ast.Constant):
+        return node.value if not isinstance(node.value, (bytes, complex)) and node.value is not ... else UNKNOWN
+    if isinstance(node, ast.UnaryOp):
+        return _unary(node, known)
+    if isinstance(node, ast.BinOp):
+        return _binary(node, known)
+    if isinstance(node, (ast.List, ast.Tuple)):
+        return [evaluate(item, known) for item in node.elts]
+    if isinstance(node, ast.Name):
+        return (known or {}).get(node.id, UNKNOWN)
+    if isinstance(node, ast.Attribute):
+        return _attribute(node, known)
+    if isinstance(node, ast.Call):
+        return _call(node, known)
+    if isinstance(node, ast.IfExp):
+        first, second = evaluate(node.body, known), evaluate(node.orelse, known)
+        return first if first is not UNKNOWN and first == second else UNKNOWN
+    return UNKNOWN
+
+
+def dotted(node: ast.AST) -> str:
+    """`self.args.lr` of a chain of names, or nothing."""
+    parts: list[str] = []
+    while isinstance(node, ast.Attribute):
+        parts.append(node.attr)
+        node = node.value
+    if not isinstance(node, ast.Name):
+        return ""
+    return ".".join([node.id, *reversed(parts)])
+
+
+def last_name(node: ast.AST) -> str:
+    """`lr` of `self.args.lr` and of `lr`; nothing of anything else."""
+    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+
+def defaults_of(arguments: ast.arguments) -> list[tuple[str, ast.expr]]:
+    """The arguments of a function that have a default, with it."""
+    positional = [*arguments.posonlyargs, *arguments.args]
+    found = list(zip(positional[len(positional) - len(arguments.defaults) :], arguments.defaults, strict=True))
+    named = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    found += [(argument, default) for argument, default in named if default is not None]
+    return [(argument.arg, default) for argument, default in found]
+
+
+def _unary(node: ast.UnaryOp, known: Mapping[str, Any] | None) -> Any:
+    value = evaluate(node.operand, known)
+    if isinstance(node.op, ast.Not) and isinstance(value, bool):
+        return not value
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return UNKNOWN
+    return -value if isinstance(node.op, ast.USub) else value if isinstance(node.op, ast.UAdd) else UNKNOWN
+
+
+def _binary(node: ast.BinOp, known: Mapping[str, Any] | None) -> Any:
+    """The value of an operation between two known numbers or texts; unknown if it is none, or too large."""
+    left, right = evaluate(node.left, known), evaluate(node.right, known)
+    if isinstance(left, str) and isinstance(right, str) and isinstance(node.op, ast.Add):
+        return left + right
+    for value in (left, right):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or abs(value) > _LARGEST:
+            return UNKNOWN
+    try:
+        if isinstance(node.op, ast.Pow):
+            return left**right if abs(right) <= 64 and abs(left) <= 1e6 else UNKNOWN
+        operation = _OPERATIONS.get(type(node.op))
+        return UNKNOWN if operation is None else operation(left, right)
+    except (ArithmeticError, ValueError):
+        return UNKNOWN
+
+
+def _attribute(node: ast.Attribute, known: Mapping[str, Any] | None) -> Any:
+    """The value of a known attribute: infinity, a dtype, or what the caller knows."""
+    name = dotted(node)
+    if name in (known or {}):
+        return (known or {})[name]
+    if node.attr in ("inf", "Inf", "infty", "infinity") and name.split(".")[0] in ("math", "np", "numpy", "torch"):
+        return math.inf
+    if node.attr in _DTYPES and name.split(".")[0] in ("torch", "th"):
+        return {"half": "float16", "float": "float32"}.get(node.attr, node.attr)
+    return UNKNOWN
+
+
+def _call(node: ast.Call, known: Mapping[str, Any] | None) -> Any:
+    """The value of a call that only converts or gives a default: `float("1e-4")`, `field(default=...)`."""
+    name = dotted(node.func)
+    if name in ("float", "int", "str", "bool", "tuple", "list") and len(node.args) == 1 and not node.keywords:
+        value = evaluate(node.args[0], known)
+        try:
+            if name == "float" and isinstance(value, (int, float, str)):
+                return float(value)
+            if name == "int" and isinstance(value, (int, float, str)):
+                return int(float(value))
+        except (ValueError, OverflowError):
+            return UNKNOWN
+        return value if name in ("tuple", "list", "str", "bool") else UNKNOWN
+    if name == "field" or name.endswith(".field") or name in ("Field", "pydantic.Field"):
+        for keyword in node.keywords:
+            if keyword.arg == "default":
+                return evaluate(keyword.value, known)
+        if name.endswith("Field") and node.args:
+            return evaluate(node.args[0], known)
+    return UNKNOWN
+
+
+def name_of(node: ast.AST | None) -> str:
+    """The last name of a chain, the key of a subscript: `losses["total_loss"]` is `total_loss`."""
+    if isinstance(node, ast.Subscript):
+        if isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
+            return node.slice.value
+        return name_of(node.value)
+    if isinstance(node, ast.Attribute):
+        return node.attr
+    if isinstance(node, ast.Name):
+        return node.id
+    return ""
+
+
+def core(node: ast.AST | None) -> ast.AST | None:
+    """The tensor of `loss.item()`, `loss.detach().cpu()`, `loss.data`, `float(loss)`, `loss.mean()`."""
+    while True:
+        if (
+            isinstance(node, ast.Call)
+            and isinstance(node.func, ast.Attribute)
+            and node.func.attr
+            in (
+                "item",
+                "detach",
+                "cpu",
+                "float",
+                "mean",
+                "sum",
+                "any",
+                "all",
+                "data",
+                "double",
+                "numpy",
+                "abs",
+                "cuda",
+                "norm",
+                "max",
+            )
+        ):
+            node = node.func.value
+        elif isinstance(node, ast.Attribute) and node.attr == "data":
+            node = node.value
+        elif isinstance(node, ast.Call) and dotted(node.func) in ("float", "abs") and node.args:
+            node = node.args[0]
+        else:
+            return node
+
+
+def is_loss(node: ast.AST | None) -> bool:
+    """Whether an expression is called a loss."""
+    name = name_of(core(node)).lower()
+    return "loss" in name and not _NOT_A_LOSS.search(name)
+
+
+def is_norm(node: ast.AST | None, function: Function) -> bool:
+    """Whether an expression is called a gradient norm, or is what clipping returned."""
+    inner = core(node)
+    name = name_of(inner).lower()
+    if name in ("norm", "gnorm") or (
+        "norm" in name and any(word in name for word in ("grad", "total", "clip", "gnorm"))
+    ):
+        return True
+    value = function.latest(dotted(inner), getattr(inner, "lineno", 0)) if inner is not None and dotted(inner) else None
+    return isinstance(value, ast.Call) and "clip_grad" in (dotted(value.func) or name_of(value.func))
+
+
+def is_gradient(node: ast.AST | None) -> bool:
+    """`p.grad`, `p.grad.data`."""
+    while isinstance(node, (ast.Subscript,)) or (isinstance(node, ast.Attribute) and node.attr == "data"):
+        node = node.value
+    return isinstance(node, ast.Attribute) and node.attr == "grad"
+
+
+def computes_loss(node: ast.AST | None) -> bool:
+    """Whether a call computes a loss: `F.cross_entropy(...)`, `self.criterion(...)`."""
+    return isinstance(node, ast.Call) and bool(_CRITERION.search(dotted(node.func) or name_of(node.func)))
+
+
+class Operation(NamedTuple):
+    """`name` of the operation, the tensor it is applied to, and the other arguments."""
+
+    name: str
+    operand: ast.expr | None
+    arguments: list[ast.expr]
+    keywords: dict[str, ast.expr]
+
+
+def operation(module: Module, node: ast.AST) -> Operation | None:
+    """The tensor operation of a call, or None for calls of other libraries and of unknown functions."""
+    if not isinstance(node, ast.Call):
+        return None
+    keywords = {keyword.arg: keyword.value for keyword in node.keywords if keyword.arg is not None}
+    func = node.func
+    name = module.resolve(func)
+    if name:
+        head = name.split(".")[0]
+        leaf = name.rsplit(".", 1)[-1]
+        if head in _OTHER_LIBRARIES:
+            return None
+        if head in _TORCH or name.startswith("nn.functional"):
+            operand = node.args[0] if node.args else keywords.get("input", keywords.get("x"))
+            return Operation(leaf, operand, list(node.args[1:]), keywords)
+        layer = module.layers.get(dotted(func))
+        if layer is not None:
+            return Operation(layer, node.args[0] if node.args else None, list(node.args[1:]), keywords)
+    if isinstance(func, ast.Attribute):
+        return Operation(func.attr, func.value, list(node.args), keywords)
+    if isinstance(func, ast.Call):  # nn.Softmax(dim=-1)(x)
+        made = module.resolve(func.func).rsplit(".", 1)[-1]
+        if made in ("Softmax", "Sigmoid"):
+            return Operation(made.lower(), node.args[0] if node.args else None, [], keywords)
+    return None
+
+
+def is_operation(module: Module, node: ast.AST | None, *names: str) -> Operation | None:
+    """The operation of a node if it is one of these."""
+    found = operation(module, node) if node is not None else None
+    return found if found is not None and found.name in names else None
+
+
+def peeled(module: Module, node: ast.expr) -> ast.expr:
+    """The tensor inside steps that change no value: indexing, view, squeeze, gather, float, detach is not one."""
+    while True:
+        if isinstance(node, ast.Subscript):
+            node = node.value
+            continue
+        found = is_operation(
+            module,
+            node,
+            "view",
+            "reshape",
+            "squeeze",
+            "unsqueeze",
+            "gather",
+            "float",
+            "double",
+            "transpose",
+            "permute",
+            "contiguous",
+            "flatten",
+            "expand",
+            "t",
+            "index_select",
+            "to",
+            "clone",
+            "type_as",
+            "unbind",
+            "select",
+            "item",
+        )
+        if found is None or found.operand is None:
+            return node
+        node = found.operand
+
+
+def is_negative_infinity(module: Module, node: ast.AST | None) -> bool:
+    """Whether an expression is minus infinity."""
+    if node is None:
+        return False
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
+        return _is_infinity(module, node.operand)
+    if isinstance(node, ast.Call) and dotted(node.func) == "float" and node.args:
+        given = node.args[0]
+        return isinstance(given, ast.Constant) and str(given.value).strip().lower() in ("-inf", "-infinity")
+    return module.resolve(node) in ("numpy.NINF", "np.NINF") or module.value(node) == -math.inf
+
+
+def _is_infinity(module: Module, node: ast.AST) -> bool:
+    value = module.value(node)
+    if isinstance(value, float) and value == math.inf:
+        return True
+    return module.resolve(node).rsplit(".", 1)[-1] in ("inf", "infty", "Inf")
+
+
+def names_in(node: ast.AST) -> set[str]:
+    """Every name and attribute inside an expression, in lower case."""
+    found: set[str] = set()
+    for each in ast.walk(node):
+        if isinstance(each, ast.Name):
+            found.add(each.id.lower())
+        elif isinstance(each, ast.Attribute):
+            found.add(each.attr.lower())
+        elif isinstance(each, ast.Constant) and isinstance(each.value, str) and each.value.isidentifier():
+            found.add(each.value.lower())
+    return found
+
+
+def has_epsilon(module: Module, node: ast.AST, function: Function) -> bool:
+    """Whether something keeps an expression away from zero: a clamp, a where, or an epsilon that is added."""
+    for each in ast.walk(node):
+        if isinstance(each, ast.Call):
+            leaf = dotted(each.func).rsplit(".", 1)[-1] or (
+                each.func.attr if isinstance(each.func, ast.Attribute) else ""
+            )
+            if leaf in _FLOORS:
+                return True
+        elif (
+            isinstance(each, ast.BinOp)
+            and isinstance(each.op, ast.Add)
+            and any(is_epsilon(module, side, function) for side in (each.left, each.right))
+        ):
+            return True
+    return False
+
+
+def is_epsilon(module: Module, node: ast.AST, function: Function) -> bool:
+    """Whether a summand is a positive constant, or is called one: `1e-8`, `self.eps`, `torch.finfo(...).eps`."""
+    value = module.value(node, function)
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return value > 0
+    name = dotted(node) or (node.attr if isinstance(node, ast.Attribute) else "")
+    leaf = name.rsplit(".", 1)[-1].lower()
+    return any(word in leaf for word in ("eps", "tiny", "delta", "small", "floor", "jitter"))
+
+
+def additions(node: ast.AST) -> Iterator[ast.expr]:
+    """The summands of a sum."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        yield from additions(node.left)
+        yield from additions(node.right)
+    elif isinstance(node, ast.expr):
+        yield node
