@@ -12,8 +12,7 @@ import pytest
 
 from nantrap import Incident, record
 from nantrap.errors import MissingExtraError, UsageError
-from nantrap.record.exporters import Exporters, open_exporters
-from nantrap.record.exporters.exporter import flat_values
+from nantrap.record.exporters import Exporters, flat_values, open_exporters
 
 LINE = {"step": 3, "loss": 2.5, "grad_norm": math.inf, "lr": (1e-3, 2e-3), "action": "skip", "by": "guard", "ms": 4.0,
         "terms": {"ce": 2.0}, "watch": {"a.alpha": 0.1}, "incident": {"phase": "forward"}}  # fmt: skip

@@ -1,48 +1,60 @@
-"""Down-sampling: spikes and gaps survive."""
+"""Sampling: spikes survive, and what is not finite is counted."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from nantrap.record import downsample, envelope
+from nantrap.record import envelope
 
 
-def test_few_points_are_all_kept() -> None:
-    step = np.arange(10)
-    assert downsample(step, step.astype(np.float64), points=10).tolist() == list(range(10))
+def test_one_step_among_a_million_stays_visible() -> None:
+    values = np.ones(1_000_000)
+    values[654_321] = 40.0
+    values[123_456] = -7.0
+    found = envelope(np.arange(1_000_000), values, first=0, last=999_999, most=400)
+    assert len(found) == 400
+    assert found.high.max() == 40.0
+    assert found.low.min() == -7.0
+    assert found.high[654_321 // 2500] == 40.0
+    assert set(found.middle) == {1.0}
+    assert int(found.finite.sum()) == 1_000_000
 
 
-def test_a_spike_a_dip_a_gap_and_a_lone_value_survive() -> None:
-    step = np.arange(1_000_000)
-    value = 2.0 + np.sin(step / 1e4)
-    value[123_456], value[654_321] = 1e6, -1e6
-    value[400_000] = np.nan
-    value[700_000:800_000] = np.nan
-    value[750_000] = 3.0
-    kept = downsample(step, value, points=1000)
-    assert len(kept) <= 1000
-    assert (np.diff(kept) > 0).all()
-    assert {0, 123_456, 654_321, 400_000, 700_000, 750_000, 999_999} <= set(kept.tolist())
-    inside = kept[(kept > 700_000) & (kept < 800_000) & (kept != 750_000)]
-    assert len(inside)
-    assert np.isnan(value[inside]).all()
+def test_values_that_are_not_finite_are_counted_and_never_drawn() -> None:
+    value = np.array([1.0, math.nan, math.inf, 2.0, math.nan, math.nan])
+    found = envelope(np.arange(6), value, first=0, last=5, most=3)
+    assert found.finite.tolist() == [1, 1, 0]
+    assert found.nonfinite.tolist() == [1, 1, 2]
+    assert math.isnan(found.middle[2])
 
 
-def test_nothing_finite() -> None:
-    value = np.full(5000, np.inf)
-    kept = downsample(np.arange(5000), value, points=100)
-    assert 0 in kept
-    assert 4999 in kept
+def test_a_run_started_again_is_sorted() -> None:
+    step = np.array([0, 1, 2, 1, 2, 3])
+    found = envelope(step, np.array([1.0, 2.0, 3.0, 20.0, 30.0, 40.0]), first=0, last=3, most=4)
+    assert found.high.tolist() == [1.0, 20.0, 30.0, 40.0]
+    assert found.low.tolist() == [1.0, 2.0, 3.0, 40.0]
 
 
-def test_an_envelope() -> None:
+def test_steps_outside_of_the_range_are_left_out() -> None:
+    found = envelope(np.arange(10), np.arange(10.0), first=3, last=5, most=10)
+    assert found.middle.tolist() == [3.0, 4.0, 5.0]
+
+
+def test_buckets_without_values() -> None:
     step = np.array([0, 1, 2, 3, 10, 11])
     value = np.array([1.0, 5.0, np.nan, 3.0, np.inf, np.nan])
-    found = envelope(step, value, buckets=3)
+    found = envelope(step, value, first=0, last=11, most=3)
     assert found.left.tolist() == [0, 4, 8]
     np.testing.assert_array_equal(found.low, [1, np.nan, np.nan])
-    np.testing.assert_array_equal(found.median, [3, np.nan, np.nan])
+    np.testing.assert_array_equal(found.middle, [3, np.nan, np.nan])
     np.testing.assert_array_equal(found.high, [5, np.nan, np.nan])
-    assert found.count.tolist() == [4, 0, 2]
+    assert (found.finite + found.nonfinite).tolist() == [4, 0, 2]
     assert found.nonfinite.tolist() == [1, 0, 2]
-    assert len(envelope(step[:0], value[:0]).left) == 0
+
+
+def test_no_values_at_all() -> None:
+    found = envelope(np.array([], dtype=np.int64), np.array([]), first=0, last=9, most=5)
+    assert found.finite.tolist() == [0] * 5
+    assert np.isnan(found.middle).all()

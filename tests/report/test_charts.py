@@ -7,46 +7,14 @@ import math
 import numpy as np
 import pytest
 
+from nantrap.record import envelope
 from nantrap.report.charts import Range, Scale, curve, round_numbers, rug, scale_for, spark, step_texts, tick_text
-from nantrap.report.columns import columns
 
 NAN = math.nan
 
 
 def of(values: list[float], most: int = 400):  # type: ignore[no-untyped-def]
-    return columns(np.arange(len(values)), np.array(values, dtype=float), first=0, last=len(values) - 1, most=most)
-
-
-def test_one_step_among_a_million_stays_visible() -> None:
-    values = np.ones(1_000_000)
-    values[654_321] = 40.0
-    values[123_456] = -7.0
-    found = columns(np.arange(1_000_000), values, first=0, last=999_999, most=400)
-    assert len(found) == 400
-    assert found.high.max() == 40.0
-    assert found.low.min() == -7.0
-    assert found.high[654_321 // 2500] == 40.0
-    assert set(found.middle) == {1.0}
-    assert int(found.finite.sum()) == 1_000_000
-
-
-def test_values_that_are_not_finite_are_counted_and_never_drawn() -> None:
-    found = of([1.0, NAN, math.inf, 2.0, NAN, NAN], most=3)
-    assert found.finite.tolist() == [1, 1, 0]
-    assert found.nonfinite.tolist() == [1, 1, 2]
-    assert math.isnan(found.middle[2])
-
-
-def test_a_run_started_again_is_sorted() -> None:
-    step = np.array([0, 1, 2, 1, 2, 3])
-    found = columns(step, np.array([1.0, 2.0, 3.0, 20.0, 30.0, 40.0]), first=0, last=3, most=4)
-    assert found.high.tolist() == [1.0, 20.0, 30.0, 40.0]
-    assert found.low.tolist() == [1.0, 2.0, 3.0, 40.0]
-
-
-def test_steps_outside_of_the_range_are_left_out() -> None:
-    found = columns(np.arange(10), np.arange(10.0), first=3, last=5, most=10)
-    assert found.middle.tolist() == [3.0, 4.0, 5.0]
+    return envelope(np.arange(len(values)), np.array(values, dtype=float), first=0, last=len(values) - 1, most=most)
 
 
 def test_a_gap_is_hatched_and_not_joined() -> None:
@@ -62,7 +30,7 @@ def test_a_lone_value_between_gaps_stays_visible() -> None:
 
 
 def test_columns_without_any_value_do_not_break_a_line() -> None:
-    found = columns(np.array([0, 50, 99]), np.array([1.0, 2.0, 3.0]), first=0, last=99, most=100)
+    found = envelope(np.array([0, 50, 99]), np.array([1.0, 2.0, 3.0]), first=0, last=99, most=100)
     drawn = str(curve(found, Scale(0.0, 4.0, 100.0), band=False))
     assert drawn.count("<path") == 1
     assert "hatch" not in drawn

@@ -21,7 +21,7 @@ from nantrap.incident import Phase
 from nantrap.locate.replay.rng import RngState
 from nantrap.locate.replay.root_call import RootCall
 from nantrap.locate.replay.undisturbed import as_found, silently
-from nantrap.record.history import History
+from nantrap.record import History
 
 _replays: list[int] = []
 

@@ -6,14 +6,23 @@
 from nantrap.record.bundle import Bundle, Material, read_bundle, write_bundle
 from nantrap.record.columns import Column, Labels
 from nantrap.record.durable import write_atomically
-from nantrap.record.history import History, StepRecord
-from nantrap.record.journal import RUN_ENDS, RUN_RESUMES, RUN_STARTS, Journal, JournalLine, journal_paths, read_journal
+from nantrap.record.journal import (
+    RUN_ENDS,
+    RUN_RESUMES,
+    RUN_STARTS,
+    History,
+    Journal,
+    JournalLine,
+    StepRecord,
+    journal_paths,
+    read_journal,
+)
 from nantrap.record.listeners import Listener, open_listeners
-from nantrap.record.run import IncidentFolder, Mark, Run, open_run, steps_of
+from nantrap.record.run import IncidentFolder, JournalMark, Run, open_run, steps_of
 from nantrap.record.run_info import write_run_info
-from nantrap.record.sampling import Envelope, downsample, envelope
-from nantrap.record.series import ACTIONS, Event, Segment, Series, is_evaluation
-from nantrap.record.textlog import Note
+from nantrap.record.sampling import Envelope, envelope
+from nantrap.record.series import ACTIONS, RunSegment, Series, StepEvent, is_evaluation
+from nantrap.record.textlog import LogNote
 
 __all__ = [
     "ACTIONS",
@@ -23,21 +32,20 @@ __all__ = [
     "Bundle",
     "Column",
     "Envelope",
-    "Event",
     "History",
     "IncidentFolder",
     "Journal",
     "JournalLine",
+    "JournalMark",
     "Labels",
     "Listener",
-    "Mark",
+    "LogNote",
     "Material",
-    "Note",
     "Run",
-    "Segment",
+    "RunSegment",
     "Series",
+    "StepEvent",
     "StepRecord",
-    "downsample",
     "envelope",
     "is_evaluation",
     "journal_paths",

@@ -25,7 +25,7 @@ from urllib.parse import urlsplit
 
 from nantrap.errors import UsageError
 from nantrap.incident import Incident
-from nantrap.record.background import BackgroundQueue
+from nantrap.record.listeners import BackgroundQueue
 
 EVENTS: Final = ("incident", "rollback", "stop", "stall")
 _TIMEOUT_SECONDS = 15.0

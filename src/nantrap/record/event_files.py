@@ -1,7 +1,8 @@
-"""TensorBoard event files, read without TensorBoard: the scalars, and when they were written.
+"""TensorBoard event files, read and written without TensorBoard.
 
 A file is a row of records: length (8 bytes), its checksum (4), the event (a protocol buffer), its checksum (4). Only
-the few fields that hold scalars are decoded. A record that is not complete yet is read the next time.
+the few fields that hold scalars are decoded, with the time at which they were written. A record that is not complete
+yet is read the next time.
 
     Event:    1 wall_time (double)   2 step (varint)   5 summary
     Summary:  1 value (repeated)     Value: 1 tag   2 simple_value (float)   8 tensor   9 metadata
@@ -10,19 +11,25 @@ the few fields that hold scalars are decoded. A record that is not complete yet 
 
 from __future__ import annotations
 
+import os
+import socket
 import struct
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 
 from nantrap.errors import FormatError
+from nantrap.incident import Incident
 
 _HEADER = struct.Struct("<QI")
 _LARGEST = 256 << 20
 _BATCH = 20_000
 _DTYPES = {1: "<f4", 2: "<f8", 3: "<i4", 9: "<i8", 14: None, 19: "<f2"}
 _POLYNOMIAL = 0x82F63B78
+_FLUSH_SECONDS = 2.0
 
 
 def _checksums() -> list[int]:
@@ -166,3 +173,75 @@ def _varint(data: bytes, position: int) -> tuple[int, int]:
             break
         shift += 7
     return value, position
+
+
+# ---- writing
+
+
+class EventWriter:
+    """Writes an event file: the exporter to TensorBoard. Holds the file open."""
+
+    name = "tensorboard"
+
+    def __init__(self, folder: Path) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        stem = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}"
+        number = 0
+        while (path := folder / f"{stem}.{number}").exists():
+            number += 1
+        self.path = path
+        self._file: BinaryIO = path.open("xb")
+        self._flush_after = 0.0
+        self._write(_event_bytes(3, b"brain.Event:2"))
+
+    def values(self, step: int, values: Mapping[str, float]) -> None:
+        """One event with all values of the step."""
+        summary = b"".join(_field_bytes(1, _field_bytes(1, name.encode()) + b"\x15" + struct.pack("<f", _single(value)))
+                           for name, value in values.items())  # fmt: skip
+        self._write(_event_bytes(5, summary, step=step))
+
+    def incident(self, incident: Incident, text: str) -> None:
+        """The diagnostic as a text, in TensorBoard's Text tab."""
+        words = ("    " + text.replace("\n", "\n    ")).encode("utf-8", "replace")  # Markdown: code
+        tensor = b"\x08\x07" + _field_bytes(2, _field_bytes(2, b"\x08\x01")) + _field_bytes(8, words)
+        metadata = _field_bytes(1, _field_bytes(1, b"text"))
+        value = _field_bytes(1, b"incidents/text_summary") + _field_bytes(8, tensor) + _field_bytes(9, metadata)
+        self._write(_event_bytes(5, _field_bytes(1, value), step=incident.step))
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def _write(self, event: bytes) -> None:
+        length = struct.pack("<Q", len(event))
+        checksums = struct.pack("<I", masked_crc32c(length)), struct.pack("<I", masked_crc32c(event))
+        self._file.write(length + checksums[0] + event + checksums[1])
+        if time.monotonic() >= self._flush_after:
+            self._file.flush()
+            self._flush_after = time.monotonic() + _FLUSH_SECONDS
+
+
+def _event_bytes(field: int, content: bytes, *, step: int = 0) -> bytes:
+    return b"\x09" + struct.pack("<d", time.time()) + b"\x10" + _varint_bytes(step) + _field_bytes(field, content)
+
+
+def _field_bytes(field: int, content: bytes) -> bytes:
+    return _varint_bytes(field << 3 | 2) + _varint_bytes(len(content)) + content
+
+
+def _varint_bytes(value: int) -> bytes:
+    value &= (1 << 64) - 1
+    out = bytearray()
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+    return bytes(out)
+
+
+def _single(value: float) -> float:
+    """What a float32 makes of it: too large is infinite, as it would be on a GPU."""
+    if abs(value) > 3.4028235677973366e38:
+        return float("inf") if value > 0 else float("-inf")
+    return value

@@ -14,10 +14,11 @@ import sys
 import time
 import warnings
 import weakref
+from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from nantrap.errors import FormatError, UsageError
 from nantrap.incident.codec import NONFINITE
@@ -259,3 +260,41 @@ def _number(value: Any, name: str, where: str) -> float:
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return float(value)
     raise FormatError(f"{where}: field {name}: expected a number, got {value!r}")
+
+
+# ---- The last steps in memory, as the journal has them: what rules about growth, learning rates and spikes use.
+
+
+class StepRecord(NamedTuple):
+    """One step, as the journal has it."""
+
+    step: int
+    loss: float
+    grad_norm: float
+    lr: tuple[float, ...]
+    applied: bool
+    scale: float | None = None
+
+
+class History:
+    """The last `limit` steps, oldest first."""
+
+    def __init__(self, limit: int = 256) -> None:
+        self._records: deque[StepRecord] = deque(maxlen=limit)
+        self.first_lr: tuple[float, ...] = ()
+
+    def add(self, record: StepRecord) -> None:
+        """Append a step."""
+        if not self.first_lr:
+            self.first_lr = record.lr
+        self._records.append(record)
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return iter(self._records)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def applied(self) -> list[StepRecord]:
+        """The steps that moved the weights."""
+        return [record for record in self._records if record.applied]

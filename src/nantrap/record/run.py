@@ -25,8 +25,8 @@ from nantrap.incident import Incident
 from nantrap.record.columns import Column, Table
 from nantrap.record.journal import RUN_ENDS
 from nantrap.record.series import NAMES, Series, is_evaluation, normal_form
-from nantrap.record.sources import JsonLines, Mixed, Records, Source, TextLines, find_log, source_of
-from nantrap.record.textlog import Note
+from nantrap.record.sources import JsonLines, LogSource, Mixed, Records, TextLines, find_log, source_of
+from nantrap.record.textlog import LogNote
 
 _JOURNAL = re.compile(r"journal-r(\d+)\.jsonl$")
 _ALWAYS = frozenset({"kind", "event", "action", "incident", "metrics"})
@@ -44,7 +44,7 @@ class IncidentFolder:
 
 
 @dataclass(frozen=True, slots=True)
-class Mark:
+class JournalMark:
     """A line of the journal that is no step: `incident_begins` (a diagnosis), `exception`, `run_ends`.
 
     Attributes:
@@ -63,7 +63,9 @@ class Mark:
 class _Stream:
     """One source and the tables it fills: the steps, and the evaluations among them."""
 
-    def __init__(self, source: Source, rank: int, wanted: Callable[[str], bool] | None, *, own: bool = False) -> None:
+    def __init__(
+        self, source: LogSource, rank: int, wanted: Callable[[str], bool] | None, *, own: bool = False
+    ) -> None:
         self.source = source
         self._own = own
         self._rank = rank
@@ -74,7 +76,7 @@ class _Stream:
         self._steps, self._evaluations = Table(self._wanted), Table()
         self.series = Series(self._steps, rank=self._rank)
         self.evaluations = Series(self._evaluations, rank=self._rank)
-        self.marks: list[Mark] = []
+        self.marks: list[JournalMark] = []
         self.source.problems.clear()
 
     def refresh(self) -> bool:
@@ -112,7 +114,7 @@ class _Stream:
             elif len(self.marks) < _MOST_MARKS:
                 step = record.get("step")
                 row = self._steps.rows + place - gone
-                self.marks.append(Mark(str(event), step if isinstance(step, int) else -1, row, record))
+                self.marks.append(JournalMark(str(event), step if isinstance(step, int) else -1, row, record))
             gone += 1
 
 
@@ -185,12 +187,12 @@ class Run:
         return tuple(sorted(self._incidents.values(), key=place))
 
     @property
-    def marks(self) -> tuple[Mark, ...]:
+    def marks(self) -> tuple[JournalMark, ...]:
         """Lines of the lowest rank's journal that are no steps: the begin of a diagnosis, an exception."""
         return tuple(self._streams[self.ranks[0]].marks)
 
     @property
-    def notes(self) -> tuple[Note, ...]:
+    def notes(self) -> tuple[LogNote, ...]:
         """Lines of a text log that mention NaN or an error."""
         return tuple(
             note
@@ -217,7 +219,7 @@ class Run:
         return (int(steps[-1]) + (self.kind == "nantrap")) if len(steps) else 0
 
     @property
-    def end(self) -> Mark | None:
+    def end(self) -> JournalMark | None:
         """The line with which the run said that it is over; `None` for one that runs, was killed, or is foreign."""
         last = self.marks[-1] if self.marks else None
         return last if last is not None and last.event == RUN_ENDS and last.row >= len(self.main) else None

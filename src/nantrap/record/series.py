@@ -40,7 +40,7 @@ _APART = re.compile(r"[^a-z0-9]+")
 
 
 @dataclass(frozen=True, slots=True)
-class Segment:
+class RunSegment:
     """Rows `start` to `stop` (exclusive) of one start of a run; a run directory used again has several."""
 
     start: int
@@ -50,7 +50,7 @@ class Segment:
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class StepEvent:
     """A step that was not applied, or had an incident, as the journal has it."""
 
     step: int
@@ -191,7 +191,7 @@ class Series:
         return applied
 
     @property
-    def segments(self) -> tuple[Segment, ...]:
+    def segments(self) -> tuple[RunSegment, ...]:
         """The starts of the run: a new one begins where the step goes back."""
         lead = self.get("loss")
         row, step = (np.arange(len(self)), self.step) if lead is None else (lead.row, lead.step)
@@ -202,7 +202,7 @@ class Series:
         stops = np.append(row[begin[1:]], len(self))
         starts = np.append(0, row[begin[1:]])
         return tuple(
-            Segment(int(start), int(stop), int(step[first]), int(step[last - 1]))
+            RunSegment(int(start), int(stop), int(step[first]), int(step[last - 1]))
             for start, stop, first, last in zip(starts, stops, begin, end, strict=True)
         )
 
@@ -211,7 +211,7 @@ class Series:
         """False for rows whose steps a later start of the run repeated."""
         return not_repeated(self.step)
 
-    def events(self, *, limit: int = 1000) -> list[Event]:
+    def events(self, *, limit: int = 1000) -> list[StepEvent]:
         """The steps that were not applied or had an incident: the first half and the last half of `limit`."""
         phase = self.labels("incident.phase")
         rows = np.flatnonzero(~self.applied)
@@ -224,7 +224,7 @@ class Series:
         column = self.get("incident.restored_step")
         back = {} if column is None else dict(zip(column.row.tolist(), column.value.tolist(), strict=True))
         return [
-            Event(
+            StepEvent(
                 int(step[row]),
                 int(row),
                 ACTIONS[action[row]],

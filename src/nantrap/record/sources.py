@@ -4,19 +4,106 @@ from __future__ import annotations
 
 import csv
 import json
+import os
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from nantrap.errors import FormatError, UsageError
 from nantrap.record.columns import Bools, ColumnBlock
 from nantrap.record.event_files import EventFile
-from nantrap.record.tail import Tail
 from nantrap.record.template import Template, template_of
-from nantrap.record.textlog import Note, TextLog
+from nantrap.record.textlog import LogNote, TextLog
+
+_CHUNK = 1 << 20  # columns of it fit into the cache of a core
+_LONGEST_LINE = 64 << 20
+_SETTLED_SECONDS = 5.0
+
+
+class Tail:
+    """Reads a growing file. Holds the offset up to which it has read, and how the file looked then.
+
+    A last line without its end waits for the next read, unless nothing was written for some seconds: then the writer
+    has ended without a newline, or died.
+
+    Args:
+        path: the file.
+        carriage_return: whether `\\r` ends a line too, as in the output of a progress bar.
+    """
+
+    def __init__(self, path: Path, *, carriage_return: bool = False) -> None:
+        self.path = path
+        self.modified = 0.0
+        self.last_bytes: int | None = None
+        """Of a longer file, only this much of its end is read; the line in which that begins is left out."""
+        self._ends = (b"\n", b"\r") if carriage_return else (b"\n",)
+        self._offset = 0
+        self._identity = (-1, -1)
+        self._head = b""
+
+    def replaced(self) -> bool:
+        """Whether this is another file than the one read so far, or was rewritten: begin from its start then."""
+        try:
+            status = self.path.stat()
+            with self.path.open("rb") as file:
+                head = file.read(len(self._head))
+        except OSError:
+            return False  # gone for a moment, while it is rewritten
+        same = (status.st_dev, status.st_ino) == self._identity or self._identity == (-1, -1)
+        if same and status.st_size >= self._offset and head == self._head:
+            return False
+        self._offset, self._head, self._identity = 0, b"", (-1, -1)
+        return True
+
+    def chunks(self) -> Iterator[bytes]:
+        """Whole lines that are new, some megabytes at a time."""
+        try:
+            file = self.path.open("rb")
+        except OSError as error:
+            if self._offset:
+                return
+            raise UsageError(f"{self.path}: cannot be read: {error.strerror or error}") from None
+        with file:
+            status = os.fstat(file.fileno())
+            self.modified = status.st_mtime
+            self._identity = (status.st_dev, status.st_ino)
+            if not self._head:
+                self._head = file.read(256)
+            if self._offset == 0 and self.last_bytes is not None and status.st_size > self.last_bytes:
+                file.seek(status.st_size - self.last_bytes)
+                file.readline(self.last_bytes)
+                self._offset = file.tell()
+            file.seek(self._offset)
+            rest = b""
+            while block := file.read(_CHUNK):
+                data = rest + block
+                end = 1 + max(data.rfind(mark) for mark in self._ends)
+                if end:
+                    self._offset += end
+                    yield data[:end]
+                rest = data[end:]
+                if len(rest) > _LONGEST_LINE:
+                    raise FormatError(
+                        f"{self.path}: a line of more than {_LONGEST_LINE >> 20} MB; this is not a log of lines"
+                    )
+            if rest and (time.time() - self.modified > _SETTLED_SECONDS or self._whole(rest)):
+                self._offset += len(rest)
+                yield rest
+
+    def _whole(self, line: bytes) -> bool:
+        """Whether a last line is complete though its end is missing: a JSON object ends with its brace."""
+        if not line.lstrip().startswith(b"{"):
+            return False
+        try:
+            json.loads(line)
+        except ValueError:
+            return False
+        return True
+
 
 Records = Sequence[Mapping[str, Any]]
 
@@ -37,33 +124,15 @@ _SMALLEST = 64
 """Fewer lines than these are decoded one after the other."""
 
 
-class Source(Protocol):
-    """A log that may grow. Holds how far it was read."""
+class LogSource:
+    """A log that may grow. Holds how far it was read.
 
-    path: Path
-    modified: float
-    problems: list[str]
-    total_steps: int | None
-    total_epochs: int | None
-    on_read: Callable[[int], None] | None
+    Args:
+        path: the file, or the folder of several.
+        tail: what was appended to it, for a log of lines.
+    """
 
-    def only_end(self, last_bytes: int) -> None:
-        """Before the first read: of a longer log of lines, read only its end."""
-        ...
-
-    def begin_again(self) -> bool:
-        """Whether the log was replaced since the last read; what was read so far is invalid then."""
-        ...
-
-    def read(self) -> Iterator[Records | Mixed]:
-        """What is new."""
-        ...
-
-
-class _Base:
-    """What every source has."""
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, tail: Tail | None = None) -> None:
         self.path = path
         self.modified = 0.0
         self.problems: list[str] = []
@@ -71,37 +140,47 @@ class _Base:
         self.total_epochs: int | None = None
         self.on_read: Callable[[int], None] | None = None
         """Called with the bytes that were read, for a progress bar."""
-        self._tail: Tail | None = None
+        self._tail = tail
 
     def only_end(self, last_bytes: int) -> None:
+        """Before the first read: of a longer log of lines, read only its end."""
         if self._tail is not None:
             self._tail.last_bytes = last_bytes
 
-    def _chunks(self, tail: Tail) -> Iterator[bytes]:
-        for chunk in tail.chunks():
+    def begin_again(self) -> bool:
+        """Whether the log was replaced since the last read; what was read so far is invalid then."""
+        return self._tail is not None and self._tail.replaced()
+
+    def read(self) -> Iterator[Records | Mixed]:
+        """What is new."""
+        raise NotImplementedError
+
+    def _chunks(self) -> Iterator[bytes]:
+        """Whole lines that are new."""
+        assert self._tail is not None
+        for chunk in self._tail.chunks():
             yield chunk
             if self.on_read is not None:
                 self.on_read(len(chunk))
+        self.modified = self._tail.modified
 
 
-class JsonLines(_Base):
+class JsonLines(LogSource):
     """One JSON object per line. Any other line is skipped and counted; half a line waits."""
 
     def __init__(self, path: Path, *, wanted: Callable[[str], bool] | None = None) -> None:
-        super().__init__(path)
-        self._tail: Tail = Tail(path)
+        super().__init__(path, Tail(path))
         self._line = 0
         self._wanted = wanted
         self._template: Template | None = None
 
     def begin_again(self) -> bool:
-        self._line = 0 if (again := self._tail.replaced()) else self._line
+        self._line = 0 if (again := super().begin_again()) else self._line
         return again
 
     def read(self) -> Iterator[Records | Mixed]:
-        for chunk in self._chunks(self._tail):
+        for chunk in self._chunks():
             yield self.decode(chunk)
-        self.modified = self._tail.modified
 
     def decode(self, chunk: bytes) -> Records | Mixed:
         """The records of whole lines that come after those of the last call."""
@@ -166,51 +245,48 @@ class JsonLines(_Base):
         return None
 
 
-class TextLines(_Base):
+class TextLines(LogSource):
     """A plain text log, read by pattern."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._tail: Tail = Tail(path, carriage_return=True)
+        super().__init__(path, Tail(path, carriage_return=True))
         self._log = TextLog()
 
     @property
-    def notes(self) -> list[Note]:
+    def notes(self) -> list[LogNote]:
         """Lines that report a problem."""
         return self._log.notes
 
     def begin_again(self) -> bool:
-        again = self._tail.replaced()
+        again = super().begin_again()
         if again:
             self._log = TextLog()
         return again
 
     def read(self) -> Iterator[Records]:
-        for chunk in self._chunks(self._tail):
+        for chunk in self._chunks():
             text = chunk.decode("utf-8", "replace").replace("\r\n", "\n").replace("\r", "\n")
             yield self._log.records(text.split("\n"))
-        self.modified = self._tail.modified
         self.total_steps, self.total_epochs = self._log.total_steps, self._log.total_epochs
 
 
-class CsvLines(_Base):
+class CsvLines(LogSource):
     """A table with a header, such as Lightning's metrics.csv. An empty cell is a missing value."""
 
     def __init__(self, path: Path) -> None:
-        super().__init__(path)
-        self._tail: Tail = Tail(path)
+        super().__init__(path, Tail(path))
         self._header: list[str] = []
         self._separator = "\t" if path.suffix == ".tsv" else ","
 
     def begin_again(self) -> bool:
-        again = self._tail.replaced()
+        again = super().begin_again()
         if again:
             self._header = []
         return again
 
     def read(self) -> Iterator[Records]:
         """Records of the lines that were added since the last read; the first line of the file names the columns."""
-        for chunk in self._chunks(self._tail):
+        for chunk in self._chunks():
             lines = chunk.decode("utf-8-sig", "replace").splitlines()
             if not self._header and lines:
                 head = self._first_line()
@@ -220,14 +296,13 @@ class CsvLines(_Base):
                 lines = lines[1:] if lines[0] == head else lines  # a read of the end alone begins behind it
             rows = csv.reader(lines, delimiter=self._separator)
             yield [{key: cell for key, cell in zip(self._header, row, strict=False) if cell} for row in rows if row]
-        self.modified = self._tail.modified
 
     def _first_line(self) -> str:
         with self.path.open("rb") as file:
             return "".join(file.readline(1 << 20).decode("utf-8-sig", "replace").splitlines()[:1])
 
 
-class JsonDocument(_Base):
+class JsonDocument(LogSource):
     """A JSON file that is rewritten as a whole: transformers' trainer_state.json, or a list of objects."""
 
     def __init__(self, path: Path) -> None:
@@ -267,15 +342,12 @@ class JsonDocument(_Base):
         yield [record for record in records if isinstance(record, dict)]
 
 
-class EventFiles(_Base):
+class EventFiles(LogSource):
     """The TensorBoard event files of one folder, the oldest first."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
         self._files: dict[Path, EventFile] = {}
-
-    def begin_again(self) -> bool:
-        return False
 
     def read(self) -> Iterator[Records]:
         paths = [self.path] if self.path.is_file() else sorted(self.path.glob("*tfevents*"), key=lambda p: p.name)
@@ -320,7 +392,7 @@ def find_log(path: Path) -> Path:
     raise UsageError(f"{path}: several logs in this folder: {names}{more}; give one of them")
 
 
-def source_of(path: Path) -> tuple[str, Source]:
+def source_of(path: Path) -> tuple[str, LogSource]:
     """The kind of a log and its source, judged by name and content. Nothing in it is executed."""
     if path.is_dir() or "tfevents" in path.name:
         return "tensorboard", EventFiles(path)

@@ -72,11 +72,10 @@ class Shape:
     """What the numbers of a line mean, each by its place among them; `None` for what the line does not name.
 
     Attributes:
-        values: names and places of measured values.
+        values: names and places of measured values; none where the line is no record.
         epoch: the epoch, and `epochs` of how many.
         count: the step or iteration, and `total` of how many, each with what it is to be multiplied by.
         within: whether the count starts again in every epoch.
-        is_record: whether the line holds a measured value at all.
     """
 
     values: tuple[tuple[str, int], ...] = ()
@@ -87,7 +86,6 @@ class Shape:
     count_unit: int = 1
     total_unit: int = 1
     within: bool = False
-    is_record: bool = False
 
 
 class Shapes:
@@ -148,9 +146,8 @@ def shape_of(line: str) -> Shape:
     metrics = [name.lower() for name in values if _IS_METRIC.search(name)]
     placed = bar is not None or epoch is not None or _STEP.search(line) is not None
     is_record = bool(metrics) and (placed or any("loss" in name or "acc" in name for name in metrics))
-    return Shape(
-        tuple(values.items()), **found, count_unit=units[0], total_unit=units[1], within=within, is_record=is_record
-    )
+    kept = tuple(values.items()) if is_record else ()
+    return Shape(kept, **found, count_unit=units[0], total_unit=units[1], within=within)
 
 
 def _values(line: str) -> dict[str, int]:
@@ -183,7 +180,7 @@ _TROUBLE = re.compile(
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class LogNote:
     """A line of a text log that reports a problem: NaN, overflow, an error."""
 
     step: int
@@ -196,7 +193,7 @@ class TextLog:
     """Turns the lines of a text log into records. Holds the epoch and the step reached, and how steps are counted."""
 
     def __init__(self, *, most_notes: int = 1000) -> None:
-        self.notes: list[Note] = []
+        self.notes: list[LogNote] = []
         self.total_steps: int | None = None
         self.total_epochs: int | None = None
         self._most_notes = most_notes
@@ -228,9 +225,9 @@ class TextLog:
         shape, numbers = self._shapes.read(line)
         if shape.epoch is not None or shape.count is not None:
             self._follow(shape, numbers)
-        if not shape.is_record:
+        if not shape.values:
             if len(self.notes) < self._most_notes and _TROUBLE.search(line):
-                self.notes.append(Note(self._step or 0, self._rows, self._line, line.strip()[:500]))
+                self.notes.append(LogNote(self._step or 0, self._rows, self._line, line.strip()[:500]))
             return None
         record: dict[str, object] = {name: as_number(numbers[place]) for name, place in shape.values}
         if self._step is not None:

@@ -14,7 +14,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from nantrap.incident.wording import visible
-from nantrap.report.columns import Columns
+from nantrap.record import Envelope
 
 _LARGEST = 1e300
 """Beyond it the height of a curve has no meaning, and differences overflow."""
@@ -67,7 +67,7 @@ class Scale:
 
 
 def scale_for(
-    curves: Iterable[Columns], *, height: float, include: Sequence[float] = (), logarithmic: bool | None = None
+    curves: Iterable[Envelope], *, height: float, include: Sequence[float] = (), logarithmic: bool | None = None
 ) -> Scale:
     """The axis that shows these curves whole, except for values so far away that nothing else could be seen.
 
@@ -175,7 +175,7 @@ class Range:
         return [(self.percent(n), text, i % 2 == 1) for i, (n, text) in enumerate(zip(numbers, texts, strict=True))]
 
 
-def curve(found: Columns, scale: Scale, *, kind: str = "l1", band: bool = True, stairs: bool = False) -> Markup:
+def curve(found: Envelope, scale: Scale, *, kind: str = "l1", band: bool = True, stairs: bool = False) -> Markup:
     """A curve with gaps where nothing is finite; a lone finite column stays visible as a short stroke."""
     size = _WIDTH / max(1, len(found))
     parts: list[str] = []
@@ -354,7 +354,7 @@ def _runs(flags: Sequence[bool]) -> Iterator[tuple[int, int]]:
         yield start, len(flags) - 1
 
 
-def _joined(found: Columns) -> Iterator[tuple[int, int]]:
+def _joined(found: Envelope) -> Iterator[tuple[int, int]]:
     """Stretches that one line may cross: columns without any value (a rare measurement) do not break it, NaN does."""
     broken = (found.finite == 0) & (found.nonfinite > 0)
     for first, last in _runs(~broken):
@@ -362,7 +362,7 @@ def _joined(found: Columns) -> Iterator[tuple[int, int]]:
             yield first, last
 
 
-def _spikes(found: Columns, scale: Scale, places: Sequence[int], size: float) -> Iterator[str]:
+def _spikes(found: Envelope, scale: Scale, places: Sequence[int], size: float) -> Iterator[str]:
     """Thin lines for single steps far above or below the rest of their column, which the curve would hide."""
     for i in places:
         low, middle, high = float(found.low[i]), float(found.middle[i]), float(found.high[i])
@@ -374,7 +374,7 @@ def _spikes(found: Columns, scale: Scale, places: Sequence[int], size: float) ->
             yield f"M{(i + 0.5) * size:.1f} {scale(middle):.1f}V{scale(low):.1f}"
 
 
-def _line(line: Sequence[tuple[str, str]], places: Sequence[int], found: Columns, size: float, *, stairs: bool) -> str:
+def _line(line: Sequence[tuple[str, str]], places: Sequence[int], found: Envelope, size: float, *, stairs: bool) -> str:
     """The SVG path of a curve without gaps: straight from point to point, or in stairs for values that jump."""
     if len(line) == 1:
         x, y = places[0] * size, line[0][1]

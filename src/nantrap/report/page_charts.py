@@ -12,7 +12,7 @@ import numpy as np
 from markupsafe import Markup, escape
 
 from nantrap.incident.wording import counted, visible
-from nantrap.record import Column
+from nantrap.record import Column, Envelope, envelope
 from nantrap.report.charts import (
     Range,
     Scale,
@@ -29,7 +29,6 @@ from nantrap.report.charts import (
     scale_for,
     swatch,
 )
-from nantrap.report.columns import Columns, columns
 from nantrap.report.journals import JournalRow
 from nantrap.report.numbers import value
 from nantrap.report.view_incident import Growth, IncidentView
@@ -81,8 +80,8 @@ def legend(view: RunView) -> str:
     return f"{how} Hatched: no finite value. Red ticks: steps that were not applied."
 
 
-def _columns(column: Column, span: Range, most: int = COLUMNS) -> Columns:
-    return columns(column.step, column.value.astype(float), first=span.first, last=span.last, most=most)
+def _envelope(column: Column, span: Range, most: int = COLUMNS) -> Envelope:
+    return envelope(column.step, column.value.astype(float), first=span.first, last=span.last, most=most)
 
 
 def _important(view: RunView) -> list[int]:
@@ -146,7 +145,7 @@ def _loss(view: RunView, span: Range) -> Markup:
     column = view.loss
     if column is None or not len(column.value):
         return Markup("")
-    found = _columns(column, span)
+    found = _envelope(column, span)
     held_out = view.evaluation_loss
     marks = [] if held_out is None else [float(v) for v in held_out.value if math.isfinite(v)]
     scale = scale_for([found], height=190, include=marks)
@@ -174,7 +173,7 @@ def _loss(view: RunView, span: Range) -> Markup:
     )
 
 
-def _spike_flag(column: Column, found: Columns, span: Range, scale: Scale) -> Markup:
+def _spike_flag(column: Column, found: Envelope, span: Range, scale: Scale) -> Markup:
     """The largest value in words, where it stands out."""
     finite = np.isfinite(column.value)
     if finite.sum() < 20:
@@ -202,7 +201,7 @@ def _zoom(view: RunView) -> Markup:
         return Markup("")
     span = Range(first, last)
     inside = [step for step in view.skipped_steps if first <= step <= last]
-    found = _columns(view.loss, span, last - first + 1)
+    found = _envelope(view.loss, span, last - first + 1)
     scale = scale_for([found], height=130)
     rolled = view.rollbacks[0] if view.rollbacks and view.rollbacks[0][0] == event else None
     title = "Around the rollback" if rolled else "Before the stop"
@@ -228,10 +227,10 @@ def _terms(view: RunView, span: Range) -> Markup:
     drawn = [term for term in view.terms if np.isfinite(term.column.value).any()]
     if not drawn:
         return Markup("")
-    found = [_columns(term.column, span, 250) for term in drawn]
+    found = [_envelope(term.column, span, 250) for term in drawn]
     scale = scale_for(found, height=104)
     inner = Markup("").join(
-        curve(columns_, scale, kind=_KINDS[i % len(_KINDS)] + " thin", band=False) for i, columns_ in enumerate(found)
+        curve(one, scale, kind=_KINDS[i % len(_KINDS)] + " thin", band=False) for i, one in enumerate(found)
     )
     gaps = [
         f"{t.title} {int((~np.isfinite(t.column.value)).sum()):,}"
@@ -258,7 +257,7 @@ def _drawn(view: RunView, drawn: Drawn, span: Range) -> Markup:
     column = drawn.column
     if not np.isfinite(column.value).any():
         return Markup("")
-    found = _columns(column, span, COLUMNS if drawn.key == "grad_norm" else 250)
+    found = _envelope(column, span, COLUMNS if drawn.key == "grad_norm" else 250)
     shown = [drawn.limit[0]] if drawn.limit is not None else []
     logarithmic = True if drawn.stairs else None if drawn.key == "grad_norm" else False
     scale = scale_for([found], height=84 if drawn.key == "grad_norm" else 60, include=shown, logarithmic=logarithmic)
@@ -326,7 +325,7 @@ def _magnitudes(growth: Growth, failed: int) -> Markup:
     span = Range(int(step.min()), max(int(step.max()), failed))
     low = min([p.number for p in points if p.number > 0], default=1.0)
     scale = Scale(min(low, 1.0) / 2, limit * 4, 112, logarithmic=True)
-    found = columns(step, number, first=span.first, last=span.last, most=200)
+    found = envelope(step, number, first=span.first, last=span.last, most=200)
     last = points[-1]
     left = f", {math.log2(limit / last.number):.1f} bits left" if 0 < last.number < math.inf else ""
     figure = chart(
@@ -362,7 +361,7 @@ def moments_charts(view: IncidentView) -> list[Markup]:
         good = number[np.isfinite(number)]
         if not len(good):
             continue
-        found = columns(step, number, first=span.first, last=span.last, most=400)
+        found = envelope(step, number, first=span.first, last=span.last, most=400)
         scale = scale_for([found], height=84)
         figures.append(
             chart(
@@ -402,7 +401,7 @@ def standing_charts(rows: Sequence[JournalRow]) -> Markup:
         number = np.array([row.numbers.get(name, math.nan) for row in rows])
         if not np.isfinite(number).any() or len(figures) == _MOST:
             continue
-        found = columns(step, number, first=span.first, last=span.last, most=_SHOWN)
+        found = envelope(step, number, first=span.first, last=span.last, most=_SHOWN)
         logarithmic = False if name == "lr" else None
         scale = scale_for([found], height=150 if name == "loss" else 84, logarithmic=logarithmic)
         title = _TITLES.get(name, name.replace("terms.", "Term ", 1).replace("watch.", "Watched: ", 1))

@@ -211,15 +211,15 @@ def _curve(axes: Axes, x: Any, column: Column, *, colour: str, style: str, label
         axes.plot(x, value, style, color=colour, linewidth=1.1, label=label)
         _lone_points(axes, x, value, colour)
         return
-    grid = envelope(np.arange(len(value)), value, buckets=1200)
+    grid = envelope(np.arange(len(value)), value, first=0, last=len(value) - 1, most=1200)
     place = np.asarray(x, dtype=float)[np.minimum(np.ceil(grid.left).astype(int), len(value) - 1)]
     axes.fill_between(place, grid.low, grid.high, color=colour, alpha=0.25, linewidth=0)
-    axes.plot(place, grid.median, style, color=colour, linewidth=1.1, label=label)
-    _lone_points(axes, place, grid.median, colour)
+    axes.plot(place, grid.middle, style, color=colour, linewidth=1.1, label=label)
+    _lone_points(axes, place, grid.middle, colour)
     # one step far above its neighbours would be a line thinner than a pixel in the band
-    spike = np.flatnonzero(grid.high > 3 * np.abs(grid.median))
+    spike = np.flatnonzero(grid.high > 3 * np.abs(grid.middle))
     if 0 < len(spike) <= 200:
-        axes.vlines(place[spike], grid.median[spike], grid.high[spike], color=colour, linewidth=0.9)
+        axes.vlines(place[spike], grid.middle[spike], grid.high[spike], color=colour, linewidth=0.9)
 
 
 def _lone_points(axes: Axes, x: Any, value: Any, colour: str) -> None:

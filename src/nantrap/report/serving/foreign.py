@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nantrap.record import Column, Run, is_evaluation, open_run
-from nantrap.report.columns import columns
+from nantrap.record import Column, Run, envelope, is_evaluation, open_run
 from nantrap.report.journals import JournalRow, finite_or_none
 
 LARGEST = 32 << 20
@@ -113,9 +112,9 @@ class ForeignLog:
         width = 1.0
         with self._lock:
             for name, column in _shown(self._run):
-                made = columns(column.step, column.value, first=first, last=last, most=points)
+                made = envelope(column.step, column.value, first=first, last=last, most=points)
                 width = made.width
-                starts = (first + np.arange(len(made)) * made.width).astype(np.int64).tolist()
+                starts = made.left.astype(np.int64).tolist()
                 found[name] = [
                     [
                         starts[i], finite_or_none(float(made.low[i])), finite_or_none(float(made.middle[i])),
