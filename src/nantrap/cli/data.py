@@ -5,24 +5,12 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-import threading
-import time
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    DownloadColumn,
-    MofNCompleteColumn,
-    Progress,
-    ProgressColumn,
-    TextColumn,
-    TimeRemainingColumn,
-    TransferSpeedColumn,
-)
-from rich.text import Text
+from typing import TYPE_CHECKING
 
 from nantrap.incident.wording import counted, escaped
+from nantrap.problems import Problem
+from nantrap.problems.progress import ProgressBar
+from nantrap.problems.terminal import Line, Printer, first_problems, help_lines
 
 if TYPE_CHECKING:
     from nantrap.doctor.data import DataFinding, DataReport
@@ -67,34 +55,28 @@ class DataCommand:
     def run(self, arguments: argparse.Namespace) -> int:
         """Check the data, print the report and write the list of bad samples; 1 if anything was found."""
         from nantrap.doctor.data import DataOptions, check_data, write_bad_samples
-        from nantrap.doctor.data import Progress as ReadingProgress
         from nantrap.doctor.data.quarantine import check_target
         from nantrap.doctor.data.readers.factory import is_factory
         from nantrap.engines import engine_named
 
-        console = Console(stderr=True, highlight=False, soft_wrap=True)
+        printer = Printer(sys.stderr)
         if arguments.quarantine:
             check_target(arguments.quarantine, force=arguments.force)
         for path in filter(is_factory, arguments.paths):
-            console.print(Text.assemble(("note", "bold cyan"), f": {_shown(path)} is imported and run: your own code"))
+            printer.line(("note", "bold cyan"), f": {_shown(path)} is imported and run: your own code")
         options = DataOptions(arguments.classes, arguments.vocab, arguments.labels, arguments.mask, arguments.dtype)
         engine = engine_named(arguments.engine, workers=arguments.workers)
-        with _Bar(console) as bar:
-            report = check_data(
-                arguments.paths,
-                options=options,
-                engine=engine,
-                progress=ReadingProgress(bar.add_total, bar.add_bytes, bar.show_samples),
-            )
-        _say(console, report)
+        with ProgressBar(sys.stderr) as bar:
+            report = check_data(arguments.paths, options=options, engine=engine, progress=bar.reading())
+        _say(printer, report)
         if arguments.json:  # before the list is written: a full disk must not cost the report
             json.dump(report.to_dict(), sys.stdout, indent=2, allow_nan=False)
             print()
         if arguments.quarantine:
             count = write_bad_samples(report, arguments.quarantine, force=arguments.force)
-            console.print(f"{count:,} bad samples are listed in {_shown(arguments.quarantine)}")
+            printer.line(f"{count:,} bad samples are listed in {_shown(arguments.quarantine)}")
         elif any(finding.indices for finding in report.findings):
-            console.print("to leave the bad samples out: nantrap data ... --quarantine bad-samples.json")
+            printer.line("to leave the bad samples out: nantrap data ... --quarantine bad-samples.json")
         return 0 if report.clean else 1
 
 
@@ -104,7 +86,7 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _say(console: Console, report: DataReport) -> None:
+def _say(printer: Printer, report: DataReport) -> None:
     """Print the findings by file, then what helps, notes and a summary."""
     by_file: dict[str, list[DataFinding]] = {}
     for finding in report.findings:
@@ -112,30 +94,23 @@ def _say(console: Console, report: DataReport) -> None:
     for path, findings in list(by_file.items())[:_SHOWN_FILES]:
         count = report.lengths.get(path)
         facts = counted(count, "sample") if count else ""
-        console.print(Text.assemble(("bad", "bold red"), " ", (_shown(path), "bold"), "  ", (facts, "dim")))
-        for finding in findings[:_SHOWN]:
-            field = f"{_shown(finding.field)}: " if finding.field is not None else ""
-            console.print(
-                Text.assemble(
-                    "    ",
-                    (f"{finding.slug}[{finding.code}]", "bold yellow"),
-                    f": {field}{_shown(finding.message)}",
-                )
-            )
-        if len(findings) > _SHOWN:
-            console.print(f"    and {len(findings) - _SHOWN:,} more (--json lists all)")
+        printer.line(("bad", "bold red"), " ", (_shown(path), "bold"), "  ", (facts, "dim"))
+        printer.lines(first_problems(findings, _line, most=_SHOWN))
     if len(by_file) > _SHOWN_FILES:
-        console.print(f"and {len(by_file) - _SHOWN_FILES:,} more files with findings (--json lists all)")
-    for slug in dict.fromkeys(finding.slug for finding in report.findings):
-        first = next(finding for finding in report.findings if finding.slug == slug)
-        console.print(Text.assemble(("help", "cyan"), f"[{first.code}]: {first.help}"))
+        printer.line(f"and {len(by_file) - _SHOWN_FILES:,} more files with findings (--json lists all)")
+    printer.lines(help_lines(report.findings))
     for note in report.notes:
-        console.print(Text.assemble(("note", "bold cyan"), f": {_shown(note)}"))
+        printer.line(("note", "bold cyan"), f": {_shown(note)}")
     found = f"{counted(len(report.findings), 'finding')} in {counted(len(by_file), 'file')}"
-    console.print(
+    printer.line(
         f"{counted(len(report.lengths), 'file')} read, {counted(report.samples, 'sample')}, {_size(report.bytes)}: "
         + (found if by_file else "nothing found")
     )
+
+
+def _line(finding: Problem) -> Line:
+    field = f"{_shown(finding.place.field)}: " if finding.place.field is not None else ""
+    return (f"{finding.title}[{finding.code}]", "bold yellow"), f": {field}{_shown(finding.message)}"
 
 
 def _shown(text: str) -> str:
@@ -148,52 +123,3 @@ def _size(count: float) -> str:
             return f"{count:.0f} {unit}" if unit == "B" else f"{count:.3g} {unit}"
         count /= 1000
     return f"{count:.3g} TB"
-
-
-class _Bar:
-    """A progress bar that appears on a terminal if the work takes more than a second."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._begin = time.monotonic()
-        self._lock = threading.Lock()
-        self._total = self._done = 0
-        self._progress: Progress | None = None
-        self._task: Any = None
-        self._counts_bytes = True
-
-    def __enter__(self) -> _Bar:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
-
-    def add_total(self, count: int) -> None:
-        self._total += count
-
-    def add_bytes(self, count: int) -> None:
-        with self._lock:
-            self._done += count
-            columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-            self._show(columns, self._done, self._total)
-
-    def show_samples(self, done: int, total: int | None) -> None:
-        """A dataset made by code is counted in samples; a stream has no end that is known."""
-        if self._counts_bytes and self._progress is not None:
-            self._progress.stop()
-            self._progress = None
-        self._counts_bytes = False
-        self._show((BarColumn(), MofNCompleteColumn(), TextColumn("samples"), TimeRemainingColumn()), done, total)
-
-    def _show(self, columns: tuple[ProgressColumn, ...], done: int, total: int | None) -> None:
-        """Draw the progress in a terminal, from the second second on."""
-        if not self._console.is_terminal:
-            return
-        if self._progress is None:
-            if time.monotonic() - self._begin < 1:
-                return
-            self._progress = Progress(*columns, console=self._console, transient=True)
-            self._task = self._progress.add_task("", total=total)
-            self._progress.start()
-        self._progress.update(self._task, completed=done, total=total)

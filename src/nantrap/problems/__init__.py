@@ -6,6 +6,7 @@ json_values  values that JSON can hold; each command has a schema of its own
 sarif        a document for code scanning
 github       workflow commands
 junit        XML for test dashboards
+progress     the bar on a terminal while a command reads
 """
 
 from __future__ import annotations

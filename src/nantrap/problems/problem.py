@@ -14,10 +14,17 @@ SEVERITIES: Final[tuple[Severity, ...]] = ("error", "warning", "note", "ok", "un
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class ProblemPlace:
-    """Where a problem is. `file` is empty if it is in none; lines count from 1, and 0 is the file as a whole."""
+    """Where a problem is.
+
+    Attributes:
+        file: the path of a file; empty if it is in none.
+        line: the line, from 1; 0 is the file as a whole.
+        field: the array, column or key of a data file; `None` where the file has only one or is meant as a whole.
+    """
 
     file: str = ""
     line: int = 0
+    field: str | None = None
 
 
 NOWHERE: Final = ProblemPlace()

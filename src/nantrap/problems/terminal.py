@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Final, TextIO
 
 from nantrap.incident.wording import visible
@@ -73,6 +73,20 @@ def source_problem(problem: Problem, word: str, source: str) -> Iterator[Line]:
         shown = visible(source.rstrip().expandtabs(4))[:_LONGEST_SOURCE_LINE]
         yield (f"{problem.place.line:>5} | ", "blue"), shown
     yield ("  fix", "bold cyan"), f": {visible(problem.fix)}"
+
+
+def first_problems(problems: Sequence[Problem], line_of: Callable[[Problem], Line], *, most: int) -> Iterator[Line]:
+    """The first problems of one file, each as `line_of` gives it, and how many more there are."""
+    for problem in problems[:most]:
+        yield "    ", *line_of(problem)
+    if len(problems) > most:
+        yield (f"    and {len(problems) - most:,} more (--json lists all)",)
+
+
+def help_lines(problems: Iterable[Problem]) -> Iterator[Line]:
+    """What helps against the problems, each text once."""
+    for code, fix in dict.fromkeys((problem.code, problem.fix) for problem in problems):
+        yield ("help", "cyan"), f"[{code}]: {fix}"
 
 
 def check_lines(problem: Problem, indent: str) -> Iterator[Line]:

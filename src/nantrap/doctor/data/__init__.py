@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 from nantrap._lazy import lazy_names
 
 if TYPE_CHECKING:
-    from nantrap.doctor.data.check import Progress as Progress
     from nantrap.doctor.data.check import check_data as check_data
     from nantrap.doctor.data.findings import DataFinding as DataFinding
     from nantrap.doctor.data.findings import DataReport as DataReport
@@ -16,13 +15,13 @@ if TYPE_CHECKING:
     from nantrap.doctor.data.roles import DataOptions as DataOptions
 
 __all__ = [
-    "DataFinding", "DataOptions", "DataReport", "Progress", "check_data", "without_samples", "write_bad_samples",
+    "DataFinding", "DataOptions", "DataReport", "check_data", "without_samples", "write_bad_samples",
 ]  # fmt: skip
 
 __getattr__ = lazy_names(
     __name__,
     {
-        "check": ["Progress", "check_data"],
+        "check": ["check_data"],
         "findings": ["DataFinding", "DataReport"],
         "quarantine": ["without_samples", "write_bad_samples"],
         "roles": ["DataOptions"],

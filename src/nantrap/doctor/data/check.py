@@ -7,14 +7,14 @@ import glob
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from nantrap.doctor.data import image_folder
 from nantrap.doctor.data.ctc import infeasible_samples
-from nantrap.doctor.data.findings import DataFinding, DataReport
+from nantrap.doctor.data.findings import DataFinding, DataReport, data_finding
 from nantrap.doctor.data.judge import ctc_finding, different_lengths, judge_file, missing_in_samples
 from nantrap.doctor.data.measures import Measures, joined
 from nantrap.doctor.data.readers import (
@@ -35,6 +35,7 @@ from nantrap.doctor.data.stored import file_size, list_folder, open_source
 from nantrap.engines import Engine, Threads, in_order
 from nantrap.errors import NantrapError, UsageError
 from nantrap.incident.wording import some_of
+from nantrap.problems.progress import ReadingProgress
 
 _ARRAY_FORMATS = ("npy", "npz", "torch", "safetensors", "hdf5")
 _IMAGES_AT_ONCE = 32
@@ -48,24 +49,12 @@ class _File:
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
-    """Callbacks of a progress bar: how many bytes there are, and how many more were read.
-
-    For a dataset made by code: how many samples were read, and how many there are, if that is known.
-    """
-
-    total: Callable[[int], None]
-    advance: Callable[[int], None]
-    samples: Callable[[int, int | None], None] = lambda _done, _total: None
-
-
 def check_data(
     paths: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
     options: DataOptions | None = None,
     engine: Engine | None = None,
-    progress: Progress | None = None,
+    progress: ReadingProgress | None = None,
 ) -> DataReport:
     """Check data files for what makes training fail or its results wrong. Nothing in a file is executed.
 
@@ -81,14 +70,14 @@ def check_data(
     given = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     names = [os.fspath(path) for path in given]
     chosen = options or DataOptions()
-    listener = progress or Progress(lambda _: None, lambda _: None)
+    listener = progress or ReadingProgress()
     factories = [name for name in names if factory.is_factory(name)]
     datasets = [(name, factory.make_dataset(name)) for name in factories]
     findings: list[DataFinding] = []
     files = _files([name for name in names if name not in factories], findings)
     if not files and not findings and not datasets:
         raise UsageError(f"{', '.join(names)}: no data file of a known kind was found")
-    listener.total(sum(file.size for file in files))
+    listener.on_total(sum(file.size for file in files))
     run = _Run(chosen, engine or Threads(), listener, findings, {})
     run.images([file for file in files if file.format == "image"])
     run.tables([file for file in files if file.format != "image"])
@@ -104,8 +93,8 @@ def check_data(
     return DataReport(tuple(names), lengths, sum(file.size for file in files), tuple(findings), run.all_notes())
 
 
-def _advance(listener: Progress, size: int | None, done: int) -> None:
-    listener.samples(done, size)
+def _advance(listener: ReadingProgress, size: int | None, done: int) -> None:
+    listener.on_samples(done, size)
 
 
 @dataclass(slots=True)
@@ -114,7 +103,7 @@ class _Run:
 
     options: DataOptions
     engine: Engine
-    progress: Progress
+    progress: ReadingProgress
     findings: list[DataFinding]
     lengths: dict[str, int]
     names: dict[str, None] = field(default_factory=dict)
@@ -144,7 +133,9 @@ class _Run:
         groups = [files[start : start + _IMAGES_AT_ONCE] for start in range(0, len(files), _IMAGES_AT_ONCE)]
         tasks = [[file.path for file in group] for group in groups]
         sizes = [sum(file.size for file in group) for group in groups]
-        looked = in_order(self.engine, image_folder.look_at, tasks, lambda number: self.progress.advance(sizes[number]))
+        looked = in_order(
+            self.engine, image_folder.look_at, tasks, lambda number: self.progress.on_bytes(sizes[number])
+        )
         roots = {file.path: file.root for file in files}
         by_root: dict[str, list[image_folder.Pixels]] = {}
         for pixels in looked:
@@ -164,10 +155,10 @@ class _Run:
                 raise
             except Exception as error:
                 self._unreadable(file.path, DataProblem(_words(error)))
-                self.progress.advance(file.size)
+                self.progress.on_bytes(file.size)
         shards = [shard for _, plan in plans.values() for shard in plan.shards]
         scan = functools.partial(_scan_safely, options=self.options)
-        found = in_order(self.engine, scan, shards, lambda number: self.progress.advance(shards[number].bytes))
+        found = in_order(self.engine, scan, shards, lambda number: self.progress.on_bytes(shards[number].bytes))
         results: dict[str, list[Scanned]] = {path: [] for path in plans}
         for shard, scanned in zip(shards, found, strict=True):
             results[shard.path].append(scanned)
@@ -218,7 +209,7 @@ class _Run:
             messages = [CHANGED]
         text = messages[0] if len(messages) == 1 else f"{messages[0]} (and {len(messages) - 1:,} more)"
         self.findings.append(
-            DataFinding("unreadable_file", path, problems[0].field, indices, max(1, len(indices)), text)
+            data_finding("unreadable_file", path, problems[0].field, indices, max(1, len(indices)), text)
         )
 
 
@@ -287,7 +278,7 @@ def _mismatched_files(plans: dict[str, Plan], lengths: dict[str, int]) -> list[D
             if shape != usual and not _differ_in_size_only(shape, usual):
                 total = lengths.get(path, 0)
                 text = f"samples of shape {list(shape)}, in most files of the series they are {list(usual)}"
-                findings.append(DataFinding("shape_mismatch", path, part, tuple(range(total)), total, text))
+                findings.append(data_finding("shape_mismatch", path, part, tuple(range(total)), total, text))
     return findings
 
 
@@ -331,7 +322,7 @@ def _below(path: str, findings: list[DataFinding]) -> list[_File]:
     listed = list_folder(path, closed)
     for error in closed:
         text = f"the folder cannot be read: {error.strerror or error}"
-        findings.append(DataFinding("unreadable_file", str(error.filename or path), None, (), 1, text))
+        findings.append(data_finding("unreadable_file", str(error.filename or path), None, (), 1, text))
     if listed is None:
         root = os.path.dirname(path) or "."
         known = format_of(path)

@@ -7,41 +7,43 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from nantrap.incident.checks import DATA_RULES
+from nantrap.problems import Problem, ProblemPlace
 
 SCHEMA: Final = "nantrap.data/1"
 SHOWN_INDICES: Final = 20
 """How many sample indices a finding carries in the JSON; the quarantine list has all of them."""
 
 
-@dataclass(frozen=True, slots=True)
-class DataFinding:
-    """One rule that one field of one file breaks.
+class DataFinding(Problem):
+    """One rule that one field of one file breaks, in the words of `nantrap data`."""
 
-    Attributes:
-        slug: the rule.
-        file: the file, as it was reached from the path that was given.
-        field: the field (array, column, key), or `None` where the file has only one or is meant as a whole.
-        indices: all samples concerned, from 0; the JSON shows the first 20.
-        count: how many samples are concerned.
-        message: what was measured.
-    """
-
-    slug: str
-    file: str
-    field: str | None
-    indices: tuple[int, ...]
-    count: int
-    message: str
+    __slots__ = ()
 
     @property
-    def code(self) -> str:
-        """The stable code, `NT151`."""
-        return DATA_RULES[self.slug].code
+    def slug(self) -> str:
+        """The rule."""
+        return self.title
 
     @property
-    def help(self) -> str:
-        """What to do about it."""
-        return DATA_RULES[self.slug].help
+    def file(self) -> str:
+        """The file, as it was reached from the path that was given."""
+        return self.place.file
+
+    @property
+    def field(self) -> str | None:
+        """The field (array, column, key), or `None` where the file has only one or is meant as a whole."""
+        return self.place.field
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """All samples concerned, from 0; the JSON shows the first 20."""
+        found: tuple[int, ...] = self.data["indices"]
+        return found
+
+    @property
+    def count(self) -> int:
+        """How many samples are concerned."""
+        return int(self.data["count"])
 
     def to_dict(self) -> dict[str, Any]:
         """As in the JSON."""
@@ -54,6 +56,15 @@ class DataFinding:
             "count": self.count,
             "message": self.message,
         }
+
+
+def data_finding(
+    slug: str, file: str, field: str | None, indices: tuple[int, ...], count: int, message: str
+) -> DataFinding:
+    """The finding of the rule `slug`; the code and what helps are those of the rule."""
+    rule = DATA_RULES[slug]
+    data = {"indices": indices, "count": count}
+    return DataFinding(rule.code, "error", message, rule.help, data, ProblemPlace(file, field=field), slug)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nantrap.doctor.data.findings import DataFinding
+from nantrap.doctor.data.findings import DataFinding, data_finding
 from nantrap.doctor.data.readers.images import decode
 from nantrap.doctor.data.shards import CHANGED, UnreadableDataError
 from nantrap.doctor.data.stored import open_source
@@ -71,7 +71,7 @@ def judge_images(images: Iterable[Pixels], root: str) -> list[DataFinding]:
     readable = []
     for image in images:
         if image.error:
-            findings.append(DataFinding("unreadable_file", image.path, None, (), 1, image.error))
+            findings.append(data_finding("unreadable_file", image.path, None, (), 1, image.error))
         else:
             readable.append(image)
     pictures = [image for image in readable if not _is_mask(image.path, root)]
@@ -101,7 +101,7 @@ def judge_images(images: Iterable[Pixels], root: str) -> list[DataFinding]:
 
 
 def _finding(slug: str, image: Pixels, text: str) -> DataFinding:
-    return DataFinding(slug, image.path, None, (0,), 1, text)
+    return data_finding(slug, image.path, None, (0,), 1, text)
 
 
 def _is_mask(path: str, root: str) -> bool:

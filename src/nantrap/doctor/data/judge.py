@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
-from nantrap.doctor.data.findings import DataFinding, listed
+from nantrap.doctor.data.findings import DataFinding, data_finding, listed
 from nantrap.doctor.data.measures import NOT_A_NUMBER, OTHER_WIDTH, Measures
 from nantrap.doctor.data.roles import DataOptions
 from nantrap.doctor.data.rows import Array, Indices
@@ -59,7 +59,7 @@ def judge_file(
         found += _scale(made)
         for slug, indices, text in found:
             count = made.rows - made.missing if slug == "constant_field" else len(indices)
-            findings.append(DataFinding(slug, file, name, tuple(indices.tolist()), count, text))
+            findings.append(data_finding(slug, file, name, tuple(indices.tolist()), count, text))
     findings += _ctc(file, fields)
     return sorted(findings, key=lambda finding: (finding.code, str(finding.field)))
 
@@ -291,7 +291,7 @@ def different_lengths(file: str, fields: Mapping[str | None, Measures]) -> list[
             if length != usual:
                 alone = tuple(range(min(length, usual), max(length, usual)))
                 text = f"{length:,} samples, but {_other(group, name)} {usual:,}"
-                findings.append(DataFinding("shape_mismatch", file, name, alone, len(alone), text))
+                findings.append(data_finding("shape_mismatch", file, name, alone, len(alone), text))
     return findings
 
 
@@ -315,7 +315,7 @@ def missing_in_samples(
             if not len(indices):
                 continue
             text = f"{_samples(len(indices))} without {name}: {listed(indices.tolist())}"
-            findings.append(DataFinding("shape_mismatch", file, name, tuple(indices.tolist()), len(indices), text))
+            findings.append(data_finding("shape_mismatch", file, name, tuple(indices.tolist()), len(indices), text))
     return findings
 
 
@@ -350,7 +350,7 @@ def _ctc(file: str, fields: Mapping[str | None, Measures]) -> list[DataFinding]:
 def ctc_finding(file: str, field: str | None, indices: Sequence[int]) -> DataFinding:
     """NT162 in words."""
     text = f"{_samples(len(indices))} whose target, with its repeats, is longer than the input: {listed(indices)}"
-    return DataFinding("ctc_infeasible", file, field, tuple(indices), len(indices), text)
+    return data_finding("ctc_infeasible", file, field, tuple(indices), len(indices), text)
 
 
 def _samples(count: int) -> str:
