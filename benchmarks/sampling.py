@@ -2,7 +2,7 @@
 
     python benchmarks/sampling.py [--pairs 100]
 
-The guard samples the magnitudes of module outputs in every 64th step (`Policy(magnitudes_every=64)`), so a run pays a
+The guard samples the magnitudes of module outputs in every 64th step (`Sampling(magnitudes_every=64)`), so a run pays a
 64th of what is printed beyond 1. Processor time, so that it can be measured on a machine with neighbours.
 """
 
@@ -26,7 +26,7 @@ def guarded(case: str, *, every: int) -> Callable[[], object]:
     model, batch, loss = CASES[case]()
     model = copy.deepcopy(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    policy = nantrap.Policy(magnitudes_every=every)
+    policy = nantrap.Policy(sampling=nantrap.Sampling(magnitudes_every=every))
     guard = nantrap.Guard(model, optimizer, max_grad_norm=1.0, policy=policy, quiet=True)
 
     def step() -> object:

@@ -13,7 +13,7 @@ import nantrap
 torch.manual_seed(0)
 model = nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-guard = nantrap.Guard(model, optimizer, policy=nantrap.Policy(micro_batches="drop"))
+guard = nantrap.Guard(model, optimizer, policy=nantrap.Policy(accumulation=nantrap.Accumulation(bad="drop")))
 
 
 def loss_of(batch: tuple[Tensor, Tensor]) -> Tensor:

@@ -19,9 +19,18 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from nantrap import Policy
+
 Ranks = Callable[[str], list[dict[str, Any]]]
 """What each rank found in a scenario, by the scenario's name."""
 Train = Callable[..., dict[str, Any]]
+
+
+def policy_of(written: Mapping[str, Any]) -> Policy:
+    """A policy that reached a rank as JSON: a group is a dict of its fields."""
+    usual = Policy()
+    made = {name: type(getattr(usual, name))(**value) for name, value in written.items() if isinstance(value, dict)}
+    return Policy(**{**written, **made})
 
 
 def join(rank: int, folder: str | Path, name: str = "group", *, world: int = 2, seconds: float = 90) -> None:

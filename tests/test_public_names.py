@@ -7,10 +7,14 @@ import pytest
 import nantrap
 
 NAMES = {
+    "Accumulation",
     "Action",
     "Alerts",
+    "BatchChecks",
+    "Bundle",
     "Cause",
     "CheckpointStore",
+    "Diagnosis",
     "Evidence",
     "Finding",
     "FormatError",
@@ -22,7 +26,11 @@ NAMES = {
     "NonFiniteError",
     "Outcome",
     "Policy",
+    "Rollback",
+    "Sampling",
     "Site",
+    "Skips",
+    "Spikes",
     "TensorStats",
     "Trial",
     "UsageError",

@@ -20,10 +20,18 @@ if TYPE_CHECKING:
     from nantrap.doctor.data import without_samples as without_samples
     from nantrap.doctor.preflight import preflight as preflight
     from nantrap.faults import inject as inject
+    from nantrap.guard import Accumulation as Accumulation
+    from nantrap.guard import BatchChecks as BatchChecks
+    from nantrap.guard import Bundle as Bundle
+    from nantrap.guard import Diagnosis as Diagnosis
     from nantrap.guard import Guard as Guard
     from nantrap.guard import Limit as Limit
     from nantrap.guard import Outcome as Outcome
     from nantrap.guard import Policy as Policy
+    from nantrap.guard import Rollback as Rollback
+    from nantrap.guard import Sampling as Sampling
+    from nantrap.guard import Skips as Skips
+    from nantrap.guard import Spikes as Spikes
     from nantrap.guard import replay as replay
     from nantrap.incident import Action as Action
     from nantrap.incident import Cause as Cause
@@ -38,10 +46,14 @@ if TYPE_CHECKING:
     from nantrap.record.alerts import Alerts as Alerts
 
 __all__ = [
+    "Accumulation",
     "Action",
     "Alerts",
+    "BatchChecks",
+    "Bundle",
     "Cause",
     "CheckpointStore",
+    "Diagnosis",
     "Evidence",
     "Finding",
     "FormatError",
@@ -53,7 +65,11 @@ __all__ = [
     "NonFiniteError",
     "Outcome",
     "Policy",
+    "Rollback",
+    "Sampling",
     "Site",
+    "Skips",
+    "Spikes",
     "TensorStats",
     "Trial",
     "UsageError",
@@ -80,7 +96,21 @@ __getattr__ = lazy_names(
         "doctor.preflight": ["preflight"],
         "doctor.data": ["without_samples"],
         "faults": ["inject"],
-        "guard": ["Guard", "Limit", "Outcome", "Policy", "replay"],
+        "guard": [
+            "Guard",
+            "Limit",
+            "Outcome",
+            "Policy",
+            "replay",
+            "Accumulation",
+            "BatchChecks",
+            "Bundle",
+            "Diagnosis",
+            "Rollback",
+            "Sampling",
+            "Skips",
+            "Spikes",
+        ],
         "locate": ["probe"],
     },
     submodules=("causes", "checkpoints", "errors", "finite", "guard", "incident", "locate", "ops", "record", "report"),

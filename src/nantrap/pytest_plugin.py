@@ -50,7 +50,7 @@ def assert_replays_clean(bundle: str | os.PathLike[str], entry: str | Callable[.
     """Fail the test if a captured failure still happens with today's code.
 
     Args:
-        bundle: the folder of an incident, recorded with `Policy(bundle="full", bundle_data=True)`.
+        bundle: the folder of an incident, recorded with `Policy(bundle=Bundle(kind="full", data=True))`.
         entry: today's code, as `module:function` or a function, as for `nantrap replay --entry`: it takes the captured
             batch, or the model and the batch, and returns the loss; or takes nothing and returns model, optimizer and
             a function from batch to loss.

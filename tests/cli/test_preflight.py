@@ -83,7 +83,7 @@ def test_a_captured_failure_is_replayed(tmp_path: Path) -> None:
 
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    policy = nantrap.Policy(bundle="full", bundle_data=True)
+    policy = nantrap.Policy(bundle=nantrap.Bundle(kind="full", data=True))
     with nantrap.Guard(model, optimizer, policy=policy, run_dir=tmp_path / "run", quiet=True) as guard:
         guard.attempt(lambda batch: (model(batch) * 0 - 1).log().mean(), torch.ones(3, 2))
     bundle = next((tmp_path / "run" / "incidents").iterdir())

@@ -80,7 +80,7 @@ RUN = """
 import sys
 import nantrap, torch, training
 
-policy = nantrap.Policy(bundle=sys.argv[1], bundle_data=sys.argv[2] == "data")
+policy = nantrap.Policy(bundle=nantrap.Bundle(kind=sys.argv[1], data=sys.argv[2] == "data"))
 with nantrap.Guard(training.model, training.optimizer, run_dir=sys.argv[3], policy=policy) as guard:
     for step in range(3):
         weight = torch.zeros(5) if step == 2 else torch.ones(5)
@@ -185,7 +185,7 @@ def test_the_command_is_not_offered_by_the_default_bundle(place: Path, capsys: p
     assert "nantrap replay" not in said
     assert "nantrap replay" not in (Path(bundle) / "report.html").read_text()
     assert main(["replay", bundle, "--entry", "training:repaired"]) == 2
-    assert "Policy(bundle='full', bundle_data=True) keeps both" in capsys.readouterr().err
+    assert "Policy(bundle=Bundle(kind='full', data=True)) keeps both" in capsys.readouterr().err
     assert main(["replay", bundle]) == 2
     assert "Nothing could be run: the bundle is light" in capsys.readouterr().err
 
@@ -224,7 +224,7 @@ def test_a_smaller_learning_rate_can_be_the_fix(tmp_path: Path) -> None:
         return model, torch.optim.SGD(model.parameters(), lr=rate), lambda batch: model(batch).sum() * 1e20
 
     model, optimizer, loss_fn = build(1e25)
-    policy = nantrap.Policy(bundle="full", bundle_data=True)
+    policy = nantrap.Policy(bundle=nantrap.Bundle(kind="full", data=True))
     with nantrap.Guard(model, optimizer, policy=policy, run_dir=tmp_path, quiet=True, max_grad_norm=None) as guard:
         incident = guard.attempt(loss_fn, torch.ones(3, 2)).incident  # type: ignore[arg-type]
     assert incident is not None

@@ -23,7 +23,7 @@ from guard.loops import (
     state_of,
     train_plain,
 )
-from nantrap import Action, Policy
+from nantrap import Accumulation, Action, Policy
 
 
 def without_dropout() -> Net:
@@ -79,7 +79,7 @@ def test_all_bad_is_one_skipped_step(form: str) -> None:
 @pytest.mark.parametrize("bad", [0, 1, 2])
 def test_the_window_can_be_dropped_instead(form: str, bad: int) -> None:
     run = make_run(micro=3)
-    guard = run.guard(policy=Policy(micro_batches="window"))
+    guard = run.guard(policy=Policy(accumulation=Accumulation(bad="window")))
     FORMS[form](run, guard, run.windows(run.batches[:3]))
     before = state_of(run, rng=False)
     window = tuple(poison(batch) if i == bad else batch for i, batch in enumerate(run.batches[3:6]))
@@ -109,7 +109,7 @@ def test_a_sum_of_losses_is_not_scaled_up() -> None:
     torch.nn.utils.clip_grad_norm_(plain.model.parameters(), 1.0)
     plain.optimizer.step()
     run = make_run(lambda m: torch.optim.SGD(m.parameters(), lr=0.01), model=without_dropout, data=data)
-    guard = run.guard(policy=Policy(micro_weight="sum"))
+    guard = run.guard(policy=Policy(accumulation=Accumulation(weight="sum")))
     for batch in (data[0], poison(data[1]), data[2]):
         guard.backward(mse(run.model, batch))
     assert guard.step().applied

@@ -25,7 +25,7 @@ from guard.loops import (
     train_attempt,
     train_plain,
 )
-from nantrap import Policy
+from nantrap import Accumulation, Policy, Rollback
 
 OPTIMIZERS = {
     "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2),
@@ -64,7 +64,7 @@ def test_every_way_to_undo(form: str, undo: Any) -> None:
     plain = train_plain(make_run())
     after_plain = state_of(plain)
     guarded = make_run()
-    FORMS[form](guarded, guarded.guard(policy=Policy(undo=undo)))
+    FORMS[form](guarded, guarded.guard(policy=Policy(rollback=Rollback(undo=undo))))
     assert_same_state(after_plain, state_of(guarded))
 
 
@@ -214,7 +214,9 @@ def test_gradient_accumulation(form: str, micro: int) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("policy", [Policy(micro_batches="window"), Policy(on_incident="raise"), Policy.observe()])
+@pytest.mark.parametrize(
+    "policy", [Policy(accumulation=Accumulation(bad="window")), Policy(on_incident="raise"), Policy.observe()]
+)
 def test_gradient_accumulation_under_other_policies(form: str, policy: Policy) -> None:
     plain = train_plain(make_run(micro=4))
     after_plain = state_of(plain)

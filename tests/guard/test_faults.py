@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from guard.loops import FORMS, INF, NAN, Net, Run, assert_same_state, batches, make_run, mse, poison, state_of
-from nantrap import Action, Guard, Incident, Policy
+from nantrap import Action, BatchChecks, Guard, Incident, Policy, Skips
 
 
 def state(run: Run) -> dict[str, Any]:
@@ -50,7 +50,7 @@ def test_batch(form: str, value: float) -> None:
 def test_batch_that_is_looked_at_first(value: float) -> None:
     run = make_run()
     calls = []
-    guard = run.guard(policy=Policy(check_batch=True))
+    guard = run.guard(policy=Policy(batches=BatchChecks(finite=True)))
 
     def counted(batch: Any) -> Tensor:
         calls.append(batch)
@@ -72,7 +72,7 @@ def test_bad_batch_among_micro_batches_is_dropped_before_anything_is_computed() 
     run = make_run(model=lambda: nn.Linear(6, 3), data=batches(3))
     reference = make_run(model=lambda: nn.Linear(6, 3), data=batches(3))
     good = [run.batches[0], run.batches[2]]
-    guard = run.guard(policy=Policy(check_batch=True))
+    guard = run.guard(policy=Policy(batches=BatchChecks(finite=True)))
     outcome = guard.attempt(run.forward, run.batches[0], poison(run.batches[1]), run.batches[2])
     assert outcome.applied
     assert outcome.incident is not None
@@ -360,7 +360,7 @@ def test_all_labels_ignored_is_reported_and_skipped_and_never_rolled_back(form: 
 
     data = [(x, torch.randint(3, (8,))) for x, _ in batches(3)]
     run = make_run(loss=loss, data=data)
-    guard = run.guard(policy=Policy(max_consecutive_skips=2, window=30))
+    guard = run.guard(policy=Policy(max_consecutive_skips=2, skips=Skips(window=30)))
     FORMS[form](run, guard)
     before = state(run)
     ignored = (data[0][0], torch.full((8,), -100))

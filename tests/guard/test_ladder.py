@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import nantrap
 from guard.loops import FORMS, NAN, Run, assert_same_state, batches, make_run, poison, state_of
-from nantrap import Action, Policy
+from nantrap import Action, BatchChecks, Diagnosis, Policy, Rollback, Skips
 
 QUICK: dict[str, Any] = {"diagnose": "off"}
 
@@ -42,7 +42,7 @@ def test_consecutive_skips_then_stop(form: str) -> None:
 
 def test_an_applied_step_ends_the_row() -> None:
     run = make_run()
-    guard = run.guard(policy=Policy(max_consecutive_skips=1, max_skips_in_window=None, then="stop", **QUICK))
+    guard = run.guard(policy=Policy(max_consecutive_skips=1, skips=Skips(in_window=None), then="stop", **QUICK))
     for _ in range(6):
         guard.attempt(run.forward, poison(run.batches[0]))
         guard.attempt(run.forward, run.batches[0])
@@ -51,12 +51,12 @@ def test_an_applied_step_ends_the_row() -> None:
 
 def test_skips_in_a_window_then_stop() -> None:
     run = make_run()
-    guard = run.guard(policy=Policy(max_skips_in_window=3, window=10, then="stop", **QUICK))
+    guard = run.guard(policy=Policy(skips=Skips(in_window=3, window=10), then="stop", **QUICK))
     mixed = [(poison(run.batches[0]),), (run.batches[0],)] * 4
     with pytest.raises(nantrap.NonFiniteError, match="4 incidents in 10 steps, 3 are allowed"):
         FORMS["attempt"](run, guard, mixed)
     spread = make_run()
-    guard = spread.guard(policy=Policy(max_skips_in_window=3, window=10, then="stop", **QUICK))
+    guard = spread.guard(policy=Policy(skips=Skips(in_window=3, window=10), then="stop", **QUICK))
     for _ in range(6):
         guard.attempt(spread.forward, poison(spread.batches[0]))
         FORMS["attempt"](spread, guard, [(spread.batches[0],)] * 3)
@@ -69,7 +69,7 @@ def test_rollback_puts_the_whole_state_back_and_lowers_the_learning_rate(form: s
         scheduler=lambda o: CosineAnnealingLR(o, T_max=100),
         ema=lambda m: AveragedModel(m, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True),
     )
-    guard = run.guard(policy=Policy(max_consecutive_skips=2, anchor_every=4, **QUICK))
+    guard = run.guard(policy=Policy(max_consecutive_skips=2, rollback=Rollback(anchor_every=4), **QUICK))
     FORMS[form](run, guard, run.windows(run.batches[:8]))
     at_eight = state_of(run, rng=False)
     FORMS[form](run, guard, run.windows(run.batches[8:10]))
@@ -103,7 +103,7 @@ def test_the_lower_learning_rate_stays_lower_under_a_scheduler(scheduler: Any) -
     parts = {} if scheduler is None else {"scheduler": scheduler}
     clean, run = make_run(**parts), make_run(**parts)
     clean_guard = clean.guard()
-    guard = run.guard(policy=Policy(max_consecutive_skips=0, anchor_every=1, **QUICK))
+    guard = run.guard(policy=Policy(max_consecutive_skips=0, rollback=Rollback(anchor_every=1), **QUICK))
     for r, g in ((clean, clean_guard), (run, guard)):
         FORMS["attempt"](r, g, r.windows(r.batches[:3]))
     guard.attempt(run.forward, poison(run.batches[3]))
@@ -117,7 +117,9 @@ def test_the_lower_learning_rate_stays_lower_under_a_scheduler(scheduler: Any) -
 
 def test_each_rollback_lowers_the_learning_rate_further_until_they_are_used_up() -> None:
     run = make_run()
-    guard = run.guard(policy=Policy(max_consecutive_skips=1, max_rollbacks=2, anchor_every=2, **QUICK))
+    guard = run.guard(
+        policy=Policy(max_consecutive_skips=1, max_rollbacks=2, rollback=Rollback(anchor_every=2), **QUICK)
+    )
     FORMS["attempt"](run, guard, run.windows(run.batches[:5]))
     words = "2 incidents in a row, 1 is allowed, and 2 rollbacks are used up"
     with pytest.raises(nantrap.NonFiniteError, match=words):
@@ -130,7 +132,7 @@ def test_each_rollback_lowers_the_learning_rate_further_until_they_are_used_up()
 
 def test_without_an_anchor_there_is_nothing_to_go_back_to() -> None:
     run = make_run()
-    guard = run.guard(policy=Policy(max_consecutive_skips=0, anchor_every=0, **QUICK))
+    guard = run.guard(policy=Policy(max_consecutive_skips=0, rollback=Rollback(anchor_every=0), **QUICK))
     with pytest.raises(nantrap.NonFiniteError, match="and there is no older state to roll back to"):
         guard.attempt(run.forward, poison(run.batches[0]))
 
@@ -146,14 +148,14 @@ def test_a_state_that_was_bad_is_no_anchor() -> None:
 
 def test_a_rollback_does_not_repair_the_data() -> None:
     run = make_run()
-    guard = run.guard(policy=Policy(check_batch=True, max_consecutive_skips=1))
+    guard = run.guard(policy=Policy(batches=BatchChecks(finite=True), max_consecutive_skips=1))
     with pytest.raises(nantrap.NonFiniteError, match="and the batch is at fault, not the state"):
         FORMS["attempt"](run, guard, [(poison(run.batches[0]),)] * 3)
 
 
 def test_a_buffer_that_the_forward_pass_replaces_is_rolled_back_in_its_place() -> None:
     run = make_run()
-    guard = run.guard(policy=Policy(max_consecutive_skips=0, anchor_every=4, **QUICK))
+    guard = run.guard(policy=Policy(max_consecutive_skips=0, rollback=Rollback(anchor_every=4), **QUICK))
     FORMS["two_line"](run, guard, run.windows(run.batches[:4]))
     at_four = run.model.replaced.clone()
     FORMS["two_line"](run, guard, run.windows(run.batches[4:6]))
@@ -166,7 +168,7 @@ def test_a_buffer_that_the_forward_pass_replaces_is_rolled_back_in_its_place() -
 @pytest.mark.parametrize("form", FORMS)
 def test_the_scaler_is_rolled_back_too(form: str) -> None:
     run = make_run(autocast=torch.float16, scaler=lambda: torch.amp.GradScaler("cpu", 64.0, growth_interval=3))
-    guard = run.guard(policy=Policy(max_consecutive_skips=0, anchor_every=100, **QUICK))
+    guard = run.guard(policy=Policy(max_consecutive_skips=0, rollback=Rollback(anchor_every=100), **QUICK))
     FORMS[form](run, guard, run.windows(run.batches[:5]))
     assert run.scaler.get_scale() == 128.0
     FORMS[form](run, guard, [(poison(run.batches[6]),)])
@@ -193,7 +195,7 @@ def test_nothing_learned_in_a_whole_window_stops_the_run() -> None:
         return nn.functional.cross_entropy(model(batch), torch.full((8,), -100))
 
     run = make_run(loss=labels, data=[x for x, _ in batches(1)])
-    guard = run.guard(policy=Policy(window=5, **QUICK))
+    guard = run.guard(policy=Policy(skips=Skips(window=5), **QUICK))
     with pytest.raises(nantrap.NonFiniteError, match="6 steps in a row had a non-finite loss and finite gradients"):
         FORMS["attempt"](run, guard, [(run.batches[0],)] * 10)
     assert len(run.outcomes) == 5
@@ -224,7 +226,7 @@ def test_observe_with_an_optimizer_that_makes_nan_under_a_scaler() -> None:
 
 def test_an_incident_that_looks_the_same_refers_back() -> None:
     run = make_run()
-    guard = run.guard(policy=Policy(max_consecutive_skips=10, repeat_diagnoses=2))
+    guard = run.guard(policy=Policy(max_consecutive_skips=10, diagnosis=Diagnosis(repeats=2)))
     FORMS["attempt"](run, guard, [(poison(run.batches[0]),)] * 4)
     incidents = [outcome.incident for outcome in run.outcomes]
     assert [incident.same_as for incident in incidents if incident] == [None, None, 0, 0]
@@ -246,7 +248,7 @@ def test_another_operation_or_another_cause_does_not_look_the_same(form: str) ->
         return y
 
     run = make_run(loss=loss)
-    guard = run.guard(policy=Policy(max_consecutive_skips=20, repeat_diagnoses=1))
+    guard = run.guard(policy=Policy(max_consecutive_skips=20, diagnosis=Diagnosis(repeats=1)))
     kinds = ["log", "log", "division", "log", "division", "overflow"]
     FORMS[form](run, guard, [((run.batches[i][0], kind),) for i, kind in enumerate(kinds)])
     same = [outcome.incident.same_as for outcome in run.outcomes if outcome.incident is not None]

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 import nantrap
 from guard.loops import FORMS, INF, NAN, Run, assert_same_state, batches, make_run, mse, poison, state_of, train_plain
-from nantrap import Action, Policy
+from nantrap import Action, Policy, Skips
 
 OPTIMIZERS = {
     "adam": lambda m: torch.optim.Adam(m.parameters(), lr=1e-2, fused=True),
@@ -80,7 +80,7 @@ def test_the_schedule_is_held_or_advances(on_skip: Any, scheduler: Any) -> None:
         rates.append(clean.optimizer.param_groups[0]["lr"])
         train_plain(clean, [(batch,)])
     run = make_run(OPTIMIZERS["adamw"], scheduler=scheduler)
-    guard = run.guard(policy=Policy(sync="late", scheduler_on_skip=on_skip))
+    guard = run.guard(policy=Policy(sync="late", skips=Skips(scheduler=on_skip)))
     FORMS["attempt"](run, guard, run.windows([*run.batches[:2], poison(run.batches[2]), *run.batches[3:7]]))
     guard.close()
     used = [record.lr[0] for record in guard.history if record.applied]

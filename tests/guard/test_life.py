@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import nantrap
 from guard.loops import FORMS, NAN, Net, assert_same_state, make_run, mse, poison, state_of
-from nantrap import Guard, Policy
+from nantrap import Guard, Policy, Rollback
 
 
 def hooks_of(module: nn.Module) -> dict[str, int]:
@@ -199,7 +199,7 @@ def test_evaluation_between_steps_is_not_part_of_a_step() -> None:
 
 def test_buffers_that_an_evaluation_poisoned_are_repaired_by_a_rollback() -> None:
     run = make_run(data=make_run().batches * 3)
-    guard = run.guard(policy=Policy(max_consecutive_skips=2, anchor_every=2, diagnose="off"))
+    guard = run.guard(policy=Policy(max_consecutive_skips=2, rollback=Rollback(anchor_every=2), diagnose="off"))
     FORMS["attempt"](run, guard, run.windows(run.batches[:5]))
     with torch.no_grad():
         run.model(poison(run.batches[0])[0])  # in training mode by mistake
@@ -232,7 +232,7 @@ class OwnAverage:
 
 def test_averages_of_other_kinds() -> None:
     run = make_run(ema=OwnAverage)
-    guard = run.guard(policy=Policy(max_consecutive_skips=0, anchor_every=2, diagnose="off"))
+    guard = run.guard(policy=Policy(max_consecutive_skips=0, rollback=Rollback(anchor_every=2), diagnose="off"))
     FORMS["attempt"](run, guard, run.windows(run.batches[:4]))
     at_four = {name: value.clone() for name, value in run.ema.shadow.items()}
     FORMS["attempt"](run, guard, run.windows(run.batches[4:5]))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nantrap import Guard, Policy, probe
+from nantrap import Bundle, Guard, Policy, probe
 
 
 class Net(nn.Module):
@@ -59,7 +59,7 @@ def test_the_message_of_a_bad_step(form: str, capsys: pytest.CaptureFixture[str]
 def test_only_a_batch_that_was_given_to_attempt_is_written(form: str, kept: bool, tmp_path: Path) -> None:
     """In the two-line form no batch is known with which a function could be called: the replay says so."""
     model = nn.Linear(4, 1)
-    policy = Policy(bundle="full", bundle_data=True)
+    policy = Policy(bundle=Bundle(kind="full", data=True))
     with Guard(
         model, torch.optim.SGD(model.parameters(), lr=0.01), run_dir=tmp_path, policy=policy, quiet=True
     ) as guard:

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import nantrap
 from guard.loops import FORMS, INF, batches, make_run, mse
-from nantrap import Policy
+from nantrap import Policy, Spikes
 from zoo.loading import batches as batches_of
 from zoo.loading import collection_of, find, load, loss_function
 
@@ -87,7 +87,7 @@ def test_ctc(form: str) -> None:
 def test_a_finite_spike(form: str) -> None:
     run = make_run(data=batches(80), max_grad_norm=1.0)
     run.batches[70] = (run.batches[70][0], run.batches[70][1] * 1e8)
-    FORMS[form](run, run.guard(policy=Policy(spike_warmup=20)))
+    FORMS[form](run, run.guard(policy=Policy(spikes=Spikes(warmup=20))))
     assert all(outcome.applied and outcome.incident is None for outcome in run.outcomes)
 
 

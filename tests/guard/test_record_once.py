@@ -16,7 +16,7 @@ from torch.distributions import Categorical
 
 import nantrap
 from guard.loops import FORMS, make_run, poison
-from nantrap import Guard, Policy
+from nantrap import Guard, Policy, Rollback
 from nantrap.record import read_journal
 
 NAN = float("nan")
@@ -62,7 +62,7 @@ def test_strict_with_an_exception_says_stop_everywhere(tmp_path: Path) -> None:
 
 def test_a_rollback_that_fails_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run()
-    policy = Policy(max_consecutive_skips=0, anchor_every=1, diagnose="locate")
+    policy = Policy(max_consecutive_skips=0, rollback=Rollback(anchor_every=1), diagnose="locate")
     guard = run.guard(policy=policy, run_dir=tmp_path)
     FORMS["attempt"](run, guard, run.windows(run.batches[:3]))
     monkeypatch.setattr("nantrap.guard.ranks.ranks.Ranks.all", lambda self, ok: False)  # another rank has no anchor

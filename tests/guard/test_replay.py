@@ -54,7 +54,7 @@ def test_a_program_that_replaced_the_generator_of_numpy(tmp_path: Path) -> None:
     kept = numpy.get_bit_generator()
     try:
         numpy.set_bit_generator(np.random.PCG64(5))
-        incident = failed_run(tmp_path, bundle="full", bundle_data=True)
+        incident = failed_run(tmp_path, bundle=nantrap.Bundle(kind="full", data=True))
         assert not any("diagnosis failed" in note for note in incident.notes)
         assert nantrap.replay(str(incident.bundle), entry=build).reproduced
     finally:
@@ -62,7 +62,7 @@ def test_a_program_that_replaced_the_generator_of_numpy(tmp_path: Path) -> None:
 
 
 def test_the_whole_step_elsewhere(tmp_path: Path) -> None:
-    incident = failed_run(tmp_path, bundle="full", bundle_data=True)
+    incident = failed_run(tmp_path, bundle=nantrap.Bundle(kind="full", data=True))
     torch.manual_seed(99)  # another process knows nothing of this one's state
     result = nantrap.replay(str(incident.bundle), entry=build)
     assert (result.reproduced, result.mode, result.differences) == (True, "step", ())
@@ -72,7 +72,7 @@ def test_the_whole_step_elsewhere(tmp_path: Path) -> None:
 
 
 def test_the_operation_alone(tmp_path: Path) -> None:
-    incident = failed_run(tmp_path, bundle="full", bundle_data=True)
+    incident = failed_run(tmp_path, bundle=nantrap.Bundle(kind="full", data=True))
     result = nantrap.replay(str(incident.bundle))
     assert (result.reproduced, result.mode) == (True, "operation")
     assert result.output is not None
@@ -88,7 +88,7 @@ def test_without_permission_no_data_is_written(tmp_path: Path) -> None:
     assert result.reproduced is None
     assert result.differences[0] == (
         "without entry= only the guilty operation could be run, and its inputs were not kept "
-        "(Policy(bundle_data=True) allows data in a bundle)"
+        "(Policy(bundle=Bundle(data=True)) allows data in a bundle)"
     )
     with pytest.raises(nantrap.UsageError, match="this bundle has no batch"):
         nantrap.replay(str(incident.bundle), entry=build)
@@ -108,13 +108,13 @@ def test_light_is_the_default_and_off_writes_nothing(tmp_path: Path) -> None:
 
 
 def test_too_large_is_written_light_and_said(tmp_path: Path) -> None:
-    incident = failed_run(tmp_path, bundle="full", bundle_bytes=10)
-    assert any("more than bundle_bytes: written without the state" in note for note in incident.notes)
+    incident = failed_run(tmp_path, bundle=nantrap.Bundle(kind="full", max_bytes=10))
+    assert any("more than Bundle(max_bytes=10): written without the state" in note for note in incident.notes)
     assert json.loads((Path(str(incident.bundle)) / "bundle.json").read_text())["kind"] == "light"
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
-    incident = failed_run(tmp_path, bundle="full", bundle_data=True)
+    incident = failed_run(tmp_path, bundle=nantrap.Bundle(kind="full", data=True))
 
     def other() -> Any:
         model = nn.Linear(4, 5)
@@ -125,7 +125,7 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_entry_must_make_sense(tmp_path: Path) -> None:
-    incident = failed_run(tmp_path, bundle="full", bundle_data=True)
+    incident = failed_run(tmp_path, bundle=nantrap.Bundle(kind="full", data=True))
     for entry, words in (
         ("no_colon", "write it as module:function, e.g. train:build"),
         ("no_such_module_here:build", "cannot be imported"),
@@ -137,7 +137,7 @@ def test_entry_must_make_sense(tmp_path: Path) -> None:
 
 
 def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    incident = failed_run(tmp_path, bundle="full", bundle_data=True)
+    incident = failed_run(tmp_path, bundle=nantrap.Bundle(kind="full", data=True))
     assert main(["replay", str(incident.bundle)]) == 0
     said = capsys.readouterr().out
     assert "recorded: step 3, forward, loss, aten._softmax" in said

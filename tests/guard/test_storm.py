@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 import nantrap
 from guard.loops import INF, NAN
-from nantrap import Policy
+from nantrap import Diagnosis, Policy, Skips
 
 STEPS = 300
 FAULTS = ("batch", "activation", "loss", "gradient_nan", "gradient_inf", "gradient_huge", "exp")
@@ -108,7 +108,7 @@ def plain(model: Cnn, optimizer: torch.optim.Optimizer) -> Callable[[Any], Any]:
 
 def guarded(form: str) -> Callable[[Cnn, torch.optim.Optimizer], Callable[[Any], Any]]:
     def start(model: Cnn, optimizer: torch.optim.Optimizer) -> Callable[[Any], Any]:
-        policy = Policy(max_skips_in_window=None, diagnose_seconds=1.0, repeat_diagnoses=1)
+        policy = Policy(skips=Skips(in_window=None), diagnosis=Diagnosis(seconds=1.0, repeats=1))
         guard = nantrap.Guard(model, optimizer, max_grad_norm=1.0, policy=policy, quiet=True)
 
         def attempt(batch: Any) -> Any:

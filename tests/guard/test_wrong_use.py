@@ -93,15 +93,34 @@ def test_a_run_dir_that_cannot_be_written(tmp_path: Path) -> None:
         ({"sync": "never"}, "Policy(sync='never'): choose one of step, late"),
         ({"diagnose": True}, "Policy(diagnose=True): choose one of full, locate, off"),
         ({"max_consecutive_skips": -1}, "Policy(max_consecutive_skips=-1): must be at least 0"),
-        ({"max_skips_in_window": -1}, "Policy(max_skips_in_window=-1): must be at least 0"),
-        ({"window": 0}, "Policy(window=0): must be at least 1"),
+        ({"rollback": 3}, "Policy(rollback=3): expected Rollback(...)"),
         ({"lr_backoff": 0.0}, "Policy(lr_backoff=0.0): a factor above 0 and at most 1; 0.5 halves the learning rate"),
-        ({"spike_threshold": 0.0}, "Policy(spike_threshold=0.0): must be above 0"),
     ],
 )
 def test_policy(change: dict[str, Any], text: str) -> None:
     with pytest.raises(nantrap.UsageError) as caught:
         Policy(**change)
+    assert str(caught.value) == text
+
+
+@pytest.mark.parametrize(
+    ("group", "change", "text"),
+    [
+        (nantrap.Skips, {"in_window": -1}, "Skips(in_window=-1): must be at least 0"),
+        (nantrap.Skips, {"window": 0}, "Skips(window=0): must be at least 1"),
+        (nantrap.Skips, {"scheduler": "go"}, "Skips(scheduler='go'): choose one of hold, advance"),
+        (nantrap.Rollback, {"anchor_every": 1.5}, "Rollback(anchor_every=1.5): expected a whole number"),
+        (nantrap.Diagnosis, {"seconds": float("nan")}, "Diagnosis(seconds=nan): expected a number"),
+        (nantrap.Accumulation, {"bad": "keep"}, "Accumulation(bad='keep'): choose one of drop, window"),
+        (nantrap.BatchChecks, {"finite": 1}, "BatchChecks(finite=1): expected True or False"),
+        (nantrap.Sampling, {"state_every": -1}, "Sampling(state_every=-1): must be at least 0"),
+        (nantrap.Spikes, {"threshold": 0.0}, "Spikes(threshold=0.0): must be above 0"),
+        (nantrap.Bundle, {"kind": "all"}, "Bundle(kind='all'): choose one of full, light, off"),
+    ],
+)
+def test_a_group_of_a_policy(group: type[Any], change: dict[str, Any], text: str) -> None:
+    with pytest.raises(nantrap.UsageError) as caught:
+        group(**change)
     assert str(caught.value) == text
 
 

@@ -180,7 +180,7 @@ def test_a_file_of_an_older_version_shows_the_samples_of_its_headroom() -> None:
 def test_a_page_says_what_was_not_sampled() -> None:
     text = Checked(incident_page(view_incident(replace(MASKED, magnitudes=())))).text
     said = "How large this module's values were over the last steps is not known: no step before this one was sampled"
-    assert f"{said} ( Policy(magnitudes_every=64) ; compiled models are never sampled)." in text
+    assert f"{said} ( Sampling(magnitudes_every=64) ; compiled models are never sampled)." in text
     assert "keeps it." not in Checked(incident_page(view_incident(MASKED))).text
 
 
@@ -339,7 +339,7 @@ def test_a_page_of_others_in_the_folder_of_an_incident_is_not_replaced(tmp_path:
 def test_a_light_bundle_says_what_a_replay_needs(tmp_path: Path) -> None:
     said = incident_page(view_incident(MASKED))
     assert 'id="replay"' in said
-    assert "<code>Policy(bundle=&#34;full&#34;, bundle_data=True)</code>" in said.replace('"full"', "&#34;full&#34;")
+    assert '<code>Policy(bundle=Bundle(kind="full", data=True))</code>' in said
 
 
 def test_the_failed_step_is_in_the_charts_before_the_journal_has_it(tmp_path: Path) -> None:

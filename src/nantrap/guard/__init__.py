@@ -17,8 +17,33 @@ diagnosis/   where a bad step began, and why
 
 from nantrap.guard.guard import Guard
 from nantrap.guard.outcome import Outcome
-from nantrap.guard.policy import Policy
+from nantrap.guard.policy import (
+    Accumulation,
+    BatchChecks,
+    Bundle,
+    Diagnosis,
+    Policy,
+    Rollback,
+    Sampling,
+    Skips,
+    Spikes,
+)
 from nantrap.guard.replaying import ReplayResult, replay
 from nantrap.guard.watching.watch import Limit
 
-__all__ = ["Guard", "Limit", "Outcome", "Policy", "ReplayResult", "replay"]
+__all__ = [
+    "Accumulation",
+    "BatchChecks",
+    "Bundle",
+    "Diagnosis",
+    "Guard",
+    "Limit",
+    "Outcome",
+    "Policy",
+    "ReplayResult",
+    "Rollback",
+    "Sampling",
+    "Skips",
+    "Spikes",
+    "replay",
+]

@@ -6,7 +6,7 @@ steps are therefore traced while the user's own code runs. The next failure then
 of the loss function, and with trials: the recorded operations are run again (`locate/tape.py`). A trace begins with the
 model's call and ends with the backward pass: what the loop computes before the call is not seen, and no trace is left
 running when the loop ends. It costs about a fifth of a step of usual size, and more on a tiny one; so it ends with the
-next incident, or after `Policy.armed_steps` steps. A healthy run is never traced.
+next incident, or after `Diagnosis.armed_steps` steps. A healthy run is never traced.
 """
 
 from __future__ import annotations
@@ -102,9 +102,9 @@ class Armed:
         self._compiled = compiled
         self._has_policy = has_policy
         self._frames = compiled_frames()
-        self._steps = policy.armed_steps
-        self._possible = alone and policy.armed != "off" and policy.diagnose != "off"
-        self._always = policy.armed == "always"
+        self._steps = policy.diagnosis.armed_steps
+        self._possible = alone and policy.diagnosis.armed != "off" and policy.diagnose != "off"
+        self._always = policy.diagnosis.armed == "always"
         self._left = 0
         self._running: LiveTrace | None = None
         self.last: Trace | None = None
@@ -129,7 +129,7 @@ class Armed:
         return (
             f"armed: the next {self._steps} steps are traced while they run (each takes about 1.2 times as long, more "
             "with a tiny model), so that the next failure is recorded with its line and its values"
-            + ("; Policy(armed='off') turns it off" if self._has_policy else "")
+            + ("; Policy(diagnosis=Diagnosis(armed='off')) turns it off" if self._has_policy else "")
         )
 
     def end(self) -> None:

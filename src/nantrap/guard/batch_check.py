@@ -1,4 +1,4 @@
-"""`Policy(check_batch=True)`: batches that hold NaN or Inf are found before the forward pass."""
+"""`BatchChecks(finite=True)`: batches that hold NaN or Inf are found before the forward pass."""
 
 from __future__ import annotations
 

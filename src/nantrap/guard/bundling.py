@@ -21,11 +21,11 @@ def write_incident(
     run_dir: str | os.PathLike[str], incident: Incident, diagnosed: Diagnosed, policy: Policy
 ) -> Incident:
     """Write the bundle of a final incident and return the incident with its place. A full disk is noted, not raised."""
-    if policy.bundle == "off" or not diagnosed.worth_a_bundle:
+    if policy.bundle.kind == "off" or not diagnosed.worth_a_bundle:
         return incident
     try:
         path = write_bundle(
-            run_dir, incident, text=render_incident(incident), material=diagnosed.material, most=policy.max_bundles
+            run_dir, incident, text=render_incident(incident), material=diagnosed.material, most=policy.bundle.most
         )
     except OSError as error:
         return replace(incident, notes=(*incident.notes, f"the bundle could not be written: {error.strerror or error}"))
@@ -47,8 +47,8 @@ def material_of(
     """
     material = _material(failed, location, data=data, batch_known=batch_known, limit_bytes=limit_bytes)
     if material.nbytes > limit_bytes:
-        note = f"the bundle would take {material.nbytes:,} bytes, more than bundle_bytes: written without the state"
-        return None, note
+        size = f"the bundle would take {material.nbytes:,} bytes, more than Bundle(max_bytes={limit_bytes:,})"
+        return None, f"{size}: written without the state"
     return material, ""
 
 

@@ -59,7 +59,7 @@ class Driver(Protocol):
         """After the update, or after a step that a scaler left out: scaler, schedule, averages, gradients."""
 
     def advance_schedule(self) -> None:
-        """The schedule moves although the step was refused (`Policy.scheduler_on_skip`)."""
+        """The schedule moves although the step was refused (`Skips.scheduler`)."""
 
 
 class OwnLoop:

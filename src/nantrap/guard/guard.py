@@ -281,7 +281,7 @@ class Guard:
         """
         collector, session = self._collector, self._session
         refused: frozenset[int] = frozenset()
-        if self.policy.check_batch and self.policy.on_incident != "observe":
+        if self.policy.batches.finite and self.policy.on_incident != "observe":
             early, refused = check_batches(session, self._driver, collector, batches)
             if early is not None:
                 return early, 0

@@ -26,8 +26,8 @@ class Ladder:
             return False
         if self.in_a_row + 1 > policy.max_consecutive_skips:
             return True
-        recent = sum(1 for each in self._recent if each > step - policy.window)
-        return policy.max_skips_in_window is not None and recent + 1 > policy.max_skips_in_window
+        recent = sum(1 for each in self._recent if each > step - policy.skips.window)
+        return policy.skips.in_window is not None and recent + 1 > policy.skips.in_window
 
     def decide(
         self,
@@ -56,7 +56,7 @@ class Ladder:
             return self._decide_harmless()
         self.in_a_row += 1
         self._recent.append(step)
-        while self._recent and self._recent[0] <= step - policy.window:
+        while self._recent and self._recent[0] <= step - policy.skips.window:
             self._recent.popleft()
         reason = self._too_many()
         if self.rollbacks >= policy.max_rollbacks:
@@ -84,9 +84,9 @@ class Ladder:
         if self.in_a_row > allowed:
             in_words = f"{self.in_a_row} incidents in a row, {allowed} {_is(allowed)} allowed"
             return in_words if allowed else "no skip is allowed"
-        most = policy.max_skips_in_window
+        most = policy.skips.in_window
         if most is not None and len(self._recent) > most:
-            return f"{len(self._recent)} incidents in {policy.window} steps, {most} {_is(most)} allowed"
+            return f"{len(self._recent)} incidents in {policy.skips.window} steps, {most} {_is(most)} allowed"
         return ""
 
     def applied(self) -> None:
@@ -97,7 +97,7 @@ class Ladder:
     def _decide_harmless(self) -> tuple[Action, str]:
         """A few batches without a label are normal; a whole window of them means that nothing is being learned."""
         self.harmless_in_a_row += 1
-        if self.harmless_in_a_row > self._policy.window:
+        if self.harmless_in_a_row > self._policy.skips.window:
             return Action.STOP, (
                 f"{self.harmless_in_a_row} steps in a row had a non-finite loss and finite gradients: "
                 "nothing was learned in any of them"

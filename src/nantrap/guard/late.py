@@ -125,7 +125,7 @@ class LateSteps:
         rates = current_rates(optimizer)
         schedule = None
         if scheduler is not None:
-            if session.policy.scheduler_on_skip == "hold":
+            if session.policy.skips.scheduler == "hold":
                 schedule = _Schedule(scheduler, optimizer)
             scheduler.step()
         self._update_average(bad)

@@ -71,7 +71,7 @@ def drop(session: Session, window: Window, diagnosed: Diagnosed, words: str) -> 
 def merge(session: Session, window: Window) -> None:
     """The gradients of all good micro-batches together, weighted as if the dropped ones did not exist."""
     scale = 1.0
-    if window.dropped and session.policy.micro_weight == "mean":
+    if window.dropped and session.policy.accumulation.weight == "mean":
         scale = (window.good + window.dropped) / window.good
     window.loss *= scale
     window.terms = {name: value * scale for name, value in window.terms.items()}

@@ -84,7 +84,7 @@ class Act:
 def act(session: Session, driver: Driver, decision: Decision, *, incident: Incident, blocked: str = "") -> Act:
     """Skip, roll back or stop. A rollback that fails says so, and stops."""
     if decision.spike and session.ranges is not None and session.ranges.findings:
-        return Act(Action.SKIP, 'skipped, as Policy(batch_range="skip") asks')
+        return Act(Action.SKIP, 'skipped, as BatchChecks(unusual="skip") asks')
     if decision.spike:
         return Act(Action.SKIP, "a spike, skipped by the policy")
     verdict, ranks = decision.verdict, session.ranks
@@ -102,7 +102,7 @@ def act(session: Session, driver: Driver, decision: Decision, *, incident: Incid
     if action is Action.ROLLBACK:
         done, words = session.recovery.roll_back(lower_rate=not spoiled)
         return Act(Action.ROLLBACK if done else Action.STOP, reason + words)
-    if session.policy.scheduler_on_skip == "advance":
+    if session.policy.skips.scheduler == "advance":
         driver.advance_schedule()
     return Act(action, reason)
 
@@ -200,7 +200,7 @@ def refuse_dropped(session: Session, driver: Driver, window: Window) -> Outcome:
 def refuse_batch(
     session: Session, driver: Driver, window: Window, findings: Sequence[Finding], verdict: Verdict, batch: Any = None
 ) -> Outcome:
-    """`check_batch` found it before the forward pass: nothing was computed. A rollback would not repair the data."""
+    """`BatchChecks.finite` found it before the forward pass: nothing was computed. A rollback repairs no data."""
     contain(session, driver)
     diagnosed = bad_batch(session, findings, verdict, batch=batch)
     reading = Reading(rates=current_rates(session.protected.optimizer), scale=driver.scaling.value())

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from nantrap.errors import NantrapError, UsageError
 from nantrap.incident.wording import escaped, some_of
-from nantrap.record import Bundle
+from nantrap.record import ReadBundle
 from nantrap.record.structure import unflatten
 
 _FORMS = (
@@ -66,7 +66,7 @@ def entry_of(entry: str | Callable[..., Any], state: Mapping[str, Tensor]) -> En
     return Entry(model, None, function if needed == 1 else functools.partial(function, model))
 
 
-def optimizer_of(read: Bundle, model: nn.Module, state: Mapping[str, Tensor]) -> torch.optim.Optimizer:
+def optimizer_of(read: ReadBundle, model: nn.Module, state: Mapping[str, Tensor]) -> torch.optim.Optimizer:
     """The optimizer of a bundle, made again for this model; its state is not loaded yet.
 
     One that is not part of `torch.optim` cannot be made without the user's code. Then the step is run up to its

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from nantrap.errors import FormatError, UsageError
 from nantrap.finite import any_nonfinite, tensor_stats
 from nantrap.guard.guard import Guard
-from nantrap.guard.policy import Policy
+from nantrap.guard.policy import Policy, Rollback
 from nantrap.guard.replay_entry import entry_of, guarded_call, optimizer_of
 from nantrap.incident import Incident, TensorStats
 from nantrap.incident.wording import escaped
 from nantrap.locate import RngState, tensors_of
 from nantrap.locate.trace.pure_operations import pure_operation
 from nantrap.locate.trace.storage import map_leaves
-from nantrap.record import Bundle, read_bundle
+from nantrap.record import ReadBundle, read_bundle
 from nantrap.record.structure import unflatten
 
 
@@ -88,18 +88,18 @@ def replay(
         "the bundle is light and holds no tensors; Policy(bundle='full') keeps them"
         if read.kind == "light"
         else "without entry= only the guilty operation could be run, and its inputs were not kept "
-        "(Policy(bundle_data=True) allows data in a bundle)"
+        "(Policy(bundle=Bundle(data=True)) allows data in a bundle)"
     )
     return ReplayResult(None, "none", read.incident, differences=(reason,))
 
 
-def _replay_step(read: Bundle, entry: str | Callable[..., Any], *, fp32: bool, device: str) -> ReplayResult:
+def _replay_step(read: ReadBundle, entry: str | Callable[..., Any], *, fp32: bool, device: str) -> ReplayResult:
     """Run the whole step again with the user's code of today, from the recorded state, batch and random streams."""
     state, batch_tensors = read.tensors("state"), read.tensors("batch")
     if not state or "batch" not in read.values:
         raise UsageError(
             f"{read.path}: the whole step needs the state and the batch; this bundle has no "
-            f"{'state' if not state else 'batch'}. Policy(bundle='full', bundle_data=True) keeps both, "
+            f"{'state' if not state else 'batch'}. Policy(bundle=Bundle(kind='full', data=True)) keeps both, "
             "for the steps of guard.attempt(loss_fn, batch)"
         )
     given = entry_of(entry, state)
@@ -114,7 +114,7 @@ def _replay_step(read: Bundle, entry: str | Callable[..., Any], *, fp32: bool, d
         model.float()
         batch = _widened(batch)
     loss_fn = _scaled(given.loss_fn, 1.0 if read.incident.phase == "optimizer" else read.values.get("loss_factor"))
-    policy = Policy(on_incident="skip", anchor_every=0, bundle="off")
+    policy = Policy(on_incident="skip", rollback=Rollback(anchor_every=0), bundle="off")
     with Guard(model, optimizer, max_grad_norm=None, policy=policy, quiet=True) as guard:
         _restore_rng(read.values.get("rng"))
         outcome = guarded_call(guard.attempt, loss_fn, batch)
@@ -156,7 +156,7 @@ def _failure(incident: Incident) -> str:
     return escaped(f"{cause} in {incident.module or incident.phase}{operation}", most=300)
 
 
-def _replay_operation(read: Bundle, *, fp32: bool, device: str) -> ReplayResult:
+def _replay_operation(read: ReadBundle, *, fp32: bool, device: str) -> ReplayResult:
     """Run the guilty operation alone on its recorded inputs; the user's code is not needed."""
     origin, tensors = read.values["origin"], read.tensors("origin")
     if not (isinstance(origin, dict) and origin.keys() >= {"op", "args", "kwargs"}):

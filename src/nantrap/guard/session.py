@@ -27,7 +27,7 @@ from nantrap.guard.state.scaling import Scaling
 from nantrap.guard.watching.magnitudes import Sampler
 from nantrap.guard.watching.ranges import Ranges
 from nantrap.guard.watching.sample_list import SampleList, as_sample_list
-from nantrap.guard.watching.spikes import Spikes
+from nantrap.guard.watching.spikes import SpikeWatch
 from nantrap.guard.watching.watch import Watch, WatchSpec
 from nantrap.guard.window import Micro
 from nantrap.incident import Incident
@@ -165,13 +165,13 @@ class Session:
         self.ranks.averaged.allow(policy, self.protected.members.parameters)
         self.alone = Alone(model, together=self.ranks.together)
         self.watch = Watch(setup.watch, self.protected.root) if setup.watch else None
-        self.spikes = None if policy.spikes == "off" else Spikes(policy)
-        self.ranges = None if policy.batch_range == "off" and not policy.batch_ranges else Ranges(policy)
+        self.spikes = None if policy.spikes.action == "off" else SpikeWatch(policy)
+        self.ranges = None if policy.batches.unusual == "off" and not policy.batches.ranges else Ranges(policy)
         self.ladder = Ladder(policy)
         self.sampler = Sampler(
             self.protected.root,
-            every=0 if policy.diagnose == "off" else policy.headroom_every or policy.magnitudes_every,
-            warns=bool(policy.headroom_every),
+            every=0 if policy.diagnose == "off" else policy.sampling.headroom_every or policy.sampling.magnitudes_every,
+            warns=bool(policy.sampling.headroom_every),
             compiled=is_compiled(model),
         )
         self.anchors = Anchors(
@@ -182,8 +182,8 @@ class Session:
             scaling=self.scaling,
             ema=setup.ema,
             ledger=self.protected.ledger,
-            every=policy.anchor_every if policy.sync == "step" else 0,
-            limit_bytes=policy.anchor_bytes,
+            every=policy.rollback.anchor_every if policy.sync == "step" else 0,
+            limit_bytes=policy.rollback.anchor_bytes,
         )
         self.recorder = Recorder(
             self.progress,
@@ -237,7 +237,7 @@ class Session:
         """Whether a bad micro-batch is dropped alone; other ranks could not know which one this rank drops."""
         policy = self.policy
         return (
-            policy.micro_batches == "drop"
+            policy.accumulation.bad == "drop"
             and policy.on_incident == "skip"
             and policy.sync == "step"
             and not self.ranks.together
@@ -246,7 +246,7 @@ class Session:
     @property
     def writes_bundles(self) -> bool:
         """Whether incidents are written to disk."""
-        return self.setup.run_dir is not None and self.policy.bundle != "off"
+        return self.setup.run_dir is not None and self.policy.bundle.kind != "off"
 
 
 def _facts(session: Session) -> dict[str, Any]:
@@ -262,6 +262,6 @@ def _facts(session: Session) -> dict[str, Any]:
         "world_size": session.ranks.size,
         "max_grad_norm": session.setup.max_grad_norm,
         "loss_scaler": session.scaling.enabled,
-        "policy": {name: getattr(policy, name) for name in policy.__slots__},
+        "policy": policy.as_written(),
         **({"watch": watched.limits()} if watched is not None and watched.limits() else {}),
     }

@@ -246,7 +246,7 @@ def _is_skipped_spike(session: Session, reading: Reading) -> bool:
     found = session.spikes.find(reading.loss, reading.norm)
     if found:
         session.sampler.watch_closely(session.progress.step)
-    if found and session.policy.spikes == "skip" and session.policy.on_incident == "skip":
+    if found and session.policy.spikes.action == "skip" and session.policy.on_incident == "skip":
         session.recorder.tally.spikes += len(found)
         return True
     for spike in found:
@@ -264,7 +264,9 @@ def _is_skipped_batch(session: Session) -> bool:
     """Whether the batch lies far outside its usual range and the policy skips such steps."""
     ranges, policy = session.ranges, session.policy
     assert ranges is not None
-    return bool(ranges.findings) and policy.batch_range == "skip" and policy.on_incident == "skip" and ranges.may_skip
+    return (
+        bool(ranges.findings) and policy.batches.unusual == "skip" and policy.on_incident == "skip" and ranges.may_skip
+    )
 
 
 def _is_the_scale(session: Session, window: Window) -> bool:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypedDict
 
 from nantrap.errors import UsageError
-from nantrap.guard.policy import Policy
+from nantrap.guard.policy import Policy, Rollback
 from nantrap.incident import Incident
 from nantrap.launch.attach import Attachment, current
 from nantrap.launch.script_loop import ScriptLoop
@@ -65,7 +65,7 @@ class Adapter:
             raise UsageError(f"Guard(policy={policy!r}): expected a nantrap.Policy, such as nantrap.Policy.strict()")
         self._settings = RunSettings(
             name=name,
-            own_policy=policy or Policy(max_consecutive_skips=5, then="stop", rollback_rng="continue"),
+            own_policy=policy or Policy(max_consecutive_skips=5, then="stop", rollback=Rollback(rng="continue")),
             run_dir="" if run_dir is None else os.path.abspath(os.fspath(run_dir)),
             export=",".join(export),
             quiet=quiet,

@@ -108,7 +108,7 @@ def _install_schedules(patches: Patches, registry: OptimizerRegistry) -> None:
         now = loop.tally.attempted
         every_step = now - moved.get(self, 0) <= 1
         moved[self] = now
-        if loop.refused and every_step and loop.policy.scheduler_on_skip == "hold":
+        if loop.refused and every_step and loop.policy.skips.scheduler == "hold":
             return
         inside.append(True)
         try:

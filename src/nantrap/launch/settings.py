@@ -161,19 +161,19 @@ class RunSettings:
 
     def policy(self) -> Policy:
         """The guard's policy."""
-        from nantrap.guard.policy import Policy
+        from nantrap.guard.policy import BatchChecks, Policy, Rollback
 
         if self.own_policy is not None:
             return self.own_policy
+        chosen: Any = self  # its words were compared with the same choices
         return Policy(
-            on_incident={"skip": "skip", "strict": "raise", "observe": "observe"}[self.policy_name],  # type: ignore[arg-type]
+            on_incident=chosen.policy_name if self.policy_name != "strict" else "raise",
             max_consecutive_skips=self.max_skips,
             then="rollback" if self.rollback else "stop",
-            anchor_every=32 if self.rollback else 0,
-            rollback_rng="continue",  # the script's data loader continues, and so do its random streams
-            diagnose=self.diagnose,  # type: ignore[arg-type]
-            bundle=self.bundle,  # type: ignore[arg-type]
-            batch_range=self.batch_range,  # type: ignore[arg-type]
+            rollback=Rollback(anchor_every=32 if self.rollback else 0, rng="continue"),
+            diagnose=chosen.diagnose,
+            bundle=chosen.bundle,
+            batches=BatchChecks(unusual=chosen.batch_range),
         )
 
     def choose_run_dir(self) -> Path:

@@ -3,7 +3,7 @@
 `open_run` opens a run or a foreign log as columns, without torch; `read_journal` reads a journal line by line.
 """
 
-from nantrap.record.bundle import Bundle, Material, read_bundle, write_bundle
+from nantrap.record.bundle import Material, ReadBundle, read_bundle, write_bundle
 from nantrap.record.columns import Column, Labels
 from nantrap.record.durable import write_atomically
 from nantrap.record.journal import (
@@ -29,7 +29,6 @@ __all__ = [
     "RUN_ENDS",
     "RUN_RESUMES",
     "RUN_STARTS",
-    "Bundle",
     "Column",
     "Envelope",
     "History",
@@ -41,6 +40,7 @@ __all__ = [
     "Listener",
     "LogNote",
     "Material",
+    "ReadBundle",
     "Run",
     "RunSegment",
     "Series",

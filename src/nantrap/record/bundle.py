@@ -51,7 +51,7 @@ class Material:
 
 
 @dataclass(frozen=True, slots=True)
-class Bundle:
+class ReadBundle:
     """A bundle as it was read and verified."""
 
     path: Path
@@ -112,7 +112,7 @@ def write_bundle(
     return target
 
 
-def read_bundle(path: str | os.PathLike[str]) -> Bundle:
+def read_bundle(path: str | os.PathLike[str]) -> ReadBundle:
     """Read a bundle and verify its hashes. A damaged or foreign folder gets an error that says what is wrong."""
     folder = Path(path)
     if folder.name in ("bundle.json", "incident.json"):
@@ -143,7 +143,7 @@ def read_bundle(path: str | os.PathLike[str]) -> Bundle:
     if not isinstance(values, dict):
         raise FormatError(f"{folder / 'replay.json'}: expected an object")
     incident = Incident.from_dict(_read_json(folder / "incident.json"))
-    return Bundle(folder, incident, str(about.get("kind")), values, tuple(files))
+    return ReadBundle(folder, incident, str(about.get("kind")), values, tuple(files))
 
 
 def _read_json(path: Path) -> Any:

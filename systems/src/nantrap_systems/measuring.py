@@ -29,6 +29,7 @@ from torch.multiprocessing.spawn import start_processes
 
 from nantrap import finite
 from nantrap.errors import NonFiniteError
+from nantrap.guard import Diagnosis
 from nantrap.incident import Incident
 from nantrap_systems import load_system
 from nantrap_systems.system import Run
@@ -82,7 +83,7 @@ def measure(
     done: list[Step] = []
     incidents: list[Incident] = []
     stopped, failure = False, None
-    guard = guard_of(run, run_dir=run_dir, quiet=quiet, repeat_diagnoses=1) if guarded else None
+    guard = guard_of(run, run_dir=run_dir, quiet=quiet, diagnosis=Diagnosis(repeats=1)) if guarded else None
     try:
         for step in train(run, steps=steps, guard=guard):
             done.append(step)

@@ -86,35 +86,35 @@ def test_a_forward_pass_without_gradients_is_a_part_of_the_step() -> None:
 
 
 def test_always_reports_the_first_failure_after_a_first_step() -> None:
-    (first,), _ = train(nantrap.Policy(armed="always"), bad=(2,))
+    (first,), _ = train(nantrap.Policy(diagnosis=nantrap.Diagnosis(armed="always")), bad=(2,))
     assert (first.op, first.causes[0].slug) == ("aten.reciprocal", "division_by_zero")
 
 
 def test_it_can_be_turned_off() -> None:
-    found, _ = train(nantrap.Policy(armed="off"))
+    found, _ = train(nantrap.Policy(diagnosis=nantrap.Diagnosis(armed="off")))
     assert [incident.causes[0].slug for incident in found] == ["unknown", "unknown"]
     assert not any(note.startswith("armed") for incident in found for note in incident.notes)
 
 
 def test_it_ends_after_its_steps() -> None:
-    (_, second), _ = train(nantrap.Policy(armed="after", armed_steps=1))
+    (_, second), _ = train(nantrap.Policy(diagnosis=nantrap.Diagnosis(armed="after", armed_steps=1)))
     assert second.causes[0].slug == "unknown"
 
 
 def test_a_model_that_was_compiled_elsewhere_in_the_process_does_not_matter() -> None:
     torch.compile(torch.nn.Linear(2, 2), backend="eager")(torch.ones(1, 2))
-    (first,), _ = train(nantrap.Policy(armed="always"), bad=(2,))
+    (first,), _ = train(nantrap.Policy(diagnosis=nantrap.Diagnosis(armed="always")), bad=(2,))
     assert first.op == "aten.reciprocal"
 
 
 def test_traced_steps_are_bit_identical() -> None:
-    _, plain = train(nantrap.Policy(armed="off"), bad=())
-    _, traced = train(nantrap.Policy(armed="always"), bad=())
+    _, plain = train(nantrap.Policy(diagnosis=nantrap.Diagnosis(armed="off")), bad=())
+    _, traced = train(nantrap.Policy(diagnosis=nantrap.Diagnosis(armed="always")), bad=())
     assert all(torch.equal(a, b) for a, b in zip(plain.parameters(), traced.parameters(), strict=True))
 
 
 def test_no_mode_is_left_behind() -> None:
-    train(nantrap.Policy(armed="always"), bad=())
+    train(nantrap.Policy(diagnosis=nantrap.Diagnosis(armed="always")), bad=())
     assert modes_running() == []
 
 
@@ -136,7 +136,9 @@ def traced_guard() -> tuple[nn.Module, nantrap.Guard]:
     """A guard that traces each of its steps, after a first one."""
     model = nn.Linear(3, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-    guard = nantrap.Guard(model, optimizer, policy=nantrap.Policy(armed="always"), quiet=True)
+    guard = nantrap.Guard(
+        model, optimizer, policy=nantrap.Policy(diagnosis=nantrap.Diagnosis(armed="always")), quiet=True
+    )
     guard.backward(model(torch.ones(2, 3)).mean())
     guard.step()
     return model, guard
@@ -203,4 +205,4 @@ def test_a_mode_around_the_call_of_the_model_alone_ends() -> None:
 @pytest.mark.parametrize("wrong", [{"armed": "sometimes"}, {"armed_steps": 0}])
 def test_wrong_use(wrong: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match="armed"):
-        nantrap.Policy(**wrong)
+        nantrap.Diagnosis(**wrong)

@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import nantrap
 from nantrap import Policy
 from nantrap.report import one_line
-from ranked import join, start
+from ranked import join, policy_of, start
 from sharding import needs_sharding
 
 NAN = float("nan")
@@ -116,7 +116,7 @@ def _train(
         model,
         optimizer,
         max_grad_norm=1.0,
-        policy=Policy(**(policy or {})),
+        policy=policy_of(policy or {}),
         run_dir=folder,
         process_group=dist.group.WORLD if grouped else None,
         quiet=True,
@@ -539,7 +539,7 @@ SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
     "broken_update": (_broken_update, {}),
     "check_batch": (
         _train,
-        {"ddp": True, "form": "attempt", "steps": 4, "policy": {"check_batch": True}, "bad": {"1": 1}},
+        {"ddp": True, "form": "attempt", "steps": 4, "policy": {"batches": {"finite": True}}, "bad": {"1": 1}},
     ),
     "accumulation": (_train, {"ddp": True, "form": "attempt", "steps": 4, "micro": 3, "bad": {"1": 1}}),
     "late": (_train, {"ddp": True, "form": "attempt", "steps": 4, "policy": {"sync": "late"}, "bad": {"1": 1}}),
@@ -553,7 +553,7 @@ SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
             "ddp": True,
             "form": "attempt",
             "steps": 4,
-            "policy": {"max_consecutive_skips": 0, "anchor_every": 1},
+            "policy": {"max_consecutive_skips": 0, "rollback": {"anchor_every": 1}},
             "bad": {"2": 0},
         },
     ),
@@ -565,7 +565,7 @@ SCENARIOS: dict[str, tuple[Callable[..., dict[str, Any]], dict[str, Any]]] = {
             "form": "attempt",
             "bad": {"12": 1},
             "fault": "spike",
-            "policy": {"spikes": "skip", "spike_warmup": 8, "spike_window": 8, "diagnose": "off"},
+            "policy": {"spikes": {"action": "skip", "warmup": 8, "window": 8}, "diagnose": "off"},
             "steps": 14,
         },
     ),

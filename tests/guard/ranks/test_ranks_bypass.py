@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
-from nantrap import Policy
+from nantrap import Policy, Sampling
 from ranked import Ranks, run_scenarios
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
@@ -25,7 +25,7 @@ def _train(
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(4, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    guard = nantrap.Guard(model, optimizer, policy=Policy(check_state_every=1), quiet=True)
+    guard = nantrap.Guard(model, optimizer, policy=Policy(sampling=Sampling(state_every=1)), quiet=True)
     torch.manual_seed(rank)
     incidents = []
 

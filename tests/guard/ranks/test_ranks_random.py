@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
 from guard.ranks import ways
-from nantrap import Outcome, Policy
+from nantrap import Outcome, Policy, Rollback
 from nantrap.faults import Injector
 from ranked import join, start
 from sharding import RUNS
@@ -104,7 +104,9 @@ def ways_worker(rank: int, steps: int, faults: str, folder: str) -> None:
     for way in WAYS:
         parts = ways.build(way, faulty=False)
         outcomes: list[Outcome] = []
-        policy = Policy(diagnose="off", max_consecutive_skips=steps, max_rollbacks=steps, anchor_every=2)
+        policy = Policy(
+            diagnose="off", max_consecutive_skips=steps, max_rollbacks=steps, rollback=Rollback(anchor_every=2)
+        )
         # the guard's hook comes first, so that a buffer is hit inside the step and not before it
         guard = nantrap.Guard(parts.model, parts.optimizer, policy=policy, process_group=parts.group, quiet=True)
         with nantrap.inject(faults, model=parts.model, optimizer=parts.optimizer) as injector:

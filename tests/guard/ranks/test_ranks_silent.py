@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
-from nantrap import Policy
 from nantrap.guard.ranks import averaged_flags
-from ranked import Ranks, run_scenarios
+from ranked import Ranks, policy_of, run_scenarios
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
 NAN = float("nan")
@@ -75,7 +74,7 @@ def _train(
         model.register_comm_hook(None, allreduce_hook)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     losses = torch.amp.GradScaler("cpu", init_scale=8.0) if scaler else None
-    chosen = Policy(**{"diagnose": "off", "rank_flags": "averaged", **(policy or {})})
+    chosen = policy_of({"diagnose": "off", "rank_flags": "averaged", **(policy or {})})
     guard = nantrap.Guard(model, optimizer, scaler=losses, policy=chosen, quiet=True, max_grad_norm=9.0)
     made: dict[str, Any] = {"actions": [], "calls": [], "norms": [], "ranks": [], "findings": [], "error": ""}
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -133,7 +132,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
     "observes": {"fault": "empty", "policy": {"on_incident": "observe"}},
     "hook": {"hook": True},
     "every": {"every": 3},
-    "undone": {"policy": {"undo": "always"}},
+    "undone": {"policy": {"rollback": {"undo": "always"}}},
     "alone": {"fault": "alone", "steps": EMPTY + 1},
     "by_default": {"fault": "alone", "policy": {"rank_flags": "every_step"}},
 }

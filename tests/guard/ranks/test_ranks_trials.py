@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import nantrap
 import sharding
-from nantrap import Policy
+from nantrap import Policy, Rollback
 from ranked import Ranks, run_scenarios
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="gloo over a file")
@@ -123,7 +123,9 @@ def _train(
 ) -> dict[str, Any]:
     model = build(kind)
     optimizer = (Own if own else torch.optim.SGD)(model.parameters(), lr=rate, foreach=False)
-    guard = nantrap.Guard(model, optimizer, run_dir=folder, quiet=True, policy=Policy(anchor_every=4))
+    guard = nantrap.Guard(
+        model, optimizer, run_dir=folder, quiet=True, policy=Policy(rollback=Rollback(anchor_every=4))
+    )
     actions, incidents = [], []
     for step in range(6):
         generator = torch.Generator().manual_seed(step if kind == "split" else 100 * rank + step)

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 import nantrap
-from nantrap import Policy
+from nantrap import Policy, Rollback
 from nantrap.checkpoints import CheckpointStore
 from ranked import join, start
 
@@ -30,7 +30,7 @@ def worker(rank: int, folder: str) -> None:
     model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     store = CheckpointStore(Path(folder, "store"))
-    policy = Policy(anchor_every=0, diagnose="off", max_consecutive_skips=0, max_rollbacks=9)
+    policy = Policy(rollback=Rollback(anchor_every=0), diagnose="off", max_consecutive_skips=0, max_rollbacks=9)
     guard = nantrap.Guard(model, optimizer, policy=policy, store=store, save_every=2, quiet=True)
     result: dict[str, Any] = {"actions": [], "sums": []}
 

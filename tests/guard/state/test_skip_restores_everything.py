@@ -24,7 +24,7 @@ from guard.loops import (
     state_of,
     train_plain,
 )
-from nantrap import Policy
+from nantrap import Policy, Skips
 
 OPTIMIZERS = {
     "adamw": lambda m: torch.optim.AdamW(m.parameters(), lr=1e-2),
@@ -104,7 +104,7 @@ def test_the_run_after_a_skip_is_the_run_without_that_batch(form: str, name: str
 @pytest.mark.parametrize("policy", ["hold", "advance"])
 def test_the_schedule_on_a_skip_follows_the_policy(form: str, policy: Any) -> None:
     run = full_run()
-    guard = run.guard(policy=Policy(scheduler_on_skip=policy))
+    guard = run.guard(policy=Policy(skips=Skips(scheduler=policy)))
     FORMS[form](run, guard, [(poison(run.batches[0]),)])
     assert run.scheduler.last_epoch == (0 if policy == "hold" else 1)
     FORMS[form](run, guard, [(run.batches[0],)])
@@ -131,7 +131,7 @@ def test_probing_has_a_limit() -> None:
         scaler=lambda: torch.amp.GradScaler("cpu", init_scale=2.0**30),
         loss=lambda m, b: mse(m, b) + (m.head.weight * INF).sum().nan_to_num(0.0, 0.0, 0.0),
     )
-    guard = run.guard(policy=Policy(max_scaler_probes=4, diagnose="off", then="stop"))
+    guard = run.guard(policy=Policy(skips=Skips(scaler_probes=4), diagnose="off", then="stop"))
     with pytest.raises(nantrap.NonFiniteError):
         FORMS["two_line"](run, guard, [(run.batches[0],)] * 40)
     kinds = [outcome.incident is not None for outcome in run.outcomes]

@@ -28,7 +28,7 @@ from guard.loops import (
     state_of,
     train_plain,
 )
-from nantrap import Action, Policy
+from nantrap import Action, Policy, Rollback
 from nantrap.checkpoints import CheckpointStore
 
 QUICK: dict[str, Any] = {"diagnose": "off", "max_consecutive_skips": 0}
@@ -53,7 +53,7 @@ def without_rates(state: dict[str, Any]) -> dict[str, Any]:
 def test_without_anchors_the_last_good_checkpoint_is_restored_in_full(form: str, tmp_path: Path) -> None:
     run = whole_run()
     store = CheckpointStore(tmp_path / "checkpoints")
-    guard = run.guard(policy=Policy(anchor_every=0, **QUICK), store=store, save_every=4)
+    guard = run.guard(policy=Policy(rollback=Rollback(anchor_every=0), **QUICK), store=store, save_every=4)
     FORMS[form](run, guard, run.windows(run.batches[:8]))
     at_eight = state_of(run)
     FORMS[form](run, guard, run.windows(run.batches[8:11]))
@@ -74,7 +74,7 @@ def test_anchors_come_first_then_older_checkpoints_each_once(
 ) -> None:
     run = make_run(data=batches(16))
     store = CheckpointStore(tmp_path / "checkpoints", keep=10)
-    policy = Policy(anchor_every=5, max_rollbacks=10, **QUICK)
+    policy = Policy(rollback=Rollback(anchor_every=5), max_rollbacks=10, **QUICK)
     guard = run.guard(policy=policy, store=store, save_every=3, quiet=False)
     FORMS["attempt"](run, guard, run.windows(run.batches[:13]))  # anchors at 5 and 10, checkpoints at 3, 6, 9, 12
     bad = poison(run.batches[13])
@@ -95,7 +95,9 @@ def test_anchors_come_first_then_older_checkpoints_each_once(
 def test_a_checkpoint_that_did_not_help_is_named_as_such(tmp_path: Path) -> None:
     run = make_run()
     store = CheckpointStore(tmp_path)
-    guard = run.guard(policy=Policy(anchor_every=0, max_rollbacks=1, **QUICK), store=store, save_every=4)
+    guard = run.guard(
+        policy=Policy(rollback=Rollback(anchor_every=0), max_rollbacks=1, **QUICK), store=store, save_every=4
+    )
     FORMS["attempt"](run, guard, run.windows(run.batches[:5]))
     guard.attempt(run.forward, poison(run.batches[5]))
     with pytest.raises(nantrap.NonFiniteError) as caught:
@@ -110,7 +112,7 @@ def test_a_checkpoint_that_did_not_help_is_named_as_such(tmp_path: Path) -> None
 def test_after_progress_newer_checkpoints_count_again(tmp_path: Path) -> None:
     run = make_run(data=batches(16))
     store = CheckpointStore(tmp_path)
-    guard = run.guard(policy=Policy(anchor_every=0, **QUICK), store=store, save_every=4)
+    guard = run.guard(policy=Policy(rollback=Rollback(anchor_every=0), **QUICK), store=store, save_every=4)
     FORMS["attempt"](run, guard, run.windows(run.batches[:5]))
     guard.attempt(run.forward, poison(run.batches[5]))  # back to 4
     FORMS["attempt"](run, guard, run.windows(run.batches[6:10]))  # saves at 8
@@ -122,7 +124,7 @@ def test_after_progress_newer_checkpoints_count_again(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_skipped_for_an_older_one(tmp_path: Path) -> None:
     run = make_run()
     store = CheckpointStore(tmp_path)
-    guard = run.guard(policy=Policy(anchor_every=0, **QUICK), store=store, save_every=2)
+    guard = run.guard(policy=Policy(rollback=Rollback(anchor_every=0), **QUICK), store=store, save_every=2)
     FORMS["attempt"](run, guard, run.windows(run.batches[:2]))
     at_two = state_of(run)
     FORMS["attempt"](run, guard, run.windows(run.batches[2:5]))
@@ -139,7 +141,7 @@ def test_a_damaged_checkpoint_is_skipped_for_an_older_one(tmp_path: Path) -> Non
 def test_nothing_whole_to_go_back_to_stops_with_everything_as_before(tmp_path: Path) -> None:
     run = make_run()
     store = CheckpointStore(tmp_path)
-    guard = run.guard(policy=Policy(anchor_every=0, **QUICK), store=store, save_every=2)
+    guard = run.guard(policy=Policy(rollback=Rollback(anchor_every=0), **QUICK), store=store, save_every=2)
     FORMS["attempt"](run, guard, run.windows(run.batches[:3]))
     before = state_of(run, rng=False)
     (tmp_path / "step-000002.safetensors").write_bytes(b"")
@@ -156,7 +158,7 @@ def test_nothing_whole_to_go_back_to_stops_with_everything_as_before(tmp_path: P
 def test_the_learning_rate_recovers_if_asked_to() -> None:
     run = make_run(data=batches(40), scheduler=lambda o: CosineAnnealingLR(o, T_max=1000))
     clean = make_run(data=batches(40), scheduler=lambda o: CosineAnnealingLR(o, T_max=1000))
-    guard = run.guard(policy=Policy(anchor_every=1, lr_recover_steps=10, **QUICK))
+    guard = run.guard(policy=Policy(rollback=Rollback(anchor_every=1, lr_recover_steps=10), **QUICK))
     clean_guard = clean.guard()
     for batch in run.batches[:3]:
         guard.attempt(run.forward, batch)
@@ -178,7 +180,7 @@ def test_the_learning_rate_recovers_if_asked_to() -> None:
 
 def test_a_second_rollback_lowers_the_learning_rate_further_from_whatever_state() -> None:
     run = make_run(data=batches(16))
-    guard = run.guard(policy=Policy(anchor_every=4, max_rollbacks=5, **QUICK))
+    guard = run.guard(policy=Policy(rollback=Rollback(anchor_every=4), max_rollbacks=5, **QUICK))
     FORMS["attempt"](run, guard, run.windows(run.batches[:10]))  # anchors at 4 and 8
     for expected in (0.005, 0.0025):
         assert guard.attempt(run.forward, poison(run.batches[10])).action is Action.ROLLBACK
@@ -188,7 +190,7 @@ def test_a_second_rollback_lowers_the_learning_rate_further_from_whatever_state(
 @pytest.mark.parametrize("choice", ["restore", "continue"])
 def test_the_random_streams_are_restored_too_unless_configured_otherwise(choice: Any) -> None:
     run = make_run()
-    guard = run.guard(policy=Policy(anchor_every=100, rollback_rng=choice, **QUICK))
+    guard = run.guard(policy=Policy(rollback=Rollback(anchor_every=100, rng=choice), **QUICK))
     at_start = (torch.get_rng_state(), random.getstate(), numpy_words())
     FORMS["attempt"](run, guard, run.windows(run.batches[:3]))
     random.random()
@@ -273,7 +275,7 @@ def test_a_save_that_failed_in_its_thread_does_not_hide_the_older_ones(
 ) -> None:
     run = make_run()
     store = CheckpointStore(tmp_path, asynchronous=True)
-    guard = run.guard(policy=Policy(anchor_every=0, **QUICK), store=store, save_every=2)
+    guard = run.guard(policy=Policy(rollback=Rollback(anchor_every=0), **QUICK), store=store, save_every=2)
     FORMS["attempt"](run, guard, run.windows(run.batches[:3]))
     store.wait()
 
@@ -345,7 +347,7 @@ def test_state_that_other_code_spoiled_is_taken_from_the_last_good_checkpoint(
     torch.manual_seed(0)
     model = nn.Linear(3, 2)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-    policy = Policy(then="stop", anchor_every=0, diagnose="off")
+    policy = Policy(then="stop", rollback=Rollback(anchor_every=0), diagnose="off")
     store = CheckpointStore(tmp_path)
     guard = nantrap.Guard(model, optimizer, policy=policy, store=store, save_every=2)
     outcomes = []

@@ -25,7 +25,7 @@ class Growing(nn.Module):
 def run(every: int, steps: int, capsys: pytest.CaptureFixture[str]) -> tuple[str, list[nantrap.Incident]]:
     torch.manual_seed(0)
     model = Growing()
-    policy = nantrap.Policy(headroom_every=every, spikes="off", diagnose="locate")
+    policy = nantrap.Policy(sampling=nantrap.Sampling(headroom_every=every), spikes="off", diagnose="locate")
     incidents = []
     with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.0), policy=policy) as guard:
         for step in range(steps):
@@ -44,7 +44,7 @@ def test_an_overflow_is_announced(capsys: pytest.CaptureFixture[str]) -> None:
 def test_a_level_run_is_not_warned_of(capsys: pytest.CaptureFixture[str]) -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 1)
-    policy = nantrap.Policy(headroom_every=1)
+    policy = nantrap.Policy(sampling=nantrap.Sampling(headroom_every=1))
     with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.01), policy=policy) as guard:
         for _ in range(30):
             guard.attempt(lambda batch: model(batch).square().mean(), torch.randn(8, 4))
@@ -66,7 +66,9 @@ def test_the_incident_shows_the_trend(capsys: pytest.CaptureFixture[str]) -> Non
     model = Hot()
     nn.init.ones_(model.grow.weight)
     guard = nantrap.Guard(
-        model, torch.optim.SGD(model.parameters(), lr=0.0), policy=nantrap.Policy(headroom_every=2, spikes="off")
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.0),
+        policy=nantrap.Policy(sampling=nantrap.Sampling(headroom_every=2), spikes="off"),
     )
     incident = None
     for step in range(12):
@@ -90,4 +92,4 @@ def test_off_by_default_and_no_hook_is_left() -> None:
     with nantrap.Guard(model, torch.optim.SGD(model.parameters(), lr=0.1), quiet=True) as guard:
         guard.attempt(lambda batch: model(batch).mean(), torch.ones(2, 2))
     assert not model._forward_hooks
-    assert nantrap.Policy().headroom_every == 0
+    assert nantrap.Policy().sampling.headroom_every == 0

@@ -131,6 +131,9 @@ def test_the_suspect_is_the_module_or_the_one_around_it() -> None:
     assert steps_of(sampled(incident)) == [1, 2, 4]
 
 
+OFTEN, NEVER = nantrap.Sampling(headroom_every=1), nantrap.Sampling(magnitudes_every=0)
+
+
 def run(model: nn.Module, *, steps: int, **policy: Any) -> tuple[list[float], list[Tensor]]:
     guard = nantrap.Guard(
         model, torch.optim.AdamW(model.parameters(), lr=0.01), policy=nantrap.Policy(**policy), quiet=True
@@ -150,12 +153,12 @@ def test_a_sampled_run_is_the_same_run_bit_for_bit() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.3), nn.GELU(), nn.Linear(8, 1))
     other = copy.deepcopy(model)
-    often, never = run(model, steps=20, headroom_every=1), run(other, steps=20, magnitudes_every=0)
+    often, never = run(model, steps=20, sampling=OFTEN), run(other, steps=20, sampling=NEVER)
     assert often[0] == never[0]
     assert all(torch.equal(a, b) for a, b in zip(often[1], never[1], strict=True))
 
 
-@pytest.mark.parametrize("policy", [{"magnitudes_every": 0}, {"diagnose": "locate", "magnitudes_every": 0}])
+@pytest.mark.parametrize("policy", [{"sampling": NEVER}, {"diagnose": "locate", "sampling": NEVER}])
 def test_it_can_be_turned_off(policy: dict[str, Any]) -> None:
     outcomes, _ = diverging(attempt=False, **policy)
     incident = outcomes[-1].incident
@@ -217,7 +220,7 @@ def test_a_tensor_that_cannot_be_measured_ends_the_sampling_and_not_the_run() ->
     model = Net()
     model.inside = nn.Sequential(Small())
     model.forward = lambda x: model.head(model.inside(model.first(x))[0])  # type: ignore[method-assign]
-    losses, _ = run(model, steps=6, headroom_every=1)
+    losses, _ = run(model, steps=6, sampling=OFTEN)
     assert all(map(math.isfinite, losses))
 
 
@@ -234,7 +237,7 @@ def test_a_module_that_takes_no_hook_does_not_end_the_run(part: str) -> None:
     torch.manual_seed(0)
     model = Net()
     model.inside = nn.Sequential(torch.jit.script(nn.Linear(4, 4)) if part == "script" else Stubborn(4, 4))
-    losses, _ = run(model, steps=6, headroom_every=1)
+    losses, _ = run(model, steps=6, sampling=OFTEN)
     assert all(map(math.isfinite, losses))
 
 

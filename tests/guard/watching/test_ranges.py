@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nantrap import Guard, Policy
+from nantrap import BatchChecks, Guard, Policy
 from nantrap.errors import UsageError
 from nantrap.incident import Action
 from nantrap.launch.attach import attached
@@ -53,7 +53,7 @@ def one_value(step: int, generator: torch.Generator) -> Tensor:
 def test_a_batch_far_outside_is_reported(
     form: str, name: str, data: Data, which: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    guard = train(Policy(batch_range="warn"), data, form=form, run_dir=tmp_path)
+    guard = train(Policy(batches=BatchChecks(unusual="warn")), data, form=form, run_dir=tmp_path)
     said = capsys.readouterr().err
     assert f"nantrap: step 11: the batch is far outside its range: {name} reaches " in said
     assert f" in {which}; 0.0" in said
@@ -68,7 +68,7 @@ def test_a_batch_far_outside_is_reported(
 
 @pytest.mark.parametrize("form", ["attempt", "two_line"])
 def test_or_its_step_is_skipped(form: str) -> None:
-    guard = train(Policy(batch_range="skip"), one_value, form=form, quiet=True)
+    guard = train(Policy(batches=BatchChecks(unusual="skip")), one_value, form=form, quiet=True)
     assert guard.tally.applied == 13
     incident = guard.last_incident
     assert incident is not None
@@ -82,7 +82,11 @@ def test_or_its_step_is_skipped(form: str) -> None:
 
 
 def test_a_known_range_is_checked_from_the_first_batch(capsys: pytest.CaptureFixture[str]) -> None:
-    train(Policy(batch_ranges={"im*": (0, 1)}), lambda step, g: torch.rand(6, 4, generator=g) + step, steps=2)
+    train(
+        Policy(batches=BatchChecks(ranges={"im*": (0, 1)})),
+        lambda step, g: torch.rand(6, 4, generator=g) + step,
+        steps=2,
+    )
     said = capsys.readouterr().err
     assert "step 1: the batch is far outside its range: image reaches 1." in said
     assert "the given range is 0 to 1" in said
@@ -93,10 +97,10 @@ def test_a_new_level_is_accepted_after_a_while(capsys: pytest.CaptureFixture[str
     def other_data(step: int, generator: torch.Generator) -> Tensor:
         return torch.rand(6, 4, generator=generator) * (1 if step < 10 else 1000)
 
-    guard = train(Policy(batch_range="warn"), other_data, steps=30)
+    guard = train(Policy(batches=BatchChecks(unusual="warn")), other_data, steps=30)
     assert guard.tally.outside == 6
     assert "further ones are only counted" in capsys.readouterr().err
-    skipped = train(Policy(batch_range="skip"), other_data, steps=30, quiet=True)
+    skipped = train(Policy(batches=BatchChecks(unusual="skip")), other_data, steps=30, quiet=True)
     assert skipped.tally.attempted - skipped.tally.applied == 5
 
 
@@ -124,7 +128,7 @@ HEALTHY: dict[str, Data] = {
 
 @pytest.mark.parametrize("kind", HEALTHY)
 def test_healthy_data_are_left_alone(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    guard = train(Policy(batch_range="warn"), HEALTHY[kind], steps=120)
+    guard = train(Policy(batches=BatchChecks(unusual="warn")), HEALTHY[kind], steps=120)
     assert guard.tally.outside == 0, capsys.readouterr().err
 
 
@@ -149,6 +153,6 @@ def test_wrong_ranges_are_refused() -> None:
         ([1, 2], "expected a dict"),
     ):
         with pytest.raises(UsageError, match=words):
-            Policy(batch_ranges=wrong)  # type: ignore[arg-type]
+            Policy(batches=BatchChecks(ranges=wrong))  # type: ignore[arg-type]
     with pytest.raises(UsageError, match='use sync="step"'):
-        Policy(sync="late", batch_range="warn")
+        Policy(sync="late", batches=BatchChecks(unusual="warn"))

@@ -129,7 +129,7 @@ def test_the_loop_may_tell_the_indices(tmp_path: Path) -> None:
 
 def test_a_batch_that_is_refused_before_the_forward_pass(tmp_path: Path) -> None:
     path = tmp_path / "bad-samples.json"
-    guard = train(Numbered(rows(9)), bad_samples=path, policy=nantrap.Policy(check_batch=True))
+    guard = train(Numbered(rows(9)), bad_samples=path, policy=nantrap.Policy(batches=nantrap.BatchChecks(finite=True)))
     assert guard.tally.incidents == 1
     assert BadSamples.load(path).bad == {"dataset": {"bad_input_data": (9,)}}
 

@@ -17,7 +17,7 @@ from nantrap.doctor.preflight.subject import Subject
 from nantrap.doctor.preflight.trial import quiet
 from nantrap.errors import NonFiniteError
 from nantrap.faults import inject
-from nantrap.guard import Guard, Policy
+from nantrap.guard import Guard, Policy, Rollback
 
 _PASSING = ("batch", "activation", "loss", "grad")
 """Faults that are over after the step: the next one must be applied again."""
@@ -29,7 +29,9 @@ _AT = 1
 """The step that gets the fault: a good one before it, so that the optimizer has a state, and one after it."""
 _ROUNDS = 11
 _COST_SECONDS = 4.0
-_POLICY = Policy(diagnose="off", bundle="off", spikes="off", max_consecutive_skips=10, anchor_every=0)
+_POLICY = Policy(
+    diagnose="off", bundle="off", spikes="off", max_consecutive_skips=10, rollback=Rollback(anchor_every=0)
+)
 
 
 def check_guard(subject: Subject) -> Check:

@@ -154,10 +154,12 @@ def _loop(subject: Any, kind: str) -> dict[str, Any]:
     import torch.distributed as dist
 
     from nantrap.faults import inject
-    from nantrap.guard import Guard, Policy
+    from nantrap.guard import Guard, Policy, Rollback
 
     fresh = subject.fresh()
-    policy = Policy(diagnose="off", bundle="off", spikes="off", max_consecutive_skips=10, anchor_every=0)
+    policy = Policy(
+        diagnose="off", bundle="off", spikes="off", max_consecutive_skips=10, rollback=Rollback(anchor_every=0)
+    )
     for parameter in fresh.model.parameters():
         if parameter.requires_grad:
             parameter.register_hook(_averaged)

@@ -13,7 +13,7 @@ import torch
 
 from nantrap.doctor.data.readers.factory import described
 from nantrap.doctor.preflight.subject import Subject
-from nantrap.guard import Guard, Policy
+from nantrap.guard import Diagnosis, Guard, Policy, Rollback
 from nantrap.incident import Incident
 
 _SECONDS = 10.0
@@ -90,7 +90,11 @@ def try_step(
     used = subject.batch if batch is None else batch
     # Nothing is written to disk, and a single step needs no memory of earlier states.
     policy = Policy(
-        diagnose="full" if diagnose else "off", diagnose_seconds=_SECONDS, anchor_every=0, spikes="off", bundle="off"
+        diagnose="full" if diagnose else "off",
+        diagnosis=Diagnosis(seconds=_SECONDS),
+        rollback=Rollback(anchor_every=0),
+        spikes="off",
+        bundle="off",
     )
 
     def loss(part: Any) -> Any:

@@ -64,7 +64,7 @@ def with_run_facts(session: Session, incident: Incident, observation: Observatio
     sampled = session.sampler.of(incident.module, incident.phase)
     if sampled is not None:
         incident = replace(incident, magnitudes=(sampled,))
-    if session.policy.headroom_every and incident.module:
+    if session.policy.sampling.headroom_every and incident.module:
         trend = session.sampler.trend(incident.module)
         incident = replace(incident, headroom={str(step): round(bits, 2) for step, bits in trend})
     neighbours = session.setup.neighbours

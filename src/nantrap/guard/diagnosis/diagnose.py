@@ -118,7 +118,7 @@ def explore(session: Session, observation: Observation, seen: Diagnosed) -> Expl
     policy, earlier, alone = session.policy, session.earlier, session.alone
     signature = signature_of(seen.incident)
     earlier.counts[signature] += 1
-    repeated = earlier.counts[signature] > policy.repeat_diagnoses and not observation.verdict.contested
+    repeated = earlier.counts[signature] > policy.diagnosis.repeats and not observation.verdict.contested
     if not alone.possible:
         if repeated and (before := earlier.incidents.get(signature)):
             return Explored(seen.with_incident(not_compared(seen.incident, before[0])))
@@ -130,7 +130,7 @@ def explore(session: Session, observation: Observation, seen: Diagnosed) -> Expl
         if repeated and (twin := find_twin(session, failure, seen.incident, earlier.incidents.get(signature, ()))):
             words = f"looks like the incident of step {twin.step:,} (same place, same evidence): no trials were run"
             return Explored(seen.with_incident(like_known(seen.incident, twin, words)))
-        failure, location = locate(failure, seconds=policy.diagnose_seconds)
+        failure, location = locate(failure, seconds=policy.diagnosis.seconds)
         if observation.micros:
             began = among_micros(session, Began(observation, failure, location, seen))
             observation, failure, location, diagnosed = began
@@ -193,7 +193,7 @@ def among_micros(session: Session, began: Began) -> Began:
     for micro in [observation.micro, *(m for m in micros if m is not observation.micro)]:
         if micro is not observation.micro:
             own = replace(observation, micro=micro, values=micro.values or [])
-            seconds = session.policy.diagnose_seconds / len(micros)
+            seconds = session.policy.diagnosis.seconds / len(micros)
             failure, location = locate(failure_of(session, own), seconds=seconds)
             if location.op is None:
                 continue
@@ -239,7 +239,7 @@ def explained(session: Session, failure: Failure, location: Location, diagnosed:
         return diagnosed, False
     from nantrap.causes import Case, explain_case, repeated_magnitudes  # many rules: imported by the first failure
 
-    seconds = session.policy.diagnose_seconds
+    seconds = session.policy.diagnosis.seconds
     case = Case(failure, location, diagnosed.incident)
     explanation = explain_case(case, seconds=seconds)
     incident = with_explanation(diagnosed.incident, explanation)
@@ -254,14 +254,14 @@ def with_material(
 ) -> Diagnosed:
     """The incident with what a bundle needs to run the step again, where the policy keeps that."""
     policy = session.policy
-    if session.setup.run_dir is None or policy.bundle != "full":
+    if session.setup.run_dir is None or policy.bundle.kind != "full":
         return diagnosed
     material, note = material_of(
         failure,
         location,
-        data=policy.bundle_data,
+        data=policy.bundle.data,
         batch_known=observation.micro.forward is not None,
-        limit_bytes=policy.bundle_bytes,
+        limit_bytes=policy.bundle.max_bytes,
     )
     return replace(diagnosed, material=material).noting(*([note] if note else []))
 
@@ -276,7 +276,7 @@ def diagnose_exception(session: Session, micro: Micro, error: Exception) -> Diag
     diagnosed = Diagnosed(incident_of(session, observation))
     failure = failure_of(session, observation)
     try:
-        failure, location = locate(failure, seconds=session.policy.diagnose_seconds)
+        failure, location = locate(failure, seconds=session.policy.diagnosis.seconds)
     except Exception:  # a failing diagnosis must not hide the exception itself
         return None
     if location.op is None and location.phase not in ("data", "state"):

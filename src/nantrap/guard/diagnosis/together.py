@@ -85,7 +85,7 @@ def _lead(
     # outside the runs of all ranks nothing may wait for them
     own = replace(failure, quiet=session.alone.running, crew=leader)
     try:
-        seconds = session.policy.diagnose_seconds
+        seconds = session.policy.diagnosis.seconds
         location = replace(location, samples=find_samples(own, seconds=seconds / 3))
         if location.samples.note:
             location = location.noting(location.samples.note)
@@ -114,7 +114,7 @@ def _laboratory(session: Session, failure: Failure, incident: Incident) -> Labor
     from nantrap.causes.trials import Laboratory
 
     case = Case(failure, Location(phase=failure.symptom), incident)
-    return Laboratory(case, seconds=session.policy.diagnose_seconds)
+    return Laboratory(case, seconds=session.policy.diagnosis.seconds)
 
 
 def _read_only(failure: Failure, location: Location, incident: Incident) -> Incident:

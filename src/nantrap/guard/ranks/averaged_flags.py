@@ -67,7 +67,7 @@ class AveragedFlags:
             return
         if policy.on_incident == "observe" or policy.sync != "step":
             return
-        if "skip" in (policy.spikes, policy.batch_range) or policy.bad_terms == "drop":
+        if "skip" in (policy.spikes.action, policy.batches.unusual) or policy.bad_terms == "drop":
             return
         trained = [parameter for parameter in parameters if parameter.requires_grad]
         inside = set(map(id, self._wrapper.parameters()))

@@ -62,7 +62,7 @@ class Protected:
             self.root,
             self.members.also,
             parameters=self.members.named(),
-            limit_bytes=policy.anchor_bytes,
+            limit_bytes=policy.rollback.anchor_bytes,
             suspects=reached_through_data(self.modules),
         )
         """What a step may change apart from its update, and who writes it."""
@@ -78,7 +78,7 @@ class Protected:
         self._trusted_writes = -1
         self._certificate: Certificate | None = None
         self._steps_since_check = 0
-        self._check_every = policy.check_state_every or float("inf")
+        self._check_every = policy.sampling.state_every or float("inf")
         self.bad_before: dict[str, int] = {}
         """What was seen bad without taking part in a step, each with the first such step, by name."""
         self._bad_before: list[Finding] = []
@@ -138,8 +138,8 @@ class Protected:
 
     def needs_care(self, norm: float) -> bool:
         """Whether an update by gradients of this norm (after clipping) could create a non-finite value."""
-        if self._policy.undo != "auto":
-            return self._policy.undo == "always"
+        if self._policy.rollback.undo != "auto":
+            return self._policy.rollback.undo == "always"
         optimizer = self.optimizer
         if (
             self._steps_since_check + 1 >= self._check_every
@@ -196,7 +196,7 @@ class Protected:
 
     def release(self) -> None:
         """A careful update was good on every rank. Where the proof holds from here on, its copy is not needed."""
-        if self._policy.undo == "auto" and self._certificate is not None:
+        if self._policy.rollback.undo == "auto" and self._certificate is not None:
             self._snapshot = None
 
     def undo(self) -> None:
@@ -241,7 +241,7 @@ class Protected:
             different.append("parameters, optimizer state or averages, which the diagnosis changed")
         if self._program_at_begin is not None and self._refused_in_a_row == 1:
             different += self._program_at_begin.changed()
-        if self.scheduler is not None and self._policy.scheduler_on_skip == "hold":
+        if self.scheduler is not None and self._policy.skips.scheduler == "hold":
             now = getattr(self.scheduler, "last_epoch", None)
             if self._schedule_at_begin is not None and now != self._schedule_at_begin:
                 different.append("the schedule")

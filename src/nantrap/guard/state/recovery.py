@@ -86,7 +86,7 @@ class Recovery:
             raise UsageError(f"Guard(store={type(store).__name__}): expected a nantrap.CheckpointStore")
         self.store = store
         self.anchors = anchors
-        self.acts_after_steps = bool(save_every or policy.lr_recover_steps)
+        self.acts_after_steps = bool(save_every or policy.rollback.lr_recover_steps)
         """Whether `after_step` has anything to do."""
         self._model = model
         self._protected = protected
@@ -270,7 +270,7 @@ class Recovery:
             anchor = unused[0]
             anchor.rollbacks += 1
             anchors.restore(anchor)
-            if self._policy.rollback_rng == "restore" and anchor.rng is not None:
+            if self._policy.rollback.rng == "restore" and anchor.rng is not None:
                 anchor.rng.restore(beside=False)
             step, since, source = anchor.step, anchor.factor, ""
         else:
@@ -326,7 +326,7 @@ class Recovery:
             loaded, reason = None, "there is no store on this rank"
             if self.store is not None:
                 try:
-                    own = self._ranks.rank == 0 and self._policy.rollback_rng == "restore"
+                    own = self._ranks.rank == 0 and self._policy.rollback.rng == "restore"
                     loaded = self.store.load(self.store.folder / name, **self.parts, rng=own, fallback=False)
                 except (NantrapError, OSError) as error:
                     reason = str(error)
@@ -347,8 +347,8 @@ class Recovery:
         return [pattern for name in names for pattern in (f"model.{name}", f"ema.{name}", f"ema.*.{name}")]
 
     def _raise_rates(self) -> None:
-        """`lr_recover_steps`: the learning rates grow by the same factor in each applied step until they are back."""
-        steps, factor = self._policy.lr_recover_steps, self.anchors.factor
+        """Let the learning rates grow by the same factor in each applied step until they are back."""
+        steps, factor = self._policy.rollback.lr_recover_steps, self.anchors.factor
         if steps and factor < 1.0:
             target = min(1.0, factor * self._lowest_factor ** (-1.0 / steps))
             self._set_factor(1.0 if target > 1.0 - 1e-9 else target, since=factor)

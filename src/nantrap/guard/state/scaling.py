@@ -45,7 +45,7 @@ class Scaling:
 
     def is_probing(self) -> bool:
         """Whether an overflow with a finite loss is the scaler's normal search."""
-        return self.enabled and self.probes_in_a_row < self._policy.max_scaler_probes and (self.value() or 0.0) > 1.0
+        return self.enabled and self.probes_in_a_row < self._policy.skips.scaler_probes and (self.value() or 0.0) > 1.0
 
     def overflow(self) -> None:
         """Let the scaler treat this step as an overflow; the ranks agreed that it is one."""

@@ -64,14 +64,14 @@ class Ranges:
     """Checks each batch before its forward pass. Holds what is usual by path, and what was found in this step.
 
     Args:
-        policy: `batch_range` and `batch_ranges` say what is checked.
+        policy: its `batches` say what is checked.
     """
 
     def __init__(self, policy: Policy) -> None:
         self.findings: list[Finding] = []
         """What lies outside in the step that is being made."""
-        self._learns = policy.batch_range != "off"
-        self._given = dict(policy.batch_ranges or {})
+        self._learns = policy.batches.unusual != "off"
+        self._given = dict(policy.batches.ranges or {})
         self._most_in_a_row = policy.max_consecutive_skips
         self._usual: dict[str, Usual] = {}
         self._fresh: list[tuple[str, float, float]] = []

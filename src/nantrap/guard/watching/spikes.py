@@ -66,7 +66,7 @@ class SpikeDetector:
         self.limit = self._median + self._threshold * self._sigma
 
 
-class Spikes:
+class SpikeWatch:
     """Loss and gradient norm of a run under the policy. Holds a detector for each, and the skipped ones in a row.
 
     A healthy step costs two comparisons with the limits and one append; the detectors are fed in blocks.
@@ -117,4 +117,6 @@ class Spikes:
 
     def _detector(self) -> SpikeDetector:
         policy = self._policy
-        return SpikeDetector(window=policy.spike_window, threshold=policy.spike_threshold, warmup=policy.spike_warmup)
+        return SpikeDetector(
+            window=policy.spikes.window, threshold=policy.spikes.threshold, warmup=policy.spikes.warmup
+        )

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nantrap.guard import Rollback
 from nantrap.ops import RMSNorm
 from nantrap_systems.restran_mhc.model import HyperConnection, branch
 from nantrap_systems.system import Fault, Remedy, Run, lower_rate_and_clip
@@ -118,7 +119,7 @@ SINKHORN = Fault(
     cause="exp_overflow",
     module="mhc.*.sinkhorn",
     op="aten.exp",
-    policy={"anchor_every": 7},
+    policy={"rollback": Rollback(anchor_every=7)},
 )
 
 # ---- contrast
