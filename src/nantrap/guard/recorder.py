@@ -13,7 +13,7 @@ import time
 import warnings
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -54,18 +54,33 @@ DEAD_AFTER = 20
 """Steps in a row without any gradient after which a run is called dead."""
 
 
+@dataclass(frozen=True)
+class RecordTarget:
+    """Where a recorder writes and prints.
+
+    Attributes:
+        run_dir: where journal and incidents go; `None` writes nothing.
+        quiet: print nothing.
+        by: what makes the updates: `guard` or `script`.
+        rank: of this process, which names its files.
+        prints: whether this rank prints; among those that decide together, the first one.
+    """
+
+    run_dir: str | os.PathLike[str] | None = None
+    quiet: bool = False
+    by: str = "guard"
+    rank: int = 0
+    prints: bool = True
+
+
 class Recorder:
     """Records the result of each step. Holds the last steps, the tally, the last incident, the open journal and its
     listeners.
 
     Args:
         progress: where the run is; moved on by one with each step.
+        target: where to write and to print.
         policy: what an incident leaves on disk.
-        run_dir: where journal and incidents go; `None` writes nothing.
-        rank: of this process, which names its files.
-        prints: whether this rank prints; among those that decide together, the first one.
-        quiet: print nothing.
-        by: what makes the updates: `guard` or `script`.
         watch: watched values, for their limits.
         samples: the list of bad samples beside the run.
         ranges: the usual range of batches.
@@ -74,13 +89,9 @@ class Recorder:
     def __init__(
         self,
         progress: Progress,
+        target: RecordTarget,
         *,
         policy: Policy,
-        run_dir: str | os.PathLike[str] | None,
-        rank: int = 0,
-        prints: bool = True,
-        quiet: bool = False,
-        by: str = "guard",
         watch: Watch | None = None,
         samples: SampleList | None = None,
         ranges: Ranges | None = None,
@@ -90,19 +101,19 @@ class Recorder:
         """Of which optimizer the printed lines speak, where there are several."""
         self.samples = samples
         self.last_incident: Incident | None = None
-        self.run_dir = None if run_dir is None else os.fspath(run_dir)
+        self.run_dir = None if target.run_dir is None else os.fspath(target.run_dir)
         self._progress = progress
         self._policy = policy
-        self._rank = rank
-        self._prints = prints and not quiet
-        self._quiet = quiet
-        self._by = by
+        self._rank = target.rank
+        self._prints = target.prints and not target.quiet
+        self._quiet = target.quiet
+        self._by = target.by
         self._watch = watch
         self._ranges = ranges
         self._records: deque[StepRecord] = deque(maxlen=_KEPT)
         self._first_rates: tuple[float, ...] = ()
         self._shown: set[tuple[object, ...]] = set()
-        self._journal = None if run_dir is None else Journal(run_dir, rank=rank)
+        self._journal = None if self.run_dir is None else Journal(self.run_dir, rank=target.rank)
         self._listeners: tuple[Listener, ...] = ()
         if self._journal is not None and self._journal.used_before:
             self._note(RUN_STARTS, progress.step)

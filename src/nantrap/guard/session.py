@@ -18,11 +18,11 @@ from nantrap.guard.policy import Policy
 from nantrap.guard.progress import Progress
 from nantrap.guard.ranks.alone import Alone
 from nantrap.guard.ranks.ranks import Ranks
-from nantrap.guard.recorder import Recorder
+from nantrap.guard.recorder import Recorder, RecordTarget
 from nantrap.guard.state.anchors import Anchors
 from nantrap.guard.state.ema import ema_modules
 from nantrap.guard.state.protected import Protected
-from nantrap.guard.state.recovery import Recovery
+from nantrap.guard.state.recovery import Recovery, Saving, store_for
 from nantrap.guard.state.scaling import Scaling
 from nantrap.guard.watching.magnitudes import Sampler
 from nantrap.guard.watching.ranges import Ranges
@@ -175,42 +175,30 @@ class Session:
             compiled=is_compiled(model),
         )
         self.anchors = Anchors(
-            self.protected.members.parameters,
-            optimizer,
-            self.protected.modules,
-            scheduler=setup.scheduler,
-            scaling=self.scaling,
+            self.protected,
+            self.scaling,
             ema=setup.ema,
-            ledger=self.protected.ledger,
             every=policy.rollback.anchor_every if policy.sync == "step" else 0,
             limit_bytes=policy.rollback.anchor_bytes,
         )
+        target = RecordTarget(setup.run_dir, setup.quiet, setup.by, rank=self.ranks.rank, prints=self.ranks.prints)
         self.recorder = Recorder(
             self.progress,
+            target,
             policy=policy,
-            run_dir=setup.run_dir,
-            rank=self.ranks.rank,
-            prints=self.ranks.prints,
-            quiet=setup.quiet,
-            by=setup.by,
             watch=self.watch,
             samples=as_sample_list(setup.bad_samples),
             ranges=self.ranges,
         )
+        store = store_for(setup.store, every=setup.save_every, run_dir=self.recorder.run_dir)
         self.recovery = Recovery(
-            model,
             self.protected,
             self.anchors,
+            Saving(model, setup.ema, store, setup.save_every, setup.schedules),
             policy=policy,
             ranks=self.ranks,
             progress=self.progress,
             tally=self.recorder.tally,
-            scaling=self.scaling,
-            average=setup.ema,
-            store=setup.store,
-            save_every=setup.save_every,
-            run_dir=self.recorder.run_dir,
-            schedules=setup.schedules,
         )
         self.armed = Armed(
             self.protected.members,

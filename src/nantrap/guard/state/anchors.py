@@ -16,11 +16,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from nantrap import finite
 from nantrap.guard.state.copies import copy_rows, put_back
-from nantrap.guard.state.ledger import Ledger
+from nantrap.guard.state.protected import Protected
 from nantrap.guard.state.rows import LedgerRow, Writer
 from nantrap.guard.state.scaling import Scaling
 from nantrap.guard.state.snapshot import UpdateSnapshot, state_bytes
@@ -85,30 +84,26 @@ def rows_beside(modules: list[nn.Module], others: list[nn.Parameter]) -> list[Le
 
 
 class Anchors:
-    """The ring. Holds the copies, and the attempts since the oldest of them."""
+    """The ring. Holds the copies, and the attempts since the oldest of them.
 
-    def __init__(
-        self,
-        parameters: list[nn.Parameter],
-        optimizer: Optimizer,
-        modules: list[nn.Module],
-        *,
-        scheduler: Any,
-        scaling: Scaling,
-        ema: Any,
-        ledger: Ledger,
-        every: int,
-        limit_bytes: int,
-    ) -> None:
-        self._parameters = parameters
-        self._optimizer = optimizer
-        self._modules = modules
+    Args:
+        protected: the state of the run.
+        scaling: the loss scale.
+        ema: an average of the weights, as the user gave it.
+        every: number of steps between two anchors; 0 for none.
+        limit_bytes: no anchor is kept when it would take more memory than this.
+    """
+
+    def __init__(self, protected: Protected, scaling: Scaling, *, ema: Any, every: int, limit_bytes: int) -> None:
+        self.scaling = scaling
+        self._parameters = protected.members.parameters
+        self._optimizer = protected.optimizer
+        self._modules = protected.modules
         # sharded layers gather their weights into parameters that live for one pass: what is there now is the state
-        self._gathers = any(hasattr(parameter, "to_local") for parameter in parameters)
+        self._gathers = any(hasattr(parameter, "to_local") for parameter in self._parameters)
         self._beside = self._find_others()
-        self._scheduler = scheduler
-        self._scaling = scaling
-        self._ledger = ledger
+        self._scheduler = protected.scheduler
+        self._ledger = protected.ledger
         # an average that is not a module can be restored only if it has a method for it
         stateful = hasattr(ema, "state_dict") and hasattr(ema, "load_state_dict") and not isinstance(ema, nn.Module)
         self._ema = ema if stateful else None
@@ -153,7 +148,7 @@ class Anchors:
         put_back((row, row.tensor, row.copy) for row in anchor.beside)
         if anchor.scheduler is not None:
             self._scheduler.load_state_dict(copy.deepcopy(anchor.scheduler))
-        self._scaling.restore(anchor.scaler)
+        self.scaling.restore(anchor.scaler)
         if self._ema is not None:
             self._ema.load_state_dict(copy.deepcopy(anchor.ema))
 
@@ -205,6 +200,6 @@ class Anchors:
             self._beside = self._find_others()
         anchor.beside = rows_beside(self._modules, self._beside)
         anchor.scheduler = None if self._scheduler is None else copy.deepcopy(self._scheduler.state_dict())
-        anchor.scaler = self._scaling.capture()
+        anchor.scaler = self.scaling.capture()
         anchor.ema = None if self._ema is None else copy.deepcopy(self._ema.state_dict())
         anchor.exempt = self._ledger.exempt_places()

@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,7 +26,6 @@ from nantrap.guard.ranks.ranks import Ranks
 from nantrap.guard.state.anchors import Anchor, Anchors
 from nantrap.guard.state.protected import Protected
 from nantrap.guard.state.rates import current_rates, scale_bases, scale_rates
-from nantrap.guard.state.scaling import Scaling
 from nantrap.guard.torch_private import local_parts
 from nantrap.incident import Finding, Incident
 from nantrap.incident.wording import escaped
@@ -39,66 +39,74 @@ if TYPE_CHECKING:  # imported where they are used: most runs save by other means
 PathLike = str | os.PathLike[str]
 
 
-class Recovery:
-    """Saves, loads and rolls back. Holds the store, when the next save is due, and which states were used already.
+@dataclass(frozen=True)
+class Saving:
+    """What is saved beside the protected state, where, and how often.
 
-    Args:
+    Attributes:
         model: the model as it is called.
-        protected: the state of the run.
-        anchors: older states in memory.
-        policy: how often and how far to roll back.
-        ranks: the ranks that train this model.
-        progress: where the run is.
-        tally: what the run did so far.
-        scaling: the loss scale.
         average: the averaged weights as the user gave them.
         store: where `save` saves.
-        save_every: number of steps between saves.
-        run_dir: where a store is made if there is none.
+        every: number of steps between saves; 0 for never.
         schedules: the schedules that a script steps itself. They are saved, and lowered together with the learning
             rates, but a rollback does not rewind them: the script's data are not rewound either.
     """
 
+    model: nn.Module
+    average: Any = None
+    store: CheckpointStore | None = None
+    every: int = 0
+    schedules: Callable[[], Sequence[Any]] = tuple
+
+
+def store_for(store: CheckpointStore | None, *, every: int, run_dir: str | None) -> CheckpointStore | None:
+    """The store as it was given, or one in the folder of the run where the guard is to save and has none."""
+    if store is None and every:
+        if run_dir is None:
+            raise UsageError(
+                "Guard(save_every=...): a place is needed; give store=nantrap.CheckpointStore(folder), or run_dir="
+            )
+        store = checkpoints.CheckpointStore(Path(run_dir) / "checkpoints")
+    if store is not None and not isinstance(store, checkpoints.CheckpointStore):
+        raise UsageError(f"Guard(store={type(store).__name__}): expected a nantrap.CheckpointStore")
+    return store
+
+
+class Recovery:
+    """Saves, loads and rolls back. Holds when the next save is due, and which states were used already.
+
+    Args:
+        protected: the state of the run.
+        anchors: older states in memory.
+        saving: what is saved, where, and how often.
+        policy: how often and how far to roll back.
+        ranks: the ranks that train this model.
+        progress: where the run is.
+        tally: what the run did so far.
+    """
+
     def __init__(
         self,
-        model: nn.Module,
         protected: Protected,
         anchors: Anchors,
+        saving: Saving,
         *,
         policy: Policy,
         ranks: Ranks,
         progress: Progress,
         tally: Tally,
-        scaling: Scaling,
-        average: Any = None,
-        store: CheckpointStore | None = None,
-        save_every: int = 0,
-        run_dir: str | None = None,
-        schedules: Callable[[], Sequence[Any]] = tuple,
     ) -> None:
-        if store is None and save_every:
-            if run_dir is None:
-                raise UsageError(
-                    "Guard(save_every=...): a place is needed; give store=nantrap.CheckpointStore(folder), or run_dir="
-                )
-            store = checkpoints.CheckpointStore(Path(run_dir) / "checkpoints")
-        if store is not None and not isinstance(store, checkpoints.CheckpointStore):
-            raise UsageError(f"Guard(store={type(store).__name__}): expected a nantrap.CheckpointStore")
-        self.store = store
+        self.store = saving.store
         self.anchors = anchors
-        self.acts_after_steps = bool(save_every or policy.rollback.lr_recover_steps)
+        self.acts_after_steps = bool(saving.every or policy.rollback.lr_recover_steps)
         """Whether `after_step` has anything to do."""
-        self._model = model
+        self._saving = saving
         self._protected = protected
         self._policy = policy
         self._ranks = ranks
         self._progress = progress
         self._tally = tally
-        self._scaling = scaling
-        self._average = average
-        self._schedules = schedules
-        self._every = save_every
-        self._due = save_every
+        self._due = saving.every
         self._used: set[str] = set()
         self._older_than: int | None = None
         self._restored_step: int | None = None
@@ -109,15 +117,15 @@ class Recovery:
     @property
     def parts(self) -> dict[str, Any]:
         """What has a state, by the name of its section in a checkpoint."""
-        average = self._average
+        average = self._saving.average
         if average is not None and not (hasattr(average, "state_dict") and hasattr(average, "load_state_dict")):
             averages = self._protected.averages
             average = averages[0] if averages else None  # a plain function has nothing to save
         return {
-            "model": self._model,
+            "model": self._saving.model,
             "optimizer": self._protected.optimizer,
             "scheduler": self._protected.scheduler,
-            "scaler": self._scaling.scaler,
+            "scaler": self.anchors.scaling.scaler,
             "ema": average,
         }
 
@@ -140,7 +148,7 @@ class Recovery:
         step = self._progress.step
         parts = self.parts
         if parts["scheduler"] is None:
-            parts["scheduler"] = next(iter(self._schedules()), None)
+            parts["scheduler"] = next(iter(self._saving.schedules()), None)
         state: dict[str, Any] = {"step": step, **capture(parts, rng=True)}
         state |= {"data_position": data_position, "extras": dict(extras or {})}
         state["guard"] = {"factor": self.anchors.factor}
@@ -184,7 +192,7 @@ class Recovery:
             model=self._protected.root,
             optimizer=self._protected.optimizer,
             scheduler=self._protected.scheduler,
-            scaler=self._scaling.scaler,
+            scaler=self.anchors.scaling.scaler,
             lr=lr,
             expected_keys=expected_keys,
             step=step if step is not None else self._progress.step or None,
@@ -202,7 +210,7 @@ class Recovery:
         if not outcome.applied:
             return
         self._raise_rates()
-        if self.store is None or not self._every or self._progress.step < self._due:
+        if self.store is None or not self._saving.every or self._progress.step < self._due:
             return
         self._due = self._next_due()
         try:
@@ -339,7 +347,7 @@ class Recovery:
 
     def _next_due(self) -> int:
         step = self._progress.step
-        return step - step % self._every + self._every if self._every else 0
+        return step - step % self._saving.every + self._saving.every if self._saving.every else 0
 
     def _deliberate(self) -> list[str]:
         """Buffers that were non-finite from the start, in the model and in its average."""
@@ -356,7 +364,7 @@ class Recovery:
     def _set_factor(self, factor: float, *, since: float) -> None:
         """Put `factor` in force, in a state whose learning rates carry the factor `since`."""
         scale_rates(self._protected.optimizer, self._protected.scheduler, factor / since)
-        for schedule in self._schedules():  # it was not put back, so it carries the factor that was in force
+        for schedule in self._saving.schedules():  # it was not put back, so it carries the factor that was in force
             scale_bases(schedule, factor / self.anchors.factor)
         self.anchors.factor = factor
 
