@@ -10,7 +10,7 @@ from nantrap.guard.watching.sample_list import SampleList
 from nantrap.guard.window import Micro
 from nantrap.incident import Incident
 from nantrap.launch.loaders import Batches, LoadedBatch, inputs_of
-from nantrap.launch.shared import Diagnosed, Shared
+from nantrap.launch.shared import DiagnosedLosses, Shared
 from nantrap.locate import RootCall
 
 
@@ -67,7 +67,7 @@ class ScriptNeighbours:
         samples: the list of bad samples of the run, which is given each sample that was found.
     """
 
-    def __init__(self, batches: Batches, diagnosed: Diagnosed, samples: SampleList | None) -> None:
+    def __init__(self, batches: Batches, diagnosed: DiagnosedLosses, samples: SampleList | None) -> None:
         self._batches = batches
         self._diagnosed = diagnosed
         self._samples = samples

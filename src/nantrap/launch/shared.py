@@ -155,7 +155,7 @@ class AskedTensors:
 _JUDGED = 16
 
 
-class Diagnosed:
+class DiagnosedLosses:
     """The last loss that each guard diagnosed, with its incident. Two optimizers may share one loss.
 
     A loss is held weakly, so that its graph can be freed.
@@ -217,4 +217,4 @@ class Shared:
     batches: Batches
     asked: AskedTensors = field(default_factory=AskedTensors)
     activity: Activity = field(default_factory=Activity)
-    diagnosed: Diagnosed = field(default_factory=Diagnosed)
+    diagnosed: DiagnosedLosses = field(default_factory=DiagnosedLosses)
