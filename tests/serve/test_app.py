@@ -16,8 +16,8 @@ pytest.importorskip("httpx2", reason="the client of starlette's tests needs http
 from starlette.testclient import TestClient
 
 from nantrap.cli import main
+from nantrap.report.serving.access import is_loopback
 from nantrap.report.serving.app import Live
-from nantrap.report.serving.guarding import is_loopback
 from nantrap.report.serving.index import Index
 from report.runs import EVIL, HOSTILE, line, skipped, usual_run, write_run
 

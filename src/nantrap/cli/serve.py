@@ -43,8 +43,8 @@ class ServeCommand:
         try:
             import uvicorn
 
+            from nantrap.report.serving.access import is_loopback
             from nantrap.report.serving.app import Live
-            from nantrap.report.serving.guarding import is_loopback
             from nantrap.report.serving.index import Index
         except ModuleNotFoundError as error:
             raise MissingExtraError(str(error.name), extra="serve") from None

@@ -51,6 +51,16 @@ class JournalRow:
     milliseconds: float = 0.0
     incident: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def is_event(self) -> bool:
+        """Whether the step was not applied, or had an incident."""
+        return bool(self.incident) or self.action != "apply"
+
+    @property
+    def cause(self) -> str:
+        """The slug of the cause of its incident; empty if there is none."""
+        return str(self.incident.get("cause") or "")
+
 
 def rows_of(lines: bytes) -> list[JournalRow]:
     """The steps in whole lines of a journal; half a line and what is no step are left out."""
@@ -107,11 +117,6 @@ def ending(path: Path, *, most_bytes: int = 256 * 1024) -> Ending:
     whole = data.rfind(b"\n") + 1
     lines = data.partition(b"\n")[2] if start else data
     return Ending(rows_of(lines), _run_end(data.rstrip(b"\n").rpartition(b"\n")[2]), start + whole)
-
-
-def tail(path: Path, *, most_bytes: int = 256 * 1024) -> list[JournalRow]:
-    """The last steps of a journal, as many as fit into this many bytes."""
-    return ending(path, most_bytes=most_bytes).rows
 
 
 def _run_end(last: bytes) -> dict[str, Any] | None:

@@ -7,7 +7,7 @@ import contextlib
 import functools
 import json
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,21 @@ from nantrap.report.journals import journals_of
 from nantrap.report.numbers import duration
 from nantrap.report.page_charts import standing_charts
 from nantrap.report.pages import incident_context, render, resource, run_context
-from nantrap.report.serving.content import KINDS, facts_of, feed_of, lines_of, message_of, ranks_of, raw_columns
-from nantrap.report.serving.guarding import AccessControl
-from nantrap.report.serving.index import BUCKET, Index
-from nantrap.report.serving.metrics import CONTENT_TYPE, metrics
-from nantrap.report.serving.results import results_of
+from nantrap.report.serving.access import AccessControl
+from nantrap.report.serving.cache import BUCKET
+from nantrap.report.serving.content import (
+    CONTENT_TYPE,
+    KINDS,
+    facts_of,
+    feed_of,
+    lines_of,
+    message_of,
+    metrics,
+    ranks_of,
+    raw_columns,
+    results_of,
+)
+from nantrap.report.serving.index import Index
 from nantrap.report.serving.summary import Summary
 from nantrap.report.surroundings import environment, read_json
 from nantrap.report.view_run import view_run
@@ -150,10 +160,7 @@ class Live:
                 links=True, live=True, incident_link=lambda name: f"/run/{ident}/incident/{name}", **run_context(view),
             )  # fmt: skip
 
-        try:
-            return HTMLResponse(await run_in_threadpool(text))
-        except NantrapError as error:
-            return PlainTextResponse(visible(str(error)), 422)
+        return await _document(text)
 
     async def incident_page(self, request: Request) -> Response:
         """The page of an incident."""
@@ -170,22 +177,14 @@ class Live:
                 links=False, **incident_context(view),
             )  # fmt: skip
 
-        try:
-            return HTMLResponse(await run_in_threadpool(text))
-        except NantrapError as error:
-            return PlainTextResponse(visible(str(error)), 422)
+        return await _document(text)
 
     # ---- data
 
     async def runs_json(self, request: Request) -> Response:
         """The list as JSON."""
         found = await run_in_threadpool(self._listed, request.query_params.get("q", "")[:200])
-        return JSONResponse(
-            {
-                "heading": self._heading(found),
-                "runs": [summary.to_dict() for summary in found[:_MOST_LISTED]],
-            }
-        )
+        return JSONResponse(self._list_message(found))
 
     async def series_json(self, request: Request) -> Response:
         """Curves of a range of steps: every step of a short range, stored columns of a long one."""
@@ -232,11 +231,7 @@ class Live:
             earlier = ""
             while not self._stopping.is_set() and not await request.is_disconnected():
                 found = await run_in_threadpool(self._listed, query)
-                message = {
-                    "heading": self._heading(found),
-                    "runs": [s.to_dict() for s in found[:_MOST_LISTED]],
-                }
-                text = json.dumps(message, allow_nan=False)
+                text = json.dumps(self._list_message(found), allow_nan=False)
                 yield f"data: {text}\n\n" if text != earlier else ": still here\n\n"
                 earlier = text
                 await self._wait(2 * self._interval)
@@ -271,6 +266,9 @@ class Live:
 
         return StreamingResponse(events(), media_type="text/event-stream")
 
+    def _list_message(self, found: list[Summary]) -> dict[str, Any]:
+        return {"heading": self._heading(found), "runs": [summary.to_dict() for summary in found[:_MOST_LISTED]]}
+
     def _heading(self, found: list[Summary]) -> str:
         by_state: dict[str, int] = {}
         for summary in found:
@@ -288,6 +286,14 @@ class Live:
 
 def _live_page(template: str, **context: Any) -> str:
     return render(template, script=resource("live.js"), extra_style=resource("live.css"), **context)
+
+
+async def _document(text: Callable[[], str]) -> Response:
+    """A report that is made now, or what is wrong with its files."""
+    try:
+        return HTMLResponse(await run_in_threadpool(text))
+    except NantrapError as error:
+        return PlainTextResponse(visible(str(error)), 422)
 
 
 def _missing() -> Response:

@@ -99,8 +99,8 @@ class JournalCache:
         marks = []
         for row in rows:
             _count(counts, row)
-            if row.action != "apply" or row.incident:
-                marks.append((path, row.step, row.action, str(row.incident.get("cause") or "")))
+            if row.is_event:
+                marks.append((path, row.step, row.action, row.cause))
             for name, number in row.numbers.items():
                 good, bad = buckets.get((name, row.step // BUCKET), ([], 0))
                 if math.isfinite(number):
@@ -157,7 +157,7 @@ def _count(counts: StepCounts, row: JournalRow) -> None:
     counts.stops += row.action == "stop"
     if row.incident:
         counts.incidents += 1
-        cause = str(row.incident.get("cause") or "unknown")
+        cause = row.cause or "unknown"
         if cause in counts.causes or len(counts.causes) < 200:
             counts.causes[cause] = counts.causes.get(cause, 0) + 1
     loss = row.numbers.get("loss", math.nan)

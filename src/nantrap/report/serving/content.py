@@ -1,18 +1,21 @@
-"""What the page of a run shows, as plain values: facts, events, ranks, steps."""
+"""What the server answers with, as plain values: the parts of a run's page, saved results, and `/metrics`."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nantrap.incident import BY_SLUG
-from nantrap.incident.wording import visible
-from nantrap.report.journals import JournalRow, finite_or_none, incident_folders, tail
+from nantrap.incident.wording import counted, visible
+from nantrap.report.journals import JournalRow, ending, finite_or_none, incident_folders
 from nantrap.report.numbers import value
+from nantrap.report.serving.cache import StepCounts
 from nantrap.report.serving.foreign import ForeignLog
 from nantrap.report.serving.index import Index
-from nantrap.report.serving.summary import Summary
+from nantrap.report.serving.summary import ORDER, Summary
 from nantrap.report.surroundings import read_json
 from nantrap.report.wording import VERBS
 
@@ -30,8 +33,8 @@ _SIGNS = {"skip": ("bad", "✖"), "rollback": ("bad", "↶"), "stop": ("bad", "�
 def facts_of(summary: Summary, index: Index) -> list[tuple[str, str, str]]:
     """The numbers at the top of the page: name, key and text."""
     counts = index.counts(summary.ident)
-    speed = f"{value(1000 / summary.milliseconds, 3)} / s" if summary.milliseconds > 0 else "unknown"
-    total = f" of {summary.total:,}" if summary.total else ""
+    speed = f"{value(1000 / summary.judged.milliseconds, 3)} / s" if summary.judged.milliseconds > 0 else "unknown"
+    total = f" of {summary.judged.total:,}" if summary.judged.total else ""
     facts = [("step", "step", f"{summary.step:,}{total}"), ("loss", "loss", value(summary.loss, 4))]
     for name, key, number, digits in (
         ("gradient norm", "norm", summary.grad_norm, 4), ("learning rate", "lr", summary.lr, 3),
@@ -57,7 +60,7 @@ def message_of(summary: Summary, rows: list[JournalRow], index: Index) -> dict[s
         "run": summary.to_dict(),
         "facts": {ident: text for _, ident, text in facts_of(summary, index)},
         "rows": [[r.step, r.action, {n: finite_or_none(v) for n, v in r.numbers.items()}] for r in rows[-2000:]],
-        "events": [event_of(row, "") for row in rows if row.incident or row.action != "apply"][-40:],
+        "events": [event_of(row, "") for row in rows if row.is_event][-40:],
     }
 
 
@@ -70,7 +73,7 @@ def feed_of(rows: list[JournalRow], run: Path) -> list[dict[str, Any]]:
             folders.setdefault(int(number), folder)
     events = []
     for row in rows:
-        if row.incident or row.action != "apply":
+        if row.is_event:
             known = folders.pop(row.step, None)
             events.append(event_of(row, known.name if known is not None else ""))
     for step, folder in sorted(folders.items())[-40:]:
@@ -85,10 +88,9 @@ def feed_of(rows: list[JournalRow], run: Path) -> list[dict[str, Any]]:
 def event_of(row: JournalRow, folder: str) -> dict[str, Any]:
     """One event of the list beside the curves."""
     tone, sign = _SIGNS.get(row.action, ("warn", "▲"))
-    cause = str(row.incident.get("cause") or "")
-    entry = BY_SLUG.get(cause)
+    entry = BY_SLUG.get(row.cause)
     where = [str(row.incident[name]) for name in ("module", "op") if row.incident.get(name)]
-    said = [entry.title if entry is not None else cause, ", ".join(where)]
+    said = [entry.title if entry is not None else row.cause, ", ".join(where)]
     return {
         "step": row.step, "tone": tone, "sign": sign, "code": visible(entry.code if entry else "incident"),
         "did": VERBS.get(row.action, "recorded"), "text": visible("; ".join(part for part in said if part)),
@@ -100,7 +102,7 @@ def ranks_of(journals: list[Path]) -> list[tuple[int, str, str, str]]:
     """Each rank: its number, last step, loss and milliseconds per step."""
     ranks = []
     for rank, journal in enumerate(journals[:64]):
-        rows = tail(journal, most_bytes=32 * 1024)
+        rows = ending(journal, most_bytes=32 * 1024).rows
         if rows:
             middle = sorted(row.milliseconds for row in rows)[len(rows) // 2]
             loss = value(rows[-1].numbers.get("loss", math.nan), 4)
@@ -115,7 +117,7 @@ def raw_columns(rows: list[JournalRow], first: int, last: int) -> dict[str, Any]
         for name, number in row.numbers.items():
             good = finite_or_none(number)
             columns.setdefault(name, []).append([row.step, good, good, good, int(good is not None), int(good is None)])
-    marks = [[r.step, r.action, str(r.incident.get("cause") or "")] for r in rows if r.incident or r.action != "apply"]
+    marks = [[row.step, row.action, row.cause] for row in rows if row.is_event]
     return {"first": first, "last": last, "width": 1, "columns": columns, "marks": marks}
 
 
@@ -129,3 +131,123 @@ def lines_of(log: ForeignLog | None) -> list[dict[str, Any]]:
         }
         for step, line, text in found
     ]  # fmt: skip
+
+
+_LARGEST = 4_000_000
+_MOST_FILES = 12
+_MOST_LINES = 12
+_TITLES = {"nantrap.audit": "Checkpoint audit", "nantrap.data": "Data check", "nantrap.check": "Check of the run"}
+
+
+@dataclass(frozen=True, slots=True)
+class SavedResult:
+    """One result: a verdict and its first findings in words."""
+
+    title: str
+    file: str
+    tone: str
+    sign: str
+    verdict: str
+    lines: tuple[str, ...]
+
+
+def results_of(run: Path) -> tuple[SavedResult, ...]:
+    """The results in the folder of a run, by the schema that they name."""
+    found = []
+    try:
+        files = sorted(p for p in run.glob("*.json") if p.is_file() and p.stat().st_size < _LARGEST)
+    except OSError:
+        return ()
+    for file in files[:_MOST_FILES]:
+        document = read_json(file)
+        family = str(document.get("schema", "")).partition("/")[0]
+        if family in _TITLES:
+            found.append(_result(_TITLES[family], file.name, document))
+    return tuple(found)
+
+
+def _result(title: str, name: str, document: Mapping[str, Any]) -> SavedResult:
+    lines = tuple(_sentences(document))
+    clean = document.get("clean", document.get("ok"))
+    if clean is None:
+        clean = not lines
+    verdict = str(document.get("verdict") or ("no problem found" if clean else counted(len(lines), "finding")))
+    tone, sign = ("ok", "✓") if clean else ("warn", "▲") if verdict == "doubtful" else ("bad", "✖")
+    return SavedResult(title, name, tone, sign, verdict, lines[:_MOST_LINES])
+
+
+def _sentences(document: Mapping[str, Any]) -> list[str]:
+    """The findings in words, wherever the document keeps them."""
+    said: list[str] = []
+    for key in ("findings", "problems", "files", "checkpoints"):
+        entries = document.get(key)
+        for entry in entries if isinstance(entries, list) else ():
+            if isinstance(entry, str):
+                said.append(entry)
+            elif isinstance(entry, Mapping):
+                if isinstance(entry.get("findings"), list) or isinstance(entry.get("problems"), list):
+                    where = str(entry.get("path") or entry.get("file") or "")
+                    said += [f"{where}: {text}" if where else text for text in _sentences(entry)]
+                elif entry.get("outcome") != "pass":
+                    words = entry.get("message") or entry.get("summary") or entry.get("text") or entry.get("code")
+                    if words:
+                        code = entry.get("code")
+                        where = ", ".join(str(entry[key]) for key in ("file", "field") if entry.get(key))
+                        text = f"{where}: {words}" if where else str(words)
+                        said.append(f"{code} {text}" if code and code != words else text)
+    return said
+
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+def metrics(runs: Iterable[tuple[Summary, StepCounts | None]]) -> str:
+    """One gauge for each number of each run."""
+    found = list(runs)
+    return "\n".join(_lines(found)) + "\n"
+
+
+def _lines(runs: list[tuple[Summary, StepCounts | None]]) -> Iterator[str]:
+    """The metrics of all runs as Prometheus reads them."""
+    yield from _gauge("nantrap_step", "the last step that was attempted", ((s, "", s.step) for s, _ in runs))
+    yield from _gauge("nantrap_loss", "the loss of the last step", ((s, "", s.loss) for s, _ in runs))
+    yield from _gauge(
+        "nantrap_grad_norm", "the gradient norm of the last step", ((s, "", s.grad_norm) for s, _ in runs)
+    )
+    yield from _gauge("nantrap_learning_rate", "the learning rate of the last step", ((s, "", s.lr) for s, _ in runs))
+    scaled = ((s, "", s.scale) for s, _ in runs if s.scale is not None)
+    yield from _gauge("nantrap_loss_scale", "the loss scale of the last step", scaled)
+    yield from _gauge(
+        "nantrap_last_line_seconds", "when the journal was last written", ((s, "", s.modified) for s, _ in runs)
+    )
+    for name, text in (
+        ("steps", "attempted"), ("applied", "applied"), ("skipped", "skipped"), ("rollbacks", "rolled back"),
+        ("stops", "stopped by the guard"), ("incidents", "with an incident"),
+    ):  # fmt: skip
+        counted = ((s, "", getattr(c, name)) for s, c in runs if c is not None)
+        yield from _gauge(f"nantrap_{name}", f"steps {text}, as far as the journal was read", counted)
+    causes = (
+        (s, f',cause="{_label(cause)}"', n) for s, c in runs if c is not None for cause, n in sorted(c.causes.items())
+    )
+    yield from _gauge("nantrap_incidents_by_cause", "incidents by cause, as far as the journal was read", causes)
+    states = ((s, f',state="{word}"', float(s.state.word == word)) for s, _ in runs for word in ORDER)
+    yield from _gauge("nantrap_state", "1 for the state of the run, 0 for all others", states)
+
+
+def _gauge(name: str, text: str, samples: Iterable[tuple[Summary, str, float]]) -> Iterator[str]:
+    yield f"# HELP {name} {text}"
+    yield f"# TYPE {name} gauge"
+    for summary, labels, number in samples:
+        yield f'{name}{{run="{_label(summary.name)}"{labels}}} {_number(number)}'
+
+
+def _number(number: float) -> str:
+    if math.isnan(number):
+        return "NaN"
+    if math.isinf(number):
+        return "+Inf" if number > 0 else "-Inf"
+    return repr(number)
+
+
+def _label(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,4 +1,4 @@
-"""Which runs there are, their state, and their curves, without reading what was read before.
+"""Which runs there are under a folder, their state, and their curves, without reading what was read before.
 
 A run is listed from the end of its journal. Its curves and counts are gathered in the background, in slices
 (`JournalCache`).
@@ -7,28 +7,87 @@ A log that nantrap did not write is listed from its end too, and opened as a who
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
+import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from nantrap.errors import NantrapError
 from nantrap.report.journals import JournalRow, appended, ending, incident_folders, journals_of, window
-from nantrap.report.serving.cache import BUCKET, JournalCache, StepCounts
-from nantrap.report.serving.finding import RunPlace, places_under
+from nantrap.report.serving.cache import JournalCache, StepCounts
 from nantrap.report.serving.foreign import ForeignLog, stamp
-from nantrap.report.serving.state import Recent, state_of
-from nantrap.report.serving.summary import Summary, is_alive, summarised, summarised_log
+from nantrap.report.serving.summary import Summary, summary_of_log, summary_of_run
 
-__all__ = ["BUCKET", "Index"]
+_DEPTH = 4
+_MOST_RUNS = 20_000
+_NAMED = ("trainer_state.json", "metrics.csv")
+_ENDINGS = (".jsonl", ".ndjson", ".log", ".out", ".txt", ".csv", ".tsv")
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlace:
+    """Where a run is: its folder, or the file (TensorBoard: the folder) of a log that nantrap did not write."""
+
+    path: Path
+    foreign: bool = False
+
+
+def places_under(root: Path) -> list[RunPlace]:
+    """Runs (folders with a journal) and possible logs, by path. Folders inside a run are not searched."""
+    found: list[RunPlace] = []
+    waiting = [(root, 0)]
+    while waiting and len(found) < _MOST_RUNS:
+        folder, depth = waiting.pop()
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except OSError:
+            continue
+        if any(entry.name.startswith("journal-r") and entry.name.endswith(".jsonl") for entry in entries):
+            found.append(RunPlace(folder))
+            continue
+        found += [RunPlace(path, foreign=True) for path in _logs(folder, entries)]
+        if depth < _DEPTH:
+            for entry in entries:
+                if entry.name[:1] not in (".", "_") and entry.is_dir(follow_symlinks=False):
+                    waiting.append((Path(entry.path), depth + 1))
+    return sorted(found, key=lambda place: place.path)
+
+
+def _logs(folder: Path, entries: Sequence[os.DirEntry[str]]) -> Iterator[Path]:
+    """The logs in one folder: where a tool writes one in several forms, the one that says most."""
+    files = [entry for entry in entries if entry.name[:1] not in (".", "_") and entry.is_file(follow_symlinks=False)]
+    names = {entry.name for entry in files}
+    if any("tfevents" in name for name in names):
+        yield folder
+        return
+    for name in _NAMED:
+        if name in names:
+            # the state is saved again in every checkpoint: the newest one has all of it
+            if not (name == _NAMED[0] and folder.name.startswith("checkpoint-") and _is_newer(folder)):
+                yield folder / name
+            return
+    yield from (Path(entry.path) for entry in files if entry.name.endswith(_ENDINGS) and entry.stat().st_size)
+
+
+def _is_newer(checkpoint: Path) -> bool:
+    """Whether the folder has a later checkpoint next to it."""
+    number = checkpoint.name.rpartition("-")[2]
+    with contextlib.suppress(OSError):
+        for other in checkpoint.parent.glob("checkpoint-*/trainer_state.json"):
+            later = other.parent.name.rpartition("-")[2]
+            if number.isdigit() and later.isdigit() and int(later) > int(number):
+                return True
+    return False
+
 
 _MOST_OPEN = 8
-_Kept = tuple[tuple[int, int], tuple[Summary, Recent, int | None] | None]
 
 
 class Index:
@@ -43,7 +102,7 @@ class Index:
         self.root = root.resolve()
         self._lock = threading.Lock()
         self._places: dict[str, RunPlace] = {}
-        self._kept: dict[str, _Kept] = {}
+        self._kept: dict[str, tuple[tuple[int, int], Summary | None]] = {}
         self._open: OrderedDict[str, ForeignLog] = OrderedDict()
         self._cache = JournalCache(cache)
 
@@ -97,32 +156,23 @@ class Index:
 
     def summary(self, ident: str, *, now: float | None = None) -> Summary | None:
         """One run; `None` for a file that is no log. Its state depends on the time, all else on its file alone."""
-        place = self._places.get(ident)
-        if place is None:
+        place, journal = self._places.get(ident), self._journal(ident)
+        if place is None or (journal is None and not place.foreign):
             return None
-        journals = [] if place.foreign else journals_of(place.path)
         try:
-            if place.foreign:
-                mark = stamp(place.path)
-            else:
-                status = journals[0].stat()
-                mark = (status.st_size, status.st_mtime_ns)
-        except (OSError, IndexError):
+            mark = stamp(place.path if journal is None else journal)
+        except OSError:
             return None
         kept = self._kept.get(ident)
-        modified = mark[1] / 1e9
         if kept is None or kept[0] != mark:
-            if place.foreign:
-                kept = mark, summarised_log(ident, place.path, self.root, modified)
+            modified = mark[1] / 1e9
+            if journal is None:
+                kept = mark, summary_of_log(ident, place.path, self.root, modified=modified)
             else:
                 best = self.counts(ident).best
-                kept = mark, summarised(ident, place.path, journals, self.root, modified, best)
+                kept = mark, summary_of_run(ident, place.path, journal, self.root, modified=modified, best=best)
             self._kept[ident] = kept
-        if kept[1] is None:
-            return None
-        summary, recent, process = kept[1]
-        age = max(0.0, (time.time() if now is None else now) - modified)
-        return replace(summary, state=state_of(replace(recent, age=age, alive=is_alive(process))))
+        return None if kept[1] is None else kept[1].at(time.time() if now is None else now)
 
     # ---- steps
 

@@ -1,22 +1,178 @@
-"""What the list shows of a run or a log, and what its state is judged by: from the end of its file alone."""
+"""What the list shows of a run or a log, and how it is doing, in one word.
+
+Both come from the end of its file alone, so that a page can show thousands of runs.
+"""
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from nantrap.errors import NantrapError
 from nantrap.incident import BY_SLUG
-from nantrap.incident.wording import visible
-from nantrap.report.journals import ending, finite_or_none, incident_folders
+from nantrap.incident.wording import counted, visible
+from nantrap.report.journals import JournalRow, ending, finite_or_none, incident_folders
+from nantrap.report.numbers import duration
 from nantrap.report.serving.foreign import ForeignLog
-from nantrap.report.serving.state import RECENT, Recent, State, state_of
 from nantrap.report.surroundings import read_json
+
+RECENT = 100
+"""Steps that count as recent."""
+_SKIPPING = 0.1
+_STALLED_FACTOR = 20.0
+_STALLED_LEAST_SECONDS = 60.0
+_QUIET_SECONDS = 600.0
+_FORGOTTEN_SECONDS = 86_400.0
+_DIVERGING = 3.0
+
+ORDER = (
+    "stopped",
+    "dead",
+    "diverging",
+    "stalled",
+    "skipping",
+    "recovering",
+    "incidents",
+    "unknown",
+    "healthy",
+    "finished",
+)
+"""The states, those that need attention first."""
+
+_SIGNS = {
+    "stopped": ("bad", "✖"), "dead": ("bad", "✖"), "diverging": ("bad", "✖"), "stalled": ("warn", "?"),
+    "skipping": ("warn", "▲"), "recovering": ("warn", "↶"), "incidents": ("warn", "▲"), "unknown": ("muted", "?"),
+    "healthy": ("ok", "✓"), "finished": ("muted", "■"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Recent:
+    """The last steps of a run.
+
+    Attributes:
+        losses: of the last steps, oldest first, skipped ones included.
+        actions: of the same steps.
+        milliseconds: how long a step usually takes; 0 if it is not known.
+        steps: attempted so far.
+        total: steps of the whole run, where that is known.
+        incidents: so far.
+        since_incident: steps since the last incident, `None` without one.
+        age: seconds since the last line.
+        alive: whether its process is running; `None` if that is not known.
+        ended: whether the run recorded its end.
+        error: the class of the exception that ended it; empty if none did.
+        best: the smallest middle loss of an earlier stretch, where known.
+        foreign: whether it is a log of another tool, which says nothing of its process.
+    """
+
+    losses: Sequence[float]
+    actions: Sequence[str]
+    milliseconds: float = 0.0
+    steps: int = 0
+    total: int | None = None
+    incidents: int = 0
+    since_incident: int | None = None
+    age: float = 0.0
+    alive: bool | None = None
+    ended: bool = False
+    error: str = ""
+    best: float | None = None
+    foreign: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A word for the state, a sentence that says why, and a sign and a colour."""
+
+    word: str
+    reason: str
+
+    @property
+    def sign(self) -> str:
+        """The sign next to the word."""
+        return _SIGNS[self.word][1]
+
+    @property
+    def tone(self) -> str:
+        """`bad`, `warn`, `ok` or `muted`."""
+        return _SIGNS[self.word][0]
+
+    @property
+    def rank(self) -> int:
+        """Small for what needs attention."""
+        return ORDER.index(self.word)
+
+
+def state_of(recent: Recent) -> State:
+    """The state of a run, the worst that is true of it."""
+    if not recent.actions:
+        return State("unknown", "no step yet")
+    if recent.actions[-1] == "stop":
+        return State("stopped", "the guard stopped the run")
+    done = recent.total is not None and recent.steps >= recent.total
+    usual = recent.milliseconds / 1000
+    patience = max(_STALLED_LEAST_SECONDS, _STALLED_FACTOR * usual)
+    if recent.error:
+        return State("dead", f"ended by {recent.error}")
+    if done or recent.ended:
+        return State("finished", "all steps are done" if done else "the run has ended")
+    if recent.foreign:
+        return _foreign(recent)
+    if recent.age > patience:
+        if recent.alive is False:
+            return State("dead", "its process is gone and it did not record its end")
+        said = f"no step for {duration(recent.age)}" + (f", usually {_usual(usual)}" if usual else "")
+        return State("stalled", said)
+    return _running(recent)
+
+
+def _foreign(recent: Recent) -> State:
+    """A log says nothing when its run ends: after a day without a line, nothing is known."""
+    running = _running(recent)
+    usual = recent.milliseconds / 1000
+    patience = max(_STALLED_LEAST_SECONDS, _STALLED_FACTOR * usual) if usual else _QUIET_SECONDS
+    if running.tone == "bad" or recent.age <= patience:
+        return running
+    if recent.age < _FORGOTTEN_SECONDS:
+        return State("stalled", f"no new line for {duration(recent.age)}")
+    return State("unknown", f"no new line for {duration(recent.age)}; a log does not say whether its run has ended")
+
+
+def _running(recent: Recent) -> State:
+    """The state of a run that still writes, by its last steps; the worst news comes first."""
+    applied = [loss for loss, action in zip(recent.losses, recent.actions, strict=True) if action == "apply"]
+    bad = sum(1 for loss in applied if not math.isfinite(loss))
+    if applied and bad:
+        one = bad == 1
+        foreign = "losses is" if one else "losses are"
+        own = "applied steps has a loss that is" if one else "applied steps have a loss that is"
+        return State("diverging", f"{bad} of the last {len(applied)} {foreign if recent.foreign else own} not finite")
+    if recent.best is not None and len(applied) >= 20 and recent.best > 0:
+        now = median(applied[-20:])
+        if now > _DIVERGING * recent.best:
+            return State("diverging", f"the loss is {now / recent.best:.1f} times its best")
+    skipped = sum(1 for action in recent.actions if action in ("skip", "rollback"))
+    if skipped >= max(3, _SKIPPING * len(recent.actions)):
+        return State("skipping", f"{skipped} of the last {len(recent.actions)} steps were skipped")
+    if "rollback" in recent.actions:
+        return State("recovering", "rolled back recently")
+    if recent.since_incident is not None and recent.since_incident <= 10 * RECENT:
+        return State("incidents", f"last incident {counted(recent.since_incident, 'step')} ago")
+    if recent.foreign:
+        return State("healthy", "the recent losses are finite")
+    return State("healthy", "no recent incident" if recent.incidents else "no incident")
+
+
+def _usual(seconds: float) -> str:
+    """How long a step takes; most steps take less than the tenth of a second that `duration` begins with."""
+    return duration(seconds) if seconds >= 0.95 else f"{seconds:.1g} s"
+
 
 _SPARK = 60
 _TAIL_BYTES = 96 * 1024
@@ -24,34 +180,83 @@ _TAIL_BYTES = 96 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One run as the list shows it. `ident` is all that an address holds of it."""
+    """One run or log as the list shows it.
+
+    Attributes:
+        ident: all that an address holds of it.
+        name: its path under the folder that is served.
+        path: its folder, or the log.
+        modified: when its file was last written, in seconds since the epoch.
+        judged: what its state is judged by.
+        state: how it was doing then.
+        last: its last step.
+        spark: the recent losses.
+        recent: how many recent steps were read.
+        recent_applied: how many of them were applied.
+        event: the last step that was not applied or had an incident.
+        process: the process of its last start, where known.
+        kind: `run`, or the kind of a log that nantrap did not write.
+    """
 
     ident: str
     name: str
     path: Path
+    modified: float
+    judged: Recent
     state: State
-    step: int
-    total: int | None
-    loss: float
+    last: JournalRow
     spark: tuple[float, ...]
     recent: int
     recent_applied: int
-    grad_norm: float
-    lr: float
-    scale: float | None
-    incident: str
-    incident_step: int | None
-    modified: float
-    ranks: tuple[int, ...]
-    milliseconds: float
+    event: JournalRow | None = None
+    process: int | None = None
     kind: str = "run"
-    """`run`, or the kind of a log that nantrap did not write."""
+
+    def at(self, now: float) -> Summary:
+        """The same run with its state at a time: it depends on the age of the last line and on the process."""
+        judged = replace(self.judged, age=max(0.0, now - self.modified), alive=_is_alive(self.process))
+        return replace(self, judged=judged, state=state_of(judged))
+
+    @property
+    def step(self) -> int:
+        """The last step that was attempted."""
+        return self.last.step
+
+    @property
+    def loss(self) -> float:
+        """The loss of the last step; NaN if it has none."""
+        return self.last.numbers.get("loss", math.nan)
+
+    @property
+    def grad_norm(self) -> float:
+        """The gradient norm of the last step; NaN if it has none."""
+        return self.last.numbers.get("grad_norm", math.nan)
+
+    @property
+    def lr(self) -> float:
+        """The learning rate of the last step; NaN if it has none."""
+        return self.last.numbers.get("lr", math.nan)
+
+    @property
+    def scale(self) -> float | None:
+        """The loss scale of the last step, where there is one."""
+        return self.last.numbers.get("scale")
+
+    @property
+    def incident(self) -> str:
+        """The cause of the last event, or what was done; empty without one."""
+        return "" if self.event is None else self.event.cause or self.event.action
+
+    @property
+    def incident_step(self) -> int | None:
+        """The step of the last event."""
+        return None if self.event is None else self.event.step
 
     def to_dict(self) -> dict[str, Any]:
         """As JSON values, for the script of the page."""
         return {
             "id": self.ident, "name": self.name, "state": self.state.word, "tone": self.state.tone,
-            "sign": self.state.sign, "reason": self.state.reason, "step": self.step, "total": self.total,
+            "sign": self.state.sign, "reason": self.state.reason, "step": self.step, "total": self.judged.total,
             "loss": finite_or_none(self.loss), "applied": self.recent_applied, "recent": self.recent,
             "modified": self.modified, "spark": [finite_or_none(v) for v in self.spark],
             "grad_norm": finite_or_none(self.grad_norm), "lr": finite_or_none(self.lr), "scale": self.scale,
@@ -60,57 +265,35 @@ class Summary:
         }  # fmt: skip
 
 
-def summarised(
-    ident: str, folder: Path, journals: list[Path], root: Path, modified: float, best: float | None
-) -> tuple[Summary, Recent, int | None]:
-    """What the list shows of a run, what its state is judged by, and its process where that is known."""
-    end = ending(journals[0], most_bytes=_TAIL_BYTES)
+def summary_of_run(
+    ident: str, folder: Path, journal: Path, root: Path, *, modified: float, best: float | None
+) -> Summary:
+    """The summary of a guarded run, from the end of the journal of its first rank."""
+    end = ending(journal, most_bytes=_TAIL_BYTES)
     rows = end.rows
     info = read_json(folder / "run.json")
-    losses = [row.numbers.get("loss", math.nan) for row in rows]
     recent = rows[-RECENT:]
-    usual = median([row.milliseconds for row in recent]) if recent else 0.0
     last = rows[-1] if rows else None
-    incident = next((row for row in reversed(rows) if row.incident or row.action in ("skip", "rollback", "stop")), None)
+    event = next((row for row in reversed(rows) if row.incident or row.action in ("skip", "rollback", "stop")), None)
     total = info.get("total_steps")
     judged = Recent(
         losses=[row.numbers.get("loss", math.nan) for row in recent],
         actions=[row.action for row in recent],
-        milliseconds=usual,
+        milliseconds=median([row.milliseconds for row in recent]) if recent else 0.0,
         steps=last.step + 1 if last else 0,
         total=total if isinstance(total, int) else None,
         incidents=len(incident_folders(folder)),
-        since_incident=last.step - incident.step if last and incident else None,
+        since_incident=last.step - event.step if last and event else None,
         ended=end.over is not None,
         error=visible(str(end.over.get("error", ""))) if end.over is not None else "",
         best=best,
     )
-    numbers: Mapping[str, float] = last.numbers if last else {}
-    summary = Summary(
-        ident=ident,
-        name=_name(folder, root),
-        path=folder,
-        state=state_of(judged),
-        step=last.step if last else 0,
-        total=total if isinstance(total, int) else None,
-        loss=numbers.get("loss", math.nan),
-        spark=tuple(_thinned(losses[-600:])),
-        recent=len(rows),
-        recent_applied=sum(1 for row in rows if row.action == "apply"),
-        grad_norm=numbers.get("grad_norm", math.nan),
-        lr=numbers.get("lr", math.nan),
-        scale=numbers.get("scale"),
-        incident=str(incident.incident.get("cause") or incident.action) if incident else "",
-        incident_step=incident.step if incident else None,
-        modified=modified,
-        ranks=tuple(range(len(journals))),
-        milliseconds=usual,
-    )
-    return summary, judged, _process(info)
+    summary = _summary(ident, folder, root, rows, judged, modified)
+    return replace(summary, event=event, process=_process(info))
 
 
-def summarised_log(ident: str, path: Path, root: Path, modified: float) -> tuple[Summary, Recent, None] | None:
-    """The same of a log that nantrap did not write; `None` for a file that is no log of a training run."""
+def summary_of_log(ident: str, path: Path, root: Path, *, modified: float) -> Summary | None:
+    """The summary of a log that nantrap did not write; `None` for a file that is no log of a training run."""
     try:
         log = ForeignLog(path, last_bytes=_TAIL_BYTES)
     except (NantrapError, OSError):
@@ -118,41 +301,36 @@ def summarised_log(ident: str, path: Path, root: Path, modified: float) -> tuple
     if not log.is_training:
         return None
     rows = [row for row in log.rows(most=600) if "loss" in row.numbers]
-    losses = [row.numbers["loss"] for row in rows]
-    last = rows[-1] if rows else None
-    numbers: Mapping[str, float] = last.numbers if last else {}
+    losses = [row.numbers["loss"] for row in rows[-RECENT:]]
     judged = Recent(
-        losses=losses[-RECENT:],
-        actions=["apply"] * len(losses[-RECENT:]),
+        losses=losses,
+        actions=["apply"] * len(losses),
         milliseconds=1000 * log.seconds_between_lines,
-        steps=last.step if last else 0,
+        steps=rows[-1].step if rows else 0,
         total=log.total,
         ended=log.done,
         best=log.best,
         foreign=True,
     )
-    summary = Summary(
+    return replace(_summary(ident, path, root, rows, judged, modified), kind=log.kind)
+
+
+def _summary(
+    ident: str, path: Path, root: Path, rows: Sequence[JournalRow], judged: Recent, modified: float
+) -> Summary:
+    """What the summaries of runs and of logs have in common: all that the last steps say."""
+    return Summary(
         ident=ident,
         name=_name(path, root),
         path=path,
-        state=state_of(judged),
-        step=last.step if last else 0,
-        total=log.total,
-        loss=numbers.get("loss", math.nan),
-        spark=tuple(_thinned(losses)),
-        recent=len(rows),
-        recent_applied=len(rows),
-        grad_norm=numbers.get("grad_norm", math.nan),
-        lr=numbers.get("lr", math.nan),
-        scale=numbers.get("scale"),
-        incident="",
-        incident_step=None,
         modified=modified,
-        ranks=(0,),
-        milliseconds=judged.milliseconds,
-        kind=log.kind,
+        judged=judged,
+        state=state_of(judged),
+        last=rows[-1] if rows else JournalRow(0, "", {}),
+        spark=tuple(_thinned([row.numbers.get("loss", math.nan) for row in rows[-600:]])),
+        recent=len(rows),
+        recent_applied=sum(1 for row in rows if row.action == "apply"),
     )
-    return summary, judged, None
 
 
 def _name(path: Path, root: Path) -> str:
@@ -175,7 +353,7 @@ def _process(info: Mapping[str, Any]) -> int | None:
     return pid if isinstance(pid, int) and not isinstance(pid, bool) and pid > 0 else None
 
 
-def is_alive(pid: int | None) -> bool | None:
+def _is_alive(pid: int | None) -> bool | None:
     """Whether a process is running. For a run on another machine this is not known."""
     if pid is None or os.name != "posix":
         return None
