@@ -68,7 +68,7 @@ def test_logs_are_found_and_files_without_a_loss_are_not_runs(root: Path) -> Non
     assert kinds["hf/checkpoint-100/trainer_state.json"] == "json"
     assert found["gpt/train.log"].step == 299
     assert found["gpt/train.log"].loss == pytest.approx(2.701)
-    assert found["hf/checkpoint-100/trainer_state.json"].total == 200
+    assert found["hf/checkpoint-100/trainer_state.json"].judged.total == 200
 
 
 def test_event_files_are_one_run_for_each_folder(tmp_path: Path) -> None:

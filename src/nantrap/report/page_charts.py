@@ -345,7 +345,7 @@ def _magnitudes(growth: Growth, failed: int) -> Markup:
 
 def moments_charts(view: IncidentView) -> list[Markup]:
     """Loss and gradient norm of the steps before and of the failed one, which the journal may not have yet."""
-    incident, moments = view.incident, view.moments
+    incident, moments = view.incident, view.around.moments
     if moments and moments[-1].step < incident.step:
         numbers = {"loss": incident.loss, "grad_norm": incident.grad_norm}
         known = {name: number for name, number in numbers.items() if number is not None}

@@ -133,7 +133,7 @@ def _sections(view: IncidentView, *, before: bool) -> Sequence[tuple[str, str]]:
         "stats": bool(view.stats),
         "samples": bool(view.incident.samples or view.incident.dataset_indices),
         "causes": bool(view.causes),
-        "environment": bool(view.environment or view.files),
+        "environment": bool(view.environment or view.around.files),
     }
     titles = (
         ("source", "Source"), ("path", "Path of the poison"), ("before", "Headroom"), ("stats", "Statistics"),

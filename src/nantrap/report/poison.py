@@ -56,17 +56,6 @@ def path_note(incident: Incident) -> str:
     return ""
 
 
-def sentence(stops: tuple[Stop, ...]) -> str:
-    """The picture in words."""
-    words = {"healthy": "finite", "harmless": "holds non-finite values that did no harm", "bad": "not finite",
-             "origin": "where it began", "gate": "", "kept": "", "spread": ""}  # fmt: skip
-    parts = []
-    for stop in stops:
-        said = words[stop.kind]
-        parts.append(f"{stop.name} {said}".strip() + (f", {stop.text}" if stop.text else ""))
-    return "Path of the poison: " + "; ".join(parts) + "."
-
-
 def _origin(incident: Incident) -> Stop:
     """The stop at which the first bad values appeared, with how many of them there were."""
     found = _origin_finding(incident)

@@ -93,7 +93,6 @@ class Surroundings:
         repeats: the other steps that failed alike.
         folder: the name of the folder of the incident.
         files: the files of its bundle with their sizes.
-        kind: what the bundle holds.
         source: the lines around the guilty one, with their numbers.
     """
 
@@ -104,7 +103,6 @@ class Surroundings:
     repeats: Repeats = field(default_factory=Repeats)
     folder: str = ""
     files: tuple[tuple[str, int], ...] = ()
-    kind: str = ""
     source: tuple[tuple[int, str], ...] = ()
 
 
@@ -128,7 +126,6 @@ def surroundings(incident: Incident, folder: Path | None) -> Surroundings:
         repeats=repeats_of(incident, journal) if journal is not None else Repeats(),
         folder=folder.name,
         files=sizes,
-        kind=str(about.get("kind", "")),
         source=source,
     )
 

@@ -10,13 +10,97 @@ from dataclasses import dataclass, replace
 from nantrap.incident import Action, Cause, Finding, Fix, Frame, Incident, Trial
 from nantrap.incident.wording import counted
 from nantrap.report import wording as words
-from nantrap.report.journals import JournalRow
 from nantrap.report.numbers import LIMITS, shape, value
 from nantrap.report.poison import Stop, path_of_poison
-from nantrap.report.surroundings import Repeats, Surroundings, environment
+from nantrap.report.surroundings import Surroundings, environment
 
 _FINDINGS_SHOWN = 6
 _FINDINGS_LISTED = 60
+
+
+@dataclass(frozen=True, slots=True)
+class Badge:
+    """How sure a cause is: a tone for the colour, always with a sign and a word."""
+
+    tone: str
+    sign: str
+    word: str
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRow:
+    """An operation before the origin: its largest value and how much of the dtype's range is left."""
+
+    op: str
+    module: str
+    line: str
+    dtype: str
+    largest: str
+    bits: str
+    used: float | None
+    origin: bool
+    harmless: bool
+
+
+@dataclass(frozen=True, slots=True)
+class StatsRow:
+    """The statistics of one tensor, as text."""
+
+    name: str
+    kind: str
+    origin: bool
+    bad: str
+    nan: str
+    posinf: str
+    neginf: str
+    low: str
+    high: str
+    mean: str
+    shape: str
+    dtype: str
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRow:
+    """A cause with its verdict; each reason is a tag (`measured`, `trial 1`) and a sentence."""
+
+    code: str
+    title: str
+    verdict: Badge
+    reasons: tuple[tuple[str, str], ...]
+    best: bool
+
+
+@dataclass(frozen=True, slots=True)
+class TrialRow:
+    """A trial and how the step went in it."""
+
+    number: int
+    change: str
+    verdict: Badge
+    result: str
+    time: str
+    note: str
+    control: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """The suspect's largest value at a step."""
+
+    step: int
+    number: float
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """How large the suspect was over the last steps, against the limit of its dtype."""
+
+    of: str
+    dtype: str
+    limit: float
+    points: tuple[Point, ...]
+    sentence: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +115,10 @@ class SimilarRow:
 
 @dataclass(frozen=True, slots=True)
 class IncidentView:
-    """What is shown of an incident."""
+    """What is shown of an incident and of what was found around it."""
 
     incident: Incident
+    around: Surroundings
     said: words.Diagnostic
     verdict: Badge
     title: str
@@ -47,7 +132,6 @@ class IncidentView:
     frames: tuple[FrameRow, ...]
     limit: tuple[str, float] | None
     magnitudes: tuple[Growth, ...]
-    moments: tuple[JournalRow, ...]
     stats: tuple[StatsRow, ...]
     more_stats: tuple[StatsRow, ...]
     left_out: int
@@ -57,11 +141,7 @@ class IncidentView:
     replay: str
     environment: tuple[tuple[str, str], ...]
     similar: tuple[SimilarRow, ...]
-    repeats: Repeats
     others: tuple[SimilarRow, ...]
-    run_name: str
-    folder: str
-    files: tuple[tuple[str, int], ...]
 
 
 def view_incident(incident: Incident, around: Surroundings | None = None) -> IncidentView:
@@ -74,6 +154,7 @@ def view_incident(incident: Incident, around: Surroundings | None = None) -> Inc
     same, others = _similar(incident, around)
     return IncidentView(
         incident=incident,
+        around=around,
         said=said,
         verdict=verdict_of(cause),
         title=_sentence(said.headline),
@@ -89,7 +170,6 @@ def view_incident(incident: Incident, around: Surroundings | None = None) -> Inc
         frames=tuple(frame_row(frame) for frame in incident.frames),
         limit=(dtype, LIMITS[dtype]) if dtype in LIMITS else None,
         magnitudes=growths(incident, dtype),
-        moments=around.moments,
         stats=rows[:_FINDINGS_SHOWN],
         more_stats=rows[_FINDINGS_SHOWN:_FINDINGS_LISTED],
         left_out=max(0, len(rows) - _FINDINGS_LISTED),
@@ -99,11 +179,7 @@ def view_incident(incident: Incident, around: Surroundings | None = None) -> Inc
         replay=_replay(incident, around),
         environment=environment(around.info),
         similar=same,
-        repeats=around.repeats,
         others=others,
-        run_name=around.run_name,
-        folder=around.folder,
-        files=around.files,
     )
 
 
@@ -194,91 +270,6 @@ def _similar(incident: Incident, around: Surroundings) -> tuple[tuple[SimilarRow
         row = SimilarRow(other.step, folder, words.samples_text(other), did if alike else f"{code}, {did}")
         (same if alike else others).append(row)
     return tuple(same), tuple(others)
-
-
-@dataclass(frozen=True, slots=True)
-class Badge:
-    """How sure a cause is: a tone for the colour, always with a sign and a word."""
-
-    tone: str
-    sign: str
-    word: str
-
-
-@dataclass(frozen=True, slots=True)
-class FrameRow:
-    """An operation before the origin: its largest value and how much of the dtype's range is left."""
-
-    op: str
-    module: str
-    line: str
-    dtype: str
-    largest: str
-    bits: str
-    used: float | None
-    origin: bool
-    harmless: bool
-
-
-@dataclass(frozen=True, slots=True)
-class StatsRow:
-    """The statistics of one tensor, as text."""
-
-    name: str
-    kind: str
-    origin: bool
-    bad: str
-    nan: str
-    posinf: str
-    neginf: str
-    low: str
-    high: str
-    mean: str
-    shape: str
-    dtype: str
-
-
-@dataclass(frozen=True, slots=True)
-class CauseRow:
-    """A cause with its verdict; each reason is a tag (`measured`, `trial 1`) and a sentence."""
-
-    code: str
-    title: str
-    verdict: Badge
-    reasons: tuple[tuple[str, str], ...]
-    best: bool
-
-
-@dataclass(frozen=True, slots=True)
-class TrialRow:
-    """A trial and how the step went in it."""
-
-    number: int
-    change: str
-    verdict: Badge
-    result: str
-    time: str
-    note: str
-    control: bool
-
-
-@dataclass(frozen=True, slots=True)
-class Point:
-    """The suspect's largest value at a step."""
-
-    step: int
-    number: float
-
-
-@dataclass(frozen=True, slots=True)
-class Growth:
-    """How large the suspect was over the last steps, against the limit of its dtype."""
-
-    of: str
-    dtype: str
-    limit: float
-    points: tuple[Point, ...]
-    sentence: str
 
 
 def verdict_of(cause: Cause | None) -> Badge:

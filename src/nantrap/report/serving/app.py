@@ -173,8 +173,8 @@ class Live:
             view = read_incident_view(folder)
             title = f"{view.said.code}, step {view.incident.step:,}"
             return render(
-                "live_document.html.j2", body="incident_body.html.j2", ident=ident, run_name=view.run_name, title=title,
-                links=False, **incident_context(view),
+                "live_document.html.j2", body="incident_body.html.j2", ident=ident, run_name=view.around.run_name,
+                title=title, links=False, **incident_context(view),
             )  # fmt: skip
 
         return await _document(text)
