@@ -17,7 +17,7 @@ from starlette.testclient import TestClient
 
 from nantrap.cli import main
 from nantrap.report.serving.access import is_loopback
-from nantrap.report.serving.app import Live
+from nantrap.report.serving.app import LiveServer
 from nantrap.report.serving.index import Index
 from report.runs import EVIL, HOSTILE, line, skipped, usual_run, write_run
 
@@ -26,7 +26,7 @@ def served(root: Path, token: str | None = None) -> TestClient:
     index = Index(root)
     index.discover()
     index.scan()
-    app = Live(index).application(hosts=("127.0.0.1", "localhost", "::1"), token=token)
+    app = LiveServer(index).application(hosts=("127.0.0.1", "localhost", "::1"), token=token)
     return TestClient(cast(Any, app), base_url="http://127.0.0.1:8765", follow_redirects=False)
 
 

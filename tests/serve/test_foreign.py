@@ -13,13 +13,13 @@ import pytest
 
 from nantrap.report.serving.foreign import ForeignLog
 from nantrap.report.serving.index import Index
-from nantrap.report.serving.summary import Recent, state_of
+from nantrap.report.serving.summary import RecentSteps, state_of
 from report.runs import usual_run
 
 pytest.importorskip("starlette", reason="needs nantrap[serve]")
 from starlette.testclient import TestClient
 
-from nantrap.report.serving.app import Live
+from nantrap.report.serving.app import LiveServer
 
 
 def text_log(path: Path, steps: int = 300) -> Path:
@@ -101,7 +101,7 @@ def test_a_loss_that_is_nan_is_seen_at_a_glance(root: Path) -> None:
     ],
 )
 def test_a_log_that_is_quiet(age: float, milliseconds: float, word: str, reason: str) -> None:
-    state = state_of(Recent([2.0] * 50, ["apply"] * 50, milliseconds=milliseconds, age=age, foreign=True))
+    state = state_of(RecentSteps([2.0] * 50, ["apply"] * 50, milliseconds=milliseconds, age=age, foreign=True))
     assert (state.word, state.reason) == (word, reason)
 
 
@@ -146,7 +146,7 @@ def test_the_pages_of_a_log(root: Path) -> None:
     with (root / "gpt" / "train.log").open("a") as file:
         file.write(f"RuntimeError: loss is nan {hostile}\n")
     index = indexed(root)
-    client = TestClient(cast(Any, Live(index).application(hosts=("testserver",))))
+    client = TestClient(cast(Any, LiveServer(index).application(hosts=("testserver",))))
     runs = {run["name"]: run for run in client.get("/api/runs").json()["runs"]}
     page = client.get("/")
     assert "not guarded" in page.text

@@ -15,7 +15,7 @@ import pytest
 from nantrap.report.journals import appended, ending, window
 from nantrap.report.serving.cache import BUCKET
 from nantrap.report.serving.index import Index
-from nantrap.report.serving.summary import Recent, state_of
+from nantrap.report.serving.summary import RecentSteps, state_of
 from report.runs import line, skipped, usual_run, write_run
 
 
@@ -153,25 +153,25 @@ APPLIED = ["apply"] * 50
 @pytest.mark.parametrize(
     ("recent", "word"),
     [
-        (Recent([], []), "unknown"),
-        (Recent([1.0] * 50, APPLIED), "healthy"),
-        (Recent([1.0] * 50, [*APPLIED[:-1], "stop"], age=9999), "stopped"),
-        (Recent([1.0] * 50, APPLIED, age=61), "stalled"),
-        (Recent([1.0] * 50, APPLIED, age=61, milliseconds=60_000), "healthy"),
-        (Recent([1.0] * 50, APPLIED, age=61, alive=False), "dead"),
-        (Recent([1.0] * 50, APPLIED, age=61, alive=False, ended=True), "finished"),
-        (Recent([1.0] * 50, APPLIED, steps=50, total=50), "finished"),
-        (Recent([1.0] * 49 + [math.nan], APPLIED), "diverging"),
-        (Recent([9.0] * 50, APPLIED, best=1.0), "diverging"),
-        (Recent([math.nan] * 10 + [1.0] * 40, ["skip"] * 10 + APPLIED[10:]), "skipping"),
-        (Recent([1.0] * 50, [*APPLIED[:-4], "rollback", *APPLIED[:3]]), "recovering"),
-        (Recent([1.0] * 50, APPLIED, incidents=1, since_incident=200), "incidents"),
-        (Recent([1.0] * 50, APPLIED, incidents=1, since_incident=1), "incidents"),
-        (Recent([1.0] * 50, APPLIED, age=1463, milliseconds=12.5), "stalled"),
-        (Recent([1.0] * 50, APPLIED, incidents=1, since_incident=20_000), "healthy"),
+        (RecentSteps([], []), "unknown"),
+        (RecentSteps([1.0] * 50, APPLIED), "healthy"),
+        (RecentSteps([1.0] * 50, [*APPLIED[:-1], "stop"], age=9999), "stopped"),
+        (RecentSteps([1.0] * 50, APPLIED, age=61), "stalled"),
+        (RecentSteps([1.0] * 50, APPLIED, age=61, milliseconds=60_000), "healthy"),
+        (RecentSteps([1.0] * 50, APPLIED, age=61, alive=False), "dead"),
+        (RecentSteps([1.0] * 50, APPLIED, age=61, alive=False, ended=True), "finished"),
+        (RecentSteps([1.0] * 50, APPLIED, steps=50, total=50), "finished"),
+        (RecentSteps([1.0] * 49 + [math.nan], APPLIED), "diverging"),
+        (RecentSteps([9.0] * 50, APPLIED, best=1.0), "diverging"),
+        (RecentSteps([math.nan] * 10 + [1.0] * 40, ["skip"] * 10 + APPLIED[10:]), "skipping"),
+        (RecentSteps([1.0] * 50, [*APPLIED[:-4], "rollback", *APPLIED[:3]]), "recovering"),
+        (RecentSteps([1.0] * 50, APPLIED, incidents=1, since_incident=200), "incidents"),
+        (RecentSteps([1.0] * 50, APPLIED, incidents=1, since_incident=1), "incidents"),
+        (RecentSteps([1.0] * 50, APPLIED, age=1463, milliseconds=12.5), "stalled"),
+        (RecentSteps([1.0] * 50, APPLIED, incidents=1, since_incident=20_000), "healthy"),
     ],
 )
-def test_the_state_of_a_run(recent: Recent, word: str) -> None:
+def test_the_state_of_a_run(recent: RecentSteps, word: str) -> None:
     found = state_of(recent)
     assert found.word == word
     assert not re.search(r"\b1 steps|\d{4} s", found.reason)

@@ -44,7 +44,7 @@ class ServeCommand:
             import uvicorn
 
             from nantrap.report.serving.access import is_loopback
-            from nantrap.report.serving.app import Live
+            from nantrap.report.serving.app import LiveServer
             from nantrap.report.serving.index import Index
         except ModuleNotFoundError as error:
             raise MissingExtraError(str(error.name), extra="serve") from None
@@ -54,7 +54,9 @@ class ServeCommand:
         if token is None and not is_loopback(arguments.host):
             token = secrets.token_urlsafe(24)
         index = Index(root, cache=None if arguments.no_cache else _cache(root))
-        application = Live(index).application(hosts=("127.0.0.1", "localhost", "::1", arguments.host), token=token)
+        application = LiveServer(index).application(
+            hosts=("127.0.0.1", "localhost", "::1", arguments.host), token=token
+        )
         listening = _bound(arguments.host, arguments.port)
         with contextlib.closing(listening), contextlib.closing(index):
             port = listening.getsockname()[1]

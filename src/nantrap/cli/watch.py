@@ -6,6 +6,10 @@ import argparse
 import os
 import sys
 import time
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from nantrap.record import Run
 
 
 class WatchCommand:
@@ -59,16 +63,14 @@ def _is_screen() -> bool:
     return all(stream is not None and stream.isatty() for stream in streams) and os.environ.get("TERM") != "dumb"
 
 
-def _show_once(run: object, *, as_json: bool) -> None:
+def _show_once(run: Run, *, as_json: bool) -> None:
     """Print the state of a run once, as text or JSON."""
     import dataclasses
     import json
 
     from nantrap import health
-    from nantrap.record import Run
     from nantrap.report.live import incident_texts, view_of
 
-    assert isinstance(run, Run)
     view = view_of(run, now=time.time(), verdict=health.judge(run))
     if as_json:
         print(json.dumps({"schema": "nantrap.watch/1", **dataclasses.asdict(view)}))
@@ -87,12 +89,10 @@ def _show_once(run: object, *, as_json: bool) -> None:
         print(f"last incident of {len(texts):,}:\n{texts[-1]}")
 
 
-def _follow(run: object, interval: float) -> None:
+def _follow(run: Run, interval: float) -> None:
     """A line for every change, until interrupted or until the run has ended."""
-    from nantrap.record import Run
     from nantrap.report.live import new_lines, view_of
 
-    assert isinstance(run, Run)
     view = view_of(run, now=time.time())
     print(f"{view.name}  {view.headline}", flush=True)
     seen = 0

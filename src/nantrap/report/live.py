@@ -17,7 +17,7 @@ from nantrap.report.numbers import duration
 from nantrap.report.numbers import value as number
 from nantrap.report.terminal import render_incident
 
-State = Literal["waiting", "running", "quiet", "finished", "stopped", "dead"]
+LiveState = Literal["waiting", "running", "quiet", "finished", "stopped", "dead"]
 BARS: Final = "▁▂▃▄▅▆▇█"
 BAD: Final = "×"
 _FIRST = ("loss", "lr", "grad_norm", "scale")
@@ -27,7 +27,7 @@ _DEAD = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Value:
+class LiveValue:
     """A row of the view: a column with its last value and its course."""
 
     name: str
@@ -56,11 +56,11 @@ class LiveRank:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
+class LiveView:
     """All that is shown of a run at one moment."""
 
     name: str
-    state: State
+    state: LiveState
     written: str
     step: int
     done: int
@@ -68,7 +68,7 @@ class View:
     epoch: str
     speed: str
     remaining: str
-    values: tuple[Value, ...]
+    values: tuple[LiveValue, ...]
     applied: int
     skipped: int
     rollbacks: int
@@ -103,7 +103,7 @@ def view_of(
     width: int = 30,
     window: int | None = None,
     log: bool = True,
-) -> View:
+) -> LiveView:
     """The view of a run.
 
     Args:
@@ -123,7 +123,7 @@ def view_of(
     state = _state(run, series, age)
     seconds = _seconds_per_step(series)
     left = f"{duration((total - run.steps_done) * seconds)} left" if seconds and total and state == "running" else ""
-    return View(
+    return LiveView(
         name=visible(run.name),
         state=state,
         written=duration(age),
@@ -207,7 +207,7 @@ def new_lines(run: Run, *, since: int, color: bool = False) -> Iterator[str]:
         yield f"step {int(series.step[row]):,}  " + "  ".join(cells[:8])
 
 
-def _state(run: Run, series: Series, age: float) -> State:
+def _state(run: Run, series: Series, age: float) -> LiveState:
     """What the run does now, as far as its last lines and their age tell."""
     if not len(series):
         return "waiting"
@@ -250,7 +250,7 @@ def _shown(series: Series) -> list[str]:
     return [*first, *(name for name in series.names if name not in first and name not in _HIDDEN)]
 
 
-def _values(run: Run, series: Series, width: int, window: int | None, *, log: bool) -> Iterator[Value]:
+def _values(run: Run, series: Series, width: int, window: int | None, *, log: bool) -> Iterator[LiveValue]:
     """The rows of the live view: last value, sparkline, range and alarm of each curve and each evaluation result."""
     limits = run.info.get("watch")
     columns = [(name, series.get(name)) for name in _shown(series)]
@@ -266,7 +266,7 @@ def _values(run: Run, series: Series, width: int, window: int | None, *, log: bo
         finite = column.value[np.isfinite(column.value)]
         low, high = (number(float(f), 3) if len(finite) else "" for f in _ends(finite))
         last = float(column.value[-1])
-        yield Value(
+        yield LiveValue(
             visible(name.removeprefix("watch.")),
             number(last, 5),
             sparkline(column, width=width, log=log),

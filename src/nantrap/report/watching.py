@@ -14,7 +14,7 @@ from textual.widgets import Footer, Static
 
 from nantrap import health
 from nantrap.record import Run
-from nantrap.report.live import BAD, Value, View, incident_texts, view_of
+from nantrap.report.live import BAD, LiveValue, LiveView, incident_texts, view_of
 
 _STATE_STYLES = {
     "running": "bold green", "finished": "bold green", "waiting": "bold", "quiet": "bold yellow", "stopped": "bold red",
@@ -105,7 +105,7 @@ class WatchApp(App[None]):
             self._judge_after = time.monotonic() + max(2.0, 20 * (time.monotonic() - begin))
         return self._verdict
 
-    def _head(self, view: View, width: int) -> Text:
+    def _head(self, view: LiveView, width: int) -> Text:
         """The state and the headline of the run, with a bar of its progress where the number of steps is known."""
         text = Text(no_wrap=False)
         name = f"{_STATE_SIGNS[view.state]} {_cut(view.name, width - 4)}  "
@@ -117,7 +117,7 @@ class WatchApp(App[None]):
             text.append("━" * (width - done), style="grey37")
         return text
 
-    def _counts(self, view: View) -> Text:
+    def _counts(self, view: LiveView) -> Text:
         """How many steps were applied, skipped and rolled back; the ranks, and what could not be read."""
         text = Text()
         total = view.applied + view.skipped + view.rollbacks
@@ -138,7 +138,7 @@ class WatchApp(App[None]):
             text.append(f"\n✖ {trouble}", style="red")
         return text
 
-    def _incident(self, texts: list[str], view: View) -> Text:
+    def _incident(self, texts: list[str], view: LiveView) -> Text:
         if not texts:
             return Text("no incident" if view.step >= 0 else "waiting for the first step", style="dim")
         index = len(texts) - 1 if self._incident_index is None else min(self._incident_index, len(texts) - 1)
@@ -203,7 +203,7 @@ def _spark_width(width: int) -> int:
     return max(4, width - 23) if width < _NARROW else max(8, width - 56)
 
 
-def _rows(values: tuple[Value, ...], width: int) -> Text:
+def _rows(values: tuple[LiveValue, ...], width: int) -> Text:
     """The values, one per line: name, last value, sparkline, and the alarm or the range where there is room."""
     text = Text(no_wrap=True, overflow="crop")
     narrow = width < _NARROW

@@ -53,7 +53,7 @@ _SLICES = 4
 _LARGEST_REPORT = 400_000_000
 
 
-class Live:
+class LiveServer:
     """The application. Holds the index of runs and how often it looks for changes.
 
     Args:

@@ -52,7 +52,7 @@ _SIGNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Recent:
+class RecentSteps:
     """The last steps of a run.
 
     Attributes:
@@ -87,7 +87,7 @@ class Recent:
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class RunState:
     """A word for the state, a sentence that says why, and a sign and a colour."""
 
     word: str
@@ -109,30 +109,30 @@ class State:
         return ORDER.index(self.word)
 
 
-def state_of(recent: Recent) -> State:
+def state_of(recent: RecentSteps) -> RunState:
     """The state of a run, the worst that is true of it."""
     if not recent.actions:
-        return State("unknown", "no step yet")
+        return RunState("unknown", "no step yet")
     if recent.actions[-1] == "stop":
-        return State("stopped", "the guard stopped the run")
+        return RunState("stopped", "the guard stopped the run")
     done = recent.total is not None and recent.steps >= recent.total
     usual = recent.milliseconds / 1000
     patience = max(_STALLED_LEAST_SECONDS, _STALLED_FACTOR * usual)
     if recent.error:
-        return State("dead", f"ended by {recent.error}")
+        return RunState("dead", f"ended by {recent.error}")
     if done or recent.ended:
-        return State("finished", "all steps are done" if done else "the run has ended")
+        return RunState("finished", "all steps are done" if done else "the run has ended")
     if recent.foreign:
         return _foreign(recent)
     if recent.age > patience:
         if recent.alive is False:
-            return State("dead", "its process is gone and it did not record its end")
+            return RunState("dead", "its process is gone and it did not record its end")
         said = f"no step for {duration(recent.age)}" + (f", usually {_usual(usual)}" if usual else "")
-        return State("stalled", said)
+        return RunState("stalled", said)
     return _running(recent)
 
 
-def _foreign(recent: Recent) -> State:
+def _foreign(recent: RecentSteps) -> RunState:
     """A log says nothing when its run ends: after a day without a line, nothing is known."""
     running = _running(recent)
     usual = recent.milliseconds / 1000
@@ -140,11 +140,11 @@ def _foreign(recent: Recent) -> State:
     if running.tone == "bad" or recent.age <= patience:
         return running
     if recent.age < _FORGOTTEN_SECONDS:
-        return State("stalled", f"no new line for {duration(recent.age)}")
-    return State("unknown", f"no new line for {duration(recent.age)}; a log does not say whether its run has ended")
+        return RunState("stalled", f"no new line for {duration(recent.age)}")
+    return RunState("unknown", f"no new line for {duration(recent.age)}; a log does not say whether its run has ended")
 
 
-def _running(recent: Recent) -> State:
+def _running(recent: RecentSteps) -> RunState:
     """The state of a run that still writes, by its last steps; the worst news comes first."""
     applied = [loss for loss, action in zip(recent.losses, recent.actions, strict=True) if action == "apply"]
     bad = sum(1 for loss in applied if not math.isfinite(loss))
@@ -152,21 +152,22 @@ def _running(recent: Recent) -> State:
         one = bad == 1
         foreign = "losses is" if one else "losses are"
         own = "applied steps has a loss that is" if one else "applied steps have a loss that is"
-        return State("diverging", f"{bad} of the last {len(applied)} {foreign if recent.foreign else own} not finite")
+        said = foreign if recent.foreign else own
+        return RunState("diverging", f"{bad} of the last {len(applied)} {said} not finite")
     if recent.best is not None and len(applied) >= 20 and recent.best > 0:
         now = median(applied[-20:])
         if now > _DIVERGING * recent.best:
-            return State("diverging", f"the loss is {now / recent.best:.1f} times its best")
+            return RunState("diverging", f"the loss is {now / recent.best:.1f} times its best")
     skipped = sum(1 for action in recent.actions if action in ("skip", "rollback"))
     if skipped >= max(3, _SKIPPING * len(recent.actions)):
-        return State("skipping", f"{skipped} of the last {len(recent.actions)} steps were skipped")
+        return RunState("skipping", f"{skipped} of the last {len(recent.actions)} steps were skipped")
     if "rollback" in recent.actions:
-        return State("recovering", "rolled back recently")
+        return RunState("recovering", "rolled back recently")
     if recent.since_incident is not None and recent.since_incident <= 10 * RECENT:
-        return State("incidents", f"last incident {counted(recent.since_incident, 'step')} ago")
+        return RunState("incidents", f"last incident {counted(recent.since_incident, 'step')} ago")
     if recent.foreign:
-        return State("healthy", "the recent losses are finite")
-    return State("healthy", "no recent incident" if recent.incidents else "no incident")
+        return RunState("healthy", "the recent losses are finite")
+    return RunState("healthy", "no recent incident" if recent.incidents else "no incident")
 
 
 def _usual(seconds: float) -> str:
@@ -202,8 +203,8 @@ class Summary:
     name: str
     path: Path
     modified: float
-    judged: Recent
-    state: State
+    judged: RecentSteps
+    state: RunState
     last: JournalRow
     spark: tuple[float, ...]
     recent: int
@@ -276,7 +277,7 @@ def summary_of_run(
     last = rows[-1] if rows else None
     event = next((row for row in reversed(rows) if row.incident or row.action in ("skip", "rollback", "stop")), None)
     total = info.get("total_steps")
-    judged = Recent(
+    judged = RecentSteps(
         losses=[row.numbers.get("loss", math.nan) for row in recent],
         actions=[row.action for row in recent],
         milliseconds=median([row.milliseconds for row in recent]) if recent else 0.0,
@@ -302,7 +303,7 @@ def summary_of_log(ident: str, path: Path, root: Path, *, modified: float) -> Su
         return None
     rows = [row for row in log.rows(most=600) if "loss" in row.numbers]
     losses = [row.numbers["loss"] for row in rows[-RECENT:]]
-    judged = Recent(
+    judged = RecentSteps(
         losses=losses,
         actions=["apply"] * len(losses),
         milliseconds=1000 * log.seconds_between_lines,
@@ -316,7 +317,7 @@ def summary_of_log(ident: str, path: Path, root: Path, *, modified: float) -> Su
 
 
 def _summary(
-    ident: str, path: Path, root: Path, rows: Sequence[JournalRow], judged: Recent, modified: float
+    ident: str, path: Path, root: Path, rows: Sequence[JournalRow], judged: RecentSteps, modified: float
 ) -> Summary:
     """What the summaries of runs and of logs have in common: all that the last steps say."""
     return Summary(
