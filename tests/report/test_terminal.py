@@ -16,8 +16,8 @@ import pytest
 
 from nantrap.incident import Action, Cause, Evidence, Finding, Fix, Frame, Incident, Probe, Source, TensorStats
 from nantrap.report import diagnostic, fingerprint, one_line, render_incident, write_line
+from nantrap.report.diagnostics import done_text
 from nantrap.report.terminal import can_link, wrapped
-from nantrap.report.wording import done_text
 
 MASKED = Incident(
     step=1204,

@@ -1,12 +1,6 @@
 """An incident or a run, shown to a person. Pure functions of what was recorded; opens without torch.
 
-wording      the words of a diagnostic: what terminal, pages and JSON share
-terminal     the diagnostic in a terminal
-view_*       the view-models: everything that a page shows, ready to be laid out
-pages        HTML, from the templates in this folder
-formats      Markdown, JSON, JUnit, GitHub annotations, SARIF
-writing      reports as files
-page_queue   pages of incidents, written after their step
+README.md says in which order to read the files.
 """
 
 from __future__ import annotations
@@ -15,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from nantrap._lazy import lazy_names
 from nantrap.incident.wording import visible
+from nantrap.report.diagnostics import diagnostic, fingerprint, one_line
 from nantrap.report.page_queue import begin_pages, wait_for_pages, write_page_later
 from nantrap.report.terminal import render_incident, write_line
-from nantrap.report.wording import diagnostic, fingerprint, one_line
 
 if TYPE_CHECKING:
     from nantrap.report.writing import write_incident_report as write_incident_report

@@ -16,10 +16,10 @@ from nantrap.incident import BY_CODE, Incident
 from nantrap.incident.codec import encode
 from nantrap.incident.wording import counted, visible, visible_lines
 from nantrap.problems.github import command_property, command_text
+from nantrap.report.diagnostics import headline, verified_text
 from nantrap.report.terminal import render_incident
 from nantrap.report.view_incident import IncidentView
 from nantrap.report.view_run import RunView
-from nantrap.report.wording import headline, verified_text
 
 SCHEMA = "nantrap.report/1"
 _SARIF = "https://json.schemastore.org/sarif-2.1.0.json"

@@ -18,7 +18,7 @@ from markupsafe import Markup, escape
 
 from nantrap._version import __version__
 from nantrap.incident.wording import visible_lines
-from nantrap.report import wording as words
+from nantrap.report import diagnostics as words
 from nantrap.report.numbers import percent, size, value
 from nantrap.report.page_charts import legend, magnitudes_chart, moments_charts, run_charts
 from nantrap.report.poison import path_note

@@ -1,6 +1,6 @@
 """The diagnostic in the terminal: rustc's anatomy, one incident at a time, at any width.
 
-`render_incident` lays the words of `report.wording` out in lines. Its plain text is the same with and without
+`render_incident` lays the words of `report.diagnostics` out in lines. Its plain text is the same with and without
 colours, so that it can be tested, logged and searched.
 """
 
@@ -22,8 +22,8 @@ from urllib.parse import quote
 
 from nantrap.incident import Incident
 from nantrap.incident.wording import is_cell, visible
+from nantrap.report.diagnostics import Diagnostic, Excerpt, diagnostic
 from nantrap.report.page_queue import page_is_coming
-from nantrap.report.wording import Diagnostic, Excerpt, diagnostic
 
 _WIDEST = 120
 _LONGEST_SOURCE = 400

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from nantrap.incident import Action, Cause, Finding, Fix, Frame, Incident, Trial
 from nantrap.incident.wording import counted
-from nantrap.report import wording as words
+from nantrap.report import diagnostics as words
 from nantrap.report.numbers import LIMITS, shape, value
 from nantrap.report.poison import Stop, path_of_poison
 from nantrap.report.surroundings import Surroundings, environment

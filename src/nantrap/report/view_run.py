@@ -13,7 +13,7 @@ from nantrap.health import Expectations, judge
 from nantrap.incident import BY_SLUG, Incident
 from nantrap.incident.wording import counted, place_text
 from nantrap.record import ACTIONS, Column, Run, Series, StepEvent
-from nantrap.report import wording as words
+from nantrap.report import diagnostics as words
 from nantrap.report.numbers import percent, value
 from nantrap.report.surroundings import environment
 from nantrap.report.view_incident import Badge, verdict_of

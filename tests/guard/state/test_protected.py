@@ -14,7 +14,7 @@ from nantrap.incident import Incident
 from nantrap.launch.attach import attached
 from nantrap.launch.settings import RunSettings
 from nantrap.record import open_run
-from nantrap.report.wording import done_text
+from nantrap.report.diagnostics import done_text
 
 
 class Centred(nn.Module):

@@ -17,7 +17,7 @@ from nantrap.guard.judge import Verdict
 from nantrap.guard.ranks.ranks import Ranks
 from nantrap.incident import Incident
 from nantrap.record.bundle import place_of_bundle
-from nantrap.report.wording import what
+from nantrap.report.diagnostics import what
 
 _MOST_OTHERS = 4
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from nantrap.incident import BY_SLUG
 from nantrap.incident.wording import counted, visible
+from nantrap.report.diagnostics import VERBS
 from nantrap.report.journals import JournalRow, ending, finite_or_none, incident_folders
 from nantrap.report.numbers import value
 from nantrap.report.serving.cache import StepCounts
@@ -17,7 +18,6 @@ from nantrap.report.serving.foreign import ForeignLog
 from nantrap.report.serving.index import Index
 from nantrap.report.serving.summary import ORDER, Summary
 from nantrap.report.surroundings import read_json
-from nantrap.report.wording import VERBS
 
 KINDS = {
     "text": "text log",
